@@ -1,0 +1,60 @@
+"""CoCoA-SIG decoding for local causal language models, with per-span hallucination risk.
+
+>>> from cocoa_engine import CocoaEngine
+>>> engine = CocoaEngine.from_pretrained()  # the embedded SmolLM2-135M-Instruct
+>>> answer = engine.chat([{"role": "user", "content": "What is the capital of France?"}])
+>>> [(span.text, span.f_mlds) for span in answer.spans]
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.errors import (
+    ChatTemplateError,
+    CocoaError,
+    ConfigError,
+    ModelLoadError,
+    NonFiniteLogitsError,
+    PromptError,
+    UnsupportedModelError,
+)
+from cocoa_engine.methods import METHODS
+from cocoa_engine.results import Candidate, Generation, Span, Usage
+
+if TYPE_CHECKING:
+    from cocoa_engine.engine import CocoaEngine, SpanStream
+    from cocoa_engine.info import ModelInfo
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "METHODS",
+    "Candidate",
+    "ChatTemplateError",
+    "CocoaConfig",
+    "CocoaEngine",
+    "CocoaError",
+    "ConfigError",
+    "Generation",
+    "ModelInfo",
+    "ModelLoadError",
+    "NonFiniteLogitsError",
+    "PromptError",
+    "Span",
+    "SpanStream",
+    "UnsupportedModelError",
+    "Usage",
+    "__version__",
+]
+
+# torch and transformers take seconds to import: settings and results are had without them
+_LAZY = {"CocoaEngine": "engine", "SpanStream": "engine", "ModelInfo": "info"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(f"cocoa_engine.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,78 @@
+"""From decided spans to the result a user gets: places in the text, usage, the whole generation."""
+
+from __future__ import annotations
+
+from cocoa_engine.backends import TokenTree
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decode import Decided, Sequencer
+from cocoa_engine.results import Generation, Span, Usage
+from cocoa_engine.text import SpanTexts
+
+
+class Assembler:
+    """Collects the spans of one sequence.
+
+    Args:
+        config: the settings as the user gave them.
+        prompt_tokens: length of the prompt.
+        model_name: for the record.
+    """
+
+    def __init__(self, config: CocoaConfig, prompt_tokens: int, model_name: str | None) -> None:
+        self._config = config
+        self._prompt_tokens = prompt_tokens
+        self._model_name = model_name
+        self._texts = SpanTexts()
+        self.spans: list[Span] = []
+
+    def ready(self, sequencer: Sequencer) -> list[Span]:
+        """The spans that have become final since the last call."""
+        ends = [decided.text_end for decided in sequencer.decided]
+        finished = sequencer.finish_reason is not None
+        places = self._texts.ready(sequencer.track, ends, finished)
+        fresh = [
+            make_span(decided, place, self._config)
+            for decided, place in zip(sequencer.decided[len(self.spans) :], places, strict=False)
+        ]
+        self.spans.extend(fresh)
+        return fresh
+
+    def generation(self, sequencer: Sequencer, tree: TokenTree) -> Generation:
+        """The whole answer, once the sequence has ended and every span was fetched."""
+        token_ids = [token_id for span in self.spans for token_id in span.token_ids]
+        return Generation(
+            text="".join(span.text for span in self.spans),
+            token_ids=token_ids,
+            spans=self.spans,
+            finish_reason=sequencer.finish_reason,
+            usage=Usage(
+                prompt_tokens=self._prompt_tokens,
+                completion_tokens=len(token_ids),
+                risk_points=sum(span.kind == "risk_point" for span in self.spans),
+                forward_passes=tree.forward_passes,
+                fed_tokens=tree.fed_tokens,
+            ),
+            config=self._config,
+            model_name=self._model_name,
+        )
+
+
+def make_span(decided: Decided, place: tuple[int, int, str], config: CocoaConfig, *, given: bool = False) -> Span:
+    """A decided span at its place ``(start, end, text)``; its risk is the raw MLDS of the configured metric."""
+    start, end, text = place
+    kind = "given" if given else "risk_point" if decided.candidates else "greedy"
+    return Span(
+        text=text,
+        start=start,
+        end=end,
+        kind=kind,
+        token_ids=decided.token_ids,
+        token_log_probs=decided.token_log_probs,
+        log_prob=decided.log_prob,
+        con_mlds=decided.con_mlds,
+        f_mlds=decided.f_mlds,
+        score=decided.score,
+        candidates=decided.candidates,
+        chosen=decided.chosen,
+        risk=decided.f_mlds if config.metric == "f_mlds" else decided.con_mlds,
+    )

@@ -1,0 +1,116 @@
+"""How branches are run: one shared cache where the model allows it, else a slower way that is right all the same.
+
+:func:`choose` tries them in order on the model at hand, so that an architecture nobody listed is never silently wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cocoa_engine.backends.base import Backend, Path, StepOutput, TokenTree
+from cocoa_engine.backends.copied_cache import CopiedCache
+from cocoa_engine.backends.recompute import Recompute
+from cocoa_engine.backends.shared_cache import SharedCache
+from cocoa_engine.hidden_states import Wanted
+from cocoa_engine.model import LanguageModel
+
+__all__ = ["Backend", "Chosen", "Path", "StepOutput", "TokenTree", "choose"]
+
+logger = logging.getLogger(__name__)
+
+
+class Chosen(NamedTuple):
+    """The backend of a model, and why it is that one."""
+
+    backend: Backend
+    reason: str
+
+
+_chosen: weakref.WeakKeyDictionary[nn.Module, tuple[type[Backend], str]] = weakref.WeakKeyDictionary()
+
+
+def choose(model: LanguageModel) -> Chosen:
+    """The fastest backend that is right on this model, found by trying; logs once if it is not the shared cache."""
+    with model.lock:
+        if model.model not in _chosen:
+            _chosen[model.model] = _try_all(model)
+        backend, reason = _chosen[model.model]
+    return Chosen(backend(model), reason)
+
+
+def _try_all(model: LanguageModel) -> tuple[type[Backend], str]:
+    faults: list[str] = []
+    for kind in (SharedCache, CopiedCache):
+        try:
+            backend = kind(model)
+            error = _relative_error(backend)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as fault:  # whatever an unknown architecture raises, it only means: not this way
+            faults.append(f"{kind.name}: {_first_line(fault)}")
+            continue
+        if not error > _tolerance(model.dtype):
+            reason = f"checked against plain forward passes, largest relative difference {error:.1e}"
+            break
+        faults.append(f"{kind.name}: logits differ from plain forward passes by {error:.1e}")
+    else:
+        kind, reason = Recompute, "no cache of this model can be used"
+    if faults:
+        reason += " (" + "; ".join(faults) + ")"
+        logger.warning(
+            "%s: branches cannot share the prompt's cache; decoding takes the slower way %r, with the same results: %s",
+            type(model.model).__name__,
+            kind.name,
+            reason,
+        )
+    return kind, reason
+
+
+def _first_line(fault: Exception) -> str:
+    return (str(fault).strip() or type(fault).__name__).splitlines()[0]
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    """Of logits, in standard deviations: a wrong cache is off by about 1, half precision by a few hundredths."""
+    return 1e-2 if dtype in (torch.float32, torch.float64) else 0.2
+
+
+def _relative_error(backend: Backend) -> float:
+    """Grow a small tree, keep one branch, go on; compare all logits with plain forward passes of the same tokens."""
+    model = backend.model
+    window = getattr(getattr(backend, "masks", None), "smallest_window", None)
+    length = window + 3 if window is not None and window <= 64 else 9  # past the sliding window where that is cheap
+    generator = torch.Generator().manual_seed(0)
+    tokens: list[int] = torch.randint(model.vocab_size, (length + 6,), generator=generator).tolist()
+    prompt, (a, b, c, d, e, f) = tokens[:length], tokens[length:]
+    if a == b:
+        b = (a + 1) % model.vocab_size
+
+    tree = backend.open([prompt], room=8, wanted=Wanted(1, 2, "post_norm"))[0]
+    try:
+        measured: dict[Path, Tensor] = {(): backend.prefill(tree)}
+        for paths in ([(a,), (b,)], [(a, c), (b, d)]):
+            measured.update(zip(paths, backend.step([(tree, paths)])[0].logits, strict=True))
+        tree.commit((b, d))
+        measured[(b, d, e)] = backend.step([(tree, [(e,)])])[0].logits[0]
+        tree.commit((e,))
+        measured[(b, d, e, f)] = backend.step([(tree, [(f,)])])[0].logits[0]
+    finally:
+        tree.close()
+
+    worst = 0.0
+    for branch in ((a, c), (b, d, e, f)):
+        with model.exclusive():
+            token_ids = torch.tensor([[*prompt, *branch]], device=model.device)
+            expected = model.forward(token_ids, logits_to_keep=len(branch) + 1).logits[0, -len(branch) - 1 :].float()
+        scale = float(expected.std())
+        for depth in range(len(branch) + 1):
+            if branch[:depth] in measured:
+                difference = float((measured[branch[:depth]] - expected[depth]).abs().max())
+                worst = max(worst, difference / scale)
+    return worst

@@ -1,0 +1,68 @@
+"""What the decode loop asks of a backend: grow a tree of tokens, keep one path of it, drop the rest."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from cocoa_engine.hidden_states import Wanted
+from cocoa_engine.model import LanguageModel
+
+Path = tuple[int, ...]
+"""Tokens after the committed ones; the last is the one to feed, all before it have been fed."""
+
+
+class StepOutput(NamedTuple):
+    """What one forward pass says of W fed tokens."""
+
+    logits: Tensor  # [W, V], the next token's
+    hidden: Tensor  # [N + 1, W, d] float32: middle layers m..n, then the final one, of the fed tokens
+
+
+class TokenTree(ABC):
+    """One sequence: its committed tokens and, at a risk point, the branches that grow from their end."""
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self.committed = len(prompt)
+        self.forward_passes = 0
+        self.fed_tokens = 0
+
+    @abstractmethod
+    def commit(self, path: Path) -> None:
+        """Make a fed path part of the committed sequence and drop every other branch."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what the sequence holds. Safe to call twice."""
+
+
+class Backend(ABC):
+    """A way to run the model over token trees.
+
+    A path is extended in one step only: after ``(a, b)`` was fed, ``(a, c)`` may not follow in a later step.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+
+    @abstractmethod
+    def open(self, prompts: Sequence[Sequence[int]], room: int, wanted: Wanted) -> list[TokenTree]:
+        """Trees for some prompts that are decoded together.
+
+        Args:
+            room: the most tokens, dropped branches included, that one tree holds beyond its prompt at any time.
+            wanted: the hidden states every step returns.
+        """
+
+    @abstractmethod
+    def prefill(self, tree: TokenTree) -> Tensor:
+        """Feed the prompt; returns ``[V]``, the first token's logits. No hidden states are captured."""
+
+    @abstractmethod
+    def step(self, requests: Sequence[tuple[TokenTree, Sequence[Path]]]) -> list[StepOutput]:
+        """Feed the last token of each path; one output per request, its rows in the order of the paths."""

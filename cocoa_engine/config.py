@@ -1,0 +1,117 @@
+"""Every setting of a decode, declared once: Python, the command line and the adapters all read this model."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.methods import METHODS
+
+
+class CocoaConfig(BaseModel):
+    """Settings of one decode. Immutable; :meth:`replace` makes a changed copy.
+
+    Raises:
+        ConfigError: a setting is unknown or out of range. The message names each one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    method: str = Field("cocoa-sig", description="Decoding method: how candidate spans are ranked.")
+    metric: Literal["f_mlds", "con_mlds"] = Field(
+        "f_mlds", description="Which MLDS ranks the spans and is reported as their raw risk; both are always measured."
+    )
+    alpha: float = Field(2.5, ge=0, description="Weight of the disagreement penalty (alpha in the paper).")
+    gamma: float = Field(
+        0.3, gt=0, le=1, description="A token competes if its probability is at least gamma times the highest; 1 is greedy."
+    )
+    max_candidates: int = Field(8, ge=1, description="At most this many competing tokens open a branch; 1 is greedy.")
+    max_span_tokens: int = Field(16, ge=1, description="A branch grows to at most this many tokens.")
+    span_boundary: Literal["right", "left", "own", "fixed"] = Field(
+        "right",
+        description="Where branches end: at the latest (right) or earliest (left) of their next risk points, each at "
+        "its own, or after max_span_tokens (fixed).",
+    )
+    span_log_prob: Literal["sum", "mean"] = Field(
+        "sum", description="log p_S as the sum over the span's tokens (the paper) or their mean."
+    )
+    middle_layers: tuple[int, int] | None = Field(
+        None, description="Middle-layer window m,n, both inclusive, 0 <= m < n <= L. Default: L//3, 2L//3."
+    )
+    final_layer: Literal["post_norm", "pre_norm"] = Field(
+        "post_norm", description="Whether h[i, L] is taken after (the paper) or before the model's final norm."
+    )
+    max_new_tokens: int = Field(256, ge=1, description="At most this many tokens are generated.")
+    temperature: float = Field(
+        0.0, ge=0, description="0 keeps the best branch; above, a branch is sampled from softmax(score / temperature)."
+    )
+    seed: int | None = Field(None, ge=0, lt=2**63, description="Seed of that sampling; none draws a fresh one.")
+    stop: tuple[str, ...] = Field((), description="Texts that end the answer; they are cut off.")
+
+    if not TYPE_CHECKING:  # type checkers keep the field-by-field signature
+
+        def __init__(self, **settings: Any) -> None:
+            try:
+                super().__init__(**settings)
+            except ValidationError as error:
+                raise ConfigError(_explain(error)) from None
+
+    def replace(self, **settings: Any) -> CocoaConfig:
+        """A copy with some fields changed, validated like a new one.
+
+        Raises:
+            ConfigError: as for the constructor.
+        """
+        return CocoaConfig(**{**{name: getattr(self, name) for name in type(self).model_fields}, **settings})
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop_text(cls, value: Any) -> Any:
+        if value is None:
+            return ()
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("stop")
+    @classmethod
+    def _stop_not_empty(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in value:
+            raise ValueError("an empty stop text would end every answer at once; leave it out")
+        return value
+
+    @field_validator("method")
+    @classmethod
+    def _known_method(cls, value: str) -> str:
+        if value not in METHODS:
+            raise ValueError(f"unknown method {value!r}{did_you_mean(value, METHODS)}; known are {', '.join(METHODS)}")
+        return value
+
+    @field_validator("middle_layers")
+    @classmethod
+    def _window(cls, value: tuple[int, int] | None) -> tuple[int, int] | None:
+        if value is not None and not 0 <= value[0] < value[1]:
+            raise ValueError(f"the window m={value[0]}, n={value[1]} must satisfy 0 <= m < n <= number of layers")
+        return value
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` for the closest known name, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _explain(error: ValidationError) -> str:
+    """One line per fault: the setting, what is wrong and what was given."""
+    lines = []
+    for fault in error.errors():
+        name = ".".join(str(part) for part in fault["loc"]) or "settings"
+        if fault["type"] == "extra_forbidden":
+            known = CocoaConfig.model_fields
+            lines.append(f"unknown setting {name!r}{did_you_mean(name, known)}; known are {', '.join(known)}")
+        else:
+            message = fault["msg"].removeprefix("Value error, ")
+            lines.append(f"{name}: {message} (got {fault['input']!r})")
+    return "; ".join(lines)

@@ -1,0 +1,363 @@
+"""The public face of the engine: a model, a tokenizer, and questions put to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from cocoa_engine.assembly import Assembler, make_span
+from cocoa_engine.backends import Chosen, Path, TokenTree, choose
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decode import Sequencer
+from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.info import ModelInfo
+from cocoa_engine.model import LanguageModel
+from cocoa_engine.requests import Callables, Request, make_request, prompt_ids, wanted_states
+from cocoa_engine.results import Generation, Span, Usage
+from cocoa_engine.teacher_forcing import score_text
+from cocoa_engine.text import TextTrack
+from cocoa_engine.tokens import Tokens
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class CocoaEngine:
+    """Decodes a local Hugging Face causal LM with CoCoA-SIG and reports the risk of every span.
+
+    Threads may share one engine. The model and tokenizer are left as they were: nothing stays hooked onto them, also
+    after an exception or an abandoned stream.
+
+    Args:
+        model: a decoder-only ``PreTrainedModel`` with a language-modelling head.
+        tokenizer: its tokenizer.
+        config: this engine's default settings.
+        model_name: for the record; by default the model's own ``name_or_path``.
+
+    Raises:
+        UnsupportedModelError: the model is not a causal language model, or has fewer than 3 layers.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, *, config: CocoaConfig | None = None, model_name: str | None = None
+    ) -> None:
+        self._language_model = LanguageModel(model)
+        self._tokens = Tokens(tokenizer)
+        self.config = config if config is not None else CocoaConfig()
+        self.model_name = model_name or getattr(model, "name_or_path", "") or type(model).__name__
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model_name: str | None = None,
+        *,
+        tokenizer_name: str | None = None,
+        config: CocoaConfig | None = None,
+        dtype: Any = "auto",
+        device_map: Any = None,
+        trust_remote_code: bool = False,
+        allow_pickle: bool = False,
+        model_kwargs: Mapping[str, Any] | None = None,
+        tokenizer_kwargs: Mapping[str, Any] | None = None,
+        **more_model_kwargs: Any,
+    ) -> CocoaEngine:
+        """Load a model and its tokenizer.
+
+        Args:
+            model_name: a local folder or a hub id; none loads the embedded SmolLM2-135M-Instruct.
+            tokenizer_name: where the tokenizer is, if elsewhere.
+            config: the engine's default settings.
+            dtype: ``"auto"`` (as stored), a name such as ``"bfloat16"``, or a ``torch.dtype``.
+            device_map: as in transformers, e.g. ``"auto"`` or ``"cuda:0"``; none is the CPU.
+            trust_remote_code: run code that comes with the checkpoint.
+            allow_pickle: read weights stored as pickle, which can run code when read.
+            model_kwargs: further options of the model's ``from_pretrained``, as are all other keywords.
+            tokenizer_kwargs: options of the tokenizer's ``from_pretrained``.
+
+        Raises:
+            ModelLoadError: it cannot be found or read, or was refused.
+            UnsupportedModelError: it is not a causal language model.
+        """
+        from cocoa_engine.loading import load_pretrained
+
+        model, tokenizer, name = load_pretrained(
+            model_name,
+            tokenizer_name=tokenizer_name,
+            dtype=dtype,
+            device_map=device_map,
+            trust_remote_code=trust_remote_code,
+            allow_pickle=allow_pickle,
+            model_kwargs=dict(model_kwargs or {}),
+            tokenizer_kwargs=dict(tokenizer_kwargs or {}),
+            **more_model_kwargs,
+        )
+        return cls(model, tokenizer, config=config, model_name=name)
+
+    @property
+    def model(self) -> Any:
+        """The model, as given."""
+        return self._language_model.model
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer, as given."""
+        return self._tokens.tokenizer
+
+    @property
+    def num_layers(self) -> int:
+        """L, the number of decoder layers."""
+        return self._language_model.num_layers
+
+    @property
+    def context_window(self) -> int | None:
+        """The most tokens that prompt and answer may have together, if the model says."""
+        return self._language_model.context_window
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether :meth:`chat` can be used."""
+        return self._tokens.has_chat_template
+
+    def info(self) -> ModelInfo:
+        """What the engine knows of the model; tries once whether branches can share its cache."""
+        return ModelInfo.of(self._language_model, self._tokens, self.model_name, self._backend())
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        return self._tokens.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens left out."""
+        return self._tokens.decode(token_ids)
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token on its own, special tokens included."""
+        return self._tokens.token_text(token_id)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        config: CocoaConfig | None = None,
+        logits_processor: Callables = None,
+        stopping_criteria: Callables = None,
+        **settings: Any,
+    ) -> Generation:
+        """Answer one prompt.
+
+        Args:
+            prompt: text (the tokenizer adds its special tokens) or token ids (taken as they are).
+            config: settings instead of the engine's.
+            logits_processor: transformers processors, called on every branch before its next distribution is formed.
+            stopping_criteria: transformers criteria, called on every branch after each token.
+            **settings: single fields of :class:`CocoaConfig` that override the settings.
+
+        Raises:
+            ConfigError: a setting is unknown, out of range or does not fit the model.
+            PromptError: the prompt is empty or leaves no room in the context window.
+            NonFiniteLogitsError: the model's logits are NaN.
+        """
+        stream = self.stream(
+            prompt, config=config, logits_processor=logits_processor, stopping_criteria=stopping_criteria, **settings
+        )
+        for _ in stream:
+            pass
+        assert stream.generation is not None
+        return stream.generation
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        config: CocoaConfig | None = None,
+        logits_processor: Callables = None,
+        stopping_criteria: Callables = None,
+        **settings: Any,
+    ) -> SpanStream:
+        """Answer one prompt span by span; arguments and errors as for :meth:`generate`, raised at once.
+
+        The work is done as spans are asked for. Closing the stream stops it; a suspended one blocks nobody.
+        """
+        config = self._settings(config, settings)
+        request = make_request(self._language_model, self._tokens, prompt, config, logits_processor, stopping_criteria)
+        return SpanStream(self, request, config)
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        config: CocoaConfig | None = None,
+        logits_processor: Callables = None,
+        stopping_criteria: Callables = None,
+        batch_size: int = 8,
+        **settings: Any,
+    ) -> list[Generation]:
+        """Answer several prompts together, up to ``batch_size`` in each forward pass.
+
+        The results are those of :meth:`generate` on each, in order; see there for the other arguments and the errors.
+        Every prompt is checked before any work is done.
+        """
+        if isinstance(prompts, str):
+            raise PromptError("generate_batch takes a list of prompts; for a single one use generate.")
+        if batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1 (got {batch_size!r})")
+        config = self._settings(config, settings)
+        requests = [
+            make_request(self._language_model, self._tokens, prompt, config, logits_processor, stopping_criteria)
+            for prompt in prompts
+        ]
+        generations: list[Generation] = []
+        for first in range(0, len(requests), batch_size):
+            generations += self._generate_together(requests[first : first + batch_size], config)
+        return generations
+
+    def score(
+        self, prompt: Prompt, text: str | Sequence[int], *, config: CocoaConfig | None = None, **settings: Any
+    ) -> Generation:
+        """Log-probability and disagreement of a given text after a prompt, by teacher forcing; nothing is generated.
+
+        The text is one span of kind ``"given"``. Probabilities are the model's own: no processor applies.
+
+        Raises:
+            ConfigError: as for :meth:`generate`.
+            PromptError: prompt or text is empty, or the two do not fit the context window.
+        """
+        config = self._settings(config, settings)
+        model = self._language_model
+        wanted = wanted_states(model, config)
+        before, ids = self._prompt_and_text(prompt, text)
+        window = self.context_window
+        if window is not None and len(before) + len(ids) > window:
+            raise PromptError(
+                f"prompt ({len(before)} tokens) and text ({len(ids)}) exceed the model's context window of {window}."
+            )
+        shown = text if isinstance(text, str) else self.decode(ids)
+        decided = score_text(model, before, ids, config, wanted, len(shown))
+        return Generation(
+            text=shown,
+            token_ids=ids,
+            spans=[make_span(decided, (0, len(shown), shown), config, given=True)],
+            finish_reason=None,
+            usage=Usage(prompt_tokens=len(before), completion_tokens=len(ids), forward_passes=1, fed_tokens=len(ids)),
+            config=config,
+            model_name=self.model_name,
+        )
+
+    def render_chat(self, messages: Messages, **template_kwargs: Any) -> str:
+        """Chat messages as one text, by the tokenizer's chat template, ending where the answer begins.
+
+        Raises:
+            ChatTemplateError: the tokenizer has no chat template, or it refuses the messages.
+        """
+        return self._tokens.render_chat(messages, **template_kwargs)
+
+    def encode_chat(self, messages: Messages, **template_kwargs: Any) -> list[int]:
+        """Token ids of :meth:`render_chat`; the template brings its own special tokens."""
+        return self.encode(self.render_chat(messages, **template_kwargs), add_special_tokens=False)
+
+    def chat(
+        self, messages: Messages, *, template_kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> Generation:
+        """Answer chat messages; ``options`` are those of :meth:`generate`, the errors those of :meth:`render_chat` too."""
+        return self.generate(self.encode_chat(messages, **(template_kwargs or {})), **options)
+
+    def stream_chat(
+        self, messages: Messages, *, template_kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> SpanStream:
+        """Answer chat messages span by span; see :meth:`stream` and :meth:`chat`."""
+        return self.stream(self.encode_chat(messages, **(template_kwargs or {})), **options)
+
+    def _settings(self, config: CocoaConfig | None, settings: dict[str, Any]) -> CocoaConfig:
+        if config is not None and not isinstance(config, CocoaConfig):
+            raise ConfigError(f"config must be a CocoaConfig, not {type(config).__name__}.")
+        base = config if config is not None else self.config
+        return base.replace(**settings) if settings else base
+
+    def _prompt_and_text(self, prompt: Prompt, text: str | Sequence[int]) -> tuple[list[int], list[int]]:
+        if len(text) == 0:
+            raise PromptError("the text to score is empty.")
+        before = prompt_ids(self._language_model, self._tokens, prompt)
+        if not isinstance(text, str):
+            return before, prompt_ids(self._language_model, self._tokens, text)
+        if isinstance(prompt, str):
+            return self._tokens.continuation(prompt, text)
+        return before, self.encode(text, add_special_tokens=False)
+
+    def _backend(self) -> Chosen:
+        return choose(self._language_model)
+
+    def _sequencer(self, request: Request) -> Sequencer:
+        return Sequencer(request.prompt, request.rules, TextTrack(self.decode, request.rules.config.stop))
+
+    def _generate_together(self, requests: Sequence[Request], config: CocoaConfig) -> list[Generation]:
+        """Decode some requests in step: each forward pass feeds the tips of all that have not ended."""
+        backend = self._backend().backend
+        room = max(request.room for request in requests)
+        trees = backend.open([request.prompt for request in requests], room, requests[0].wanted)
+        sequencers = [self._sequencer(request) for request in requests]
+        try:
+            loops = [s.decode(tree, backend.prefill(tree)) for s, tree in zip(sequencers, trees, strict=True)]
+            asked: dict[int, Sequence[Path]] = {number: next(loop) for number, loop in enumerate(loops)}
+            while asked:
+                outputs = backend.step([(trees[number], paths) for number, paths in asked.items()])
+                for number, output in zip(list(asked), outputs, strict=True):
+                    try:
+                        asked[number] = loops[number].send(output)
+                    except StopIteration:
+                        del asked[number]
+                        trees[number].close()
+        finally:
+            for tree in trees:
+                tree.close()
+        generations = []
+        for request, sequencer, tree in zip(requests, sequencers, trees, strict=True):
+            assembler = Assembler(config, len(request.prompt), self.model_name)
+            assembler.ready(sequencer)
+            generations.append(assembler.generation(sequencer, tree))
+        return generations
+
+    def _spans(self, stream: SpanStream, request: Request, assembler: Assembler) -> Iterator[Span]:
+        """Decode one request; leaves the whole generation in the stream."""
+        backend = self._backend().backend
+        tree: TokenTree = backend.open([request.prompt], request.room, request.wanted)[0]
+        sequencer = self._sequencer(request)
+        try:
+            loop = sequencer.decode(tree, backend.prefill(tree))
+            paths = next(loop)
+            while True:
+                yield from assembler.ready(sequencer)
+                output = backend.step([(tree, paths)])[0]
+                try:
+                    paths = loop.send(output)
+                except StopIteration:
+                    break
+        finally:
+            tree.close()
+        last = assembler.ready(sequencer)
+        stream.generation = assembler.generation(sequencer, tree)
+        yield from last
+
+
+class SpanStream(Iterator[Span]):
+    """The spans of an answer, each as soon as it is decided; also a context manager.
+
+    Attributes:
+        generation: the whole answer, once its last span was decided; none before.
+    """
+
+    def __init__(self, engine: CocoaEngine, request: Request, config: CocoaConfig) -> None:
+        self.generation: Generation | None = None
+        self._spans = engine._spans(self, request, Assembler(config, len(request.prompt), engine.model_name))
+
+    def __next__(self) -> Span:
+        return next(self._spans)
+
+    def close(self) -> None:
+        """Stop the work; the stream yields nothing more."""
+        self._spans.close()  # type: ignore[attr-defined]
+
+    def __enter__(self) -> SpanStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,35 @@
+"""Every exception this package raises on purpose.
+
+Each says what is wrong and how to mend it, and is raised before any work is done unless the fault can only show
+itself during the work (:class:`NonFiniteLogitsError`).
+"""
+
+from __future__ import annotations
+
+
+class CocoaError(Exception):
+    """Base of every error raised by ``cocoa_engine`` and ``cocoa_integrations``."""
+
+
+class ConfigError(CocoaError, ValueError):
+    """A setting is unknown, out of range or does not fit the model."""
+
+
+class PromptError(CocoaError, ValueError):
+    """The prompt (or the text to score) is empty, of the wrong type, or does not fit the context window."""
+
+
+class ChatTemplateError(CocoaError, ValueError):
+    """Chat was asked of a tokenizer that has no chat template, or the messages do not fit the template."""
+
+
+class UnsupportedModelError(CocoaError, ValueError):
+    """The model is not a causal language model that this engine can decode."""
+
+
+class ModelLoadError(CocoaError, OSError):
+    """The model could not be found, read or was refused (pickle weights, remote code)."""
+
+
+class NonFiniteLogitsError(CocoaError, ArithmeticError):
+    """The model (or a logits processor) produced logits from which no token can be chosen."""

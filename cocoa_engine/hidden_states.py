@@ -1,0 +1,86 @@
+"""Capture of the hidden states that MLDS needs, and only those, during one forward pass."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cocoa_engine.model import LanguageModel
+
+FinalLayer = Literal["post_norm", "pre_norm"]
+
+
+class Wanted(NamedTuple):
+    """Which states: the middle layers m..n, both inclusive, and the final one before or after the model's norm."""
+
+    first: int
+    last: int
+    final: FinalLayer
+
+
+class Captured:
+    """The states of one forward pass, filled while it runs."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self.states: dict[int, Tensor] = {}
+
+    def stacked(self, device: torch.device) -> Tensor:
+        """``[N + 1, B, W, d]`` float32 on ``device``: layers m..n, then the final one."""
+        order = [*range(self.wanted.first, self.wanted.last + 1), FINAL]
+        return torch.stack([self.states[key].to(device=device, dtype=torch.float32) for key in order])
+
+
+FINAL = -1
+
+
+@contextmanager
+def capture(model: LanguageModel, wanted: Wanted, keep: slice = slice(None)) -> Iterator[Captured]:
+    """Capture ``wanted`` in the forward pass run inside the context.
+
+    Layer l is Hugging Face's ``hidden_states[l]``: 0 the embeddings as they enter the first layer, l the output of the
+    l-th layer; L is taken after the model's final norm (``"post_norm"``, Hugging Face's ``hidden_states[-1]``) or before.
+    Hooks are on the needed layers only, see only this thread's pass, and are gone when the context ends.
+
+    Args:
+        keep: the positions to keep, so that a long prompt's states are not held.
+    """
+    captured = Captured(wanted)
+    thread = threading.get_ident()
+
+    def keeper(*keys: int) -> Any:
+        def hook(_module: Any, _args: Any, output: Any) -> None:
+            if threading.get_ident() == thread:
+                state = _first_tensor(output)[:, keep]
+                captured.states.update(dict.fromkeys(keys, state))
+
+        return hook
+
+    def keep_input(_module: Any, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() == thread:
+            captured.states[0] = (args[0] if args else kwargs["hidden_states"])[:, keep]
+
+    num_layers = model.num_layers
+    with ExitStack() as hooks:
+        if wanted.first == 0:
+            hook = model.layers[0].register_forward_pre_hook(keep_input, with_kwargs=True)
+            hooks.callback(hook.remove)
+        last = {num_layers, FINAL} if wanted.last == num_layers else {FINAL}
+        for layer in range(max(wanted.first, 1), min(wanted.last, num_layers - 1) + 1):
+            hooks.callback(model.layers[layer - 1].register_forward_hook(keeper(layer)).remove)
+        final = model.layers[-1] if wanted.final == "pre_norm" else model.decoder
+        hooks.callback(final.register_forward_hook(keeper(*last)).remove)
+        yield captured
+
+
+def _first_tensor(output: Any) -> Tensor:
+    """The hidden states in a layer's or decoder's output, whatever it is wrapped in."""
+    if isinstance(output, Tensor):
+        return output
+    state = getattr(output, "last_hidden_state", None)
+    return state if isinstance(state, Tensor) else output[0]

@@ -1,0 +1,53 @@
+"""What the engine knows of a model."""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cocoa_engine.backends import Chosen
+from cocoa_engine.disagreement import middle_layers
+from cocoa_engine.model import LanguageModel
+from cocoa_engine.tokens import Tokens
+
+BackendName = Literal["shared_cache", "copied_cache", "recompute"]
+
+
+class ModelInfo(BaseModel):
+    """Facts about a loaded model."""
+
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+    model_name: str
+    architecture: str
+    num_layers: int = Field(description="L, the number of decoder layers.")
+    hidden_size: int
+    middle_layers: tuple[int, int] = Field(description="The default window m, n, both inclusive.")
+    context_window: int | None = Field(description="In tokens; none if the model does not say.")
+    vocab_size: int
+    num_parameters: int
+    dtype: str
+    device: str
+    has_chat_template: bool
+    backend: BackendName = Field(description="How branches are run; shared_cache is the fast way.")
+    backend_reason: str
+
+    @classmethod
+    def of(cls, model: LanguageModel, tokens: Tokens, name: str, chosen: Chosen) -> ModelInfo:
+        """Read the facts off a model."""
+        return cls(
+            model_name=name,
+            architecture=type(model.model).__name__,
+            num_layers=model.num_layers,
+            hidden_size=int(model.config.hidden_size),
+            middle_layers=middle_layers(model.num_layers),
+            context_window=model.context_window,
+            vocab_size=model.vocab_size,
+            num_parameters=sum(parameter.numel() for parameter in model.model.parameters()),
+            dtype=str(model.dtype).removeprefix("torch."),
+            device=str(model.device),
+            has_chat_template=tokens.has_chat_template,
+            backend=cast(BackendName, chosen.backend.name),
+            backend_reason=chosen.reason,
+        )

@@ -1,0 +1,15 @@
+"""CoCoA, "Listen to the Layers" (Subbalakshmi et al., 2026): the ungated penalty."""
+
+from __future__ import annotations
+
+from cocoa_engine import scores
+from cocoa_engine.methods.base import DecodingMethod
+
+
+class Cocoa(DecodingMethod):
+    """score(S) = log p_S - alpha * MLDS(S)."""
+
+    name = "cocoa"
+
+    def score(self, log_prob: float, mlds: float, alpha: float) -> float:
+        return scores.cocoa(log_prob, mlds, alpha)

@@ -1,0 +1,15 @@
+"""CoCoA-SIG, "Listen to the Layers" (Subbalakshmi et al., 2026): the self-information-gated penalty."""
+
+from __future__ import annotations
+
+from cocoa_engine import scores
+from cocoa_engine.methods.base import DecodingMethod
+
+
+class CocoaSig(DecodingMethod):
+    """score(S) = log p_S * (1 + alpha * MLDS(S))."""
+
+    name = "cocoa-sig"
+
+    def score(self, log_prob: float, mlds: float, alpha: float) -> float:
+        return scores.cocoa_sig(log_prob, mlds, alpha)

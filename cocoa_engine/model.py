@@ -1,0 +1,148 @@
+"""A causal language model as the decoder needs it: its layers, its limits, and one guarded forward pass.
+
+Nothing here knows about decoding. The user's model is only read: its flags, config and hooks are the same after every
+call as before it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cocoa_engine.errors import UnsupportedModelError
+
+# Hooks and forward passes of one model must not interleave, also when several engines wrap it.
+_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+_locks_guard = threading.Lock()
+
+
+class LanguageModel:
+    """A Hugging Face causal LM, checked once.
+
+    Args:
+        model: a ``PreTrainedModel`` with a language-modelling head.
+
+    Raises:
+        UnsupportedModelError: it is no decoder-only causal language model, or has fewer than 3 layers.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.config = _text_config(model)
+        self.decoder = _decoder(model)
+        self.layers = _decoder_layers(model, self.decoder, self.config)
+        self.num_layers = len(self.layers)
+        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self.forward_parameters = frozenset(inspect.signature(model.forward).parameters)
+        if self.num_layers < 3:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has {self.num_layers} decoder layer(s); a middle-layer window needs at least 3."
+            )
+        with _locks_guard:
+            self.lock = _locks.setdefault(model, threading.RLock())
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go: the device of the input embeddings."""
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype the model computes in, and so of additive attention masks."""
+        return self.model.dtype
+
+    @property
+    def context_window(self) -> int | None:
+        """The most tokens a sequence may have, if the model's config says."""
+        for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"):
+            value = getattr(self.config, name, None)
+            if isinstance(value, int) and value > 0:
+                return value
+        return None
+
+    def forward(self, token_ids: Tensor, *, logits_to_keep: int, **inputs: Any) -> Any:
+        """One forward pass; call it inside :meth:`exclusive`.
+
+        Args:
+            token_ids: ``[B, W]``.
+            logits_to_keep: logits are wanted for that many last positions only.
+            **inputs: further inputs of the model; those its ``forward`` does not take are left out.
+
+        Returns:
+            The model's output; its ``logits`` may hold more positions than asked for.
+        """
+        if "logits_to_keep" in self.forward_parameters:
+            inputs["logits_to_keep"] = logits_to_keep
+        if "position_ids" not in self.forward_parameters:
+            inputs.pop("position_ids", None)
+        return self.model(input_ids=token_ids, return_dict=True, **inputs)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the model for one forward pass: no other engine or thread of ours runs it, dropout is off, no graph is built."""
+        with self.lock, torch.no_grad():
+            training = [module for module in self.model.modules() if module.training] if self.model.training else []
+            for module in training:
+                module.training = False
+            try:
+                yield
+            finally:
+                for module in training:
+                    module.training = True
+
+
+def _text_config(model: Any) -> Any:
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(model, "get_output_embeddings"):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is not a Hugging Face model; pass e.g. AutoModelForCausalLM.from_pretrained(...)."
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is an encoder-decoder; CoCoA decodes decoder-only causal language models."
+        )
+    if model.get_output_embeddings() is None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no language-modelling head; load it with AutoModelForCausalLM."
+        )
+    text_config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    if "is_decoder" in text_config.to_diff_dict() or text_config.model_type in _BIDIRECTIONAL:
+        if not getattr(text_config, "is_decoder", False):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} reads in both directions (is_decoder is false); it cannot generate text."
+            )
+    return text_config
+
+
+# Encoder families whose *LMHeadModel exists but attends in both directions unless is_decoder is set.
+_BIDIRECTIONAL = frozenset(
+    {
+        "bert", "bert-generation", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "camembert",
+        "electra", "ernie", "megatron-bert", "rembert", "roformer", "roc_bert", "data2vec-text", "big_bird", "qdqbert",
+        "xmod",
+    }
+)  # fmt: skip
+
+
+def _decoder(model: Any) -> Any:
+    return model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
+
+
+def _decoder_layers(model: Any, decoder: Any, config: Any) -> list[nn.Module]:
+    """The decoder's layers in order: its ``layers`` or ``h``, else the one ModuleList of that length."""
+    count = getattr(config, "num_hidden_layers", None)
+    for name in ("layers", "h"):
+        layers = getattr(decoder, name, None)
+        if isinstance(layers, nn.ModuleList) and (count is None or len(layers) >= count):
+            return list(layers)[:count]
+    found = [module for module in decoder.modules() if isinstance(module, nn.ModuleList) and len(module) == count]
+    if not found:
+        raise UnsupportedModelError(f"cannot find the decoder layers of {type(model).__name__}.")
+    return list(found[0])

@@ -1,0 +1,63 @@
+"""The next-token distribution at the end of a path, and the tokens that compete there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cocoa_engine.errors import NonFiniteLogitsError
+
+
+@dataclass(frozen=True)
+class NextTokens:
+    """The most probable next tokens, most probable first; equally probable ones by ascending id.
+
+    Attributes:
+        token_ids: at least one.
+        log_probs: natural log p(w | x, y) of each, from the whole vocabulary's distribution.
+    """
+
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+
+    def competing(self, gamma: float, max_candidates: int) -> NextTokens:
+        """The candidate set C = {w : p(w) >= gamma * max p}, at most ``max_candidates`` of it.
+
+        gamma = 1 is plain greedy, so exact ties (common in bfloat16) do not compete there.
+        """
+        if gamma == 1:
+            max_candidates = 1
+        threshold = self.log_probs[0] + math.log(gamma)
+        size = sum(log_prob >= threshold for log_prob in self.log_probs[:max_candidates])
+        return NextTokens(self.token_ids[:size], self.log_probs[:size])
+
+
+def next_tokens(logits: Tensor, count: int, positions: list[int]) -> list[NextTokens]:
+    """The ``count`` most probable next tokens of each row of ``logits``; one copy to the host for all.
+
+    Args:
+        logits: ``[W, V]``.
+        positions: the index, in the whole sequence, of the token that each row would choose (for the error).
+
+    Raises:
+        NonFiniteLogitsError: a row has NaN or +inf logits, or allows no token at all.
+    """
+    logits = logits.float()
+    top = logits.topk(min(count, logits.shape[-1]), dim=-1)  # [W, count]
+    log_probs = top.values - logits.logsumexp(dim=-1, keepdim=True)  # [W, count]
+    rows = torch.cat([log_probs.double(), top.indices.double()], dim=-1).tolist()  # ids < 2**53 are exact
+    result = []
+    for row, position in zip(rows, positions, strict=True):
+        half = len(row) // 2
+        if not math.isfinite(row[0]):
+            raise NonFiniteLogitsError(
+                f"the logits for token {position} of the sequence (prompt included) are NaN or infinite, or a logits "
+                "processor forbids every token there; check the weights, or load the model in float32 or bfloat16."
+            )
+        order = sorted(zip((-value for value in row[:half]), map(int, row[half:]), strict=True))
+        kept = [(token_id, -negative) for negative, token_id in order if negative < math.inf]
+        result.append(NextTokens(tuple(token_id for token_id, _ in kept), tuple(value for _, value in kept)))
+    return result

@@ -1,0 +1,134 @@
+"""A prompt and its settings, checked before any work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decode import Rules
+from cocoa_engine.disagreement import middle_layers
+from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.generation_config import eos_token_ids, logits_processors
+from cocoa_engine.hidden_states import Wanted
+from cocoa_engine.methods import METHODS
+from cocoa_engine.model import LanguageModel
+from cocoa_engine.tokens import Tokens
+
+Callables = Callable[..., Any] | Sequence[Callable[..., Any]] | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """One checked request.
+
+    Attributes:
+        prompt: token ids, at least one.
+        room: the most tokens, dropped branches included, that it holds beyond its prompt at any time.
+    """
+
+    prompt: list[int]
+    rules: Rules
+    wanted: Wanted
+    room: int
+
+
+def make_request(
+    model: LanguageModel,
+    tokens: Tokens,
+    prompt: Any,
+    config: CocoaConfig,
+    processors: Callables,
+    criteria: Callables,
+) -> Request:
+    """Check a request.
+
+    Raises:
+        PromptError: the prompt is empty, of a wrong type, or leaves no room in the context window.
+        ConfigError: a setting does not fit the model.
+    """
+    wanted = wanted_states(model, config)
+    ids = prompt_ids(model, tokens, prompt)
+    window = model.context_window
+    if window is not None:
+        if len(ids) >= window:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens and the model's context window is {window}: no room for an answer. "
+                f"Shorten the prompt by at least {len(ids) - window + 1} tokens."
+            )
+        config = config.replace(max_new_tokens=min(config.max_new_tokens, window - len(ids)))
+    eos = eos_token_ids(model.model, tokens.tokenizer)
+    generator = None
+    if config.temperature > 0:
+        generator = torch.Generator()
+        if config.seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(config.seed)
+    rules = Rules(
+        config=config,
+        eos=eos,
+        processors=[
+            *logits_processors(model.model, eos, len(ids), config.max_new_tokens),
+            *_as_list("logits_processor", processors),
+        ],
+        criteria=_as_list("stopping_criteria", criteria),
+        generator=generator,
+    )
+    branching = METHODS[config.method].branches and config.gamma < 1 and config.max_candidates > 1
+    span = min(config.max_span_tokens, config.max_new_tokens)
+    return Request(ids, rules, wanted, config.max_new_tokens + branching * config.max_candidates * span)
+
+
+def wanted_states(model: LanguageModel, config: CocoaConfig) -> Wanted:
+    """The layers whose states are needed.
+
+    Raises:
+        ConfigError: the window reaches beyond the last layer.
+    """
+    first, last = config.middle_layers or middle_layers(model.num_layers)
+    if last > model.num_layers:
+        raise ConfigError(
+            f"middle_layers: n={last} is beyond the model's {model.num_layers} layers; choose 0 <= m < n <= {model.num_layers}."
+        )
+    return Wanted(first, last, config.final_layer)
+
+
+def prompt_ids(model: LanguageModel, tokens: Tokens, prompt: Any) -> list[int]:
+    """Token ids of a prompt given as text or as ids.
+
+    Raises:
+        PromptError: it is empty, of a wrong type, or has ids outside the vocabulary.
+    """
+    if isinstance(prompt, str):
+        ids = tokens.encode(prompt) if prompt else []
+    else:
+        ids = _checked_ids(model, prompt)
+    if not ids:
+        raise PromptError("the prompt is empty; give some text or at least one token id.")
+    return ids
+
+
+def _checked_ids(model: LanguageModel, prompt: Any) -> list[int]:
+    values = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if not isinstance(values, Sequence) or isinstance(values, bytes):
+        raise PromptError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}.")
+    if any(not isinstance(value, int) or isinstance(value, bool) for value in values):
+        raise PromptError("a prompt given as a list must hold token ids (int) only; give one prompt at a time.")
+    outside = [value for value in values if not 0 <= value < model.vocab_size]
+    if outside:
+        raise PromptError(f"token id {outside[0]} is outside the model's vocabulary of {model.vocab_size}.")
+    return list(values)
+
+
+def _as_list(name: str, given: Callables) -> list[Callable[..., Any]]:
+    if given is None:
+        return []
+    # a transformers list is itself callable, so lists are looked for first
+    values = list(given) if isinstance(given, Sequence) else [given]
+    if any(not callable(value) for value in values):
+        raise ConfigError(f"{name} takes transformers processors or criteria (callables), or a list of them.")
+    return values

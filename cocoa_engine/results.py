@@ -1,0 +1,110 @@
+"""What a decode returns: plain data, JSON in and out (``model_dump_json`` round-trips)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, computed_field
+
+from cocoa_engine.config import CocoaConfig
+
+FinishReason = Literal["stop", "eos", "length"]
+
+
+class Measured(BaseModel):
+    """The figures shared by spans and candidates. Logarithms are natural; scores are the configured method's.
+
+    ``log_prob`` is log p_S under ``CocoaConfig.span_log_prob`` (sum or mean over ``token_log_probs``).
+    """
+
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+
+    text: str
+    token_ids: list[int]
+    token_log_probs: list[float] = Field(description="log p(y_i | x, y_<i) of each token, aligned with token_ids.")
+    log_prob: float = Field(description="log p_S.")
+    con_mlds: float = Field(description="Disagreement of consecutive middle layers.")
+    f_mlds: float = Field(description="Disagreement of the middle layers with the final one.")
+    score: float = Field(description="What the method ranks by; higher is better.")
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def self_information(self) -> float:
+        """-log p_S, in nats."""
+        return -self.log_prob
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def penalty(self) -> float:
+        """log p_S - score: what the disagreement cost the span."""
+        return self.log_prob - self.score
+
+
+class Candidate(Measured):
+    """One of the spans that competed at a risk point."""
+
+    is_greedy: bool = Field(description="Whether greedy decoding would have taken this candidate's first token.")
+
+
+class Span(Measured):
+    """A piece of the answer, with its risk. The texts of all spans concatenate to the answer's text."""
+
+    start: int = Field(description="Offset of its first character in the answer's text.")
+    end: int = Field(description="Offset after its last character.")
+    kind: Literal["greedy", "risk_point", "given"] = Field(
+        description="A run in which no token competed, the winner of a risk point, or a text scored as given."
+    )
+    candidates: list[Candidate] = Field(
+        default_factory=list, description="At a risk point, all that competed, most probable first token first."
+    )
+    chosen: int | None = Field(None, description="At a risk point, the index of the kept candidate.")
+    risk: float = Field(description="In [0, 1] if calibrated, else the raw MLDS of the configured metric.")
+    calibrated: bool = False
+
+
+class Usage(BaseModel):
+    """What a decode cost."""
+
+    model_config = ConfigDict(frozen=True)
+
+    prompt_tokens: int
+    completion_tokens: int
+    risk_points: int = Field(0, description="Steps at which more than one token competed and branches were grown.")
+    forward_passes: int = Field(0, description="Forward passes this answer took part in, the prompt's included.")
+    fed_tokens: int = Field(0, description="Tokens fed after the prompt, those of dropped branches included.")
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion tokens together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+class Generation(BaseModel):
+    """An answer with the risk of each of its spans."""
+
+    model_config = ConfigDict(frozen=True)
+
+    text: str
+    token_ids: list[int] = Field(description="Every generated token, an end-of-sequence token included.")
+    spans: list[Span]
+    finish_reason: FinishReason | None = Field(
+        description="stop: a stop text, stop token or stopping criterion; eos; length; none for a text scored as given."
+    )
+    usage: Usage
+    config: CocoaConfig = Field(description="The settings it was made with.")
+    model_name: str | None = None
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the spans' risks are calibrated."""
+        return bool(self.spans) and all(span.calibrated for span in self.spans)
+
+    @property
+    def max_risk(self) -> float:
+        """The highest risk of any span; 0.0 without spans."""
+        return max((span.risk for span in self.spans), default=0.0)
+
+    @property
+    def mean_risk(self) -> float:
+        """The mean risk over spans; 0.0 without spans."""
+        return sum(span.risk for span in self.spans) / len(self.spans) if self.spans else 0.0

@@ -1,0 +1,111 @@
+"""Text of a growing token sequence: stop texts, multi-byte characters, and where each span begins and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+Decode = Callable[[Sequence[int]], str]
+
+_INCOMPLETE = "\ufffd"
+
+
+class TextTrack:
+    """Decodes tokens as they come. :meth:`fork` follows a branch without touching the trunk.
+
+    Only a short window of tokens is decoded at each step. A character whose bytes are spread over tokens appears when
+    its last byte has come.
+
+    Args:
+        decode: token ids to text.
+        stops: texts that end the sequence.
+
+    Attributes:
+        text: the text whose characters are complete.
+        stop_at: where the first stop text begins, once one is complete; nothing is added after that.
+    """
+
+    def __init__(self, decode: Decode, stops: Sequence[str] = ()) -> None:
+        self._decode = decode
+        self._stops = tuple(stops)
+        self._window: list[int] = []  # the last tokens whose text is in ``text``, then those whose text is not yet
+        self._shown = ""  # the text of the former
+        self._length = 0  # the number of the former
+        self.text = ""
+        self.stop_at: int | None = None
+
+    def fork(self) -> TextTrack:
+        """An independent copy."""
+        copy = TextTrack(self._decode, self._stops)
+        copy._window, copy._shown, copy._length = list(self._window), self._shown, self._length
+        copy.text, copy.stop_at = self.text, self.stop_at
+        return copy
+
+    def push(self, token_id: int) -> None:
+        """Add one token."""
+        if self.stop_at is not None:
+            return
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        # What a decoder makes of a token can depend on the one before it (a leading space is dropped at the start of a
+        # text), so the window always begins with tokens whose text is known, and only the difference is taken.
+        if len(text) > len(self._shown) and not text.endswith(_INCOMPLETE):
+            self._add(text[len(self._shown) :])
+            self._window = self._window[self._length :]
+            self._length = len(self._window)
+            self._shown = self._decode(self._window)
+
+    def pending(self) -> str:
+        """The text of bytes that do not make a character (yet), as the decoder shows it."""
+        return "" if self.stop_at is not None else self._decode(self._window)[len(self._shown) :]
+
+    def safe_length(self) -> int:
+        """How much of the text is final: an end that could be the beginning of a stop text is not."""
+        if self.stop_at is not None:
+            return self.stop_at
+        length = len(self.text)
+        for stop in self._stops:
+            for size in range(min(len(stop) - 1, len(self.text)), 0, -1):
+                if self.text.endswith(stop[:size]):
+                    length = min(length, len(self.text) - size)
+                    break
+        return length
+
+    def _add(self, text: str) -> None:
+        before = len(self.text)
+        self.text += text
+        found = (self.text.find(stop, max(0, before - len(stop) + 1)) for stop in self._stops)
+        self.stop_at = min((at for at in found if at >= 0), default=None)
+
+
+class SpanTexts:
+    """Says where each span lies in the text, as soon as that is final.
+
+    A span's text is held back while its end could be the beginning of a stop text, so nothing shown is ever taken back.
+    """
+
+    def __init__(self) -> None:
+        self._shown = 0
+
+    def ready(self, track: TextTrack, ends: Sequence[int], finished: bool) -> list[tuple[int, int, str]]:
+        """``(start, end, text)`` of the spans not returned before whose text is final.
+
+        Args:
+            track: the text so far.
+            ends: where the complete characters of each span decided so far end in it.
+            finished: whether the last span is among them. Then every span is final, and the last one takes the text of
+                bytes that never made a character.
+        """
+        text, ends = track.text, list(ends)
+        cut = track.safe_length()
+        if finished:
+            if track.stop_at is None:
+                text += track.pending()
+                cut = len(text)
+            ends[-1:] = [len(text)]
+        spans = []
+        while self._shown < len(ends) and (finished or ends[self._shown] <= cut):
+            start = min(ends[self._shown - 1] if self._shown else 0, cut)
+            end = min(ends[self._shown], cut)
+            spans.append((start, end, text[start:end]))
+            self._shown += 1
+        return spans

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cocoa_engine.backends import TokenTree
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decode import Decided, Sequencer
+from cocoa_engine.measure import ranking_mlds
 from cocoa_engine.results import Generation, Span, Usage
 from cocoa_engine.text import SpanTexts
 
@@ -74,5 +75,5 @@ def make_span(decided: Decided, place: tuple[int, int, str], config: CocoaConfig
         score=decided.score,
         candidates=decided.candidates,
         chosen=decided.chosen,
-        risk=decided.f_mlds if config.metric == "f_mlds" else decided.con_mlds,
+        risk=ranking_mlds(config, decided.con_mlds, decided.f_mlds),
     )

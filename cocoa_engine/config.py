@@ -27,7 +27,10 @@ class CocoaConfig(BaseModel):
     )
     alpha: float = Field(2.5, ge=0, description="Weight of the disagreement penalty (alpha in the paper).")
     gamma: float = Field(
-        0.3, gt=0, le=1, description="A token competes if its probability is at least gamma times the highest; 1 is greedy."
+        0.3,
+        gt=0,
+        le=1,
+        description="A token competes if its probability is at least gamma times the highest; 1 is greedy.",
     )
     max_candidates: int = Field(8, ge=1, description="At most this many competing tokens open a branch; 1 is greedy.")
     max_span_tokens: int = Field(16, ge=1, description="A branch grows to at most this many tokens.")

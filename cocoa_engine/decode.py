@@ -1,7 +1,7 @@
 """The decode loop: prompt -> [greedy run | risk point -> branches -> scores -> kept span]* -> end.
 
-:func:`decode` is a coroutine: it yields the paths to feed, is sent what the forward pass said of them, and never runs the
-model itself. So one sequence and a ragged batch of them run the same loop.
+:meth:`Sequencer.decode` is a coroutine: it yields the paths to feed, is sent what the forward pass said of them, and
+never runs the model itself. So one sequence and a ragged batch of them run the same loop.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cocoa_engine import disagreement, scores
 from cocoa_engine.backends import Path, StepOutput, TokenTree
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.measure import log_prob_and_score, mlds
 from cocoa_engine.methods import METHODS
 from cocoa_engine.next_tokens import NextTokens, next_tokens
 from cocoa_engine.results import Candidate, FinishReason
@@ -167,7 +167,7 @@ class Sequencer:
         start = len(self.track.text)
         candidates = []
         for number, branch in enumerate(branches):
-            log_prob, score = self._score(branch, con[number], f[number])
+            log_prob, score = log_prob_and_score(self.config, branch.log_probs, con[number], f[number])
             candidates.append(
                 Candidate(
                     text=branch.track.text[start : branch.track.stop_at],
@@ -199,7 +199,7 @@ class Sequencer:
     def _record(
         self, span: Branch, con: float, f: float, candidates: Sequence[Candidate] = (), chosen: int | None = None
     ) -> None:
-        log_prob, score = self._score(span, con, f)
+        log_prob, score = log_prob_and_score(self.config, span.log_probs, con, f)
         self.decided.append(
             Decided(
                 token_ids=span.token_ids,
@@ -214,18 +214,10 @@ class Sequencer:
             )
         )
 
-    def _score(self, span: Branch, con: float, f: float) -> tuple[float, float]:
-        """log p_S and the method's score."""
-        config = self.config
-        log_prob = scores.span_log_prob(span.log_probs, config.span_log_prob)
-        return log_prob, self.method.score(log_prob, f if config.metric == "f_mlds" else con, config.alpha)
-
     def _mlds(self, branches: Sequence[Branch]) -> tuple[list[float], list[float]]:
-        """ConMLDS and fMLDS of each branch; one copy to the host for all."""
-        pooled = torch.stack([branch.hidden / len(branch.token_ids) for branch in branches], dim=1)  # type: ignore[operator]
-        both = torch.stack([disagreement.con_mlds(pooled[:-1]), disagreement.f_mlds(pooled[:-1], pooled[-1])])
-        con, f = both.tolist()
-        return con, f
+        """ConMLDS and fMLDS of each branch."""
+        pooled = [branch.hidden / len(branch.token_ids) for branch in branches if branch.hidden is not None]
+        return mlds(torch.stack(pooled, dim=1))
 
     def _competing(self, following: NextTokens) -> NextTokens:
         return following.competing(self.config.gamma, self.config.max_candidates)

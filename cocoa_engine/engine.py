@@ -12,7 +12,7 @@ from cocoa_engine.decode import Sequencer
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.info import ModelInfo
 from cocoa_engine.model import LanguageModel
-from cocoa_engine.requests import Callables, Request, make_request, prompt_ids, wanted_states
+from cocoa_engine.request import Callables, Request, make_request, prompt_ids, wanted_states
 from cocoa_engine.results import Generation, Span, Usage
 from cocoa_engine.teacher_forcing import score_text
 from cocoa_engine.text import TextTrack
@@ -258,7 +258,7 @@ class CocoaEngine:
     def chat(
         self, messages: Messages, *, template_kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> Generation:
-        """Answer chat messages; ``options`` are those of :meth:`generate`, the errors those of :meth:`render_chat` too."""
+        """Answer chat messages; options and errors are those of :meth:`generate` and :meth:`render_chat`."""
         return self.generate(self.encode_chat(messages, **(template_kwargs or {})), **options)
 
     def stream_chat(

@@ -29,7 +29,7 @@ def eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def logits_processors(model: Any, eos: frozenset[int], prompt_length: int, max_new_tokens: int) -> LogitsProcessorList:
-    """The processors that ``generate(do_sample=False)`` would build from the model's generation config, in its order."""
+    """The processors that ``generate(do_sample=False)`` builds from the model's generation config, in its order."""
     config = getattr(model, "generation_config", None)
     processors = LogitsProcessorList()
     if config is None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from cocoa_engine.errors import UnsupportedModelError
 from cocoa_engine.model import LanguageModel
 
 FinalLayer = Literal["post_norm", "pre_norm"]
@@ -33,7 +34,13 @@ class Captured:
     def stacked(self, device: torch.device) -> Tensor:
         """``[N + 1, B, W, d]`` float32 on ``device``: layers m..n, then the final one."""
         order = [*range(self.wanted.first, self.wanted.last + 1), FINAL]
-        return torch.stack([self.states[key].to(device=device, dtype=torch.float32) for key in order])
+        states = [self.states[key].to(device=device, dtype=torch.float32) for key in order]
+        if states[-1].shape != states[0].shape:
+            raise UnsupportedModelError(
+                f"the model's final hidden state has width {states[-1].shape[-1]}, its middle layers "
+                f'{states[0].shape[-1]}: they cannot be compared. Use final_layer="pre_norm".'
+            )
+        return torch.stack(states)
 
 
 FINAL = -1
@@ -44,8 +51,8 @@ def capture(model: LanguageModel, wanted: Wanted, keep: slice = slice(None)) -> 
     """Capture ``wanted`` in the forward pass run inside the context.
 
     Layer l is Hugging Face's ``hidden_states[l]``: 0 the embeddings as they enter the first layer, l the output of the
-    l-th layer; L is taken after the model's final norm (``"post_norm"``, Hugging Face's ``hidden_states[-1]``) or before.
-    Hooks are on the needed layers only, see only this thread's pass, and are gone when the context ends.
+    l-th layer; L is taken after the model's final norm (``"post_norm"``, Hugging Face's ``hidden_states[-1]``) or
+    before. Hooks are on the needed layers only, see only this thread's pass, and are gone when the context ends.
 
     Args:
         keep: the positions to keep, so that a long prompt's states are not held.

@@ -36,10 +36,9 @@ class LanguageModel:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.config = _text_config(model)
-        self.decoder = _decoder(model)
-        self.layers = _decoder_layers(model, self.decoder, self.config)
+        self.decoder, self.layers = _decoder_and_layers(model, self.config)
         self.num_layers = len(self.layers)
-        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
         self.forward_parameters = frozenset(inspect.signature(model.forward).parameters)
         if self.num_layers < 3:
             raise UnsupportedModelError(
@@ -86,7 +85,7 @@ class LanguageModel:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Hold the model for one forward pass: no other engine or thread of ours runs it, dropout is off, no graph is built."""
+        """Hold the model for one forward pass: no other thread of ours runs it, dropout is off, no graph is built."""
         with self.lock, torch.no_grad():
             training = [module for module in self.model.modules() if module.training] if self.model.training else []
             for module in training:
@@ -113,11 +112,10 @@ def _text_config(model: Any) -> Any:
             f"{type(model).__name__} has no language-modelling head; load it with AutoModelForCausalLM."
         )
     text_config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    if "is_decoder" in text_config.to_diff_dict() or text_config.model_type in _BIDIRECTIONAL:
-        if not getattr(text_config, "is_decoder", False):
-            raise UnsupportedModelError(
-                f"{type(model).__name__} reads in both directions (is_decoder is false); it cannot generate text."
-            )
+    if text_config.model_type in _BIDIRECTIONAL and not getattr(text_config, "is_decoder", False):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} reads in both directions (is_decoder is false); it cannot generate text."
+        )
     return text_config
 
 
@@ -131,18 +129,15 @@ _BIDIRECTIONAL = frozenset(
 )  # fmt: skip
 
 
-def _decoder(model: Any) -> Any:
-    return model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
-
-
-def _decoder_layers(model: Any, decoder: Any, config: Any) -> list[nn.Module]:
-    """The decoder's layers in order: its ``layers`` or ``h``, else the one ModuleList of that length."""
+def _decoder_and_layers(model: Any, config: Any) -> tuple[nn.Module, list[nn.Module]]:
+    """The module that runs the decoder layers and the final norm, and those layers in order."""
     count = getattr(config, "num_hidden_layers", None)
-    for name in ("layers", "h"):
-        layers = getattr(decoder, name, None)
-        if isinstance(layers, nn.ModuleList) and (count is None or len(layers) >= count):
-            return list(layers)[:count]
-    found = [module for module in decoder.modules() if isinstance(module, nn.ModuleList) and len(module) == count]
-    if not found:
-        raise UnsupportedModelError(f"cannot find the decoder layers of {type(model).__name__}.")
-    return list(found[0])
+    root = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
+    for module in root.modules():
+        named = [getattr(module, name, None) for name in ("layers", "h")]
+        for layers in [*named, *module.children()]:
+            if isinstance(layers, nn.ModuleList) and len(layers) == count:
+                return module, list(layers)
+    raise UnsupportedModelError(
+        f"cannot find the {count} decoder layers of {type(model).__name__}; its hidden states cannot be read."
+    )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cocoa_engine import disagreement, scores
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decode import Decided
 from cocoa_engine.errors import NonFiniteLogitsError
 from cocoa_engine.hidden_states import Wanted, capture
-from cocoa_engine.methods import METHODS
+from cocoa_engine.measure import log_prob_and_score, mlds
 from cocoa_engine.model import LanguageModel
 
 _CHUNK = 256  # rows of float32 logits held at once: 256 x 128k is 128 MiB
@@ -31,22 +30,21 @@ def score_text(
         predicting = logits[-len(text) - 1 : -1]  # [t, V]: each row predicts one token of the text
         log_probs = _token_log_probs(predicting, torch.tensor(text, device=logits.device))
         pooled = captured.stacked(logits.device)[:, 0].mean(dim=1)  # [N + 1, d]
-        con, f = torch.stack([disagreement.con_mlds(pooled[:-1]), disagreement.f_mlds(pooled[:-1], pooled[-1])]).tolist()
+        (con,), (f,) = mlds(pooled[:, None])
     for number, value in enumerate(log_probs):
         if not -float("inf") < value <= 0:
             raise NonFiniteLogitsError(
                 f"the log-probability of token {len(prompt) + number} of the sequence (prompt included) is {value}; "
                 "check the weights, or load the model in float32 or bfloat16."
             )
-    log_prob = scores.span_log_prob(log_probs, config.span_log_prob)
-    score = METHODS[config.method].score(log_prob, f if config.metric == "f_mlds" else con, config.alpha)
+    log_prob, score = log_prob_and_score(config, log_probs, con, f)
     return Decided(text, log_probs, log_prob, con, f, score, [], None, text_end)
 
 
 def _token_log_probs(logits: Tensor, token_ids: Tensor) -> list[float]:
     """log p of each token under its row of ``logits`` ``[t, V]``, in float32."""
     values: list[float] = []
-    for rows, ids in zip(logits.split(_CHUNK), token_ids.split(_CHUNK), strict=True):
-        rows = rows.float()
+    for start in range(0, len(token_ids), _CHUNK):
+        rows, ids = logits[start : start + _CHUNK].float(), token_ids[start : start + _CHUNK]
         values += (rows.gather(1, ids[:, None])[:, 0] - rows.logsumexp(dim=1)).clamp(max=0).tolist()
     return values

@@ -32,9 +32,7 @@ class Tokens:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids; special tokens are left out, spaces are kept as they are."""
-        return str(
-            self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        )
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def token_text(self, token_id: int) -> str:
         """Text of one token on its own, also of a special one."""
@@ -57,18 +55,18 @@ class Tokens:
         """Whether chat messages can be rendered."""
         return bool(getattr(self.tokenizer, "chat_template", None))
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
-        """Messages as the text the model was trained on.
+    def render_chat(self, messages: Any, **template_kwargs: Any) -> str:
+        """Messages (mappings with ``role`` and ``content``) as the text the model was trained on.
 
         Raises:
             ChatTemplateError: there is no template, there are no messages, or the template refuses them.
         """
         if not self.has_chat_template:
             raise ChatTemplateError(
-                "the tokenizer has no chat template; set tokenizer.chat_template, use a chat model, or give a plain prompt."
+                "the tokenizer has no chat template; set tokenizer.chat_template, use a chat model, or give a prompt."
             )
         if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence) or not messages:
-            raise ChatTemplateError('chat takes a non-empty list of messages, e.g. [{"role": "user", "content": "Hi"}].')
+            raise ChatTemplateError('chat takes a list of messages, e.g. [{"role": "user", "content": "Hi"}].')
         for number, message in enumerate(messages):
             if not isinstance(message, Mapping) or "role" not in message:
                 raise ChatTemplateError(f'message {number} must be a mapping with "role" and "content".')

@@ -16,6 +16,7 @@ from cocoa_engine.backends.base import Backend, Path, StepOutput, TokenTree
 from cocoa_engine.backends.copied_cache import CopiedCache
 from cocoa_engine.backends.recompute import Recompute
 from cocoa_engine.backends.shared_cache import SharedCache
+from cocoa_engine.errors import UnsupportedModelError
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.model import LanguageModel
 
@@ -45,7 +46,8 @@ def choose(model: LanguageModel) -> Chosen:
 
 def _try_all(model: LanguageModel) -> tuple[type[Backend], str]:
     faults: list[str] = []
-    for kind in (SharedCache, CopiedCache):
+    kinds: tuple[type[Backend], ...] = (SharedCache, CopiedCache)
+    for kind in kinds:
         try:
             backend = kind(model)
             error = _relative_error(backend)
@@ -59,6 +61,7 @@ def _try_all(model: LanguageModel) -> tuple[type[Backend], str]:
             break
         faults.append(f"{kind.name}: logits differ from plain forward passes by {error:.1e}")
     else:
+        _check_causal(model)
         kind, reason = Recompute, "no cache of this model can be used"
     if faults:
         reason += " (" + "; ".join(faults) + ")"
@@ -69,6 +72,17 @@ def _try_all(model: LanguageModel) -> tuple[type[Backend], str]:
             reason,
         )
     return kind, reason
+
+
+def _check_causal(model: LanguageModel) -> None:
+    """Raises UnsupportedModelError if later tokens change what the model says of earlier ones."""
+    token_ids = torch.arange(8, device=model.device)[None] % model.vocab_size
+    with model.exclusive():
+        early, late = (
+            model.forward(ids, logits_to_keep=ids.shape[1]).logits[0, 3] for ids in (token_ids[:, :4], token_ids)
+        )
+    if float((early - late).abs().max() / early.float().std()) > _tolerance(model.dtype):
+        raise UnsupportedModelError(f"{type(model.model).__name__} reads in both directions; it cannot generate text.")
 
 
 def _first_line(fault: Exception) -> str:

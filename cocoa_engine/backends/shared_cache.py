@@ -1,8 +1,8 @@
 """All branches of all sequences in one forward pass over one preallocated cache.
 
-The live tips of a sequence's branches are fed as tokens of *one* row: explicit positions, and a mask by which a tip sees
-the committed prefix and its own branch only. When a branch is kept its few slots are moved down to follow the prefix and
-the other branches' slots are free again.
+The live tips of a sequence's branches are fed as tokens of *one* row: explicit positions, and a mask by which a tip
+sees the committed prefix and its own branch only. When a branch is kept its few slots are moved down to follow the
+prefix, and the other branches' slots are free again.
 """
 
 from __future__ import annotations

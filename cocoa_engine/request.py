@@ -92,7 +92,8 @@ def wanted_states(model: LanguageModel, config: CocoaConfig) -> Wanted:
     first, last = config.middle_layers or middle_layers(model.num_layers)
     if last > model.num_layers:
         raise ConfigError(
-            f"middle_layers: n={last} is beyond the model's {model.num_layers} layers; choose 0 <= m < n <= {model.num_layers}."
+            f"middle_layers: n={last} is beyond the model's {model.num_layers} layers; "
+            f"choose 0 <= m < n <= {model.num_layers}."
         )
     return Wanted(first, last, config.final_layer)
 
@@ -103,10 +104,8 @@ def prompt_ids(model: LanguageModel, tokens: Tokens, prompt: Any) -> list[int]:
     Raises:
         PromptError: it is empty, of a wrong type, or has ids outside the vocabulary.
     """
-    if isinstance(prompt, str):
-        ids = tokens.encode(prompt) if prompt else []
-    else:
-        ids = _checked_ids(model, prompt)
+    text = isinstance(prompt, str)
+    ids = [] if text and not prompt else tokens.encode(prompt) if text else _checked_ids(model, prompt)
     if not ids:
         raise PromptError("the prompt is empty; give some text or at least one token id.")
     return ids

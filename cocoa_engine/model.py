@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import MODEL_FOR_MASKED_LM_MAPPING
 
 from cocoa_engine.errors import UnsupportedModelError
 
@@ -39,10 +40,10 @@ class LanguageModel:
         self.decoder, self.layers = _decoder_and_layers(model, self.config)
         self.num_layers = len(self.layers)
         self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
-        self.forward_parameters = frozenset(inspect.signature(model.forward).parameters)
+        self.forward_parameters = frozenset(inspect.signature(_unwrapped(model).forward).parameters)
         if self.num_layers < 3:
             raise UnsupportedModelError(
-                f"{type(model).__name__} has {self.num_layers} decoder layer(s); a middle-layer window needs at least 3."
+                f"{type(model).__name__} has {self.num_layers} decoder layer(s); a middle-layer window needs 3 or more."
             )
         with _locks_guard:
             self.lock = _locks.setdefault(model, threading.RLock())
@@ -50,7 +51,11 @@ class LanguageModel:
     @property
     def device(self) -> torch.device:
         """Where token ids go: the device of the input embeddings."""
-        return self.model.get_input_embeddings().weight.device
+        embeddings = self.model.get_input_embeddings()
+        if embeddings.weight.device.type == "meta":  # offloaded by accelerate, whose hook knows where it will run
+            execution_device = getattr(getattr(embeddings, "_hf_hook", None), "execution_device", None)
+            return torch.device("cpu" if execution_device is None else execution_device)
+        return embeddings.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -85,7 +90,7 @@ class LanguageModel:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Hold the model for one forward pass: no other thread of ours runs it, dropout is off, no graph is built."""
+        """Hold the model for one forward pass: no other thread of ours runs it; no dropout, no autograd graph."""
         with self.lock, torch.no_grad():
             training = [module for module in self.model.modules() if module.training] if self.model.training else []
             for module in training:
@@ -97,36 +102,42 @@ class LanguageModel:
                     module.training = True
 
 
+NEEDED = "a decoder-only causal language model is needed, such as Llama, Mistral, Qwen, Gemma, Phi or GPT-2"
+
+
+def require_decoder_only(config: Any, name: str) -> None:
+    """Refuse, by its config alone, a model that is not a decoder.
+
+    Raises:
+        UnsupportedModelError: an encoder-decoder, or an encoder-only (embedding) model.
+    """
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"{name} is an encoder-decoder model; {NEEDED}")
+    # BERT and its kin have a causal class too, which is only causal if the checkpoint was made as a decoder
+    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+        raise UnsupportedModelError(
+            f"{name} is an encoder-only (embedding) model: it reads in both directions; {NEEDED}"
+        )
+
+
+def _unwrapped(model: Any) -> Any:
+    """The model inside an adapter (PEFT) or a compiled one, whose ``forward`` names its parameters."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+
+
 def _text_config(model: Any) -> Any:
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "get_output_embeddings"):
         raise UnsupportedModelError(
             f"{type(model).__name__} is not a Hugging Face model; pass e.g. AutoModelForCausalLM.from_pretrained(...)."
         )
-    if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} is an encoder-decoder; CoCoA decodes decoder-only causal language models."
-        )
+    require_decoder_only(config, type(model).__name__)
     if model.get_output_embeddings() is None:
         raise UnsupportedModelError(
             f"{type(model).__name__} has no language-modelling head; load it with AutoModelForCausalLM."
         )
-    text_config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    if text_config.model_type in _BIDIRECTIONAL and not getattr(text_config, "is_decoder", False):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} reads in both directions (is_decoder is false); it cannot generate text."
-        )
-    return text_config
-
-
-# Encoder families whose *LMHeadModel exists but attends in both directions unless is_decoder is set.
-_BIDIRECTIONAL = frozenset(
-    {
-        "bert", "bert-generation", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "camembert",
-        "electra", "ernie", "megatron-bert", "rembert", "roformer", "roc_bert", "data2vec-text", "big_bird", "qdqbert",
-        "xmod",
-    }
-)  # fmt: skip
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 
 def _decoder_and_layers(model: Any, config: Any) -> tuple[nn.Module, list[nn.Module]]:

@@ -241,6 +241,27 @@ def test_a_stream_may_be_finished_by_another_thread(engine: CocoaEngine) -> None
     assert stream.generation == engine.generate(QUESTION, max_new_tokens=10)
 
 
+def test_a_stream_may_be_closed_while_another_thread_waits_for_it(engine: CocoaEngine) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        inside.set()
+        go_on.wait(60)
+        return scores
+
+    stream = engine.stream(QUESTION, max_new_tokens=24, gamma=1, logits_processor=wait)
+    seen: list[object] = []
+    worker = threading.Thread(target=lambda: seen.extend(stream))
+    worker.start()
+    inside.wait(60)
+    stream.close()
+    go_on.set()
+    worker.join(60)
+    assert not worker.is_alive()
+    assert seen == []
+    assert stream.generation is None
+
+
 def test_the_model_is_left_as_it_was(engine: CocoaEngine) -> None:
     model = engine.model
     before = (hook_count(model), model.training, model.config.to_dict(), model.generation_config.to_dict())

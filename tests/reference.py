@@ -1,0 +1,391 @@
+"""A naive decoder written for clarity, against which the engine is checked.
+
+No cache, one branch at a time: every next-token distribution is a full forward pass over the whole sequence, with the
+hidden states of every layer. The equations are written out again here; nothing of the engine's decoding is imported,
+only its settings and, for the comparison, its results.
+
+It also records ``margin``: how near the nearest decision was to falling the other way. Two correct programs may
+differ where that is of the order of float32 rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.results import Generation, Measured
+
+TOLERANCE = 1e-4
+"""Largest difference of a figure between two float32 programs that both are right."""
+
+End = Literal["stop", "eos", "length"]
+Processor = Callable[[Tensor, Tensor], Tensor]  # ([1, T] ids, [1, V] scores) -> [1, V]
+Criterion = Callable[[Tensor, Tensor], Any]  # ([1, T] ids, [1, V] scores) -> bool or [1]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What is measured of a span or a candidate."""
+
+    token_ids: list[int]
+    token_log_probs: list[float]
+    log_prob: float
+    con_mlds: float
+    f_mlds: float
+    score: float
+
+
+@dataclass(frozen=True)
+class ReferenceSpan:
+    """One span of the answer; a greedy one has no candidates."""
+
+    kind: Literal["greedy", "risk_point", "given"]
+    figures: Figures
+    candidates: list[Figures] = field(default_factory=list)
+    chosen: int | None = None
+
+
+@dataclass(frozen=True)
+class ReferenceGeneration:
+    """The whole answer."""
+
+    text: str
+    token_ids: list[int]
+    spans: list[ReferenceSpan]
+    finish_reason: End | None
+    risk_points: int
+    margin: float
+
+
+@dataclass(frozen=True)
+class State:
+    """The model after a sequence."""
+
+    scores: Tensor  # [V] float32, the next token's processed logits
+    hidden: Tensor  # [L + 1, t, d] float32, of the answer's tokens
+
+    @property
+    def log_p(self) -> Tensor:
+        return self.scores.log_softmax(-1)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Tokens after an answer so far: a candidate, or the open greedy run."""
+
+    before: list[int]  # the answer before it
+    token_ids: list[int]
+    token_log_probs: list[float]
+    state: State  # after its last token
+    end: End | None  # why the answer ends with it, if it does
+
+    def followed_by_nothing_yet(self) -> Branch:
+        """An empty branch that starts where this one ends."""
+        return Branch([*self.before, *self.token_ids], [], [], self.state, self.end)
+
+
+class FullForward:
+    """Full forward passes of one model, each done once.
+
+    Nothing is carried from one pass to the next; results are kept because many settings walk the same sequences.
+
+    Args:
+        model: a causal language model of transformers, any device and dtype.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.num_layers: int = model.config.num_hidden_layers
+        self.done: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Tensor, Tensor, Tensor]] = {}
+
+    def __call__(self, prompt: Sequence[int], answer: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """The model after ``prompt`` and ``answer``.
+
+        Returns:
+            Next-token logits ``[1, V]``; hidden states of the answer's tokens, ``[L + 1, t, d]``, the last after the
+            final norm; the last before it, ``[t, d]``. All float32.
+        """
+        key = (tuple(prompt), tuple(answer))
+        if key not in self.done:
+            self.done[key] = self._forward([*prompt, *answer], len(prompt))
+        return self.done[key]
+
+    @torch.no_grad()
+    def _forward(self, token_ids: list[int], start: int) -> tuple[Tensor, Tensor, Tensor]:
+        before_norm: list[Tensor] = []
+
+        def keep(_module: Any, _inputs: Any, output: Any) -> None:
+            before_norm.append(output[0] if isinstance(output, tuple) else output)
+
+        hook = self._last_decoder_layer().register_forward_hook(keep)
+        try:
+            ids = torch.tensor([token_ids], device=self.model.device)
+            output = self.model(input_ids=ids, use_cache=False, output_hidden_states=True)
+        finally:
+            hook.remove()
+        layers = list(output.hidden_states)
+        if torch.equal(layers[-2], before_norm[-1]):  # Mamba's list: no embedding, but the last layer before the norm too
+            layers = [self.model.get_input_embeddings()(ids), *layers[:-2], layers[-1]]
+        if len(layers) != self.num_layers + 1:
+            raise AssertionError(f"{len(layers)} hidden states of a model with {self.num_layers} layers")
+        hidden = torch.stack([layer[0, start:].float() for layer in layers])
+        return output.logits[:, -1].float(), hidden, before_norm[-1][0, start:].float()
+
+    def _last_decoder_layer(self) -> torch.nn.Module:
+        lists = (module for module in self.model.modules() if isinstance(module, torch.nn.ModuleList))
+        return next(layers for layers in lists if len(layers) == self.num_layers)[-1]
+
+
+class Reference:
+    """Decodes one prompt with one configuration.
+
+    Args:
+        forward: of the model to decode with.
+        tokenizer: used to look for stop texts and to write the answer.
+        config: every setting but ``temperature`` and ``seed`` is followed; see ``choices``.
+        logits_processor: applied in order, after the model's own repetition penalty.
+        stopping_criteria: any of them ends the answer.
+        choices: the candidate to keep at each risk point, instead of the one with the best score. With it a sampled
+            decode can be checked.
+    """
+
+    def __init__(
+        self,
+        forward: FullForward,
+        tokenizer: Any,
+        config: CocoaConfig,
+        *,
+        logits_processor: Sequence[Processor] = (),
+        stopping_criteria: Sequence[Criterion] = (),
+        choices: Iterable[int] | None = None,
+    ) -> None:
+        self.full_forward = forward
+        self.model = forward.model
+        self.tokenizer = tokenizer
+        self.config = config
+        self.processors = list(logits_processor)
+        self.criteria = list(stopping_criteria)
+        self.choices = None if choices is None else iter(choices)
+        self.margin = math.inf
+
+        self.num_layers = forward.num_layers  # L
+        self.m, self.n = config.middle_layers or (self.num_layers // 3, 2 * self.num_layers // 3)
+        eos = self.model.generation_config.eos_token_id
+        self.eos = set() if eos is None else {eos} if isinstance(eos, int) else set(eos)
+
+    # The walk of the method.
+
+    def generate(self, prompt: Sequence[int]) -> ReferenceGeneration:
+        """Decode after ``prompt``."""
+        self.prompt = list(prompt)
+        self.margin = math.inf
+        spans: list[ReferenceSpan] = []
+        tip = Branch([], [], [], self.forward([]), None)  # the open greedy run
+
+        while tip.end is None:
+            competing = self.competing(tip.state)
+            if len(competing) == 1:
+                tip = self.step(tip, competing[0])
+                continue
+            if tip.token_ids:
+                spans.append(ReferenceSpan("greedy", self.measure(tip)))
+            tip = tip.followed_by_nothing_yet()
+            if self.config.method == "greedy":
+                tip = self.step(tip, competing[0])
+            else:
+                span, winner = self.risk_point(tip, competing)
+                spans.append(span)
+                tip = winner.followed_by_nothing_yet()
+        if tip.token_ids:
+            spans.append(ReferenceSpan("greedy", self.measure(tip)))
+
+        token_ids = tip.before + tip.token_ids
+        return ReferenceGeneration(
+            text=self.text(token_ids),
+            token_ids=token_ids,
+            spans=spans,
+            finish_reason=tip.end,
+            risk_points=sum(span.kind == "risk_point" for span in spans),
+            margin=self.margin,
+        )
+
+    def score(self, prompt: Sequence[int], given: Sequence[int]) -> ReferenceGeneration:
+        """Teacher forcing: ``given`` after ``prompt`` as one span."""
+        self.prompt = list(prompt)
+        log_probs = [self.forward(given[:i]).log_p[token].item() for i, token in enumerate(given)]
+        figures = self.measure(Branch([], list(given), log_probs, self.forward(given), None))
+        return ReferenceGeneration(
+            text=self.tokenizer.decode(list(given), skip_special_tokens=True),
+            token_ids=list(given),
+            spans=[ReferenceSpan("given", figures)],
+            finish_reason=None,
+            risk_points=0,
+            margin=math.inf,
+        )
+
+    def risk_point(self, here: Branch, competing: list[int]) -> tuple[ReferenceSpan, Branch]:
+        """Grow a branch from each competing token to the boundary and keep the best."""
+        cap = min(self.config.max_span_tokens, self.config.max_new_tokens - len(here.before))
+        grown = []  # of each branch, what it was at length 1, 2, ...
+        for token in competing:  # each to its own next risk point
+            stages = [self.step(here, token)]
+            while stages[-1].end is None and len(stages) < cap and len(self.competing(stages[-1].state)) == 1:
+                stages.append(self.greedy_step(stages[-1]))
+            grown.append(stages)
+
+        reached = [len(stages) for stages in grown]  # r_b
+        lengths = {
+            "right": [max(reached)] * len(grown),
+            "left": [min(reached)] * len(grown),
+            "own": reached,
+            "fixed": [cap] * len(grown),
+        }[self.config.span_boundary]
+        branches = []
+        for stages, length in zip(grown, lengths, strict=True):
+            while stages[-1].end is None and len(stages) < length:
+                stages.append(self.greedy_step(stages[-1]))
+            branches.append(stages[min(length, len(stages)) - 1])
+
+        candidates = [self.measure(branch) for branch in branches]
+        chosen = self.choose([candidate.score for candidate in candidates])
+        return ReferenceSpan("risk_point", candidates[chosen], candidates, chosen), branches[chosen]
+
+    def choose(self, scores: list[float]) -> int:
+        """The best score; a tie goes to the more probable first token."""
+        if self.choices is not None:
+            return next(self.choices)
+        best = max(range(len(scores)), key=lambda b: (scores[b], -b))
+        for b, score in enumerate(scores):
+            if b != best:
+                self.near((scores[best] - score) / max(1.0, abs(score)))
+        return best
+
+    def greedy_step(self, branch: Branch) -> Branch:
+        """The branch with its most probable next token, whether or not others compete."""
+        ordered, tokens = branch.state.log_p.sort(descending=True, stable=True)
+        self.near((ordered[0] - ordered[1]).item())
+        return self.step(branch, int(tokens[0]))
+
+    def step(self, branch: Branch, token: int) -> Branch:
+        """The branch with one more token."""
+        answer = [*branch.before, *branch.token_ids, token]
+        return Branch(
+            before=branch.before,
+            token_ids=[*branch.token_ids, token],
+            token_log_probs=[*branch.token_log_probs, branch.state.log_p[token].item()],
+            state=self.forward(answer),
+            end=self.ended(answer, branch.state.scores),
+        )
+
+    def ended(self, answer: list[int], scores: Tensor) -> End | None:
+        """Why the answer ends after its last token, if it does."""
+        if answer[-1] in self.eos:
+            return "eos"
+        text = self.tokenizer.decode(answer, skip_special_tokens=True)
+        if any(stop in text for stop in self.config.stop):
+            return "stop"
+        ids = torch.tensor([self.prompt + answer], device=self.model.device)
+        if any(bool(criterion(ids, scores.unsqueeze(0))) for criterion in self.criteria):
+            return "stop"
+        return "length" if len(answer) >= self.config.max_new_tokens else None
+
+    def text(self, token_ids: list[int]) -> str:
+        """The answer up to the first stop text."""
+        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text[: min((text.find(stop) for stop in self.config.stop if stop in text), default=None)]
+
+    # The model.
+
+    def forward(self, answer: Sequence[int]) -> State:
+        """The model after the prompt and ``answer``."""
+        logits, hidden, before_norm = self.full_forward(self.prompt, answer)
+        if self.config.final_layer == "pre_norm":
+            hidden = torch.cat([hidden[:-1], before_norm.unsqueeze(0)])
+
+        ids = torch.tensor([[*self.prompt, *answer]], device=self.model.device)
+        scores = logits.clone()
+        penalty = self.model.generation_config.repetition_penalty or 1.0
+        for token in set(ids[0].tolist()):
+            scores[0, token] *= penalty if scores[0, token] < 0 else 1 / penalty
+        for processor in self.processors:
+            scores = processor(ids, scores)
+        return State(scores=scores[0], hidden=hidden)
+
+    # The equations.
+
+    def competing(self, state: State) -> list[int]:
+        """C = {w : p(w) >= gamma * max p}, most probable first, at most ``max_candidates``; gamma = 1 is greedy."""
+        ordered, tokens = state.log_p.sort(descending=True, stable=True)  # ties: the lower id first
+        most = self.config.max_candidates
+        if self.config.gamma == 1 or most == 1:
+            self.near((ordered[0] - ordered[1]).item())
+            return [int(tokens[0])]
+        distance = ordered - ordered[0] - math.log(self.config.gamma)  # >= 0: competes
+        self.near(float(distance.abs().min()))
+        count = int((distance >= 0).sum())
+        for higher, lower in pairwise(ordered[: min(count, most + 1)]):
+            self.near((higher - lower).item())
+        return tokens[: min(count, most)].tolist()
+
+    def measure(self, branch: Branch) -> Figures:
+        """The figures of a branch as a span."""
+        state, token_log_probs = branch.state, branch.token_log_probs
+        pooled = state.hidden[:, -len(branch.token_ids) :].mean(dim=1)  # H[S, l] in row l
+        width = self.n - self.m + 1  # N
+        con = sum(dis(pooled[j], pooled[j + 1]) for j in range(self.m, self.n)) / width
+        final = sum(dis(pooled[j], pooled[self.num_layers]) for j in range(self.m, self.n + 1)) / width
+
+        log_prob = sum(token_log_probs)
+        if self.config.span_log_prob == "mean":
+            log_prob /= len(token_log_probs)
+        mlds = final if self.config.metric == "f_mlds" else con
+        score = {
+            "greedy": log_prob,
+            "cocoa": log_prob - self.config.alpha * mlds,
+            "cocoa-sig": log_prob * (1 + self.config.alpha * mlds),
+        }[self.config.method]
+        return Figures(branch.token_ids, token_log_probs, log_prob, con, final, score)
+
+    def near(self, distance: float) -> None:
+        """Note how far a decision was from falling the other way."""
+        self.margin = min(self.margin, abs(distance))
+
+
+def dis(a: Tensor, b: Tensor) -> float:
+    """1 - cos(a, b), worked out in float64."""
+    a, b = a.double(), b.double()
+    return 1.0 - float(a @ b / (a.norm() * b.norm()))
+
+
+def assert_same(actual: Generation, expected: ReferenceGeneration) -> None:
+    """The engine's answer is the reference's: same decisions, figures within ``TOLERANCE``."""
+    assert actual.token_ids == expected.token_ids
+    assert actual.text == expected.text
+    assert actual.finish_reason == expected.finish_reason
+    assert actual.usage.completion_tokens == len(expected.token_ids)
+    assert actual.usage.risk_points == expected.risk_points
+    assert [(span.kind, span.token_ids, span.chosen) for span in actual.spans] == [
+        (span.kind, span.figures.token_ids, span.chosen) for span in expected.spans
+    ]
+    for span, wanted in zip(actual.spans, expected.spans, strict=True):
+        assert_same_figures(span, wanted.figures)
+        assert [candidate.token_ids for candidate in span.candidates] == [
+            candidate.token_ids for candidate in wanted.candidates
+        ]
+        assert [candidate.is_greedy for candidate in span.candidates] == [b == 0 for b in range(len(wanted.candidates))]
+        for candidate, figures in zip(span.candidates, wanted.candidates, strict=True):
+            assert_same_figures(candidate, figures)
+
+
+def assert_same_figures(actual: Measured, expected: Figures) -> None:
+    """Every figure within ``TOLERANCE``, relative where it is large."""
+    for name in ("token_log_probs", "log_prob", "con_mlds", "f_mlds", "score"):
+        assert getattr(actual, name) == pytest.approx(getattr(expected, name), abs=TOLERANCE, rel=TOLERANCE), name

@@ -1,0 +1,217 @@
+"""Tiny causal models with random weights, one per architecture, and tokenizers built in memory for them.
+
+The weights are scaled so that decoding is worth testing: several tokens compete at every second or third step, the
+layers disagree by different amounts from token to token, and an answer ends by itself now and then.
+"""
+
+from __future__ import annotations
+
+import codecs
+from functools import cache
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LogitsProcessor,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+EOS, BOS, PAD = 0, 1, 2
+VOCAB_SIZE = 300
+NUM_LAYERS = 6
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "num_hidden_layers": NUM_LAYERS,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,
+    "tie_word_embeddings": False,
+    "eos_token_id": EOS,
+    "bos_token_id": BOS,
+    "pad_token_id": PAD,
+}
+_HEADS = {"num_attention_heads": 4, "intermediate_size": 64}
+_GROUPED = {**_HEADS, "num_key_value_heads": 2, "head_dim": 8}  # two query heads share a key-value head
+_WINDOW = 8  # of sliding attention: shorter than most sequences in the tests
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": _GROUPED,
+    "mistral": {**_GROUPED, "sliding_window": None},
+    "mistral-sliding": {**_GROUPED, "sliding_window": _WINDOW},
+    "qwen2": {**_HEADS, "num_key_value_heads": 2},
+    "qwen3": _GROUPED,
+    "gemma2": {**_GROUPED, "sliding_window": _WINDOW},
+    "gemma3_text": {
+        **_GROUPED,
+        "sliding_window": _WINDOW,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    },
+    "phi": _HEADS,
+    "phi3": {**_HEADS, "num_key_value_heads": 2, "sliding_window": None},
+    "gpt2": {"n_embd": 32, "n_layer": NUM_LAYERS, "n_head": 4, "n_positions": 512},
+    "gpt_neox": _HEADS,
+    "opt": {"num_attention_heads": 4, "ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.15},
+    "falcon": {"num_attention_heads": 4},
+    "mamba": {"initializer_range": 0.3, "state_size": 8, "expand": 2},
+    "qwen3_next": {
+        **_GROUPED,
+        "initializer_range": 0.05,  # it rounds more than the others
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
+}
+"""The settings of each architecture beside the common ones."""
+
+RECURRENT = ("mamba", "qwen3_next")
+"""Those that carry a state from token to token: branches cannot share it."""
+
+_OUTPUT_SCALE = 1.2
+"""Standard deviation of the output layer's weights: about every third step is a risk point at gamma = 0.3."""
+
+
+def tiny_model(architecture: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """A model of one of :data:`ARCHITECTURES` with random weights, float32, in evaluation mode.
+
+    Args:
+        architecture: its name.
+        seed: of the weights.
+        overrides: further fields of its configuration.
+    """
+    settings = {**_COMMON, **ARCHITECTURES[architecture], **overrides}
+    config = AutoConfig.for_model(architecture.partition("-")[0], **settings)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        output = model.get_output_embeddings().weight.normal_(std=_OUTPUT_SCALE)
+        output[EOS] *= 1.5
+    return model
+
+
+_SPECIAL = ["<eos>", "<bos>", "<pad>"]  # ids EOS, BOS, PAD
+_FIRST_BYTE = len(_SPECIAL)
+_MERGED = ["the ", "ing", " a", "is", "er", "é", "ß", "日", "日本", "😀", "😀😀", "\n\n", "ст", "да", "—" * 8]
+"""Texts that are longer tokens; the shorter ones on the way to them (part characters too) are tokens as well."""
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with ``VOCAB_SIZE`` tokens, as GPT-2, Llama 3 and Qwen have.
+
+    A character of several bytes is several tokens unless it is in a small list; some tokens are parts of characters.
+    """
+    letters = _byte_letters()
+    vocab = {token: i for i, token in enumerate([*_SPECIAL, *letters])}
+    merges: list[tuple[str, str]] = []
+    for text in _MERGED:
+        pieces = [letters[byte] for byte in text.encode()]
+        while len(pieces) > 1 and len(vocab) < VOCAB_SIZE:
+            left, right = pieces[:2]
+            if left + right not in vocab:
+                vocab[left + right] = len(vocab)
+                merges.append((left, right))
+            pieces[:2] = [left + right]
+
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return _fast(tokenizer)
+
+
+def sentencepiece_like_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer with ``VOCAB_SIZE`` tokens of the family of Llama 2 and Gemma.
+
+    Words begin with a visible space, characters outside the vocabulary fall back to one token per byte, the first
+    space of a text is dropped on decoding and a beginning-of-sequence token is added on encoding.
+    """
+    pieces = ["▁", *"abcdefghijklmnopqrstuvwxyz", *".,?é日", "▁a", "▁t", "▁th", "in", "er", "he", "▁the"]
+    vocab = {token: i for i, token in enumerate([*_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces])}
+    for rest in range(VOCAB_SIZE - len(vocab)):
+        vocab["▁" * (rest + 2)] = len(vocab)
+    merges = [("▁", "a"), ("▁", "t"), ("▁t", "h"), ("i", "n"), ("e", "r"), ("h", "e"), ("▁t", "he")]
+
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+    return _fast(tokenizer)
+
+
+def _fast(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=_SPECIAL[EOS],
+        bos_token=_SPECIAL[BOS],
+        pad_token=_SPECIAL[PAD],
+        clean_up_tokenization_spaces=False,
+    )
+    if len(fast) != VOCAB_SIZE:
+        raise AssertionError(f"{len(fast)} tokens")
+    return fast
+
+
+def _byte_letters() -> list[str]:
+    """The letter by which byte-level BPE writes each byte: itself if it is visible in Latin-1, else one from 256 on."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = iter(range(0x100, 0x200))
+    return [chr(byte if byte in visible else next(hidden)) for byte in range(256)]
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerFast) -> list[bytes]:
+    """The bytes each token of one of these tokenizers stands for; nothing for the special ones."""
+    byte_of = {letter: byte for byte, letter in enumerate(_byte_letters())}
+    byte_level = "<0x00>" not in tokenizer.get_vocab()
+    result = []
+    for i, token in enumerate(tokenizer.convert_ids_to_tokens(list(range(VOCAB_SIZE)))):
+        if i < _FIRST_BYTE:
+            result.append(b"")
+        elif byte_level:
+            result.append(bytes(byte_of[letter] for letter in token))
+        elif i < _FIRST_BYTE + 256:
+            result.append(bytes([i - _FIRST_BYTE]))
+        else:
+            result.append(token.replace("▁", " ").encode())
+    return result
+
+
+class WellFormedText(LogitsProcessor):
+    """Bans tokens that would break UTF-8, so that a random model writes characters of one to four bytes.
+
+    The prompt must be well-formed too.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.bytes = token_bytes(tokenizer)
+        self.banned = cache(self._banned)  # by the bytes of the character that is not complete yet
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        pending = []
+        for row in input_ids.tolist():
+            decoder = codecs.getincrementaldecoder("utf-8")()
+            decoder.decode(b"".join(self.bytes[token] for token in row))
+            pending.append(self.banned(decoder.getstate()[0]))
+        return scores.masked_fill(torch.stack(pending).to(scores.device), -torch.inf)
+
+    def _banned(self, pending: bytes) -> Tensor:
+        return torch.tensor([not _may_begin(pending + token) for token in self.bytes])
+
+
+def _may_begin(text: bytes) -> bool:
+    """Whether a well-formed text can begin so."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(text)
+    except UnicodeDecodeError:
+        return False
+    return True

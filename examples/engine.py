@@ -1,0 +1,44 @@
+"""The engine on its own: an answer's risk, the spans that competed, a stream, a batch, and the risk of a given text.
+
+python examples/engine.py
+"""
+
+from __future__ import annotations
+
+from cocoa_engine import CocoaEngine
+
+
+def main() -> None:
+    """Ask the embedded model; give ``from_pretrained`` a name for yours."""
+    engine = CocoaEngine.from_pretrained()
+
+    answer = engine.chat([{"role": "user", "content": "Who wrote the novel Dune?"}], max_new_tokens=40)
+    print("answer:", answer.text)
+    riskiest = max(answer.spans, key=lambda span: span.risk)
+    print(f"riskiest span: {riskiest.text!r} with fMLDS {riskiest.f_mlds:.2f}")
+
+    for span in answer.spans:
+        for number, candidate in enumerate(span.candidates):
+            kept = "kept" if number == span.chosen else ""
+            greedy = "greedy's" if candidate.is_greedy else ""
+            figures = f"log p {candidate.log_prob:7.2f}  score {candidate.score:7.2f}"
+            print(f"  {candidate.text!r:24} {figures}  {kept} {greedy}")
+
+    print("\nstream: ", end="")
+    with engine.stream("The three primary colours are", max_new_tokens=16, stop="\n") as stream:
+        for span in stream:
+            print(f"[{span.text}]", end="", flush=True)
+
+    print("\n\nbatch:")
+    prompts = ["The capital of France is", "The capital of Italy is"]
+    for prompt, generation in zip(prompts, engine.generate_batch(prompts, max_new_tokens=8), strict=True):
+        print(f"  {prompt}{generation.text!r}  mean risk {generation.mean_risk:.2f}")
+
+    print("\nscore:")
+    for text in (" Paris.", " Berlin."):
+        span = engine.score("The capital of France is", text).spans[0]
+        print(f"  {text!r:10} log p {span.log_prob:7.2f}  ConMLDS {span.con_mlds:.3f}  fMLDS {span.f_mlds:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The README's promises: its examples run, its table of settings is the settings' own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cocoa_engine import CocoaConfig, CocoaEngine
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_there_is_an_example_for_each_way_in() -> None:
+    assert len(EXAMPLES) == 3
+    assert all(len(example.strip().splitlines()) <= 10 for example in EXAMPLES)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=["engine", "langchain", "llama_index"])
+def test_examples_run(
+    example: str, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+
+    def already_loaded(*arguments: Any, **options: Any) -> CocoaEngine:  # the same model: it need not be read again
+        asked.append(arguments)
+        return engine
+
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", already_loaded)
+    exec(compile(example, "README.md", "exec"), {})
+    assert asked
+    assert len(capsys.readouterr().out) > 20
+
+
+def test_settings_table_is_complete_and_true() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \|", README, re.MULTILINE)
+    fields = CocoaConfig.model_fields
+    assert [name for name, _ in rows] == list(fields)
+    assert dict(rows) == {name: str(field.default) for name, field in fields.items()}
+
+
+def test_linked_files_exist() -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []

@@ -10,7 +10,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 .PHONY: demo test clean
 
 demo: $(VENV)/.demo
-	$(BIN)/cocoa ask "What is the tallest mountain in Africa, and who first climbed it?" --compare greedy
+	$(BIN)/cocoa ask "Who wrote Pride and Prejudice?" --compare greedy --table --stop .
 
 test: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -33,3 +33,11 @@ class ModelLoadError(CocoaError, OSError):
 
 class NonFiniteLogitsError(CocoaError, ArithmeticError):
     """The model (or a logits processor) produced logits from which no token can be chosen."""
+
+
+class GenerationTimeoutError(CocoaError, TimeoutError):
+    """An answer took longer than the time it was given."""
+
+
+class UnsupportedFeatureError(CocoaError, NotImplementedError):
+    """A framework's feature was asked for that these models do not have (tools, structured output)."""

@@ -1,0 +1,105 @@
+"""The commands together, and how every error leaves them: as one line, unless ``--debug`` asks for the traceback."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from cocoa_engine import __version__
+from cocoa_engine.cli.ask import ask
+from cocoa_engine.cli.info import info
+from cocoa_engine.cli.score import score
+from cocoa_engine.errors import CocoaError
+
+BAD_INPUT = 2
+INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
+
+
+class OneLineErrors(TyperGroup):
+    """A group of commands that turns exceptions into an exit code and one line on stderr."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Runs a command line and exits; without ``standalone_mode`` it returns or raises as Typer does."""
+        args = list(sys.argv[1:] if args is None else args) or ["--help"]
+        run = partial(super().main, args, prog_name, complete_var, False, windows_expand_args, **extra)
+        if not standalone_mode:
+            return run()
+        _never_fail_to_encode()
+        try:
+            code = run()
+            sys.stdout.flush()
+        except (KeyboardInterrupt, typer.Abort):
+            code = INTERRUPTED
+        except BrokenPipeError:
+            # The reader went away (`cocoa ask ... | head`); what Python still wants to flush goes nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = 1
+        except Exception as error:
+            if "--debug" in args:
+                raise
+            code = _say(error)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(error: Exception) -> int:
+    """Prints one line that says what went wrong and returns the exit code."""
+    # Usage errors are typer's own, or click's in its earlier versions: both can format their message.
+    format_message = getattr(error, "format_message", None)
+    if format_message:
+        message, code = f"{format_message()} (see --help)", BAD_INPUT
+    elif isinstance(error, CocoaError):
+        message, code = str(error), BAD_INPUT
+    else:
+        message, code = f"{type(error).__name__}: {error} (--debug shows where)", 1
+    print("cocoa:", " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+def _never_fail_to_encode() -> None:
+    """A character that the terminal's encoding lacks becomes a question mark instead of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"cocoa {__version__}")
+        raise typer.Exit()
+
+
+app = typer.Typer(cls=OneLineErrors, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+
+
+@app.callback()
+def cocoa(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Ask a local language model, and see which parts of its answer to doubt."""
+
+
+app.command()(ask)
+app.command()(score)
+app.command()(info)
+
+
+def main() -> None:
+    """The entry point of the command ``cocoa``."""
+    app(prog_name="cocoa")

@@ -1,0 +1,41 @@
+"""``cocoa info``: what the engine found out about a model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from cocoa_engine.cli.loading import load_engine
+from cocoa_engine.cli.options import MODEL_HELP, Json, LoadOptions, NoColor, with_options
+from cocoa_engine.cli.terminal import output, print_json
+
+
+@with_options()
+def info(
+    loading: LoadOptions,
+    model: Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default=False)] = None,
+    json: Json = False,
+    no_color: NoColor = False,
+) -> None:
+    """Describe a model: its layers, its middle window, and whether branches can share the prompt's cache."""
+    found = load_engine(model, loading).info()
+    if json:
+        print_json(found.model_dump_json())
+        return
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in found.model_dump().items():
+        table.add_row(name.replace("_", " "), Text(_shown(value)))
+    output(no_color).print(table)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple | list):
+        return "..".join(str(part) for part in value)
+    return f"{value:,}" if isinstance(value, int) else "unknown" if value is None else str(value)

@@ -1,0 +1,41 @@
+"""Loads the model that a command asks for, with a spinner on stderr while it lasts."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from cocoa_engine.cli.options import LoadOptions
+
+if TYPE_CHECKING:
+    from cocoa_engine import CocoaEngine
+
+
+def load_engine(model: str | None, options: LoadOptions) -> CocoaEngine:
+    """Loads a model; torch and transformers are first imported here, so that ``--help`` and bad settings are quick.
+
+    Raises:
+        CocoaError: as :meth:`CocoaEngine.from_pretrained`.
+    """
+    console = Console(stderr=True, quiet=not sys.stderr.isatty())
+    with console.status(Text(f"Loading {model or 'the embedded model'} …")):
+        import torch
+        from transformers.utils import logging
+
+        from cocoa_engine import CocoaEngine
+
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        if not options.debug:
+            logging.set_verbosity_error()
+            logging.disable_progress_bar()  # it would write through the spinner
+        return CocoaEngine.from_pretrained(
+            model,
+            dtype=options.dtype,
+            device_map=options.device_map,
+            allow_pickle=options.allow_pickle,
+            trust_remote_code=options.trust_remote_code,
+        )

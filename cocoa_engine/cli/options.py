@@ -1,0 +1,154 @@
+"""Options that several commands share. Those of decoding come from ``CocoaConfig``, where each is declared once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import typer
+from pydantic.fields import FieldInfo
+from rich.markup import escape
+
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.methods import METHODS
+
+DECODING = "Decoding settings"
+LOADING = "Model loading"
+
+MODEL_HELP = "Hub name or folder of a causal language model. Default: the embedded SmolLM2-135M-Instruct."
+
+Model = Annotated[str | None, typer.Option(help=MODEL_HELP)]
+NoColor = Annotated[
+    bool,
+    typer.Option("--no-color", help=escape("Write the risk into the text instead, [like this|2]; NO_COLOR does too.")),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")]
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is loaded."""
+
+    dtype: Annotated[
+        str, typer.Option(help="Precision of the weights, such as bfloat16; auto: as stored.", rich_help_panel=LOADING)
+    ] = "auto"
+    device_map: Annotated[
+        str | None,
+        typer.Option(help="Where the layers go, such as auto, cpu or cuda:0.", rich_help_panel=LOADING),
+    ] = None
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="CPU threads. Default: as torch chooses.", rich_help_panel=LOADING),
+    ] = None
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Allow pickled weights, which can run code.", rich_help_panel=LOADING)
+    ] = False
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=LOADING)
+    ] = False
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks and the libraries' own messages.", rich_help_panel=LOADING)
+    ] = False
+
+
+def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a command of a function whose parameters may be annotated ``CocoaConfig`` and ``LoadOptions``.
+
+    Each of these two becomes one option per field, and the function receives the object made from them. A bad
+    setting raises :class:`~cocoa_engine.errors.ConfigError`, as everywhere else: the options themselves are text.
+
+    Args:
+        only: the config fields that the command takes; by default all.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(function, eval_str=True).parameters.values():
+            if parameter.annotation is CocoaConfig:
+                parameters += _config_options(only)
+            elif parameter.annotation is LoadOptions:
+                parameters += _load_options()
+            else:
+                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+        def command(**given: Any) -> None:
+            loading = {field.name: given.pop(field.name) for field in fields(LoadOptions)}
+            config = {name: given.pop(name) for name in CocoaConfig.model_fields if name in given}
+            for name, kind in get_type_hints(function).items():
+                if kind is CocoaConfig:
+                    given[name] = _config(config)
+                elif kind is LoadOptions:
+                    given[name] = LoadOptions(**loading)
+            function(**given)
+
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return command
+
+    return decorate
+
+
+def _load_options() -> Iterator[inspect.Parameter]:
+    types = get_type_hints(LoadOptions, include_extras=True)
+    for field in fields(LoadOptions):
+        yield _option(field.name, types[field.name], field.default)
+
+
+def _config_options(only: Sequence[str]) -> Iterator[inspect.Parameter]:
+    """One option per config field; its default is "not given", so that the config's own default is declared once."""
+    for name, field in CocoaConfig.model_fields.items():
+        if only and name not in only:
+            continue
+        repeatable = _is_repeatable(field)
+        default = "" if field.default in (None, ()) else f" [default: {field.default}]"
+        option = typer.Option(
+            f"--{name.replace('_', '-')}",
+            help=escape(f"{field.description}{default}{' Repeatable.' if repeatable else ''}"),
+            metavar=_metavar(name, field),
+            show_default=False,
+            rich_help_panel=DECODING,
+        )
+        yield _option(name, Annotated[(list[str] if repeatable else str) | None, option], None)
+
+
+def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _config(given: Mapping[str, Any]) -> CocoaConfig:
+    """The settings from the options that were given, still text; validated by the config itself."""
+    settings = {name: value for name, value in given.items() if value not in (None, [])}
+    for name, value in settings.items():
+        if isinstance(value, str) and _is_tuple(CocoaConfig.model_fields[name]):
+            settings[name] = value.split(",")
+    return CocoaConfig(**settings)
+
+
+def _alternatives(field: FieldInfo) -> tuple[Any, ...]:
+    """The types of a field: the members of a union, or the one type there is."""
+    return get_args(field.annotation) if type(None) in get_args(field.annotation) else (field.annotation,)
+
+
+def _is_tuple(field: FieldInfo) -> bool:
+    return any(get_origin(kind) is tuple for kind in _alternatives(field))
+
+
+def _is_repeatable(field: FieldInfo) -> bool:
+    return any(get_origin(kind) is tuple and ... in get_args(kind) for kind in _alternatives(field))
+
+
+def _metavar(name: str, field: FieldInfo) -> str:
+    """What the help shows for an option's value: its choices, or its type."""
+    if name == "method":
+        return "|".join(METHODS)
+    kind = _alternatives(field)[0]
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    if _is_repeatable(field):
+        return "TEXT"
+    if get_origin(kind) is tuple:
+        return ",".join(part.__name__.upper() for part in get_args(kind))
+    return str(kind.__name__).upper()

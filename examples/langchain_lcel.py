@@ -1,0 +1,40 @@
+"""A LangChain chain that gives an answer's text and, beside it, the answer's risk.
+
+    python examples/langchain_lcel.py
+
+It uses the embedded default model; for another one give ChatCocoa(model="Qwen/Qwen2.5-7B-Instruct", device_map="auto").
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda, RunnableParallel
+
+from cocoa_integrations.langchain import ChatCocoa, get_risk
+
+QUESTION = "What is the boiling point of water?"
+
+
+def main() -> None:
+    """Ask one question, stream its text, then list its spans, most risky first."""
+    prompt = ChatPromptTemplate.from_messages([("system", "Answer in one sentence."), ("human", "{question}")])
+    chat = ChatCocoa(max_tokens=32)
+    # A parser alone would drop the risk; side by side, the text still streams.
+    beside = RunnableParallel(text=StrOutputParser(), risk=RunnableLambda(get_risk))
+    chain = prompt | chat | beside
+
+    risk: dict[str, Any] = {}
+    for part in chain.stream({"question": QUESTION}):
+        print(part.get("text", ""), end="", flush=True)
+        risk = part.get("risk", risk)
+
+    print(f"\n\n{risk['method']}, {risk['risk_points']} risk points, highest risk {risk['max_risk']:.3f}")
+    for span in sorted(risk["spans"], key=lambda span: -span["risk"]):
+        print(f"{span['risk']:.3f}  {span['kind']:<10}  {span['text']!r}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""``cocoa ask``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import Result
+
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Span
+
+Cocoa = Callable[..., Result]
+
+QUESTION = "What is the capital of France?"
+SHORT = ("--max-new-tokens", "12")
+
+# an option and a value for every setting, none of them the default
+OPTIONS: dict[str, tuple[str, Any]] = {
+    "method": ("cocoa", "cocoa"),
+    "metric": ("con_mlds", "con_mlds"),
+    "alpha": ("1.5", 1.5),
+    "gamma": ("0.5", 0.5),
+    "max_candidates": ("3", 3),
+    "max_span_tokens": ("4", 4),
+    "span_boundary": ("left", "left"),
+    "span_log_prob": ("mean", "mean"),
+    "middle_layers": ("5,12", (5, 12)),
+    "final_layer": ("pre_norm", "pre_norm"),
+    "max_new_tokens": ("3", 3),
+    "temperature": ("0.7", 0.7),
+    "seed": ("11", 11),
+    "stop": ("###", ("###",)),
+}
+
+
+def messages(question: str, system: str | None = None) -> list[dict[str, str]]:
+    before = [{"role": "system", "content": system}] if system else []
+    return [*before, {"role": "user", "content": question}]
+
+
+def test_in_a_pipe_the_bare_answer(cocoa: Cocoa, engine: CocoaEngine) -> None:
+    result = cocoa("ask", QUESTION, *SHORT)
+    assert result.exit_code == 0
+    assert result.stdout == engine.chat(messages(QUESTION), max_new_tokens=12).text + "\n"
+    assert result.stderr == ""
+
+
+def test_json_is_the_generation(cocoa: Cocoa, engine: CocoaEngine) -> None:
+    result = cocoa("ask", QUESTION, "--json", *SHORT)
+    assert Generation.model_validate_json(result.stdout) == engine.chat(messages(QUESTION), max_new_tokens=12)
+
+
+def test_json_of_a_comparison_holds_both(cocoa: Cocoa, engine: CocoaEngine) -> None:
+    both = json.loads(cocoa("ask", QUESTION, "--json", "--compare", "greedy", *SHORT).stdout)
+    answer, compared = (Generation.model_validate(both[name]) for name in ("answer", "compared"))
+    assert answer == engine.chat(messages(QUESTION), max_new_tokens=12)
+    assert compared == engine.chat(messages(QUESTION), max_new_tokens=12, method="greedy")
+
+
+@pytest.mark.parametrize("args", [[], ["-"]])
+def test_question_from_stdin(cocoa: Cocoa, engine: CocoaEngine, args: list[str]) -> None:
+    result = cocoa("ask", *args, *SHORT, stdin=QUESTION + "\n")
+    assert result.stdout == engine.chat(messages(QUESTION), max_new_tokens=12).text + "\n"
+
+
+def test_system_message(cocoa: Cocoa, engine: CocoaEngine) -> None:
+    system = "Answer in French."
+    result = cocoa("ask", QUESTION, "--system", system, *SHORT)
+    assert result.stdout == engine.chat(messages(QUESTION, system), max_new_tokens=12).text + "\n"
+
+
+def test_raw_continues_the_prompt(cocoa: Cocoa, engine: CocoaEngine) -> None:
+    prompt = "The capital of France is"
+    result = cocoa("ask", prompt, "--raw", *SHORT)
+    assert result.stdout == engine.generate(prompt, max_new_tokens=12).text + "\n"
+
+
+def test_every_setting_has_an_option_that_reaches_the_engine(cocoa: Cocoa) -> None:
+    assert OPTIONS.keys() == CocoaConfig.model_fields.keys()
+    args = [part for name, (value, _) in OPTIONS.items() for part in (f"--{name.replace('_', '-')}", value)]
+    result = cocoa("ask", QUESTION, "--json", *args)
+    assert Generation.model_validate_json(result.stdout).config == CocoaConfig(
+        **{name: value for name, (_, value) in OPTIONS.items()}
+    )
+
+
+def test_help_names_every_setting_with_its_default(cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("TERMINAL_WIDTH", "300")
+    shown = " ".join(cocoa("ask", "--help").stdout.split())
+    for name, field in CocoaConfig.model_fields.items():
+        assert f"--{name.replace('_', '-')} " in shown
+        assert str(field.description) in shown
+        if field.default not in (None, ()):
+            assert f"{field.description} [default: {field.default}]" in shown
+
+
+def test_stop_can_be_repeated(cocoa: Cocoa) -> None:
+    result = cocoa("ask", QUESTION, "--json", "--stop", "Paris", "--stop", "capital", *SHORT)
+    answer = Generation.model_validate_json(result.stdout)
+    assert answer.config.stop == ("Paris", "capital")
+    assert answer.finish_reason == "stop"
+
+
+def test_loading_options_reach_the_loader(
+    cocoa: Cocoa, loads: list[tuple[str | None, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
+    result = cocoa(
+        *("ask", QUESTION, *SHORT, "--model", "some/model", "--dtype", "bfloat16", "--device-map", "auto"),
+        *("--threads", "3", "--allow-pickle", "--trust-remote-code"),
+    )
+    assert result.exit_code == 0
+    assert loads == [
+        (
+            "some/model",
+            {"dtype": "bfloat16", "device_map": "auto", "allow_pickle": True, "trust_remote_code": True},
+        )
+    ]
+    assert threads == [3]
+
+
+def test_comparison_and_table(cocoa: Cocoa, engine: CocoaEngine) -> None:
+    question = "Why is the sky blue?"
+    result = cocoa("ask", question, "--compare", "greedy", "--table", *SHORT)
+    answer = engine.chat(messages(question), max_new_tokens=12)
+    greedy = engine.chat(messages(question), max_new_tokens=12, method="greedy")
+    assert answer.usage.risk_points
+    assert "relative to" in result.stdout
+    assert ("greedy gives the same answer." in result.stdout) == (answer.text == greedy.text)
+    for span in answer.spans:
+        for candidate in span.candidates:
+            assert f"{candidate.log_prob:.2f} " in result.stdout
+            assert f"{candidate.score:.2f} " in result.stdout
+
+
+def test_no_color_marks_risk_in_the_text_and_says_how(cocoa: Cocoa, engine: CocoaEngine) -> None:
+    answer = engine.chat(messages(QUESTION), max_new_tokens=12)
+    riskiest = max(answer.spans, key=lambda span: span.risk)
+    result = cocoa("ask", QUESTION, "--no-color", *SHORT)
+    assert "\x1b" not in result.stdout
+    assert f"[{riskiest.text.strip()}|3]" in " ".join(result.stdout.split())
+    assert "relative to this text's own range" in " ".join(result.stdout.split())
+
+
+def test_colour_where_there_is_some(cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b[1;38;5;231;48;5;124m" in cocoa("ask", QUESTION, *SHORT).stdout
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown = cocoa("ask", QUESTION, *SHORT).stdout
+    assert "\x1b" not in shown
+    assert "|3]" in shown
+
+
+def test_on_a_terminal_the_answer_grows(cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr("cocoa_engine.cli.ask.draws_on_screen", lambda console: True)
+    answer = engine.chat(messages(QUESTION), max_new_tokens=12)
+    assert len(answer.spans) > 1
+    shown = cocoa("ask", QUESTION, *SHORT).stdout
+    assert shown.count(answer.spans[0].text.split()[0]) > len(answer.spans)  # in every state and in the last
+
+
+def test_picture(cocoa: Cocoa, tmp_path: Path) -> None:
+    picture = tmp_path / "answer.svg"
+    result = cocoa("ask", QUESTION, "--svg", str(picture), "--table", *SHORT)
+    assert result.exit_code == 0
+    words = "".join(ElementTree.parse(picture).getroot().itertext()).replace("\N{NO-BREAK SPACE}", " ")
+    assert f"cocoa ask '{QUESTION}'" in words
+    assert "candidates" in words
+    assert "#c00000" in picture.read_text()
+    assert "url(http" not in picture.read_text()
+    assert "font-face" not in picture.read_text()
+
+
+@pytest.fixture
+def interrupted(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Presses Ctrl-C after two spans; returns their text."""
+    whole = engine.chat(messages(QUESTION), max_new_tokens=12)
+    next_span = type(engine.stream("x")).__next__
+    seen: list[Span] = []
+
+    def until_ctrl_c(stream: Iterator[Span]) -> Span:
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        seen.append(next_span(stream))  # type: ignore[arg-type]
+        return seen[-1]
+
+    monkeypatch.setattr("cocoa_engine.engine.SpanStream.__next__", until_ctrl_c)
+    return "".join(span.text for span in whole.spans[:2])
+
+
+def test_ctrl_c_leaves_what_was_decoded(cocoa: Cocoa, interrupted: str) -> None:
+    result = cocoa("ask", QUESTION, *SHORT)
+    assert result.exit_code == 130
+    assert result.stdout == interrupted + "\n"
+    assert result.stderr == ""
+
+
+def test_ctrl_c_leaves_no_half_json(cocoa: Cocoa, interrupted: str) -> None:
+    result = cocoa("ask", QUESTION, "--json", *SHORT)
+    assert result.exit_code == 130
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--alpha", "-1"], "alpha"),
+        (["--alpha", "much"], "alpha"),
+        (["--alpha", "nan"], "alpha"),
+        (["--gamma", "0"], "gamma"),
+        (["--method", "cocoasig"], "did you mean 'cocoa-sig'"),
+        (["--metric", "g_mlds"], "metric"),
+        (["--middle-layers", "9,3"], "m < n"),
+        (["--middle-layers", "9"], "middle_layers"),
+        (["--compare", "gredy"], "did you mean 'greedy'"),
+        (["--raw", "--system", "Be brief."], "--system"),
+        (["--svg", "/no/such/folder/answer.svg"], "/no/such/folder"),
+        (["--threads", "0"], "--threads"),
+        (["--colour"], "--colour"),
+        (["too", "many"], "unexpected extra argument"),
+    ],
+)
+def test_bad_input_is_one_line_before_any_work(cocoa: Cocoa, loads: list[object], args: list[str], words: str) -> None:
+    result = cocoa("ask", QUESTION, *args)
+    assert_one_line(result, words)
+    assert loads == []
+
+
+@pytest.mark.parametrize("stdin", ["", "  \n", b"\xff\xfe\x00"])
+def test_bad_stdin(cocoa: Cocoa, loads: list[object], stdin: str | bytes) -> None:
+    assert_one_line(cocoa("ask", stdin=stdin), "the question is")
+    assert loads == []
+
+
+def test_bad_input_that_the_engine_finds(cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_one_line(cocoa("ask", QUESTION, "--middle-layers", "10,99"), "99")
+    assert_one_line(cocoa("ask", "word " * 9000), "tokens")
+    monkeypatch.setattr(engine.tokenizer, "chat_template", None)
+    assert_one_line(cocoa("ask", QUESTION), "--raw")
+
+
+def test_debug_shows_the_traceback(cocoa: Cocoa) -> None:
+    result = cocoa("ask", QUESTION, "--alpha", "-1", "--debug")
+    assert type(result.exception).__name__ == "ConfigError"
+
+
+def test_an_unforeseen_error_is_one_line(cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("out of\nmemory")
+
+    monkeypatch.setattr(type(engine), "stream_chat", fails)
+    result = cocoa("ask", QUESTION)
+    assert result.exit_code == 1
+    assert result.stderr == "cocoa: RuntimeError: out of memory (--debug shows where)\n"
+
+
+def assert_one_line(result: Result, words: str) -> None:
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("cocoa: ")
+    assert words in result.stderr

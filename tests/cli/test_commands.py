@@ -1,0 +1,82 @@
+"""``cocoa score``, ``cocoa info``, and the command as a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+from typer.testing import Result
+
+from cocoa_engine import CocoaEngine, Generation, ModelInfo, __version__
+
+Cocoa = Callable[..., Result]
+
+PROMPT, TEXT = "The capital of France is", " Paris."
+COCOA = [sys.executable, "-m", "cocoa_engine.cli"]
+
+
+def test_score_json_is_the_engines(cocoa: Cocoa, engine: CocoaEngine) -> None:
+    result = cocoa("score", "--prompt", PROMPT, "--text", TEXT, "--alpha", "1", "--json")
+    assert Generation.model_validate_json(result.stdout) == engine.score(PROMPT, TEXT, alpha=1.0)
+
+
+def test_score_shows_every_figure(cocoa: Cocoa, engine: CocoaEngine) -> None:
+    span = engine.score(PROMPT, TEXT, span_log_prob="mean").spans[0]
+    result = cocoa("score", "--prompt", PROMPT, "--text", TEXT, "--span-log-prob", "mean")
+    rows = {line[:16].strip(): line[16:].split() for line in result.stdout.splitlines()}
+    assert rows["log p"][:4] == [f"{span.log_prob:.4f}", "mean", "over", str(len(span.token_ids))]
+    assert rows["self-information"][0] == f"{-span.log_prob:.4f}"
+    assert rows["ConMLDS"][0] == f"{span.con_mlds:.4f}"
+    assert rows["fMLDS"][0] == f"{span.f_mlds:.4f}"
+    assert rows["score"][:2] == [f"{span.score:.4f}", "cocoa-sig,"]
+
+
+def test_score_of_bad_input(cocoa: Cocoa) -> None:
+    for args in (["--prompt", PROMPT], ["--prompt", PROMPT, "--text", ""], ["--prompt", "", "--text", TEXT]):
+        result = cocoa("score", *args)
+        assert result.exit_code == 2
+        assert result.stdout == ""
+        assert result.stderr.count("\n") == 1
+
+
+def test_info_json_is_the_engines(cocoa: Cocoa, engine: CocoaEngine) -> None:
+    assert ModelInfo.model_validate_json(cocoa("info", "--json").stdout) == engine.info()
+
+
+def test_info_shows_what_was_asked_for(cocoa: Cocoa, loads: list[tuple[str | None, object]]) -> None:
+    result = cocoa("info", "some/model", "--no-color")
+    assert [model for model, _ in loads] == ["some/model"]
+    rows = {line[:17].strip(): line[17:].strip() for line in result.stdout.splitlines()}
+    assert rows["num layers"] == "30"
+    assert rows["middle layers"] == "10..20"
+    assert rows["has chat template"] == "yes"
+    assert rows["backend"] == "shared_cache"
+
+
+def test_version_and_help(cocoa: Cocoa) -> None:
+    assert cocoa("--version").stdout == f"cocoa {__version__}\n"
+    assert cocoa().stdout == cocoa("--help").stdout
+    for command in ("ask", "score", "info"):
+        assert command in cocoa().stdout
+    assert cocoa("aks").exit_code == 2
+
+
+def test_help_and_settings_need_no_torch() -> None:
+    code = "import sys, cocoa_engine.cli; sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_as_a_process() -> None:
+    bad = subprocess.run([*COCOA, "ask", "x", "--alpha", "-1"], capture_output=True, text=True, check=False)
+    assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    process = subprocess.Popen([*COCOA, "ask", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 1

@@ -1,0 +1,24 @@
+"""Neither the engine nor one adapter imports a framework it does not need."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+
+def loaded(*names):
+    return sorted(module for module in sys.modules if module.partition(".")[0] in names)
+
+import cocoa_engine.engine
+assert not loaded("langchain_core", "langchain", "llama_index"), loaded("langchain_core", "langchain", "llama_index")
+import cocoa_integrations.langchain
+assert not loaded("llama_index"), loaded("llama_index")
+assert all(hasattr(cocoa_integrations.langchain, name) for name in cocoa_integrations.langchain.__all__)
+"""
+
+
+def test_imports_are_kept_apart() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,266 @@
+"""Options: of a constructor and of a call, known and unknown, and how they reach the engine and LangChain's traces."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.load import dumpd
+
+from cocoa_engine import CocoaConfig, CocoaEngine
+from cocoa_engine.embedded import MODEL_NAME
+from cocoa_engine.errors import ConfigError, ModelLoadError
+from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, UnsupportedFeatureError
+from cocoa_integrations.langchain.lazy_engine import lazy_engine
+from cocoa_integrations.settings import config_of
+
+MODELS = [ChatCocoa, CocoaLLM]
+each_model = pytest.mark.parametrize("kind", MODELS)
+
+
+@pytest.fixture
+def loads(quick_engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What from_pretrained is asked for, in place of loading."""
+    asked: list[dict[str, Any]] = []
+
+    def load(**options: Any) -> CocoaEngine:
+        asked.append(options)
+        return quick_engine
+
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", load)
+    return asked
+
+
+@each_model
+def test_settings_not_given_are_those_of_the_config_or_the_engine(kind: Any, quick_engine: CocoaEngine) -> None:
+    assert config_of(kind()) == CocoaConfig()
+    config = CocoaConfig(alpha=1.0, stop="x", max_new_tokens=5)
+    assert config_of(kind(config=config)) == config
+    assert config_of(kind(config=config, alpha=3.0)) == config.replace(alpha=3.0)
+    engine = CocoaEngine(quick_engine.model, quick_engine.tokenizer, config=config)
+    assert config_of(kind(engine=engine)) == config
+    assert config_of(kind(engine=engine, config=CocoaConfig(gamma=0.5))) == CocoaConfig(gamma=0.5)
+    assert config_of(kind(engine=engine, stop=[], seed=7)) == config.replace(stop=(), seed=7)
+
+
+@each_model
+def test_names_that_users_know(kind: Any) -> None:
+    model = kind(model="org/name", max_tokens=7, temperature=0.5, stop="x", max_retries=1, timeout=5)
+    assert (model.model_name, model.max_new_tokens, model.temperature, model.stop) == ("org/name", 7, 0.5, ("x",))
+    assert kind(model_name="org/name").model_name == "org/name"
+    assert kind(model=Path("folder")).model_name == "folder"
+    assert kind(max_tokens=None, temperature=None, stop=None, timeout=None) == kind()  # "not given" in LangChain
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alhpa": 1.0}, r"unknown option 'alhpa' \(did you mean 'alpha'\?\)"),
+        ({"max_token": 1}, r"did you mean 'max_tokens'\?"),
+        ({"device": "cuda", "repetition_penalty": 2}, r"'device'.*'repetition_penalty'.*known are"),
+        ({"alpha": -1}, r"alpha: .*greater than or equal to 0 \(got -1\)"),
+        ({"alpha": float("nan")}, r"alpha: .*finite"),
+        ({"gamma": 0}, r"gamma"),
+        ({"method": "dola2"}, r"unknown method 'dola2'"),
+        ({"middle_layers": (4, 2)}, r"middle_layers"),
+        ({"stop": [""]}, r"empty stop text"),
+        ({"max_tokens": 3, "max_new_tokens": 4}, r"max_new_tokens is given twice"),
+        ({"model": "a", "model_name": "b"}, r"the same option"),
+        ({"model": object()}, r"engine=CocoaEngine\(model, tokenizer\)"),
+        ({"engine": object()}, r"engine: .*CocoaEngine"),
+        ({"config": {"alpha": 1}}, r"config takes a CocoaConfig"),
+        ({"timeout": 0}, r"timeout: .*greater than 0"),
+        ({"max_retries": -1}, r"max_retries"),
+        ({"model_kwargs": "fast"}, r"model_kwargs"),
+    ],
+)
+@each_model
+def test_bad_options_of_a_constructor(kind: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        kind(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alhpa": 1.0}, r"a call of \w+: unknown option 'alhpa' \(did you mean 'alpha'\?\)"),
+        ({"alpha": -1}, r"alpha: .*greater than or equal to 0"),
+        ({"device_map": "auto"}, r"unknown option 'device_map'"),
+        ({"model": "other"}, r"keeps the model it was made with \(quick\); make another for 'other'"),
+        ({"timeout": -1}, r"timeout: .*greater than 0"),
+        ({"logprobs": "many"}, r"logprobs"),
+        ({"middle_layers": (1, 99)}, r"beyond the model's 6 layers"),
+    ],
+)
+@each_model
+async def test_bad_options_of_a_call(
+    kind: Any, quick_engine: CocoaEngine, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = kind(engine=quick_engine)
+    monkeypatch.setattr(quick_engine.model, "forward", lambda *args, **kwargs: pytest.fail("work was done"))
+    with pytest.raises(ConfigError, match=message):
+        model.invoke("Hi", **options)
+    with pytest.raises(ConfigError, match=message):
+        await model.ainvoke("Hi", **options)
+    with pytest.raises(ConfigError, match=message):
+        next(model.stream("Hi", **options))
+    with pytest.raises(ConfigError, match=message):
+        model.batch(["Hi"], **options)
+
+
+@each_model
+def test_asking_for_tools_in_a_call_is_refused(kind: Any, quick_engine: CocoaEngine) -> None:
+    model = kind(engine=quick_engine, max_tokens=1)
+    for options in ({"tools": [{}]}, {"response_format": {"type": "json_object"}}, {"tool_choice": "any"}):
+        with pytest.raises(UnsupportedFeatureError, match=next(iter(options))):
+            model.invoke("Hi", **options)
+    model.invoke("Hi", tools=[], tool_choice=None, model="quick")  # asks for nothing
+
+
+@each_model
+def test_the_model_is_loaded_when_first_needed_and_shared(kind: Any, loads: list[dict[str, Any]]) -> None:
+    first, same, other = kind(model="a"), kind(model="a", alpha=1.0), kind(model="b")
+    _ = first._identifying_params, first._get_ls_params(), repr(first), dumpd(first)
+    assert loads == []
+    first.invoke("Hi", max_tokens=1)
+    same.invoke("Hi", max_tokens=1)
+    first.model_copy(update={"alpha": 1.0}).invoke("Hi", max_tokens=1)
+    assert [options["model_name"] for options in loads] == ["a"]
+    other.load()
+    assert [options["model_name"] for options in loads] == ["a", "b"]
+
+
+def test_a_model_nobody_holds_any_more_is_let_go(loads: list[dict[str, Any]]) -> None:
+    ChatCocoa(model="gone").load()
+    gc.collect()
+    ChatCocoa(model="gone").load()
+    assert len(loads) == 2
+
+
+@each_model
+def test_loading_options_reach_the_engine(kind: Any, loads: list[dict[str, Any]]) -> None:
+    model = kind(
+        model="a",
+        tokenizer_name="b",
+        dtype="bfloat16",
+        device_map="auto",
+        trust_remote_code=True,
+        allow_pickle=True,
+        model_kwargs={"revision": "main"},
+        tokenizer_kwargs={"use_fast": True},
+        api_key="hf_secret",
+    )
+    model.load()
+    assert loads == [
+        {
+            "model_name": "a",
+            "tokenizer_name": "b",
+            "dtype": "bfloat16",
+            "device_map": "auto",
+            "trust_remote_code": True,
+            "allow_pickle": True,
+            "model_kwargs": {"revision": "main", "token": "hf_secret"},
+            "tokenizer_kwargs": {"use_fast": True},
+        }
+    ]
+
+
+@each_model
+def test_tokens_of_the_hub_are_shown_nowhere(kind: Any) -> None:
+    for secret in ({"api_key": "hf_secret"}, {"model_kwargs": {"token": "hf_secret"}}):
+        model = kind(model="a", **secret)
+        assert "hf_secret" not in f"{model!r} {model} {model._identifying_params} {dumpd(model)}"
+
+
+@each_model
+def test_pickles_and_remote_code_are_refused_unless_asked_for(kind: Any, loads: list[dict[str, Any]]) -> None:
+    kind(model="a").load()
+    assert loads[0]["allow_pickle"] is False
+    assert loads[0]["trust_remote_code"] is False
+
+
+def test_a_folder_with_a_pickle_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ModelLoadError, match="allow_pickle"):
+        ChatCocoa(model=tmp_path).invoke("Hi")
+
+
+@each_model
+def test_an_engine_is_loaded_already(kind: Any, quick_engine: CocoaEngine) -> None:
+    with pytest.raises(ConfigError, match="engine= is loaded already; leave out model_name, device_map"):
+        kind(engine=quick_engine, model="a", device_map="auto")
+    assert kind(engine=quick_engine, dtype="auto", api_key="x").load() is quick_engine  # as they are by default; unused
+
+
+def test_a_failed_load_is_tried_again_by_the_next_call(
+    quick_engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = ChatCocoa(model="later")
+
+    def fails(**options: Any) -> Any:
+        raise ModelLoadError("no such model")
+
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", fails)
+    with pytest.raises(ModelLoadError):
+        chat.invoke("Hi")
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda **options: quick_engine)
+    assert chat.load() is quick_engine
+
+
+def test_equal_options_make_one_promise() -> None:
+    first = lazy_engine({"model_name": "a", "model_kwargs": {"x": 1}})
+    assert lazy_engine({"model_kwargs": {"x": 1}, "model_name": "a"}) is first
+    assert lazy_engine({"model_name": "a", "model_kwargs": {"x": 2}}) is not first
+
+
+@each_model
+def test_tracing_is_told_model_and_settings(kind: Any, quick_engine: CocoaEngine) -> None:
+    model = kind(engine=quick_engine, max_tokens=5, temperature=0.3, stop=["x"])
+    kind_name = "chat" if kind is ChatCocoa else "llm"
+    assert model._get_ls_params() == {
+        "ls_provider": "cocoa",
+        "ls_model_type": kind_name,
+        "ls_model_name": "quick",
+        "ls_temperature": 0.3,
+        "ls_max_tokens": 5,
+        "ls_stop": ["x"],
+    }
+    called = model._get_ls_params(stop=["y"], model="other", temperature=0.1, max_tokens=3)
+    assert [called[f"ls_{name}"] for name in ("stop", "model_name", "temperature", "max_tokens")] == [
+        ["y"],
+        "other",
+        0.1,
+        3,
+    ]
+    assert kind()._get_ls_params()["ls_model_name"] == MODEL_NAME
+
+
+@each_model
+def test_identifying_params_hold_every_setting(kind: Any, quick_engine: CocoaEngine) -> None:
+    params = kind(engine=quick_engine, alpha=0.7)._identifying_params
+    assert {name: params[name] for name in CocoaConfig.model_fields} == CocoaConfig(alpha=0.7).model_dump(mode="json")
+    assert params["model_name"] == "quick"
+    assert kind(model="a", dtype="float16")._identifying_params != kind(model="a")._identifying_params
+
+
+@each_model
+def test_versions_are_recorded(kind: Any) -> None:
+    assert set(kind().metadata["lc_versions"]) >= {"langchain-core", "cocoa-integrations"}
+
+
+@each_model
+def test_models_are_not_serialised_with_their_weights(kind: Any, quick_engine: CocoaEngine) -> None:
+    model = kind(engine=quick_engine)
+    assert not kind.is_lc_serializable()
+    assert dumpd(model)["type"] == "not_implemented"
+    assert "engine" not in model.model_dump()
+
+
+def test_the_profile_tells_what_the_model_does(quick_engine: CocoaEngine) -> None:
+    profile = ChatCocoa(engine=quick_engine).profile
+    assert profile["max_input_tokens"] == quick_engine.context_window
+    assert profile["tool_calling"] is profile["structured_output"] is False
+    assert "max_input_tokens" not in ChatCocoa().profile  # not known before the model is loaded

@@ -49,7 +49,7 @@ class Branch:
 
     Attributes:
         hidden: ``[N + 1, d]`` float32: sums over the fed tokens of the states of layers m..n and the final one.
-        next: the distribution after the last fed token.
+        next: the distribution after the last fed token, unless that one ended it.
         track: the text up to the last token.
         ended: why no token may follow.
         stands_at: r_b, the number of tokens after which it stands at its own next risk point or cannot go on.
@@ -121,8 +121,8 @@ class Sequencer:
                 self._absorb([run], (yield [taken]), [taken])
             tree.commit(taken)
             self._advance(kept, taken)
-            assert kept.next is not None
-            following = kept.next
+            if kept.next is not None:
+                following = kept.next
         self._close(run)
 
     def _grow(self, candidates: NextTokens) -> Generator[Sequence[Path], StepOutput, list[Branch]]:
@@ -237,11 +237,15 @@ class Sequencer:
 
     def _absorb(self, branches: Sequence[Branch], output: StepOutput, paths: Sequence[Path]) -> None:
         """Take in what a forward pass said of the last token of each branch."""
-        following = self._next_tokens(output.logits, paths)
         for number, branch in enumerate(branches):
             state = output.hidden[:, number]
             branch.hidden = state if branch.hidden is None else branch.hidden + state
-            branch.next = following[number]
+        # no processor is asked what may follow an end: a grammar would have no answer
+        going_on = [number for number, branch in enumerate(branches) if not branch.ended]
+        if going_on:
+            following = self._next_tokens(output.logits[going_on], [paths[number] for number in going_on])
+            for number, distribution in zip(going_on, following, strict=True):
+                branches[number].next = distribution
 
     def _advance(self, kept: Branch, taken: Path) -> None:
         """Go on from the end of what was kept."""

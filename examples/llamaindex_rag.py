@@ -1,0 +1,57 @@
+"""Retrieval-augmented answers that say where they are unsure: BM25 over a few documents, the risk of every span.
+
+Run it with ``python examples/llamaindex_rag.py`` or with a question of your own behind it. It needs
+``llama-index-retrievers-bm25`` besides this package.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from llama_index.core import Document
+from llama_index.core.node_parser import SentenceSplitter
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.retrievers.bm25 import BM25Retriever
+
+from cocoa_integrations.llama_index import CocoaLLM, collect_risk
+
+CORPUS = Path(__file__).parent / "corpus"
+QUESTION = "Who built the lighthouse, and in which year?"
+
+
+def query_engine(llm: CocoaLLM) -> RetrieverQueryEngine:
+    """A BM25 index over the corpus, answering with ``llm`` from the two best passages."""
+    documents = [Document(text=path.read_text(), metadata={"file": path.name}) for path in sorted(CORPUS.glob("*.md"))]
+    nodes = SentenceSplitter(chunk_size=256, chunk_overlap=0).get_nodes_from_documents(documents)
+    retriever = BM25Retriever.from_defaults(nodes=nodes, similarity_top_k=2)
+    return RetrieverQueryEngine.from_args(retriever, llm=llm)
+
+
+def show(report: dict[str, Any]) -> None:
+    """Each span on a line, with a bar from the answer's least to its most risky one."""
+    risks = [span["risk"] for span in report["spans"]]
+    low, width = min(risks), max(risks) - min(risks) or 1.0
+    print("risk of each span:" if report["calibrated"] else "MLDS of each span (a signal within this answer):")
+    for span in report["spans"]:
+        bar = "#" * round(20 * (span["risk"] - low) / width)
+        rivals = f"  ({span['candidates']} candidates)" if span["candidates"] else ""
+        print(f"  {span['risk']:.3f} {bar:<20} {span['text']!r}{rivals}")
+
+
+def main(question: str = QUESTION) -> None:
+    """Ask, then print the answer, its risk and its sources."""
+    rag = query_engine(CocoaLLM(max_new_tokens=48))
+    with collect_risk() as reports:
+        response = rag.query(question)
+    print(f"question: {question}\nanswer: {response}\n")
+    for report in reports:
+        show(report)
+    print("\nsources:")
+    for source in response.source_nodes:
+        print(f"  {source.score:.2f} {source.node.metadata['file']}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:2])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.faults import explain, unknown
 from cocoa_engine.methods import METHODS
 
 
@@ -58,10 +57,12 @@ class CocoaConfig(BaseModel):
     if not TYPE_CHECKING:  # type checkers keep the field-by-field signature
 
         def __init__(self, **settings: Any) -> None:
+            if strangers := settings.keys() - type(self).model_fields.keys():
+                raise ConfigError(unknown(sorted(strangers), type(self).model_fields, what="setting"))
             try:
                 super().__init__(**settings)
             except ValidationError as error:
-                raise ConfigError(_explain(error)) from None
+                raise ConfigError(explain(error)) from None
 
     def replace(self, **settings: Any) -> CocoaConfig:
         """A copy with some fields changed, validated like a new one.
@@ -89,7 +90,7 @@ class CocoaConfig(BaseModel):
     @classmethod
     def _known_method(cls, value: str) -> str:
         if value not in METHODS:
-            raise ValueError(f"unknown method {value!r}{did_you_mean(value, METHODS)}; known are {', '.join(METHODS)}")
+            raise ValueError(unknown([value], METHODS, what="method"))
         return value
 
     @field_validator("middle_layers")
@@ -98,23 +99,3 @@ class CocoaConfig(BaseModel):
         if value is not None and not 0 <= value[0] < value[1]:
             raise ValueError(f"the window m={value[0]}, n={value[1]} must satisfy 0 <= m < n <= number of layers")
         return value
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the closest known name, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-def _explain(error: ValidationError) -> str:
-    """One line per fault: the setting, what is wrong and what was given."""
-    lines = []
-    for fault in error.errors():
-        name = ".".join(str(part) for part in fault["loc"]) or "settings"
-        if fault["type"] == "extra_forbidden":
-            known = CocoaConfig.model_fields
-            lines.append(f"unknown setting {name!r}{did_you_mean(name, known)}; known are {', '.join(known)}")
-        else:
-            message = fault["msg"].removeprefix("Value error, ")
-            lines.append(f"{name}: {message} (got {fault['input']!r})")
-    return "; ".join(lines)

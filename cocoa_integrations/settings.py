@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, create_model
 
 from cocoa_engine import CocoaConfig
-from cocoa_engine.config import did_you_mean
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.faults import unknown
 
 SYNONYMS = {"max_tokens": "max_new_tokens"}
 """Names that users of the frameworks know, and the setting each one means."""
@@ -51,10 +51,8 @@ def refuse_unknown(options: Iterable[str], known: Iterable[str], *, what: str) -
         ConfigError: naming each unknown option and the nearest known one.
     """
     names = sorted({*known, *CocoaConfig.model_fields, *SYNONYMS})
-    unknown = [name for name in options if name not in names]
-    if unknown:
-        faults = "; ".join(f"unknown option {name!r}{did_you_mean(name, names)}" for name in unknown)
-        raise ConfigError(f"{what}: {faults}; known are {', '.join(names)}")
+    if strangers := [name for name in options if name not in names]:
+        raise ConfigError(f"{what}: {unknown(strangers, names, what='option')}")
 
 
 if TYPE_CHECKING:  # type checkers and editors see the fields themselves
@@ -83,12 +81,3 @@ def config_of(adapter: DecodeSettings) -> CocoaConfig:
         ConfigError: one of them is out of range.
     """
     return CocoaConfig(**{name: getattr(adapter, name) for name in CocoaConfig.model_fields})
-
-
-def explain(error: ValidationError) -> str:
-    """The faults of rejected options in one line: each name, what is wrong and what was given."""
-    faults = []
-    for fault in error.errors():
-        name = ".".join(str(part) for part in fault["loc"]) or "options"
-        faults.append(f"{name}: {fault['msg'].removeprefix('Value error, ')} (got {fault['input']!r})")
-    return "; ".join(faults)

@@ -20,10 +20,11 @@ from typing_extensions import Self
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Span, SpanStream, __version__
 from cocoa_engine.embedded import MODEL_NAME
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
+from cocoa_engine.faults import explain
 from cocoa_integrations.langchain.lazy_engine import LazyEngine, lazy_engine
 from cocoa_integrations.langchain.time_limit import TimeLimit
 from cocoa_integrations.metadata import RISK_KEY, openai_logprobs, risk_report, span_metadata
-from cocoa_integrations.settings import DecodeSettings, config_of, explain, refuse_unknown, split_settings
+from cocoa_integrations.settings import DecodeSettings, config_of, refuse_unknown, split_settings
 
 Result = TypeVar("Result")
 

@@ -25,6 +25,7 @@ from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, SpanStream
+from cocoa_engine.faults import explain
 from cocoa_integrations.llama_index.async_stream import AsyncSpanStream
 from cocoa_integrations.llama_index.callbacks import Watchers
 from cocoa_integrations.llama_index.generate_kwargs import DecodeOptions
@@ -162,8 +163,7 @@ class CocoaLLM(CustomLLM):
                 **rest,
             )
         except ValidationError as error:
-            faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
-            raise ConfigError(f"CocoaLLM: {'; '.join(faults)}") from None
+            raise ConfigError(f"CocoaLLM: {explain(error)}") from None
         self._engine = engine
         self._options = decode
 

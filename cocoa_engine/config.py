@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -59,10 +61,20 @@ class CocoaConfig(BaseModel):
         def __init__(self, **settings: Any) -> None:
             if strangers := settings.keys() - type(self).model_fields.keys():
                 raise ConfigError(unknown(sorted(strangers), type(self).model_fields, what="setting"))
-            try:
+            with _our_error():
                 super().__init__(**settings)
-            except ValidationError as error:
-                raise ConfigError(explain(error)) from None
+
+        @classmethod
+        def model_validate(cls, obj: Any, **options: Any) -> CocoaConfig:
+            """As pydantic's, with our error."""
+            with _our_error():
+                return super().model_validate(obj, **options)
+
+        @classmethod
+        def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> CocoaConfig:
+            """As pydantic's, with our error."""
+            with _our_error():
+                return super().model_validate_json(json_data, **options)
 
     def replace(self, **settings: Any) -> CocoaConfig:
         """A copy with some fields changed, validated like a new one.
@@ -99,3 +111,11 @@ class CocoaConfig(BaseModel):
         if value is not None and not 0 <= value[0] < value[1]:
             raise ValueError(f"the window m={value[0]}, n={value[1]} must satisfy 0 <= m < n <= number of layers")
         return value
+
+
+@contextmanager
+def _our_error() -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        raise ConfigError(explain(error)) from None

@@ -12,8 +12,10 @@ def explain(error: ValidationError) -> str:
     """The faults that pydantic found, in one line."""
     lines = []
     for fault in error.errors():
-        name = ".".join(str(part) for part in fault["loc"]) or "options"
-        lines.append(f"{name}: {fault['msg'].removeprefix('Value error, ')} (got {fault['input']!r})")
+        message = fault["msg"].removeprefix("Value error, ")
+        name = ".".join(str(part) for part in fault["loc"])
+        # without a name it is a message that was put into words before
+        lines.append(f"{name}: {message} (got {fault['input']!r})" if name else message)
     return "; ".join(lines)
 
 

@@ -67,8 +67,9 @@ def test_settings(idle: CocoaEngine, settings: dict[str, Any], message: str) -> 
             call("Hello", **settings)
         assert "\n" not in str(caught.value)
     if settings != {"middle_layers": (10, 31)}:
-        with pytest.raises(ConfigError, match=message):
-            CocoaConfig(**settings)
+        for make in (lambda s: CocoaConfig(**s), CocoaConfig.model_validate):
+            with pytest.raises(ConfigError, match=message):
+                make(settings)
 
 
 def test_config_of_another_type(idle: CocoaEngine) -> None:

@@ -18,6 +18,9 @@ from cocoa_engine.backends.masks import Mask, MaskLayout
 from cocoa_engine.hidden_states import Wanted, capture
 from cocoa_engine.model import LanguageModel
 
+PREFILL_CHUNK = 2048
+"""Tokens of a prompt fed at once: what a long prompt needs beside its keys and values does not grow with it."""
+
 
 class _Batch:
     """The rows of one cache. Rows in use are the first ones, so that a step reads them as one view."""
@@ -90,20 +93,23 @@ class SharedCache(Backend):
 
     def prefill(self, tree: TokenTree) -> Tensor:
         assert isinstance(tree, SharedTree)
-        token_ids = torch.tensor([tree.prompt])
-        cache = tree.batch.cache
-        with self.model.exclusive():
-            cache.plan.contiguous(tree.row, 0, len(tree.prompt))
-            output = self.model.forward(
-                token_ids.to(self.model.device),
-                logits_to_keep=1,
-                position_ids=torch.arange(len(tree.prompt), device=self.model.device)[None],
-                past_key_values=cache,
-                use_cache=True,
-            )
-            tree.used = tree.committed
+        cache, device = tree.batch.cache, self.model.device
+        token_ids = torch.tensor([tree.prompt], device=device)
+        for start in range(0, tree.committed, PREFILL_CHUNK):
+            chunk = token_ids[:, start : start + PREFILL_CHUNK]
+            width = chunk.shape[1]
+            with self.model.exclusive():
+                cache.plan.contiguous(tree.row, start, width)
+                output = self.model.forward(
+                    chunk,
+                    logits_to_keep=1,
+                    position_ids=torch.arange(start, start + width, device=device)[None],
+                    past_key_values=cache,
+                    use_cache=True,
+                )
             tree.forward_passes += 1
-            return output.logits[0, -1].float()
+        tree.used = tree.committed
+        return output.logits[0, -1].float()
 
     def step(self, requests: Sequence[tuple[TokenTree, Sequence[Path]]]) -> list[StepOutput]:
         trees: list[SharedTree] = [tree for tree, _ in requests]  # type: ignore[misc]

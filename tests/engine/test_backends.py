@@ -172,6 +172,19 @@ def test_no_hidden_states_of_the_prompt_are_captured(monkeypatch: pytest.MonkeyP
     assert len(captured) == out.usage.forward_passes - 1
 
 
+@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "gemma3_text", "gpt2"])
+def test_a_long_prompt_is_fed_in_chunks(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cocoa_engine.backends import shared_cache
+
+    model = tiny_model(architecture)
+    engine = CocoaEngine(model, tiny_tokenizer())
+    whole = engine.generate_batch(PROMPTS, max_new_tokens=12)
+    monkeypatch.setattr(shared_cache, "PREFILL_CHUNK", 5)
+    chunked = engine.generate_batch(PROMPTS, max_new_tokens=12)
+    assert all(same(a, b) for a, b in zip(chunked, whole, strict=True))
+    assert chunked[2].usage.forward_passes - whole[2].usage.forward_passes == len(PROMPTS[2]) // 5 - 1
+
+
 def test_rows_of_a_batch_may_end_in_any_order() -> None:
     model = tiny_model("llama")
     backend = SharedCache(LanguageModel(model))

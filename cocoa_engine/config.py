@@ -26,7 +26,7 @@ class CocoaConfig(BaseModel):
     metric: Literal["f_mlds", "con_mlds"] = Field(
         "f_mlds", description="Which MLDS ranks the spans and is reported as their raw risk; both are always measured."
     )
-    alpha: float = Field(2.5, ge=0, description="Weight of the disagreement penalty (alpha in the paper).")
+    alpha: float = Field(2.5, ge=0, le=1e6, description="Weight of the disagreement penalty (alpha in the paper).")
     gamma: float = Field(
         0.3,
         gt=0,

@@ -131,10 +131,6 @@ class CocoaEngine:
         """Text of token ids, special tokens left out."""
         return self._tokens.decode(token_ids)
 
-    def token_text(self, token_id: int) -> str:
-        """Text of one token on its own, special tokens included."""
-        return self._tokens.token_text(token_id)
-
     def generate(
         self,
         prompt: Prompt,

@@ -34,10 +34,6 @@ class Tokens:
         """Text of token ids; special tokens are left out, spaces are kept as they are."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    def token_text(self, token_id: int) -> str:
-        """Text of one token on its own, also of a special one."""
-        return str(self.tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
-
     def continuation(self, prompt: str, text: str) -> tuple[list[int], list[int]]:
         """Token ids of a prompt and of a text that follows it, split as the tokenizer splits the two together.
 

@@ -5,7 +5,6 @@ Plain Python values only, so that every framework can serialise them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 from cocoa_engine import Generation, Span
@@ -37,6 +36,11 @@ def span_metadata(span: Span, number: int) -> dict[str, Any]:
     }
 
 
+def all_spans(generation: Generation) -> list[dict[str, Any]]:
+    """``cocoa_spans`` of a whole answer."""
+    return [span_metadata(span, number) for number, span in enumerate(generation.spans)]
+
+
 def risk_report(generation: Generation) -> dict[str, Any]:
     """The ``cocoa_risk`` report of a whole answer."""
     return {
@@ -45,16 +49,6 @@ def risk_report(generation: Generation) -> dict[str, Any]:
         "max_risk": generation.max_risk,
         "mean_risk": generation.mean_risk,
         "calibrated": generation.calibrated,
-        "spans": [span_metadata(span, number) for number, span in enumerate(generation.spans)],
+        "spans": all_spans(generation),
         "risk_points": generation.usage.risk_points,
     }
-
-
-def openai_logprobs(spans: Iterable[Span], token_text: Callable[[int], str]) -> dict[str, Any]:
-    """Token log-probabilities in the shape of OpenAI's ``logprobs``, which white-box scorers read."""
-    content = []
-    for span in spans:
-        for token_id, log_prob in zip(span.token_ids, span.token_log_probs, strict=True):
-            text = token_text(token_id)
-            content.append({"token": text, "logprob": log_prob, "bytes": list(text.encode()), "top_logprobs": []})
-    return {"content": content}

@@ -5,11 +5,7 @@ from __future__ import annotations
 
 def chat(user: str, system: str = "You are a helpful AI assistant.") -> str:
     """One question in the ChatML format of the embedded model."""
-    return (
-        f"<|im_start|>system\n{system}<|im_end|>\n"
-        f"<|im_start|>user\n{user}<|im_end|>\n"
-        f"<|im_start|>assistant\n"
-    )
+    return f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n"
 
 
 _NOTES = "".join(
@@ -19,7 +15,7 @@ _NOTES = "".join(
     for day in range(1, 46)
 )
 
-LONG = chat(f"{_NOTES}\nIn one sentence: what did the keeper of the lighthouse write about?")
+LONG = chat(f"{_NOTES}\nWrite a short poem about this lighthouse.")
 """A context of about 2,000 tokens of the embedded model."""
 
 PROMPTS: dict[str, str] = {

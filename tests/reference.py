@@ -74,7 +74,7 @@ class State:
 
     @property
     def log_p(self) -> Tensor:
-        return self.scores.log_softmax(-1)
+        return self.scores.double().log_softmax(-1)  # float32 loses 1e-5 over a large vocabulary
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ class Branch:
 class FullForward:
     """Full forward passes of one model, each done once.
 
-    Nothing is carried from one pass to the next; results are kept because many settings walk the same sequences.
+    Nothing is carried from one pass to the next. Results are kept because many settings walk the same sequences: a
+    pass over a sequence also tells how the model stood after each of its beginnings.
 
     Args:
         model: a causal language model of transformers, any device and dtype.
@@ -113,10 +114,12 @@ class FullForward:
             Next-token logits ``[1, V]``; hidden states of the answer's tokens, ``[L + 1, t, d]``, the last after the
             final norm; the last before it, ``[t, d]``. All float32.
         """
-        key = (tuple(prompt), tuple(answer))
-        if key not in self.done:
-            self.done[key] = self._forward([*prompt, *answer], len(prompt))
-        return self.done[key]
+        if (tuple(prompt), tuple(answer)) not in self.done:
+            logits, hidden, before_norm = self._forward([*prompt, *answer], len(prompt))
+            for t in range(len(answer) + 1):
+                known = (logits[t : t + 1], hidden[:, :t], before_norm[:t])
+                self.done.setdefault((tuple(prompt), tuple(answer[:t])), known)
+        return self.done[tuple(prompt), tuple(answer)]
 
     @torch.no_grad()
     def _forward(self, token_ids: list[int], start: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,16 +131,23 @@ class FullForward:
         hook = self._last_decoder_layer().register_forward_hook(keep)
         try:
             ids = torch.tensor([token_ids], device=self.model.device)
-            output = self.model(input_ids=ids, use_cache=False, output_hidden_states=True)
+            output = self.model(
+                input_ids=ids,
+                use_cache=False,
+                output_hidden_states=True,
+                logits_to_keep=len(token_ids) - start + 1,
+            )
         finally:
             hook.remove()
         layers = list(output.hidden_states)
-        if torch.equal(layers[-2], before_norm[-1]):  # Mamba's list: no embedding, but the last layer before the norm too
+        if torch.equal(
+            layers[-2], before_norm[-1]
+        ):  # Mamba's list: no embedding, but the last layer before the norm too
             layers = [self.model.get_input_embeddings()(ids), *layers[:-2], layers[-1]]
         if len(layers) != self.num_layers + 1:
             raise AssertionError(f"{len(layers)} hidden states of a model with {self.num_layers} layers")
         hidden = torch.stack([layer[0, start:].float() for layer in layers])
-        return output.logits[:, -1].float(), hidden, before_norm[-1][0, start:].float()
+        return output.logits[0].float(), hidden, before_norm[-1][0, start:].float()
 
     def _last_decoder_layer(self) -> torch.nn.Module:
         lists = (module for module in self.model.modules() if isinstance(module, torch.nn.ModuleList))
@@ -360,9 +370,10 @@ class Reference:
 
 
 def dis(a: Tensor, b: Tensor) -> float:
-    """1 - cos(a, b), worked out in float64."""
+    """1 - cos(a, b), worked out in float64; a zero vector, such as the embedding of a padding token, has cosine 0."""
     a, b = a.double(), b.double()
-    return 1.0 - float(a @ b / (a.norm() * b.norm()))
+    norms = a.norm() * b.norm()
+    return 1.0 - float(a @ b / norms) if norms > 0 else 1.0
 
 
 def assert_same(actual: Generation, expected: ReferenceGeneration) -> None:

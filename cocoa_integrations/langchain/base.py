@@ -21,9 +21,10 @@ from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Span, SpanStream,
 from cocoa_engine.embedded import MODEL_NAME
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
 from cocoa_engine.faults import explain
-from cocoa_integrations.langchain.lazy_engine import LazyEngine, lazy_engine
 from cocoa_integrations.langchain.time_limit import TimeLimit
-from cocoa_integrations.metadata import RISK_KEY, openai_logprobs, risk_report, span_metadata
+from cocoa_integrations.lazy_engine import LazyEngine, lazy_engine
+from cocoa_integrations.logprobs import openai_logprobs
+from cocoa_integrations.metadata import RISK_KEY, risk_report
 from cocoa_integrations.settings import DecodeSettings, config_of, refuse_unknown, split_settings
 
 Result = TypeVar("Result")
@@ -281,13 +282,8 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
             "finish_reason": generation.finish_reason,
         }
         if self.logprobs:
-            metadata["logprobs"] = openai_logprobs(generation.spans, self.load().token_text)
+            metadata["logprobs"] = openai_logprobs(generation.spans, self.load())
         return metadata
-
-
-def all_spans(generation: Generation) -> list[dict[str, Any]]:
-    """The metadata of every span of an answer."""
-    return [span_metadata(span, number) for number, span in enumerate(generation.spans)]
 
 
 def usage_of(generation: Generation) -> UsageMetadata:

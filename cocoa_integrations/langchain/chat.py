@@ -13,9 +13,9 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 
 from cocoa_engine import Span
 from cocoa_engine.errors import UnsupportedFeatureError
-from cocoa_integrations.langchain.base import CocoaModel, all_spans, usage_of
+from cocoa_integrations.langchain.base import CocoaModel, usage_of
 from cocoa_integrations.langchain.messages import to_chat
-from cocoa_integrations.metadata import SPANS_KEY, span_metadata
+from cocoa_integrations.metadata import SPANS_KEY, all_spans, span_metadata
 
 if TYPE_CHECKING:
     from langchain_core.language_models.model_profile import ModelProfile

@@ -13,8 +13,8 @@ from langchain_core.outputs import GenerationChunk, LLMResult
 from pydantic import Field
 
 from cocoa_engine import Generation, Span
-from cocoa_integrations.langchain.base import CocoaModel, all_spans, usage_of
-from cocoa_integrations.metadata import SPANS_KEY, span_metadata
+from cocoa_integrations.langchain.base import CocoaModel, usage_of
+from cocoa_integrations.metadata import SPANS_KEY, all_spans, span_metadata
 
 
 class CocoaLLM(CocoaModel, BaseLLM):

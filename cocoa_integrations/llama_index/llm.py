@@ -26,7 +26,7 @@ from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, SpanStream
 from cocoa_engine.faults import explain
-from cocoa_integrations.llama_index.async_stream import AsyncSpanStream
+from cocoa_integrations.async_stream import AsyncSpanStream
 from cocoa_integrations.llama_index.callbacks import Watchers
 from cocoa_integrations.llama_index.generate_kwargs import DecodeOptions
 from cocoa_integrations.llama_index.loading import DEVICE_MAP, engine_for

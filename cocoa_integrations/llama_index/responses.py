@@ -7,14 +7,14 @@ and where token counters look for ``usage``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, LogProb, MessageRole
 
 from cocoa_engine import CocoaEngine, Generation, Span
-from cocoa_integrations.metadata import RISK_KEY, SPANS_KEY, openai_logprobs, risk_report, span_metadata
+from cocoa_integrations.logprobs import TokenLogprobs
+from cocoa_integrations.metadata import RISK_KEY, SPANS_KEY, all_spans, risk_report, span_metadata
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Answer:
 
     Attributes:
         text: the answer so far.
-        logprobs: of every token so far, one entry per token.
+        logprobs: of a whole answer's tokens, or of the chunk's; one entry per token.
         metadata: for ``additional_kwargs``: the chunk's spans, or the whole answer's risk report.
         raw: the same, and with the whole answer its usage, finish reason and model.
         delta: what this chunk adds to the text; none if the answer was not streamed.
@@ -54,12 +54,12 @@ class Answer:
 
 def whole_answer(generation: Generation, engine: CocoaEngine, *, streamed: bool = False) -> Answer:
     """The complete answer; at the end of a stream it comes as one more chunk that adds no text."""
-    report = risk_report(generation)
+    report, tokens = risk_report(generation), TokenLogprobs(engine)
     usage = {**generation.usage.model_dump(), "total_tokens": generation.usage.total_tokens}
     return Answer(
         text=generation.text,
-        logprobs=_log_probs(generation.spans, engine.token_text),
-        metadata={RISK_KEY: report},
+        logprobs=[entry for span in generation.spans for entry in _log_probs(tokens, span)],
+        metadata={RISK_KEY: report} if streamed else {SPANS_KEY: all_spans(generation), RISK_KEY: report},
         raw={
             "model": generation.model_name,
             "finish_reason": generation.finish_reason,
@@ -74,26 +74,25 @@ class Chunks:
     """Turns the spans of a stream, in order, into answers so far."""
 
     def __init__(self, engine: CocoaEngine) -> None:
-        self._engine = engine
+        self._tokens = TokenLogprobs(engine)
         self._text = ""
-        self._log_probs: list[list[LogProb]] = []
         self._spans = 0
 
     def next(self, span: Span) -> Answer:
         """The answer up to and with ``span``."""
         self._text += span.text
-        self._log_probs += _log_probs([span], self._engine.token_text)
         spans = [span_metadata(span, self._spans)]
         self._spans += 1
         return Answer(
             text=self._text,
-            logprobs=list(self._log_probs),
+            logprobs=_log_probs(self._tokens, span),
             metadata={SPANS_KEY: spans},
             raw={SPANS_KEY: spans},
             delta=span.text,
         )
 
 
-def _log_probs(spans: Iterable[Span], token_text: Callable[[int], str]) -> list[list[LogProb]]:
-    tokens = openai_logprobs(spans, token_text)["content"]
-    return [[LogProb(token=token["token"], logprob=token["logprob"], bytes=token["bytes"])] for token in tokens]
+def _log_probs(tokens: TokenLogprobs, span: Span) -> list[list[LogProb]]:
+    return [
+        [LogProb(token=token["token"], logprob=token["logprob"], bytes=token["bytes"])] for token in tokens.of(span)
+    ]

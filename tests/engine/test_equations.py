@@ -34,7 +34,9 @@ def states(seed: int, *shape: int, spread: float = 3.0) -> torch.Tensor:
 # The middle window.
 
 
-@pytest.mark.parametrize(("layers", "window"), [(32, (10, 21)), (30, (10, 20)), (28, (9, 18)), (6, (2, 4)), (3, (1, 2))])
+@pytest.mark.parametrize(
+    ("layers", "window"), [(32, (10, 21)), (30, (10, 20)), (28, (9, 18)), (6, (2, 4)), (3, (1, 2))]
+)
 def test_window_of_known_depths(layers, window):
     assert middle_layers(layers) == window
 

@@ -13,7 +13,7 @@ from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_engine.embedded import MODEL_NAME
 from cocoa_engine.errors import ConfigError, ModelLoadError
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, UnsupportedFeatureError
-from cocoa_integrations.langchain.lazy_engine import lazy_engine
+from cocoa_integrations.lazy_engine import lazy_engine
 from cocoa_integrations.settings import config_of
 
 MODELS = [ChatCocoa, CocoaLLM]

@@ -33,7 +33,7 @@ class TokenLogprobs:
                 piece = span.text[shown:]  # the answer ends in bytes that make no character
             text = piece[: len(span.text) - shown]
             shown += len(text)
-            if token_id not in self._special and (text or not piece):
+            if text or (not piece and token_id not in self._special):
                 entries.append({"token": text, "logprob": log_prob, "bytes": list(text.encode()), "top_logprobs": []})
         return entries
 

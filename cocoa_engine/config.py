@@ -76,6 +76,12 @@ class CocoaConfig(BaseModel):
             with _our_error():
                 return super().model_validate_json(json_data, **options)
 
+        @classmethod
+        def model_validate_strings(cls, obj: Any, **options: Any) -> CocoaConfig:
+            """As pydantic's, with our error."""
+            with _our_error():
+                return super().model_validate_strings(obj, **options)
+
     def replace(self, **settings: Any) -> CocoaConfig:
         """A copy with some fields changed, validated like a new one.
 

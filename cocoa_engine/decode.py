@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cocoa_engine.backends import Path, StepOutput, TokenTree
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.errors import ConfigError
 from cocoa_engine.measure import log_prob_and_score, mlds
 from cocoa_engine.methods import METHODS
 from cocoa_engine.next_tokens import NextTokens, next_tokens
@@ -31,6 +32,8 @@ class Rules:
     Attributes:
         config: the settings; ``max_new_tokens`` already fits the context window.
         eos: tokens that end the text.
+        stop_texts: texts that end it and are cut off.
+        stop_ids: special tokens that were given as such texts.
         processors: called as ``(ids [1, t], logits [1, V])`` before p is formed.
         criteria: called as ``(ids [1, t], None)`` after a token is taken; true ends the text.
         generator: draws the branch when ``temperature`` is above 0.
@@ -38,6 +41,8 @@ class Rules:
 
     config: CocoaConfig
     eos: frozenset[int]
+    stop_texts: tuple[str, ...] = ()
+    stop_ids: frozenset[int] = frozenset()
     processors: Sequence[Callable[..., Any]] = ()
     criteria: Sequence[Callable[..., Any]] = ()
     generator: torch.Generator | None = None
@@ -49,7 +54,7 @@ class Branch:
 
     Attributes:
         hidden: ``[N + 1, d]`` float32: sums over the fed tokens of the states of layers m..n and the final one.
-        next: the distribution after the last fed token, unless that one ended it.
+        next: the distribution after the last fed token, if another token may follow.
         track: the text up to the last token.
         ended: why no token may follow.
         stands_at: r_b, the number of tokens after which it stands at its own next risk point or cannot go on.
@@ -182,7 +187,8 @@ class Sequencer:
             )
         ranked = [candidate.score for candidate in candidates]
         if self.config.temperature > 0:
-            weights = torch.softmax(torch.tensor(ranked, dtype=torch.float64) / self.config.temperature, dim=0)
+            below_best = torch.tensor(ranked, dtype=torch.float64) - max(ranked)  # divided, it cannot overflow upwards
+            weights = torch.softmax(below_best / self.config.temperature, dim=0)
             chosen = int(torch.multinomial(weights, 1, generator=self.rules.generator))
         else:
             chosen = ranked.index(max(ranked))  # the first of equals: the more probable first token
@@ -232,7 +238,7 @@ class Sequencer:
         branch.track.push(token_id)
         if token_id in self.rules.eos:
             branch.ended = "eos"
-        elif branch.track.stop_at is not None or self._criteria_met(branch):
+        elif token_id in self.rules.stop_ids or branch.track.stop_at is not None or self._criteria_met(branch):
             branch.ended = "stop"
 
     def _absorb(self, branches: Sequence[Branch], output: StepOutput, paths: Sequence[Path]) -> None:
@@ -241,7 +247,8 @@ class Sequencer:
             state = output.hidden[:, number]
             branch.hidden = state if branch.hidden is None else branch.hidden + state
         # no processor is asked what may follow an end: a grammar would have no answer
-        going_on = [number for number, branch in enumerate(branches) if not branch.ended]
+        left = self.config.max_new_tokens - self.generated
+        going_on = [number for number, branch in enumerate(branches) if not branch.ended and len(paths[number]) < left]
         if going_on:
             following = self._next_tokens(output.logits[going_on], [paths[number] for number in going_on])
             for number, distribution in zip(going_on, following, strict=True):
@@ -261,6 +268,11 @@ class Sequencer:
                 ids, processed = self._ids_after(path, row.device), row[None]
                 for processor in self.rules.processors:
                     processed = processor(ids, processed)
+                    if not isinstance(processed, Tensor) or processed.shape != row[None].shape:
+                        raise ConfigError(
+                            f"the logits processor {type(processor).__name__} must return a tensor of the shape of its "
+                            f"scores, {list(row[None].shape)}."
+                        )
                 rows.append(processed)
             logits = torch.cat(rows)
         positions = [len(self.ids) + len(path) for path in paths]
@@ -270,7 +282,7 @@ class Sequencer:
         if not self.rules.criteria:
             return False
         ids = self._ids_after(self._path_since_commit(branch), torch.device("cpu"))
-        return any(bool(torch.as_tensor(met(ids, None)).all()) for met in self.rules.criteria)
+        return any(_all_true(criterion, criterion(ids, None)) for criterion in self.rules.criteria)
 
     def _path_since_commit(self, branch: Branch) -> Path:
         """The branch's tokens that are not in ``ids`` yet: all of a candidate's, the last of the trunk's run."""
@@ -278,3 +290,9 @@ class Sequencer:
 
     def _ids_after(self, path: Path, device: torch.device) -> Ids:
         return torch.tensor([[*self.ids, *path]], device=device)
+
+
+def _all_true(criterion: Callable[..., Any], met: Any) -> bool:
+    if not isinstance(met, (bool, Tensor)):
+        raise ConfigError(f"the stopping criterion {type(criterion).__name__} must return a bool or a tensor of them.")
+    return bool(torch.as_tensor(met).all())

@@ -135,7 +135,10 @@ def _build(gguf_file: Path, folder: Path) -> None:
             ) from error
         files = {path.name: _fingerprint(path) for path in partial.iterdir()}
         (partial / MANIFEST).write_text(json.dumps(files, indent=2), encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)  # a damaged one
+        if folder.is_dir():  # a damaged one
+            shutil.rmtree(folder)
+        else:
+            folder.unlink(missing_ok=True)
         partial.replace(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

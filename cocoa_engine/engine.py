@@ -44,7 +44,7 @@ class CocoaEngine:
     ) -> None:
         self._language_model = LanguageModel(model)
         self._tokens = Tokens(tokenizer)
-        self.config = config if config is not None else CocoaConfig()
+        self.config = CocoaConfig() if config is None else _checked(config)
         self.model_name = model_name or getattr(model, "name_or_path", "") or type(model).__name__
 
     @classmethod
@@ -194,10 +194,10 @@ class CocoaEngine:
         The results are those of :meth:`generate` on each, in order; see there for the other arguments and the errors.
         Every prompt is checked before any work is done.
         """
-        if isinstance(prompts, str):
+        if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             raise PromptError("generate_batch takes a list of prompts; for a single one use generate.")
-        if batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1 (got {batch_size!r})")
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ConfigError(f"batch_size must be a whole number, at least 1 (got {batch_size!r})")
         config = self._settings(config, settings)
         requests = [
             make_request(self._language_model, self._tokens, prompt, config, logits_processor, stopping_criteria)
@@ -265,17 +265,14 @@ class CocoaEngine:
         return self.stream(self.encode_chat(messages, **(template_kwargs or {})), **options)
 
     def _settings(self, config: CocoaConfig | None, settings: dict[str, Any]) -> CocoaConfig:
-        if config is not None and not isinstance(config, CocoaConfig):
-            raise ConfigError(f"config must be a CocoaConfig, not {type(config).__name__}.")
-        base = config if config is not None else self.config
+        base = self.config if config is None else _checked(config)
         return base.replace(**settings) if settings else base
 
     def _prompt_and_text(self, prompt: Prompt, text: str | Sequence[int]) -> tuple[list[int], list[int]]:
-        if len(text) == 0:
-            raise PromptError("the text to score is empty.")
         before = prompt_ids(self._language_model, self._tokens, prompt)
+        after = prompt_ids(self._language_model, self._tokens, text, what="text to score")
         if not isinstance(text, str):
-            return before, prompt_ids(self._language_model, self._tokens, text)
+            return before, after
         if isinstance(prompt, str):
             return self._tokens.continuation(prompt, text)
         return before, self.encode(text, add_special_tokens=False)
@@ -284,7 +281,7 @@ class CocoaEngine:
         return choose(self._language_model)
 
     def _sequencer(self, request: Request) -> Sequencer:
-        return Sequencer(request.prompt, request.rules, TextTrack(self.decode, request.rules.config.stop))
+        return Sequencer(request.prompt, request.rules, TextTrack(self.decode, request.rules.stop_texts))
 
     def _generate_together(self, requests: Sequence[Request], config: CocoaConfig) -> list[Generation]:
         """Decode some requests in step: each forward pass feeds the tips of all that have not ended."""
@@ -335,6 +332,12 @@ class CocoaEngine:
         last = assembler.ready(sequencer)
         stream.generation = assembler.generation(sequencer, tree)
         yield from last
+
+
+def _checked(config: Any) -> CocoaConfig:
+    if not isinstance(config, CocoaConfig):
+        raise ConfigError(f"config must be a CocoaConfig, not {type(config).__name__}.")
+    return config
 
 
 class SpanStream(Iterator[Span]):

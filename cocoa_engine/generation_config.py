@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from transformers import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    ExponentialDecayLengthPenalty,
     ForcedBOSTokenLogitsProcessor,
     ForcedEOSTokenLogitsProcessor,
     LogitsProcessorList,
@@ -20,41 +25,56 @@ from transformers import (
 
 
 def eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Tokens that end a text: the generation config's, else the model config's, else the tokenizer's."""
-    for owner in (getattr(model, "generation_config", None), model.config, tokenizer):
-        value = getattr(owner, "eos_token_id", None)
-        if value is not None:
-            return frozenset([value] if isinstance(value, int) else map(int, value))
-    return frozenset()
+    """Tokens that end a text: those of the generation config, as for ``generate``; without one, the tokenizer's."""
+    value = getattr(getattr(model, "generation_config", None) or tokenizer, "eos_token_id", None)
+    if value is None:
+        return frozenset()
+    return frozenset([value] if isinstance(value, int) else map(int, value))
 
 
-def logits_processors(model: Any, eos: frozenset[int], prompt_length: int, max_new_tokens: int) -> LogitsProcessorList:
+def stop_texts(model: Any) -> tuple[str, ...]:
+    """The generation config's ``stop_strings``."""
+    value = getattr(getattr(model, "generation_config", None), "stop_strings", None) or ()
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def logits_processors(
+    model: Any, eos: frozenset[int], prompt: Sequence[int], max_new_tokens: int
+) -> LogitsProcessorList:
     """The processors that ``generate(do_sample=False)`` builds from the model's generation config, in its order."""
     config = getattr(model, "generation_config", None)
     processors = LogitsProcessorList()
     if config is None:
         return processors
-    device, eos_list = str(model.device), sorted(eos)
+    device, eos_list, prompt_length = str(model.device), sorted(eos), len(prompt)
+
+    prompt_ids = torch.tensor([prompt], device=model.device)
 
     def given(name: str) -> Any:
         return getattr(config, name, None) or None
 
     if value := given("sequence_bias"):
         processors.append(SequenceBiasLogitsProcessor(sequence_bias=value))
+    if (value := given("encoder_repetition_penalty")) and value != 1.0:
+        processors.append(EncoderRepetitionPenaltyLogitsProcessor(value, prompt_ids))
     if (value := given("repetition_penalty")) and value != 1.0:
         processors.append(RepetitionPenaltyLogitsProcessor(penalty=value))
     if value := given("no_repeat_ngram_size"):
         processors.append(NoRepeatNGramLogitsProcessor(value))
+    if value := given("encoder_no_repeat_ngram_size"):
+        processors.append(EncoderNoRepeatNGramLogitsProcessor(value, prompt_ids))
     if value := given("bad_words_ids"):
         processors.append(NoBadWordsLogitsProcessor(value, eos_list or None))
     if (value := given("min_length")) and eos:
         processors.append(MinLengthLogitsProcessor(value, eos_list, device=device))
     if (value := given("min_new_tokens")) and eos:
         processors.append(MinNewTokensLengthLogitsProcessor(prompt_length, value, eos_list, device=device))
-    if value := given("forced_bos_token_id"):
+    if (value := getattr(config, "forced_bos_token_id", None)) is not None:  # 0 is an id
         processors.append(ForcedBOSTokenLogitsProcessor(value))
-    if value := given("forced_eos_token_id"):
+    if (value := getattr(config, "forced_eos_token_id", None)) is not None:
         processors.append(ForcedEOSTokenLogitsProcessor(prompt_length + max_new_tokens, value, device=device))
+    if (value := given("exponential_decay_length_penalty")) and eos:
+        processors.append(ExponentialDecayLengthPenalty(value, eos_list, prompt_length))
     if value := given("suppress_tokens"):
         processors.append(SuppressTokensLogitsProcessor(value, device=device))
     if value := given("begin_suppress_tokens"):

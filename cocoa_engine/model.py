@@ -41,10 +41,7 @@ class LanguageModel:
         self.num_layers = len(self.layers)
         self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
         self.forward_parameters = frozenset(inspect.signature(_unwrapped(model).forward).parameters)
-        if self.num_layers < 3:
-            raise UnsupportedModelError(
-                f"{type(model).__name__} has {self.num_layers} decoder layer(s); a middle-layer window needs 3 or more."
-            )
+        self._modules = list(model.modules())
         with _locks_guard:
             self.lock = _locks.setdefault(model, threading.RLock())
 
@@ -91,8 +88,10 @@ class LanguageModel:
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Hold the model for one forward pass: no other thread of ours runs it; no dropout, no autograd graph."""
-        with self.lock, torch.no_grad():
-            training = [module for module in self.model.modules() if module.training] if self.model.training else []
+        # not inference mode, also not a caller's: its tensors could not be written to outside of it later
+        with self.lock, torch.inference_mode(False), torch.no_grad():
+            modules = self.model.modules() if self.model.training else self._modules
+            training = [module for module in modules if module.training]
             for module in training:
                 module.training = False
             try:
@@ -109,10 +108,14 @@ def require_decoder_only(config: Any, name: str) -> None:
     """Refuse, by its config alone, a model that is not a decoder.
 
     Raises:
-        UnsupportedModelError: an encoder-decoder, or an encoder-only (embedding) model.
+        UnsupportedModelError: an encoder-decoder, an encoder-only (embedding) model, or fewer than 3 layers.
     """
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{name} is an encoder-decoder model; {NEEDED}")
+    text_config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    layers = getattr(text_config, "num_hidden_layers", None)
+    if layers is not None and layers < 3:
+        raise UnsupportedModelError(f"{name} has {layers} decoder layer(s); a middle-layer window needs 3 or more.")
     # BERT and its kin have a causal class too, which is only causal if the checkpoint was made as a decoder
     if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
         raise UnsupportedModelError(

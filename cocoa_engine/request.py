@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decode import Rules
 from cocoa_engine.disagreement import middle_layers
 from cocoa_engine.errors import ConfigError, PromptError
-from cocoa_engine.generation_config import eos_token_ids, logits_processors
+from cocoa_engine.generation_config import eos_token_ids, logits_processors, stop_texts
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model import LanguageModel
@@ -68,11 +69,14 @@ def make_request(
             generator.seed()
         else:
             generator.manual_seed(config.seed)
+    stops = {stop: tokens.special_token_id(stop) for stop in (*config.stop, *stop_texts(model.model))}
     rules = Rules(
         config=config,
         eos=eos,
+        stop_texts=tuple(stop for stop, token_id in stops.items() if token_id is None),
+        stop_ids=frozenset(token_id for token_id in stops.values() if token_id is not None),
         processors=[
-            *logits_processors(model.model, eos, len(ids), config.max_new_tokens),
+            *logits_processors(model.model, eos, ids, config.max_new_tokens),
             *_as_list("logits_processor", processors),
         ],
         criteria=_as_list("stopping_criteria", criteria),
@@ -80,7 +84,8 @@ def make_request(
     )
     branching = METHODS[config.method].branches and config.gamma < 1 and config.max_candidates > 1
     span = min(config.max_span_tokens, config.max_new_tokens)
-    return Request(ids, rules, wanted, config.max_new_tokens + branching * config.max_candidates * span)
+    branches = min(config.max_candidates, model.vocab_size) if branching else 0
+    return Request(ids, rules, wanted, config.max_new_tokens + branches * span)
 
 
 def wanted_states(model: LanguageModel, config: CocoaConfig) -> Wanted:
@@ -98,29 +103,29 @@ def wanted_states(model: LanguageModel, config: CocoaConfig) -> Wanted:
     return Wanted(first, last, config.final_layer)
 
 
-def prompt_ids(model: LanguageModel, tokens: Tokens, prompt: Any) -> list[int]:
+def prompt_ids(model: LanguageModel, tokens: Tokens, prompt: Any, what: str = "prompt") -> list[int]:
     """Token ids of a prompt given as text or as ids.
 
     Raises:
         PromptError: it is empty, of a wrong type, or has ids outside the vocabulary.
     """
     text = isinstance(prompt, str)
-    ids = [] if text and not prompt else tokens.encode(prompt) if text else _checked_ids(model, prompt)
+    ids = [] if text and not prompt else tokens.encode(prompt) if text else _checked_ids(model, prompt, what)
     if not ids:
-        raise PromptError("the prompt is empty; give some text or at least one token id.")
+        raise PromptError(f"the {what} is empty; give some text or at least one token id.")
     return ids
 
 
-def _checked_ids(model: LanguageModel, prompt: Any) -> list[int]:
+def _checked_ids(model: LanguageModel, prompt: Any, what: str) -> list[int]:
     values = prompt.tolist() if hasattr(prompt, "tolist") else prompt
     if not isinstance(values, Sequence) or isinstance(values, bytes):
-        raise PromptError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}.")
-    if any(not isinstance(value, int) or isinstance(value, bool) for value in values):
-        raise PromptError("a prompt given as a list must hold token ids (int) only; give one prompt at a time.")
+        raise PromptError(f"the {what} must be text or a list of token ids, not {type(prompt).__name__}.")
+    if any(not isinstance(value, Integral) or isinstance(value, bool) for value in values):
+        raise PromptError(f"the {what}, given as a list, must hold token ids (int) only; give one at a time.")
     outside = [value for value in values if not 0 <= value < model.vocab_size]
     if outside:
         raise PromptError(f"token id {outside[0]} is outside the model's vocabulary of {model.vocab_size}.")
-    return list(values)
+    return [int(value) for value in values]
 
 
 def _as_list(name: str, given: Callables) -> list[Callable[..., Any]]:

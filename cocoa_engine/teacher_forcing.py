@@ -31,12 +31,12 @@ def score_text(
         log_probs = _token_log_probs(predicting, torch.tensor(text, device=logits.device))
         pooled = captured.stacked(logits.device)[:, 0].mean(dim=1)  # [N + 1, d]
         (con,), (f,) = mlds(pooled[:, None])
-    for number, value in enumerate(log_probs):
-        if not -float("inf") < value <= 0:
-            raise NonFiniteLogitsError(
-                f"the log-probability of token {len(prompt) + number} of the sequence (prompt included) is {value}; "
-                "check the weights, or load the model in float32 or bfloat16."
-            )
+    if not all(-float("inf") < value <= 0 for value in log_probs):
+        position = len(prompt) + _first_bad(model, prompt, text)
+        raise NonFiniteLogitsError(
+            f"the logits for token {position} of the sequence (prompt included) are NaN or infinite; "
+            "check the weights, or load the model in float32 or bfloat16."
+        )
     log_prob, score = log_prob_and_score(config, log_probs, con, f)
     return Decided(text, log_probs, log_prob, con, f, score, [], None, text_end)
 
@@ -48,3 +48,19 @@ def _token_log_probs(logits: Tensor, token_ids: Tensor) -> list[float]:
         rows, ids = logits[start : start + _CHUNK].float(), token_ids[start : start + _CHUNK]
         values += (rows.gather(1, ids[:, None])[:, 0] - rows.logsumexp(dim=1)).clamp(max=0).tolist()
     return values
+
+
+def _first_bad(model: LanguageModel, prompt: list[int], text: list[int]) -> int:
+    """The first token of the text whose logits are not finite.
+
+    In the pass over the whole text a NaN reaches positions before it too (attention multiplies it by 0), so prefixes
+    are run by themselves, halving the range.
+    """
+    good, bad = -1, len(text) - 1
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        token_ids = torch.tensor([[*prompt, *text[:middle]]], device=model.device)
+        with model.exclusive():
+            finite = bool(model.forward(token_ids, logits_to_keep=1).logits[0, -1].isfinite().all())
+        good, bad = (middle, bad) if finite else (good, middle)
+    return bad

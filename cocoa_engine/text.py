@@ -27,9 +27,9 @@ class TextTrack:
     def __init__(self, decode: Decode, stops: Sequence[str] = ()) -> None:
         self._decode = decode
         self._stops = tuple(stops)
-        self._window: list[int] = []  # the last tokens whose text is in ``text``, then those whose text is not yet
-        self._shown = ""  # the text of the former
+        self._window: list[int] = []  # the last tokens whose text is all in ``text``, then those of which some is not
         self._length = 0  # the number of the former
+        self._shown = ""  # what of the window's text is in ``text``
         self.text = ""
         self.stop_at: int | None = None
 
@@ -46,10 +46,14 @@ class TextTrack:
             return
         self._window.append(token_id)
         text = self._decode(self._window)
+        complete = text.rstrip(_INCOMPLETE)
+        if len(complete) <= len(self._shown):
+            return
+        self._add(complete[len(self._shown) :])
+        self._shown = complete
         # What a decoder makes of a token can depend on the one before it (a leading space is dropped at the start of a
         # text), so the window always begins with tokens whose text is known, and only the difference is taken.
-        if len(text) > len(self._shown) and not text.endswith(_INCOMPLETE):
-            self._add(text[len(self._shown) :])
+        if complete == text:
             self._window = self._window[self._length :]
             self._length = len(self._window)
             self._shown = self._decode(self._window)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,17 +23,20 @@ class Tokens:
                 f"the tokenizer is a {type(tokenizer).__name__}; pass e.g. AutoTokenizer.from_pretrained(...)."
             )
         self.tokenizer = tokenizer
-        self._lock = threading.Lock()  # encoding sets padding and truncation state inside fast tokenizers
+        # Encoding sets padding and truncation inside a fast tokenizer: the user's own is not touched, and what other
+        # threads do with it cannot cut our prompts short.
+        self._own = _copy(tokenizer)
+        self._lock = threading.Lock()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, never cut short."""
         with self._lock:
-            encoded = self.tokenizer(text, add_special_tokens=add_special_tokens, truncation=False, verbose=False)
+            encoded = self._own(text, add_special_tokens=add_special_tokens, truncation=False, verbose=False)
         return list(encoded["input_ids"])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids; special tokens are left out, spaces are kept as they are."""
-        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(self._own.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def continuation(self, prompt: str, text: str) -> tuple[list[int], list[int]]:
         """Token ids of a prompt and of a text that follows it, split as the tokenizer splits the two together.
@@ -45,6 +49,11 @@ class Tokens:
             # a tokenizer that ends every text with a special token would have put it after the prompt, too
             return before, whole[len(before) :]
         return before, self.encode(text, add_special_tokens=False)
+
+    def special_token_id(self, text: str) -> int | None:
+        """The id of the special token that is written so, if there is one; decoded text never holds it."""
+        added = getattr(self._own, "added_tokens_decoder", {})
+        return next((token_id for token_id, token in added.items() if token.special and token.content == text), None)
 
     @property
     def has_chat_template(self) -> bool:
@@ -71,3 +80,10 @@ class Tokens:
             return str(self.tokenizer.apply_chat_template([dict(message) for message in messages], **options))
         except Exception as fault:  # templates are programs: they raise what they like
             raise ChatTemplateError(f"the chat template refuses these messages: {fault}") from fault
+
+
+def _copy(tokenizer: Any) -> Any:
+    try:
+        return copy.deepcopy(tokenizer)
+    except Exception:  # a user's class that cannot be copied is used as it is
+        return tokenizer

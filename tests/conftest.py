@@ -9,9 +9,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+from hypothesis import settings
 
 from cocoa_engine import CocoaEngine
 
+settings.register_profile("cocoa", deadline=None, derandomize=True)  # a slow machine is no failure
+settings.load_profile("cocoa")
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 
 

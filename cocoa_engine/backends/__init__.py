@@ -122,7 +122,7 @@ def _relative_error(backend: Backend) -> float:
         with model.exclusive():
             token_ids = torch.tensor([[*prompt, *branch]], device=model.device)
             expected = model.forward(token_ids, logits_to_keep=len(branch) + 1).logits[0, -len(branch) - 1 :].float()
-        scale = float(expected.std())
+        scale = float(expected.std()) or 1.0
         for depth in range(len(branch) + 1):
             if branch[:depth] in measured:
                 difference = float((measured[branch[:depth]] - expected[depth]).abs().max())

@@ -82,7 +82,7 @@ def test_config_of_another_type(idle: CocoaEngine) -> None:
     [
         ("", "the prompt is empty"),
         ([], "the prompt is empty"),
-        (None, "not NoneType"),
+        (None, "text or a list of token ids, not NoneType"),
         (12, "not int"),
         (b"bytes", "not bytes"),
         (["a", "b"], "must hold token ids"),
@@ -121,6 +121,49 @@ def test_one_text_is_no_batch(idle: CocoaEngine) -> None:
 def test_score(idle: CocoaEngine, prompt: Any, text: Any, message: str) -> None:
     with pytest.raises(PromptError, match=message):
         idle.score(prompt, text)
+
+
+@pytest.mark.parametrize("text", [None, 5, b"x", ["a"]])
+def test_score_of_no_text(idle: CocoaEngine, text: Any) -> None:
+    with pytest.raises(PromptError, match="text to score"):
+        idle.score("Q", text)
+
+
+@pytest.mark.parametrize("prompts", [None, 5])
+def test_no_batch(idle: CocoaEngine, prompts: Any) -> None:
+    with pytest.raises(PromptError, match="takes a list of prompts"):
+        idle.generate_batch(prompts)
+
+
+@pytest.mark.parametrize("batch_size", [None, 1.5, "x", -1])
+def test_batch_size(idle: CocoaEngine, batch_size: Any) -> None:
+    with pytest.raises(ConfigError, match="batch_size"):
+        idle.generate_batch(["Hello"], batch_size=batch_size)
+
+
+def test_an_engine_config_of_another_type(engine: CocoaEngine) -> None:
+    with pytest.raises(ConfigError, match="config must be a CocoaConfig, not dict"):
+        CocoaEngine(engine.model, engine.tokenizer, config={"alpha": 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("result", [lambda s: None, lambda s: s[0], lambda s: s[:, :10], lambda s: s.tolist()])
+def test_a_processor_that_returns_no_logits(result: Any) -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    with pytest.raises(ConfigError, match="logits processor function must return a tensor"):
+        engine.generate([5, 6], logits_processor=lambda _, scores: result(scores))
+
+
+def test_a_criterion_that_returns_nothing() -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    with pytest.raises(ConfigError, match="stopping criterion function must return a bool"):
+        engine.generate([5, 6], stopping_criteria=lambda ids, scores: None)
+
+
+def test_extreme_settings_are_survived() -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    best = engine.generate([5, 6], max_new_tokens=8)
+    assert engine.generate([5, 6], max_new_tokens=8, temperature=5e-324, seed=1).token_ids == best.token_ids
+    engine.generate([5, 6], max_new_tokens=4, max_candidates=10**9)
 
 
 def test_processors_that_are_none(idle: CocoaEngine) -> None:
@@ -188,6 +231,18 @@ def test_nan_logits_say_at_which_token() -> None:
         engine.generate([5, 6, 7], max_new_tokens=4)
     with pytest.raises(NonFiniteLogitsError, match=r"token 3 of the sequence"):
         engine.score([5, 6, 7], [8, 9])
+
+
+@pytest.mark.parametrize("bad", [0, 3, 6])
+def test_nan_in_a_scored_text(bad: int) -> None:
+    """The token after a spoilt one is the first whose logits are bad, also if the pass over all spoils more."""
+    model = tiny_model("llama")
+    engine = CocoaEngine(model, tiny_tokenizer())
+    text = [11, 12, 13, 14, 15, 16, 17, 18]
+    with torch.no_grad():
+        model.model.embed_tokens.weight[text[bad]] = NAN
+    with pytest.raises(NonFiniteLogitsError, match=rf"token {2 + bad + 1} of the sequence"):
+        engine.score([5, 6], text)
 
 
 def test_nan_in_the_middle_of_a_decode() -> None:

@@ -132,6 +132,31 @@ def test_stop_text_is_cut_off(engine: CocoaEngine, answer: Generation) -> None:
     assert answer.text.startswith(out.text)
 
 
+def force(token_ids: list[int], prompt_tokens: int) -> LogitsProcessor:
+    """A processor that dictates the answer."""
+
+    class Force(LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            only = torch.full_like(scores, -torch.inf)
+            only[:, token_ids[input_ids.shape[1] - prompt_tokens]] = 0
+            return only
+
+    return Force()
+
+
+def test_a_special_token_can_be_a_stop_text(engine: CocoaEngine) -> None:
+    tokenizer = engine.tokenizer
+    start = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert start != tokenizer.eos_token_id
+    ids = [*engine.encode("One two"), start, *engine.encode(" three four")]
+    dictate = force(ids, len(engine.encode("Count:")))
+    out = engine.generate("Count:", max_new_tokens=len(ids), logits_processor=dictate, stop=["<|im_start|>", "xyz"])
+    assert (out.text, out.finish_reason) == ("One two", "stop")
+    assert out.token_ids[-1] == start
+    without = engine.generate("Count:", max_new_tokens=len(ids), logits_processor=dictate)
+    assert without.text == "One two three four"
+
+
 def test_logits_processor_acts_on_every_branch(engine: CocoaEngine, answer: Generation) -> None:
     banned = sorted({c.token_ids[-1] for span in answer.spans for c in span.candidates})
 
@@ -288,11 +313,35 @@ def test_a_model_in_training_mode_is_decoded_without_dropout(engine: CocoaEngine
     model = tiny_model("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
     tiny = CocoaEngine(model, tiny_tokenizer())
     expected = tiny.generate("abc", max_new_tokens=12)
+    model.transformer.drop.train()  # a part only
+    assert tiny.generate("abc", max_new_tokens=12) == expected
+    assert model.transformer.drop.training
     model.train()
     model.transformer.h[2].eval()  # a frozen part, as users have it
     flags = [module.training for module in model.modules()]
     assert tiny.generate("abc", max_new_tokens=12) == expected
     assert [module.training for module in model.modules()] == flags
+
+
+def test_the_tokenizer_is_left_as_it_was(engine: CocoaEngine) -> None:
+    from tests.tiny_models import tiny_model, tiny_tokenizer
+
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.enable_truncation(3)
+    tokenizer.backend_tokenizer.enable_padding(length=7)
+    before = (tokenizer.backend_tokenizer.truncation, tokenizer.backend_tokenizer.padding)
+    out = CocoaEngine(tiny_model("llama"), tokenizer).generate("hello world", max_new_tokens=3)
+    assert out.usage.prompt_tokens > 7
+    assert (tokenizer.backend_tokenizer.truncation, tokenizer.backend_tokenizer.padding) == before
+
+
+def test_inside_and_outside_of_inference_mode(engine: CocoaEngine) -> None:
+    expected = engine.generate(QUESTION, max_new_tokens=12)
+    stream = engine.stream(QUESTION, max_new_tokens=12)
+    with torch.inference_mode():
+        next(stream)
+    list(stream)
+    assert stream.generation == expected
 
 
 def test_the_models_own_forward_is_not_captured(engine: CocoaEngine) -> None:

@@ -89,6 +89,8 @@ def load_pretrained(
 
     if model_name is not None:
         name = os.fspath(model_name)
+        if not name.strip():
+            raise ModelLoadError("the model's name is empty; name a local folder or a Hub id")
         return *_load(name, tokenizer_name, options, tokenizer_options), name
     if embedded.find_embedded_file() is not None:
         folder = str(embedded.embedded_model_path())
@@ -235,14 +237,14 @@ def _needs_remote_code(config: Any) -> bool:
 def _pickle_error(name: str) -> ModelLoadError:
     return ModelLoadError(
         f"{name} has its weights as pickle files only, which can run code when read; "
-        "if you trust them pass allow_pickle=True, or convert them to safetensors"
+        "if you trust them pass allow_pickle=True (--allow-pickle), or convert them to safetensors"
     )
 
 
 def _remote_code_error(what: str, name: str) -> ModelLoadError:
     return ModelLoadError(
         f"the {what} {name} comes with its own Python code, which is not run unless asked for; "
-        "read it, and if you trust it pass trust_remote_code=True"
+        "read it, and if you trust it pass trust_remote_code=True (--trust-remote-code)"
     )
 
 

@@ -1,5 +1,5 @@
 """``python -m cocoa_engine.cli``."""
 
-from cocoa_engine.cli.app import main
+from cocoa_engine.cli import main
 
 main()

@@ -39,7 +39,7 @@ class OneLineErrors(TyperGroup):
         run = partial(super().main, args, prog_name, complete_var, False, windows_expand_args, **extra)
         if not standalone_mode:
             return run()
-        _never_fail_to_encode()
+        _mend_streams()
         try:
             code = run()
             sys.stdout.flush()
@@ -70,8 +70,10 @@ def _say(error: Exception) -> int:
     return code
 
 
-def _never_fail_to_encode() -> None:
-    """A character that the terminal's encoding lacks becomes a question mark instead of an error."""
+def _mend_streams() -> None:
+    """A character that the terminal's encoding lacks becomes a question mark; what has nowhere to go is dropped."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -100,6 +102,6 @@ app.command()(score)
 app.command()(info)
 
 
-def main() -> None:
-    """The entry point of the command ``cocoa``."""
+def run() -> None:
+    """Read the command line and run it."""
     app(prog_name="cocoa")

@@ -63,16 +63,16 @@ def ask(
 
     In a pipe or a file, stdout is the bare answer, unless --compare, --table, --no-color or --json asks for more.
     """
-    compared_config = config.replace(method=compare) if compare else None
+    compared_config = config.replace(method=compare) if compare is not None else None
     if raw and system is not None:
         raise ConfigError("--system is part of a chat and --raw asks without one: leave out one of the two")
-    if svg and not svg.absolute().parent.is_dir():
-        raise ConfigError(f"--svg {svg}: the folder {svg.absolute().parent} does not exist")
+    if svg:
+        _check_writable(svg)
     prompt = _prompt(prompt)
     engine = load_engine(model, loading)
     console = output(no_color)
     marks = console.color_system is None
-    bare = not (console.is_terminal or compare or table or no_color)
+    bare = not (console.is_terminal or compared_config or table or no_color)
 
     def decode(settings: CocoaConfig, spans: list[Span]) -> Generation:
         with _stream(engine, prompt, system, raw, settings) as stream, _screen(console, draws=not json) as draw:
@@ -106,13 +106,21 @@ def ask(
         svg.write_text(_picture(report(generation, compared=compared, table=table), prompt), encoding="utf-8")
 
 
+def _check_writable(picture: Path) -> None:
+    try:
+        picture.open("ab").close()
+    except OSError as error:
+        raise ConfigError(f"--svg {picture} cannot be written: {error.strerror}") from error
+
+
 def _prompt(given: str | None) -> str:
     """The question from the command line or from stdin.
 
     Raises:
         PromptError: there is none, or it is not text.
     """
-    if given is None and sys.stdin.isatty():
+    # where the shell closed stdin, Python has none
+    if given in (None, "-") and (sys.stdin is None or (given is None and sys.stdin.isatty())):
         raise PromptError("there is no question: give one as the argument, or pipe it into stdin")
     try:
         prompt = sys.stdin.read().removesuffix("\n") if given in (None, "-") else given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import TYPE_CHECKING
 
@@ -23,15 +24,17 @@ def load_engine(model: str | None, options: LoadOptions) -> CocoaEngine:
     console = Console(stderr=True, quiet=not sys.stderr.isatty())
     with console.status(Text(f"Loading {model or 'the embedded model'} …")):
         import torch
-        from transformers.utils import logging
+        from huggingface_hub.utils import logging as hub_logging
+        from transformers.utils import logging as transformers_logging
 
         from cocoa_engine import CocoaEngine
 
         if options.threads:
             torch.set_num_threads(options.threads)
         if not options.debug:
-            logging.set_verbosity_error()
-            logging.disable_progress_bar()  # it would write through the spinner
+            transformers_logging.set_verbosity_error()
+            hub_logging.set_verbosity(logging.CRITICAL)  # its retries; our error says what came of them
+            transformers_logging.disable_progress_bar()  # it would write through the spinner
         return CocoaEngine.from_pretrained(
             model,
             dtype=options.dtype,

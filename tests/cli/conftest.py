@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.cli import app
+from cocoa_engine.cli.app import app
 
 
 @pytest.fixture

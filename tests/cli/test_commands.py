@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 
+import pytest
 from typer.testing import Result
 
 from cocoa_engine import CocoaEngine, Generation, ModelInfo, __version__
@@ -80,3 +82,23 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait() == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "redirection", "code", "message"),
+    [
+        (["ask"], "<&-", 2, "there is no question"),
+        (["ask", "Hi", "--model", ""], "</dev/null", 2, "the model's name is empty"),
+        (["ask", "Hi", "--compare", ""], "</dev/null", 2, "unknown method ''"),
+        (["ask", "Hi", "--svg", "/no/such/folder/x.svg"], "</dev/null", 2, "cannot be written"),
+        (["info", "no/such"], "</dev/null", 2, "cannot load the model no/such"),
+        (["--version"], ">&-", 0, ""),
+    ],
+)
+def test_from_a_shell(arguments: list[str], redirection: str, code: int, message: str) -> None:
+    """One line on stderr at the most, also where the shell closed a stream."""
+    command = shlex.join([sys.executable, "-m", "cocoa_engine.cli", *arguments])
+    done = subprocess.run(["sh", "-c", f"{command} {redirection}"], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == (1 if message else 0)

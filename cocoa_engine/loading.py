@@ -155,10 +155,10 @@ def _load(
         _check_weights(Path(name), options)
 
     if tokenizer_name is None:
-        tokenizer = _load_tokenizer(name, {**_pick(options, SOURCE_OPTIONS), **trust, **tokenizer_options})
+        tokenizer = load_tokenizer(name, {**_pick(options, SOURCE_OPTIONS), **trust, **tokenizer_options})
     else:
         inherited = {**_pick(options, ACCESS_OPTIONS), **trust}
-        tokenizer = _load_tokenizer(os.fspath(tokenizer_name), {**inherited, **tokenizer_options})
+        tokenizer = load_tokenizer(os.fspath(tokenizer_name), {**inherited, **tokenizer_options})
 
     with _clear_errors("model", name):
         model, report = AutoModelForCausalLM.from_pretrained(name, **{**options, "output_loading_info": True})
@@ -171,7 +171,7 @@ def _load(
     return model, tokenizer
 
 
-def _load_tokenizer(name: str, options: dict[str, Any]) -> Any:
+def load_tokenizer(name: str, options: dict[str, Any]) -> Any:
     if _is_path(name):
         name = str(Path(name).expanduser())
         if not Path(name).is_dir():

@@ -57,7 +57,9 @@ _INSTEAD = {
     "tools": "this model does no function calling; ReActAgent describes tools in the prompt instead",
 }
 _SAMPLING = ("do_sample", "stop_strings", "pad_token_id")
-HONOURED = (*_PROCESSORS, *_CRITERIA, *_SAMPLING)
+BESIDE_SETTINGS = (*_PROCESSORS, *_CRITERIA)
+"""The options that are no other name for a decode setting."""
+HONOURED = (*BESIDE_SETTINGS, *_SAMPLING)
 """The options there are besides the decode settings."""
 
 
@@ -88,10 +90,13 @@ class DecodeOptions:
         Raises:
             ConfigError: an option is unknown, out of range, or nothing this decoder can honour.
         """
+        if not isinstance(options, Mapping):  # of a call they always are
+            raise ConfigError(f"generate_kwargs takes a dict of options, not {type(options).__name__}.")
         settings, rest = split_settings(options)
         foreign = {*_INSTEAD, *GenerationConfig().to_dict()} - {*HONOURED}
         refuse_unknown(rest.keys() - foreign, HONOURED, what="CocoaLLM")
         processors, criteria = dict(self.processors), dict(self.criteria)
+        refused: dict[str, list[str]] = {}
         for name, value in rest.items():
             if value is None or (name in _WITHOUT_EFFECT and value == _WITHOUT_EFFECT[name]):
                 continue
@@ -103,7 +108,10 @@ class DecodeOptions:
                 settings["stop"] = value
             elif name in foreign:
                 reason = _INSTEAD.get(name, f"honoured are {', '.join(HONOURED)} and the fields of CocoaConfig")
-                raise ConfigError(f"{name}={value!r} cannot be honoured by CoCoA decoding: {reason}.")
+                refused.setdefault(reason, []).append(f"{name}={value!r}")
+        if refused:
+            faults = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in refused.items())
+            raise ConfigError(f"cannot be honoured by CoCoA decoding, leave out: {faults}.")
         for name in ("temperature", "max_new_tokens"):  # None is transformers' way to leave them as they are
             if settings.get(name, 0) is None:
                 del settings[name]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
+from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
@@ -18,21 +19,23 @@ from llama_index.core.base.llms.types import (
     LLMMetadata,
     MessageRole,
 )
-from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, ValidationError
+from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, ValidationError, field_serializer
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 
-from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, SpanStream
+from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, PromptError, SpanStream
+from cocoa_engine.errors import UnsupportedFeatureError
 from cocoa_engine.faults import explain
+from cocoa_engine.loading import ACCESS_OPTIONS
 from cocoa_integrations.async_stream import AsyncSpanStream
 from cocoa_integrations.llama_index.callbacks import Watchers
-from cocoa_integrations.llama_index.generate_kwargs import DecodeOptions
-from cocoa_integrations.llama_index.loading import DEVICE_MAP, engine_for
-from cocoa_integrations.llama_index.messages import ChatTemplatePrompt, template_messages
+from cocoa_integrations.llama_index.generate_kwargs import BESIDE_SETTINGS, DecodeOptions
+from cocoa_integrations.llama_index.loading import LOADING, engine_for
+from cocoa_integrations.llama_index.messages import require_text, template_messages
 from cocoa_integrations.llama_index.responses import Answer, Chunks, whole_answer
-from cocoa_integrations.settings import refuse_unknown, split_settings
+from cocoa_integrations.settings import DecodeSettings, config_of, refuse_unknown, split_settings
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +44,7 @@ Start = Callable[[], SpanStream]
 """Starts one answer."""
 
 
-class CocoaLLM(CustomLLM):
+class CocoaLLM(DecodeSettings, CustomLLM):
     """A local Hugging Face model, decoded with CoCoA, that says how risky each span of its answers is.
 
     Every field of :class:`CocoaConfig` is an option too, of the constructor and of each call::
@@ -58,15 +61,20 @@ class CocoaLLM(CustomLLM):
     LlamaIndex fits contexts into the window by counting with its own tokenizer; ``Settings.tokenizer =
     llm.engine.encode`` makes it count the model's tokens.
 
+    Every option is a field that can be read and set; what is set counts from the next call on. Copies share the engine;
+    pickling is refused, since ``to_dict`` and ``from_dict`` move a description, without weights and secrets, instead.
+
     Args:
         engine: an engine to use, instead of the options that load one.
-        config: decode settings to start from; single settings given beside it go before it.
+        config: decode settings to start from, by default the engine's; single settings given beside it go before it.
         model: a loaded model, instead of ``model_name``; needs ``tokenizer`` (or ``tokenizer_name``).
         tokenizer: a loaded tokenizer, instead of ``tokenizer_name``.
-        messages_to_prompt: writes chat messages as a prompt, instead of the chat template.
-        completion_to_prompt: wraps each prompt of a completion.
-        **options: the fields below, the settings in :class:`CocoaConfig`, and LlamaIndex's own LLM options
-            (``callback_manager``, ``output_parser``, ``pydantic_program_mode``, ``rate_limiter``).
+        generate_kwargs: decode options of every call, by the names that calls take. Those that are settings become
+            the fields of that name.
+        **options: the fields below, the settings in :class:`CocoaConfig`, ``messages_to_prompt`` (writes chat messages
+            as a prompt, instead of the chat template), ``completion_to_prompt`` (wraps each prompt of a completion),
+            and LlamaIndex's own LLM options (``callback_manager``, ``output_parser``, ``pydantic_program_mode``,
+            ``rate_limiter``).
 
     Raises:
         ConfigError: an option is unknown, out of range, contradicts another or cannot be honoured.
@@ -77,95 +85,79 @@ class CocoaLLM(CustomLLM):
 
     model_name: str | None = Field(None, description="Hub id or folder of the model. Default: the embedded model.")
     tokenizer_name: str | None = Field(None, description="Hub id or folder of the tokenizer, if not the model's.")
-    context_window: int = Field(description="Tokens that prompt and answer may have together.", gt=0)
+    context_window: int = Field(
+        DEFAULT_CONTEXT_WINDOW,
+        description="Tokens that prompt and answer may have together. Default: as many as the model can take.",
+        gt=0,
+    )
     query_wrapper_prompt: BasePromptTemplate | None = Field(
         None, exclude=True, description="Put around the prompt of a completion; has a {query_str} placeholder."
     )
     system_prompt: str | None = Field(
         None, description="Put before the prompt of a completion, and before messages that do not open with one."
     )
-    device_map: str | dict[str, Any] | None = Field(DEVICE_MAP, description="Where the model's layers go.")
+    device_map: str | dict[str, Any] | None = Field("auto", description="Where the model's layers go.")
+    dtype: Any = Field("auto", description="Of the weights: auto (as stored), a name or a torch.dtype.")
+    trust_remote_code: bool = Field(False, description="Run code that comes with the checkpoint.")
+    allow_pickle: bool = Field(False, description="Read weights stored as pickle, which can run code when read.")
     stopping_ids: list[int] = Field(default_factory=list, description="Token ids that end an answer.")
-    tokenizer_kwargs: dict[str, Any] = Field(default_factory=dict, description="For loading the tokenizer.")
-    model_kwargs: dict[str, Any] = Field(default_factory=dict, description="For loading the model.")
-    generate_kwargs: dict[str, Any] = Field(default_factory=dict, description="Decode options of every call.")
-    is_chat_model: bool = Field(
-        description="Whether LlamaIndex should send chat messages rather than text. Default: if there is a chat "
-        "template or messages_to_prompt, and completions are not wrapped."
+    tokenizer_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False, description="For loading the tokenizer.")
+    model_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False, description="For loading the model.")
+    generate_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Decode options of every call; they go before the settings."
     )
-    config: CocoaConfig = Field(description="The decode settings of every call.")
+    is_chat_model: bool = Field(
+        False,
+        description="Whether LlamaIndex should send chat messages rather than text. Default: if there is a chat "
+        "template or messages_to_prompt, and completions are not wrapped.",
+    )
 
     _engine: CocoaEngine = PrivateAttr()
-    _options: DecodeOptions = PrivateAttr()
 
     def __init__(
         self,
         *,
         engine: CocoaEngine | None = None,
-        config: CocoaConfig | Mapping[str, Any] | None = None,
+        config: CocoaConfig | None = None,
         model: Any = None,
         tokenizer: Any = None,
-        model_name: str | None = None,
-        tokenizer_name: str | None = None,
         context_window: int | None = None,
         query_wrapper_prompt: BasePromptTemplate | str | None = None,
-        device_map: str | dict[str, Any] | None = DEVICE_MAP,
-        stopping_ids: Sequence[int] | None = None,
-        tokenizer_kwargs: dict[str, Any] | None = None,
-        model_kwargs: dict[str, Any] | None = None,
         generate_kwargs: dict[str, Any] | None = None,
         is_chat_model: bool | None = None,
-        messages_to_prompt: Callable[[Sequence[ChatMessage]], str] | None = None,
-        completion_to_prompt: Callable[[str], str] | None = None,
         **options: Any,
     ) -> None:
         settings, rest = split_settings(options)
-        refuse_unknown(rest, (*type(self).model_fields, "engine", "model", "tokenizer"), what="CocoaLLM")
-        generate_kwargs = generate_kwargs or {}
-        twice = settings.keys() & split_settings(generate_kwargs)[0].keys()
-        if twice:
+        refuse_unknown(rest, (*type(self).model_fields, "engine", "config", "model", "tokenizer"), what="CocoaLLM")
+        _require("engine", engine, CocoaEngine)
+        _require("config", config, CocoaConfig)
+        base = config or (engine.config if engine is not None else CocoaConfig())
+        standing = {} if generate_kwargs is None else generate_kwargs
+        decode = DecodeOptions(base.replace(**settings)).updated(standing)
+        if twice := settings.keys() & split_settings(standing)[0].keys():
             raise ConfigError(f"given both by itself and in generate_kwargs: {', '.join(sorted(twice))}.")
-        start = engine.config if engine is not None else CocoaConfig()
-        if config is not None:
-            start = config if isinstance(config, CocoaConfig) else CocoaConfig(**config)
-        asked = {"stopping_ids": stopping_ids or None, **generate_kwargs}
-        decode = DecodeOptions(start.replace(**settings)).updated(asked)
-        wrapper = _query_wrapper(query_wrapper_prompt)
-        loaded_by_name = engine is None and model is None
-        engine = engine_for(
-            engine,
-            model_name=model_name,
-            tokenizer_name=tokenizer_name,
-            model=model,
-            tokenizer=tokenizer,
-            device_map=device_map,
-            model_kwargs=model_kwargs or {},
-            tokenizer_kwargs=tokenizer_kwargs or {},
-        )
-        if is_chat_model is None:
-            chats = messages_to_prompt is not None or engine.has_chat_template
-            is_chat_model = chats and wrapper is None and completion_to_prompt is None
+        fields: dict[str, Any] = {
+            # None is HuggingFaceLLM's way to leave an option as it is; for the device map it means the CPU
+            **{name: value for name, value in rest.items() if value is not None or name == "device_map"},
+            **{name: getattr(decode.config, name) for name in CocoaConfig.model_fields},
+            "context_window": DEFAULT_CONTEXT_WINDOW if context_window is None else context_window,
+            "query_wrapper_prompt": _query_wrapper(query_wrapper_prompt),
+            "generate_kwargs": {name: value for name, value in standing.items() if name in BESIDE_SETTINGS},
+            "is_chat_model": is_chat_model or False,
+        }
         try:
-            super().__init__(
-                model_name=model_name if loaded_by_name else engine.model_name,
-                tokenizer_name=tokenizer_name,
-                context_window=_window(context_window, engine),
-                query_wrapper_prompt=wrapper,
-                device_map=device_map,
-                stopping_ids=list(stopping_ids or ()),
-                tokenizer_kwargs=tokenizer_kwargs or {},
-                model_kwargs=model_kwargs or {},
-                generate_kwargs=generate_kwargs,
-                is_chat_model=is_chat_model,
-                messages_to_prompt=messages_to_prompt or ChatTemplatePrompt(engine),
-                completion_to_prompt=completion_to_prompt,
-                config=decode.config,
-                **rest,
-            )
+            super().__init__(**fields)
         except ValidationError as error:
             raise ConfigError(f"CocoaLLM: {explain(error)}") from None
-        self._engine = engine
-        self._options = decode
+        loading = {name: getattr(self, name) for name in LOADING}
+        self._engine = engine_for(engine, model=model, tokenizer=tokenizer, **loading)
+        if engine is not None or model is not None:
+            self.model_name = self._engine.model_name
+        self.context_window = _window(context_window, self._engine)
+        if is_chat_model is None:
+            chats = self._formats_messages or self._engine.has_chat_template
+            wrapped = self.query_wrapper_prompt is not None or rest.get("completion_to_prompt") is not None
+            self.is_chat_model = chats and not wrapped
 
     @classmethod
     def class_name(cls) -> str:
@@ -182,7 +174,7 @@ class CocoaLLM(CustomLLM):
         """What LlamaIndex needs to know to fit prompts to the model."""
         return LLMMetadata(
             context_window=self.context_window,
-            num_output=self.config.max_new_tokens,
+            num_output=self._decoding({}).config.max_new_tokens,
             is_chat_model=self.is_chat_model,
             model_name=self._engine.model_name,
         )
@@ -248,40 +240,87 @@ class CocoaLLM(CustomLLM):
         """As :meth:`stream_chat`, off the event loop; cancelling or leaving it stops the work."""
         return await self._astream(self._conversation(messages, kwargs), Answer.to_chat)
 
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> CocoaLLM:
+        """A copy that shares the engine."""
+        memo = {} if memo is None else memo
+        memo[id(self._engine)] = self._engine
+        return super().__deepcopy__(memo)
+
+    def __getstate__(self) -> NoReturn:
+        """Refuse pickling; LlamaIndex's own way would drop the engine, from this object too.
+
+        Raises:
+            UnsupportedFeatureError: always.
+        """
+        raise UnsupportedFeatureError(
+            "a CocoaLLM holds a model and cannot be pickled; send its to_dict() and make it anew with "
+            "CocoaLLM.from_dict(...), or make one in each process"
+        )
+
+    @field_serializer("model_kwargs", "tokenizer_kwargs", "generate_kwargs")
+    def _serialized_kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """What is plain data and no secret."""
+        return {name: value for name, value in kwargs.items() if name not in ACCESS_OPTIONS and _is_plain(value)}
+
+    @field_serializer("dtype")
+    def _serialized_dtype(self, dtype: Any) -> str:
+        return str(dtype).removeprefix("torch.")
+
+    @property
+    def _formats_messages(self) -> bool:
+        """Whether the user gave a messages_to_prompt; LlamaIndex puts its own where none was given."""
+        return self.messages_to_prompt not in (None, generic_messages_to_prompt)
+
     def _completion(self, prompt: str, formatted: bool, options: Mapping[str, Any]) -> Start:
         def start() -> SpanStream:
-            asked = self._asked(options)
+            decoding = self._decoding(options)
             assert self.completion_to_prompt is not None  # LLM's validator sees to it
             wrapped = prompt if formatted else self._extend_prompt(self.completion_to_prompt(prompt))
-            return self._engine.stream(self._with_one_bos(wrapped), **asked)
+            return self._begin(wrapped, decoding)
 
         return start
 
     def _conversation(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> Start:
         def start() -> SpanStream:
-            asked = self._asked(options)
+            decoding = self._decoding(options)
+            require_text(messages)
             opened = list(messages)
-            if not (opened and opened[0].role in (MessageRole.SYSTEM, MessageRole.DEVELOPER)):
+            if opened[0].role not in (MessageRole.SYSTEM, MessageRole.DEVELOPER):
                 opened = self._extend_messages(opened)
-            assert self.messages_to_prompt is not None  # LLM's validator sees to it
-            if isinstance(self.messages_to_prompt, ChatTemplatePrompt):
-                return self._engine.stream_chat(template_messages(opened), **asked)
-            return self._engine.stream(self._with_one_bos(self.messages_to_prompt(opened)), **asked)
+            if not self._formats_messages:
+                return self._begin(self._engine.encode_chat(template_messages(opened)), decoding)
+            assert self.messages_to_prompt is not None
+            return self._begin(self.messages_to_prompt(opened), decoding)
 
         return start
 
-    def _asked(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        decode = replace(self._options, config=self.config).updated(options)
-        return {
-            "config": decode.config,
-            "logits_processor": decode.logits_processors(self._engine.model),
-            "stopping_criteria": decode.stopping_criteria(),
-        }
+    def _decoding(self, options: Mapping[str, Any]) -> DecodeOptions:
+        """What a call is asked to do: the settings and options as they stand, then its own."""
+        standing = DecodeOptions(config_of(self)).updated({"stopping_ids": self.stopping_ids or None})
+        return standing.updated(self.generate_kwargs).updated(options)
 
-    def _with_one_bos(self, prompt: str) -> str | list[int]:
+    def _begin(self, prompt: str | list[int], decoding: DecodeOptions) -> SpanStream:
+        config = decoding.config
+        if prompt:  # the engine refuses an empty one
+            prompt = self._token_ids(prompt) if isinstance(prompt, str) else prompt
+            room = self.context_window - len(prompt)
+            if room < 1:
+                raise PromptError(
+                    f"the prompt has {len(prompt)} tokens and context_window is {self.context_window}: no room for an "
+                    f"answer. Shorten the prompt by at least {1 - room} tokens."
+                )
+            config = config.replace(max_new_tokens=min(config.max_new_tokens, room))
+        return self._engine.stream(
+            prompt,
+            config=config,
+            logits_processor=decoding.logits_processors(self._engine.model),
+            stopping_criteria=decoding.stopping_criteria(),
+        )
+
+    def _token_ids(self, prompt: str) -> list[int]:
         """Prompt formats often write the begin-of-sequence token out; the tokenizer must not add a second one."""
         bos = self._engine.tokenizer.bos_token
-        return self._engine.encode(prompt, add_special_tokens=False) if bos and prompt.startswith(bos) else prompt
+        return self._engine.encode(prompt, add_special_tokens=not (bos and prompt.startswith(bos)))
 
     def _answer(self, start: Start) -> Answer:
         watchers = Watchers()
@@ -331,7 +370,7 @@ class CocoaLLM(CustomLLM):
 
 def _query_wrapper(given: BasePromptTemplate | str | None) -> BasePromptTemplate | None:
     template = PromptTemplate(given) if isinstance(given, str) else given
-    if template is not None and "query_str" not in template.template_vars:
+    if isinstance(template, BasePromptTemplate) and "query_str" not in template.template_vars:
         raise ConfigError("query_wrapper_prompt has no {query_str} placeholder, so it would drop the prompt.")
     return template
 
@@ -342,3 +381,17 @@ def _window(asked: int | None, engine: CocoaEngine) -> int:
         logger.warning("context_window=%d is more than the model's %d tokens; using %d.", asked, limit, limit)
         return limit
     return asked if asked is not None else limit or DEFAULT_CONTEXT_WINDOW
+
+
+def _require(name: str, value: Any, kind: type) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise ConfigError(f"{name} takes a {kind.__name__}, not {type(value).__name__}.")
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value can be written as JSON."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True

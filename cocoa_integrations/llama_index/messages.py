@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
 
-from cocoa_engine import CocoaEngine, PromptError
+from cocoa_engine import PromptError
 
 _TEMPLATE_ROLES = {
     MessageRole.DEVELOPER: "system",
@@ -16,29 +16,24 @@ _TEMPLATE_ROLES = {
 }
 
 
-def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
-    """Role and text of each message. ``additional_kwargs`` are not for the model and stay out of its prompt.
+def require_text(messages: Sequence[ChatMessage]) -> None:
+    """Refuse a conversation that is not text.
 
     Raises:
-        PromptError: a message holds something other than text.
+        PromptError: there is no text at all, or a message holds something else.
     """
-    result = []
     for message in messages:
         for block in message.blocks:
             if not isinstance(block, TextBlock):
                 kind = type(block).__name__
                 raise PromptError(f"this model reads text only, but a {message.role.value} message has a {kind}.")
-        role = _TEMPLATE_ROLES.get(message.role, message.role.value)
-        result.append({"role": role, "content": message.content or ""})
-    return result
+    if not any((message.content or "").strip() for message in messages):
+        raise PromptError("the conversation is empty; give at least one message with text.")
 
 
-class ChatTemplatePrompt:
-    """The ``messages_to_prompt`` of a model whose user gave none: the tokenizer's chat template."""
-
-    def __init__(self, engine: CocoaEngine) -> None:
-        self._engine = engine
-
-    def __call__(self, messages: Sequence[ChatMessage]) -> str:
-        """The prompt of these messages, opened for the assistant's answer."""
-        return self._engine.render_chat(template_messages(messages))
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
+    """Role and text of each message. ``additional_kwargs`` are not for the model and stay out of its prompt."""
+    return [
+        {"role": _TEMPLATE_ROLES.get(message.role, message.role.value), "content": message.content or ""}
+        for message in messages
+    ]

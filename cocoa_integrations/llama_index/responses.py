@@ -54,17 +54,19 @@ class Answer:
 
 def whole_answer(generation: Generation, engine: CocoaEngine, *, streamed: bool = False) -> Answer:
     """The complete answer; at the end of a stream it comes as one more chunk that adds no text."""
-    report, tokens = risk_report(generation), TokenLogprobs(engine)
+    tokens = TokenLogprobs(engine)
+    metadata = {RISK_KEY: risk_report(generation)}
     usage = {**generation.usage.model_dump(), "total_tokens": generation.usage.total_tokens}
     return Answer(
         text=generation.text,
         logprobs=[entry for span in generation.spans for entry in _log_probs(tokens, span)],
-        metadata={RISK_KEY: report} if streamed else {SPANS_KEY: all_spans(generation), RISK_KEY: report},
+        metadata=metadata if streamed else {SPANS_KEY: all_spans(generation), **metadata},
         raw={
             "model": generation.model_name,
+            "model_name": generation.model_name,
             "finish_reason": generation.finish_reason,
             "usage": usage,
-            RISK_KEY: report,
+            RISK_KEY: risk_report(generation),  # its own, as whoever changes one does not mean the other
         },
         delta="" if streamed else None,
     )
@@ -81,13 +83,13 @@ class Chunks:
     def next(self, span: Span) -> Answer:
         """The answer up to and with ``span``."""
         self._text += span.text
-        spans = [span_metadata(span, self._spans)]
+        number = self._spans
         self._spans += 1
         return Answer(
             text=self._text,
             logprobs=_log_probs(self._tokens, span),
-            metadata={SPANS_KEY: spans},
-            raw={SPANS_KEY: spans},
+            metadata={SPANS_KEY: [span_metadata(span, number)]},
+            raw={SPANS_KEY: [span_metadata(span, number)]},
             delta=span.text,
         )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index_helpers import Listener
 
-from cocoa_engine import CocoaEngine
+from cocoa_engine import CocoaEngine, SpanStream
 from cocoa_integrations.llama_index import CocoaLLM
 
 
@@ -16,6 +17,20 @@ from cocoa_integrations.llama_index import CocoaLLM
 def llm(engine: CocoaEngine) -> CocoaLLM:
     """Short answers from the shared engine."""
     return CocoaLLM(engine=engine, max_new_tokens=8)
+
+
+@pytest.fixture
+def prompts(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The text of every prompt that the engine gets during the test, special tokens included."""
+    seen: list[str] = []
+    stream = engine.stream
+
+    def recorded(prompt: Sequence[int], **options: Any) -> SpanStream:
+        seen.append(engine.tokenizer.decode(list(prompt)))
+        return stream(prompt, **options)
+
+    monkeypatch.setattr(engine, "stream", recorded)
+    return seen
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from llama_index.core.instrumentation.events.llm import LLMChatEndEvent, LLMComp
 from llama_index.core.llms import ChatMessage, ImageBlock, MessageRole, TextBlock
 from llama_index_helpers import Listener
 
-from cocoa_engine import CocoaEngine, CocoaError, PromptError
+from cocoa_engine import CocoaConfig, CocoaEngine, PromptError
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, CocoaSpanEvent
-from cocoa_integrations.metadata import risk_report
+from cocoa_integrations.metadata import all_spans, risk_report
 
 QUESTION = [ChatMessage("Name a colour.")]
 AS_DICTS = [{"role": "user", "content": "Name a colour."}]
@@ -25,14 +25,14 @@ def test_chat_uses_the_template_of_the_tokenizer(llm: CocoaLLM, engine: CocoaEng
     response = llm.chat(QUESTION)
     assert response.message.role is MessageRole.ASSISTANT
     assert response.message.content == expected.text
-    assert response.additional_kwargs == {"cocoa_risk": risk_report(expected)}
+    assert response.additional_kwargs == {"cocoa_spans": all_spans(expected), "cocoa_risk": risk_report(expected)}
     assert response.raw is not None
     assert response.raw["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
     assert response.logprobs is not None
     assert len(response.logprobs) == expected.usage.completion_tokens
     *chunks, last = llm.stream_chat(QUESTION)
     assert "".join(chunk.delta or "" for chunk in chunks) == expected.text
-    assert last == response.model_copy(update={"delta": ""})
+    assert last == response.model_copy(update={"delta": "", "additional_kwargs": {"cocoa_risk": risk_report(expected)}})
 
 
 def test_a_chat_ends_by_itself(engine: CocoaEngine) -> None:
@@ -46,7 +46,7 @@ def test_settings_of_a_chat_call_are_honoured(llm: CocoaLLM, heard: Listener) ->
     llm.chat(QUESTION, max_new_tokens=3, alpha=0.25)
     list(llm.stream_chat(QUESTION, max_new_tokens=3, alpha=0.25))
     used = [event.generation.config for event in heard.of(CocoaRiskEvent)]
-    assert used == [llm.config.replace(max_new_tokens=3, alpha=0.25)] * 2
+    assert used == [CocoaConfig(max_new_tokens=3, alpha=0.25)] * 2
 
 
 def test_system_prompt_opens_a_chat_that_has_none(engine: CocoaEngine) -> None:
@@ -60,12 +60,13 @@ def test_system_prompt_opens_a_chat_that_has_none(engine: CocoaEngine) -> None:
     assert llm.chat([own, *QUESTION]).message.content == expected("Answer in French.")
 
 
-def test_every_role_of_llama_index_has_one_in_the_template(llm: CocoaLLM, engine: CocoaEngine) -> None:
+def test_every_role_of_llama_index_has_one_in_the_template(
+    llm: CocoaLLM, engine: CocoaEngine, prompts: list[str]
+) -> None:
     roles = [MessageRole.DEVELOPER, MessageRole.USER, MessageRole.MODEL, MessageRole.USER]
-    assert llm.messages_to_prompt is not None
-    prompt = llm.messages_to_prompt([ChatMessage("Hi.", role=role) for role in roles])
+    llm.chat([ChatMessage("Hi.", role=role) for role in roles], max_new_tokens=1)
     known = [{"role": role, "content": "Hi."} for role in ("system", "user", "assistant", "user")]
-    assert prompt == engine.render_chat(known)
+    assert prompts == [engine.render_chat(known)]
 
 
 def test_what_is_no_text_is_refused_not_dropped(llm: CocoaLLM) -> None:
@@ -74,9 +75,19 @@ def test_what_is_no_text_is_refused_not_dropped(llm: CocoaLLM) -> None:
         llm.chat([picture])
 
 
+@pytest.mark.parametrize("messages", [[], [ChatMessage("")], [ChatMessage(" \n\t")], [ChatMessage(blocks=[])] * 2])
+def test_messages_without_text_are_refused(messages: list[ChatMessage], llm: CocoaLLM, engine: CocoaEngine) -> None:
+    opened = CocoaLLM(engine=engine, system_prompt="Be brief.", max_new_tokens=1)
+    formatted = CocoaLLM(engine=engine, messages_to_prompt=llama_index_default, max_new_tokens=1)
+    for one in (llm, opened, formatted):
+        with pytest.raises(PromptError, match="the conversation is empty"):
+            one.chat(messages)
+    assert opened.chat([ChatMessage("Hi"), *messages]).message.content
+
+
 @pytest.mark.parametrize("method", ["chat", "stream_chat"])
-def test_no_messages_raise_when_asked(method: str, llm: CocoaLLM) -> None:
-    with pytest.raises(CocoaError):
+def test_bad_messages_raise_when_asked(method: str, llm: CocoaLLM) -> None:
+    with pytest.raises(PromptError, match="empty"):
         getattr(llm, method)([])
     with pytest.raises(PromptError, match="8192"):
         getattr(llm, method)([ChatMessage("word " * 9000)])
@@ -124,11 +135,12 @@ async def test_risk_does_not_leak_into_the_second_turn(how: str, engine: CocoaEn
     assert all(not message.additional_kwargs for message in chat.chat_history)
 
 
-def test_additional_kwargs_of_a_message_stay_out_of_the_template(llm: CocoaLLM, engine: CocoaEngine) -> None:
+def test_additional_kwargs_of_a_message_stay_out_of_the_template(
+    llm: CocoaLLM, engine: CocoaEngine, prompts: list[str]
+) -> None:
     noisy = [ChatMessage("Name a colour.", additional_kwargs={"cocoa_risk": {"max_risk": 1.0}})]
-    assert llm.messages_to_prompt is not None
-    assert llm.messages_to_prompt(noisy) == engine.render_chat(AS_DICTS)
-    assert llm.chat(noisy).message.content == llm.chat(QUESTION).message.content
+    llm.chat(noisy, max_new_tokens=1)
+    assert prompts == [engine.render_chat(AS_DICTS)]
 
 
 def test_logprobs_get_through_a_streaming_chat_engine(llm: CocoaLLM, heard: Listener) -> None:

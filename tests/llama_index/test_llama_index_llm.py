@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from llama_index.core import PromptTemplate
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
-from llama_index.core.llms import CompletionResponse
+from llama_index.core.llms import ChatMessage, CompletionResponse
 from llama_index_helpers import PROMPT, Listener
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, PromptError
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent
-from cocoa_integrations.metadata import risk_report
+from cocoa_integrations.metadata import all_spans, risk_report
+from cocoa_integrations.settings import config_of
 
 
 def test_complete_answers_as_the_engine_does(llm: CocoaLLM, engine: CocoaEngine) -> None:
@@ -23,11 +24,11 @@ def test_complete_answers_as_the_engine_does(llm: CocoaLLM, engine: CocoaEngine)
     assert response.text == expected.text
     assert not response.text.startswith(PROMPT)
     assert response.delta is None
-    assert response.additional_kwargs == {"cocoa_risk": risk_report(expected)}
+    assert response.additional_kwargs == {"cocoa_spans": all_spans(expected), "cocoa_risk": risk_report(expected)}
     assert response.raw is not None
     assert response.raw["cocoa_risk"] == risk_report(expected)
     assert response.raw["finish_reason"] == "length"
-    assert response.raw["model"] == engine.model_name
+    assert response.raw["model"] == response.raw["model_name"] == engine.model_name
 
 
 def test_stream_hands_out_each_span_then_the_whole_report(llm: CocoaLLM) -> None:
@@ -43,8 +44,19 @@ def test_stream_hands_out_each_span_then_the_whole_report(llm: CocoaLLM) -> None
         assert chunk.raw == {"cocoa_spans": [span]}
     spans = [chunk.additional_kwargs["cocoa_spans"][0] for chunk in chunks]
     assert spans == whole.additional_kwargs["cocoa_risk"]["spans"]
-    assert [len(chunk.logprobs or []) for chunk in chunks] == sorted(len(chunk.logprobs or []) for chunk in chunks)
-    assert last == whole.model_copy(update={"delta": ""})
+    assert [entry for chunk in chunks for entry in chunk.logprobs or []] == whole.logprobs
+    report = {"cocoa_risk": whole.additional_kwargs["cocoa_risk"]}
+    assert last == whole.model_copy(update={"delta": "", "additional_kwargs": report})
+
+
+def test_what_one_changes_in_a_response_the_other_does_not_see(llm: CocoaLLM, heard: Listener) -> None:
+    *chunks, last = llm.stream_complete(PROMPT)
+    for response in (*chunks, last, llm.complete(PROMPT)):
+        kept = json.dumps(response.raw)
+        for value in response.additional_kwargs.values():
+            value.clear()
+        assert json.dumps(response.raw) == kept
+    assert all(event.report["spans"] for event in heard.of(CocoaRiskEvent))
 
 
 def test_responses_are_plain_json(llm: CocoaLLM) -> None:
@@ -62,18 +74,24 @@ def test_logprobs_are_those_of_the_tokens(llm: CocoaLLM, engine: CocoaEngine) ->
     assert bytes(byte for (entry,) in entries for byte in entry.bytes).decode() == llm.complete(PROMPT).text
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_token_counters_read_the_usage(engine: CocoaEngine, streamed: bool) -> None:
+@pytest.mark.parametrize("method", ["complete", "stream_complete", "chat", "stream_chat"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_token_counters_read_the_usage(method: str, asynchronous: bool, engine: CocoaEngine) -> None:
     counter = TokenCountingHandler(tokenizer=lambda text: [0] * 1000)  # would show if it counted by itself
-    llm = CocoaLLM(engine=engine, max_new_tokens=8, callback_manager=CallbackManager([counter]))
-    if streamed:
-        list(llm.stream_complete(PROMPT))
+    llm = CocoaLLM(engine=engine, max_new_tokens=4, callback_manager=CallbackManager([counter]))
+    asked = [ChatMessage(PROMPT)] if "chat" in method else PROMPT
+    if asynchronous:
+        answer = await getattr(llm, f"a{method}")(asked)
+        if "stream" in method:
+            assert [chunk async for chunk in answer]
     else:
-        llm.complete(PROMPT)
-    assert counter.prompt_llm_token_count == len(engine.encode(PROMPT))
-    assert counter.completion_llm_token_count == 8
+        answer = getattr(llm, method)(asked)
+        if "stream" in method:
+            assert list(answer)
+    prompt = engine.encode_chat([{"role": "user", "content": PROMPT}]) if "chat" in method else engine.encode(PROMPT)
     (event,) = counter.llm_token_counts
-    assert event.total_token_count == len(engine.encode(PROMPT)) + 8
+    assert (event.prompt_token_count, event.completion_token_count) == (len(prompt), 4)
+    assert event.total_token_count == counter.total_llm_token_count == len(prompt) + 4
 
 
 SETTINGS: dict[str, Any] = {
@@ -108,7 +126,38 @@ def test_every_setting_is_an_option_of_constructor_and_call(
     CocoaLLM(engine=engine, **short).complete(PROMPT)
     used = [event.generation.config for event in heard.of(CocoaRiskEvent)]
     assert used == [CocoaConfig(**short)] * 2
-    assert llm.config == CocoaConfig(max_new_tokens=8)
+    assert config_of(llm) == CocoaConfig(max_new_tokens=8)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_can_be_read_and_set(name: str, llm: CocoaLLM, heard: Listener) -> None:
+    assert getattr(llm, name) == getattr(CocoaConfig(max_new_tokens=8), name)
+    llm.max_new_tokens = 2
+    setattr(llm, name, SETTINGS[name])
+    list(llm.stream_complete(PROMPT))
+    (event,) = heard.of(CocoaRiskEvent)
+    assert event.generation.config == CocoaConfig(**{"max_new_tokens": 2, name: SETTINGS[name]})
+    assert llm.metadata.num_output == llm.max_new_tokens
+
+
+def test_a_setting_set_to_nonsense_is_refused(llm: CocoaLLM) -> None:
+    llm.alpha = -1.0
+    with pytest.raises(ConfigError, match="alpha"):
+        llm.complete(PROMPT)
+
+
+def test_options_set_later_are_honoured(llm: CocoaLLM, engine: CocoaEngine) -> None:
+    token_ids = engine.generate(PROMPT, max_new_tokens=8).token_ids
+    first = engine.decode(token_ids[: token_ids.index(token_ids[3]) + 1])
+    llm.stopping_ids = [token_ids[3]]
+    assert llm.complete(PROMPT).text == first
+    llm.stopping_ids = []
+    llm.generate_kwargs = {"eos_token_id": token_ids[3], "max_new_tokens": 7}
+    assert llm.complete(PROMPT).text == first
+    assert llm.metadata.num_output == 7
+    llm.generate_kwargs = {"top_k": 50}
+    with pytest.raises(ConfigError, match="top_k"):
+        llm.complete(PROMPT)
 
 
 def test_settings_of_a_call_change_its_answer_only(llm: CocoaLLM) -> None:
@@ -179,6 +228,34 @@ def test_threads_may_share_it(llm: CocoaLLM) -> None:
         together = list(pool.map(llm.complete, prompts))
     assert [response.text for response in together] == [response.text for response in alone]
     assert [response.additional_kwargs for response in together] == [response.additional_kwargs for response in alone]
+
+
+@pytest.mark.parametrize("method", ["complete", "stream_complete"])
+def test_the_context_window_asked_for_is_kept(method: str, llm: CocoaLLM, engine: CocoaEngine) -> None:
+    size = len(engine.encode(PROMPT))
+    short = CocoaLLM(engine=engine, context_window=size + 2)
+    answer = getattr(short, method)(PROMPT)
+    whole = answer if method == "complete" else list(answer)[-1]
+    assert (whole.raw["usage"]["completion_tokens"], whole.raw["finish_reason"]) == (2, "length")
+    llm.context_window = size
+    with pytest.raises(PromptError, match=f"{size} tokens and context_window is {size}.*at least 1 token"):
+        getattr(llm, method)(PROMPT)
+
+
+@pytest.mark.parametrize("end", ["eos", "stop"])
+def test_logprobs_are_those_of_the_text_after_an_end(end: str, llm: CocoaLLM) -> None:
+    question = [ChatMessage("What is the capital of France?")]
+    plain = llm.chat(question, max_new_tokens=32)
+    text = plain.message.content or ""
+    stop = [text[8:10]] if end == "stop" else []
+    response = llm.chat(question, max_new_tokens=32, stop=stop)
+    assert response.raw is not None
+    assert response.raw["finish_reason"] == end
+    chunks = list(llm.stream_chat(question, max_new_tokens=32, stop=stop))[:-1]
+    for entries in (response.logprobs or [], [entry for chunk in chunks for entry in chunk.logprobs or []]):
+        assert "".join(entry.token for (entry,) in entries) == response.message.content
+        assert bytes(byte for (entry,) in entries for byte in entry.bytes).decode() == response.message.content
+    assert response.message.content == (text[:8] if end == "stop" else text)
 
 
 @pytest.mark.parametrize("method", ["complete", "stream_complete"])

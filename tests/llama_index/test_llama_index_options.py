@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from llama_index.core.llms import ChatMessage
 from llama_index_helpers import PROMPT, Counter
-from transformers import MaxLengthCriteria, RepetitionPenaltyLogitsProcessor
+from tiny_models import tiny_model, tiny_tokenizer
+from transformers import MaxLengthCriteria, RepetitionPenaltyLogitsProcessor, dynamic_module_utils
 
 from cocoa_engine import ChatTemplateError, CocoaConfig, CocoaEngine, ConfigError, ModelLoadError
+from cocoa_engine.errors import UnsupportedFeatureError
 from cocoa_integrations.llama_index import CocoaLLM
+from cocoa_integrations.settings import config_of
 
 
 def test_takes_every_option_of_hugging_face_llm(engine: CocoaEngine) -> None:
@@ -43,9 +51,10 @@ def test_takes_every_option_of_hugging_face_llm(engine: CocoaEngine) -> None:
 
 def test_settings_fold_into_one_config(engine: CocoaEngine) -> None:
     mine = CocoaEngine(engine.model, engine.tokenizer, config=CocoaConfig(alpha=1.0, gamma=0.5))
-    assert CocoaLLM(engine=mine).config == mine.config
-    assert CocoaLLM(engine=mine, alpha=2.0).config == CocoaConfig(alpha=2.0, gamma=0.5)
-    assert CocoaLLM(engine=mine, config=CocoaConfig(seed=1), alpha=2.0).config == CocoaConfig(seed=1, alpha=2.0)
+    assert config_of(CocoaLLM(engine=mine)) == mine.config
+    assert config_of(CocoaLLM(engine=mine, alpha=2.0)) == CocoaConfig(alpha=2.0, gamma=0.5)
+    both = CocoaLLM(engine=mine, config=CocoaConfig(seed=1), alpha=2.0)
+    assert config_of(both) == CocoaConfig(seed=1, alpha=2.0)
     assert CocoaLLM(engine=mine, generate_kwargs={"max_new_tokens": 5}).metadata.num_output == 5
     assert CocoaLLM(engine=mine, max_tokens=5).metadata.num_output == 5
 
@@ -65,6 +74,12 @@ def test_settings_fold_into_one_config(engine: CocoaEngine) -> None:
         ({"model": object(), "tokenizer": object()}, "engine= already settles model, tokenizer"),
         ({"model_kwargs": {"dtype": "float16"}}, "engine= already settles model_kwargs"),
         ({"device_map": "cuda"}, "engine= already settles device_map"),
+        ({"dtype": "float16", "allow_pickle": True}, "engine= already settles dtype, allow_pickle"),
+        ({"config": 3}, "config takes a CocoaConfig, not int"),
+        ({"generate_kwargs": "x"}, "generate_kwargs takes a dict of options, not str"),
+        ({"model_kwargs": "x"}, "model_kwargs"),
+        ({"stopping_ids": 5}, "stopping_ids"),
+        ({"query_wrapper_prompt": 3}, "query_wrapper_prompt"),
     ],
 )
 def test_bad_options_raise_one_clear_error(options: dict[str, Any], message: str, engine: CocoaEngine) -> None:
@@ -86,6 +101,94 @@ def test_a_model_needs_a_tokenizer(engine: CocoaEngine) -> None:
         CocoaLLM(model=engine.model, tokenizer=engine.tokenizer, model_kwargs={"dtype": "float16"})
     with pytest.raises(ConfigError, match="tokenizer= already settles tokenizer_kwargs"):
         CocoaLLM(model=engine.model, tokenizer=engine.tokenizer, tokenizer_kwargs={"use_fast": False})
+
+
+def test_what_is_no_engine_is_refused() -> None:
+    with pytest.raises(ConfigError, match="engine takes a CocoaEngine, not object"):
+        CocoaLLM(engine=object())  # type: ignore[arg-type]
+
+
+def test_a_tokenizer_that_cannot_be_loaded(engine: CocoaEngine) -> None:
+    with pytest.raises(ModelLoadError, match="/no/such"):
+        CocoaLLM(model=engine.model, tokenizer_name="/no/such")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tiny model with its tokenizer."""
+    tiny_model("llama").save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_model_and_its_dtype_by_name(folder: Path) -> None:
+    llm = CocoaLLM(model_name=str(folder), dtype=torch.bfloat16, device_map=None)
+    assert llm.engine.model.dtype is torch.bfloat16
+    again = CocoaLLM.from_json(llm.to_json())
+    assert (again.engine.model.dtype, again.model_name) == (torch.bfloat16, str(folder))
+
+
+def test_a_tokenizer_by_name_beside_a_model(folder: Path) -> None:
+    llm = CocoaLLM(model=tiny_model("llama"), tokenizer_name=str(folder), max_new_tokens=2)
+    assert llm.complete("ab").raw["usage"]["completion_tokens"] > 0  # type: ignore[index]
+
+
+def test_pickle_weights_are_read_only_if_allowed(folder: Path) -> None:
+    torch.save(tiny_model("llama").state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match="allow_pickle=True"):
+        CocoaLLM(model_name=str(folder))
+    llm = CocoaLLM(model_name=str(folder), allow_pickle=True, device_map=None, max_new_tokens=2)
+    assert llm.complete("ab").raw["usage"]["completion_tokens"] > 0  # type: ignore[index]
+
+
+def test_remote_code_runs_only_if_trusted(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (folder / "own.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
+        "class OwnForCausalLM(LlamaForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    config = json.loads((folder / "config.json").read_text())
+    own = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": own}))
+    with pytest.raises(ModelLoadError, match="trust_remote_code=True"):
+        CocoaLLM(model_name=str(folder))
+    llm = CocoaLLM(model_name=str(folder), trust_remote_code=True, device_map=None)
+    assert type(llm.engine.model).__name__ == "OwnForCausalLM"
+
+
+def test_secrets_show_nowhere(folder: Path) -> None:
+    secret = {"token": "hf_secret"}
+    llm = CocoaLLM(
+        model_name=str(folder), model_kwargs={**secret, "attn_implementation": "eager"}, tokenizer_kwargs=secret
+    )
+    for shown in (repr(llm), str(llm), llm.to_json(), str(llm.to_dict()), llm.model_dump_json(), str(llm.to_payload())):
+        assert "hf_secret" not in shown
+    assert llm.model_kwargs["token"] == "hf_secret"
+    assert llm.to_dict()["model_kwargs"] == {"attn_implementation": "eager"}
+
+
+def test_copies_share_the_engine(engine: CocoaEngine) -> None:
+    llm = CocoaLLM(engine=engine, max_new_tokens=4, generate_kwargs={"logits_processor": [Counter()]})
+    expected = llm.complete(PROMPT).text
+    for same in (copy.copy(llm), copy.deepcopy(llm), llm.model_copy(deep=True), copy.deepcopy([llm])[0]):
+        assert same.engine is engine
+        assert same.complete(PROMPT).text == expected
+    other = copy.deepcopy(llm)
+    other.max_new_tokens = 1
+    assert llm.max_new_tokens == 4
+
+
+def test_pickling_is_refused_and_harms_nothing(llm: CocoaLLM) -> None:
+    before = llm.complete(PROMPT).text
+    with pytest.raises(UnsupportedFeatureError, match="from_dict"):
+        pickle.dumps(llm)
+    assert llm.complete(PROMPT).text == before
+    assert llm.chat([ChatMessage("Hi")], max_new_tokens=1).message.content is not None
 
 
 def test_a_window_beyond_the_model_s_is_cut_with_a_warning(
@@ -117,10 +220,12 @@ def test_a_tokenizer_without_chat_template(engine: CocoaEngine, monkeypatch: pyt
 
 def test_serialises_without_the_model(engine: CocoaEngine) -> None:
     llm = CocoaLLM(engine=engine, alpha=1.5, stopping_ids=[5], generate_kwargs={"max_new_tokens": 5})
+    assert "logits_processor" not in CocoaLLM(engine=engine, generate_kwargs={"logits_processor": [max]}).to_json()
     data = json.loads(llm.to_json())
     assert data["class_name"] == "CocoaLLM"
     again = CocoaLLM.from_dict(data, engine=engine)
-    assert (again.config, again.stopping_ids, again.metadata) == (llm.config, [5], llm.metadata)
+    assert (config_of(again), again.stopping_ids, again.metadata) == (config_of(llm), [5], llm.metadata)
+    assert config_of(again) == CocoaConfig(alpha=1.5, max_new_tokens=5)
 
 
 def test_stopping_ids_end_the_answer(llm: CocoaLLM, engine: CocoaEngine) -> None:
@@ -135,9 +240,9 @@ def test_stopping_ids_end_the_answer(llm: CocoaLLM, engine: CocoaEngine) -> None
 
 def test_greedy_keywords(llm: CocoaLLM, engine: CocoaEngine, caplog: pytest.LogCaptureFixture) -> None:
     quiet = CocoaLLM(engine=engine, generate_kwargs={"do_sample": False, "temperature": None, "top_p": None})
-    assert quiet.config == CocoaConfig()
+    assert config_of(quiet) == CocoaConfig()
     assert not caplog.records
-    assert CocoaLLM(engine=engine, generate_kwargs={"do_sample": False, "temperature": 0.7}).config.temperature == 0
+    assert CocoaLLM(engine=engine, generate_kwargs={"do_sample": False, "temperature": 0.7}).temperature == 0
     assert "no effect" in caplog.text
     assert CocoaLLM(engine=engine, temperature=0.7).complete(PROMPT, do_sample=False, max_new_tokens=8).text == (
         llm.complete(PROMPT).text
@@ -145,9 +250,9 @@ def test_greedy_keywords(llm: CocoaLLM, engine: CocoaEngine, caplog: pytest.LogC
 
 
 def test_sampling_keywords(engine: CocoaEngine) -> None:
-    assert CocoaLLM(engine=engine, generate_kwargs={"do_sample": True}).config.temperature == 1.0
-    assert CocoaLLM(engine=engine, generate_kwargs={"do_sample": True, "temperature": 0.6}).config.temperature == 0.6
-    assert CocoaLLM(engine=engine, temperature=0.6, generate_kwargs={"do_sample": True}).config.temperature == 0.6
+    assert CocoaLLM(engine=engine, generate_kwargs={"do_sample": True}).temperature == 1.0
+    assert CocoaLLM(engine=engine, generate_kwargs={"do_sample": True, "temperature": 0.6}).temperature == 0.6
+    assert CocoaLLM(engine=engine, temperature=0.6, generate_kwargs={"do_sample": True}).temperature == 0.6
     with pytest.raises(ConfigError, match="contradict"):
         CocoaLLM(engine=engine, generate_kwargs={"do_sample": True, "temperature": 0.0})
 
@@ -219,6 +324,13 @@ def test_keywords_that_cannot_be_honoured_are_refused(
         CocoaLLM(engine=engine, generate_kwargs=keyword)
     with pytest.raises(ConfigError, match=message):
         llm.complete(PROMPT, **keyword)
+
+
+def test_all_refused_keywords_are_named_at_once(engine: CocoaEngine) -> None:
+    common = {"temperature": 0.7, "top_k": 50, "top_p": 0.95, "num_beams": 2}
+    with pytest.raises(ConfigError, match=r"top_k=50, top_p=0\.95 \(gamma .*; num_beams=2 \(.*max_candidates") as error:
+        CocoaLLM(engine=engine, generate_kwargs=common)
+    assert "temperature" not in str(error.value)
 
 
 def test_keywords_that_ask_for_what_happens_anyway(llm: CocoaLLM) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
-from llama_index.core.chat_engine import ContextChatEngine
+from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
+from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.schema import TextNode
@@ -80,6 +82,35 @@ def test_synthesizers_that_ask_more_than_once(
     assert len(reports) == len(heard.of(CocoaRiskEvent)) == answers
     last = "".join(span["text"] for span in reports[-1]["spans"])
     assert last in str(response)
+
+
+async def _ask(how: str, chat: BaseChatEngine, question: str) -> str:
+    """The answer of a chat engine by one of its four methods."""
+    if how == "chat":
+        return (await asyncio.to_thread(chat.chat, question)).response
+    if how == "stream_chat":
+        stream = await asyncio.to_thread(chat.stream_chat, question)
+        return "".join(await asyncio.to_thread(list, stream.response_gen))
+    if how == "achat":
+        return (await chat.achat(question)).response
+    astream = await chat.astream_chat(question)
+    return "".join([delta async for delta in astream.async_response_gen()])
+
+
+@pytest.mark.parametrize("how", ["chat", "stream_chat", "achat", "astream_chat"])
+@pytest.mark.parametrize("kind", [ContextChatEngine, CondensePlusContextChatEngine])
+async def test_chat_engines_report_each_answer_and_leak_none_into_the_next_prompt(
+    kind: type[Any], how: str, llm: CocoaLLM, retriever: BM25Retriever, prompts: list[str]
+) -> None:
+    chat = kind.from_defaults(retriever=retriever, llm=llm)
+    with collect_risk() as reports:
+        answers = [await _ask(how, chat, question) for question in (QUESTION, "How high is it?")]
+    # CondensePlusContext first asks the model to rewrite the second question
+    assert len(reports) == len(prompts) == (2 if kind is ContextChatEngine else 3)
+    texts = ["".join(span["text"] for span in report["spans"]) for report in reports]
+    assert [texts[0].strip(), texts[-1].strip()] == [answer.strip() for answer in answers]
+    assert answers[0].strip() in prompts[-1]
+    assert not [prompt for prompt in prompts if "cocoa" in prompt or "mlds" in prompt]
 
 
 def test_a_chat_engine_with_context_keeps_risk_out_of_its_history(llm: CocoaLLM, retriever: BM25Retriever) -> None:

@@ -172,6 +172,11 @@ def _load(
 
 
 def load_tokenizer(name: str, options: dict[str, Any]) -> Any:
+    """Load a tokenizer by name with transformers' options.
+
+    Raises:
+        ModelLoadError: it cannot be found or read.
+    """
     if _is_path(name):
         name = str(Path(name).expanduser())
         if not Path(name).is_dir():

@@ -47,7 +47,7 @@ class TinyGGUF(NamedTuple):
 @pytest.fixture(scope="module")
 def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> TinyGGUF:
     """A random Llama written as llama.cpp's converter would: rotary rows interleaved, some weights quantised."""
-    heads, key_heads, width, inner, layers = 4, 2, 64, 96, 2
+    heads, key_heads, width, inner, layers = 4, 2, 64, 96, 3
     alphabet = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "he"]
     tokens = ["<unk>", "<s>", "</s>", *alphabet]
     torch.manual_seed(0)

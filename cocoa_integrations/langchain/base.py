@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Callable, Generator, Mapping
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
-from uuid import uuid4
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
 import torch
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams
 from langchain_core.messages.ai import UsageMetadata
-from pydantic import ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from typing_extensions import Self
 
@@ -21,8 +23,10 @@ from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Span, SpanStream,
 from cocoa_engine.embedded import MODEL_NAME
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
 from cocoa_engine.faults import explain
+from cocoa_integrations.langchain.cancellation import Cancellation
+from cocoa_integrations.langchain.identity import changes_since_loading, engine_id, remember_loaded, settings_digest
+from cocoa_integrations.langchain.lazy_engine import LazyEngine, lazy_engine
 from cocoa_integrations.langchain.time_limit import TimeLimit
-from cocoa_integrations.lazy_engine import LazyEngine, lazy_engine
 from cocoa_integrations.logprobs import openai_logprobs
 from cocoa_integrations.metadata import RISK_KEY, risk_report
 from cocoa_integrations.settings import DecodeSettings, config_of, refuse_unknown, split_settings
@@ -41,6 +45,16 @@ FRAMEWORK = frozenset({"tags", "metadata", "run_name", "run_id", "stream", "ls_s
 TOOLS = frozenset({"tools", "tool_choice", "functions", "function_call", "response_format"})
 """Keyword arguments of a call that ask for tools or structured output."""
 
+TOOL_DETAILS = frozenset({"strict", "parallel_tool_calls"})
+"""Keyword arguments that say how tools are to be called, and nothing where there are none."""
+
+INSTEAD = {
+    "model_id": "give model",
+    "pipeline_kwargs": "give the decode settings themselves, e.g. max_new_tokens=64",
+    "pipeline": "give engine=CocoaEngine(pipeline.model, pipeline.tokenizer), or model and its loading options",
+}
+"""Options of LangChain's other local models, and what to give here."""
+
 RETRY_PAUSE = 0.5
 """Seconds before the first repetition; twice as long before each further one."""
 
@@ -55,6 +69,18 @@ class CallOptions(DecodeSettings):
 
     logprobs: bool = True
     """Whether answers carry their token log-probabilities, in the shape of OpenAI's ``logprobs``."""
+
+    logits_processor: Sequence[Callable[..., Any]] = Field(default=(), exclude=True, repr=False)
+    """Logits processors of transformers, one or a list. Answers are not cached: what they do has no name."""
+
+    stopping_criteria: Sequence[Callable[..., Any]] = Field(default=(), exclude=True, repr=False)
+    """Stopping criteria of transformers, one or a list. Answers are not cached."""
+
+    @field_validator("logits_processor", "stopping_criteria", mode="before")
+    @classmethod
+    def _as_tuple(cls, given: Any) -> Any:
+        # a transformers list is itself callable, so lists are looked for first
+        return tuple(given) if isinstance(given, Sequence) else (given,)
 
 
 class CocoaModel(CallOptions, BaseLanguageModel[Any]):
@@ -110,9 +136,19 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
         model: str | os.PathLike[str] | None = None
         max_tokens: int | None = None
         config: CocoaConfig | None = None
+    else:
+        model = property(lambda self: self.model_name)
+        max_tokens = property(lambda self: self.max_new_tokens)
+        config = property(config_of)
+
+    _ls_model_type: ClassVar[Literal["chat", "llm"]]
 
     def __init__(self, **options: Any) -> None:
         settings, rest = split_settings(options)
+        rest = _given(type(self), rest)
+        if foreign := INSTEAD.keys() & rest.keys():
+            hints = "; ".join(f"instead of {name} {INSTEAD[name]}" for name in sorted(foreign))
+            raise ConfigError(f"{type(self).__name__}: {hints}")
         refuse_unknown(rest, [*type(self).model_fields, "model", "config"], what=type(self).__name__)
         base = rest.pop("config", None)
         engine = rest.get("engine")
@@ -149,7 +185,7 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
             ModelLoadError: the model cannot be found or read, or was refused.
             UnsupportedModelError: it is not a causal language model.
         """
-        return self.engine if self.engine is not None else self._lazy_engine.get()
+        return self.engine if self.engine is not None else remember_loaded(self._lazy_engine.get())
 
     def get_token_ids(self, text: str) -> list[int]:
         """Ids of the text's tokens by the model's own tokenizer, without special tokens."""
@@ -157,13 +193,14 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
             return self.custom_get_token_ids(text)
         return self.load().encode(text, add_special_tokens=False)
 
-    def bind_tools(self, tools: Any, **kwargs: Any) -> NoReturn:
-        """Not supported.
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Self:
+        """The model itself, if there are no tools to bind.
 
         Raises:
-            UnsupportedFeatureError: always; tools are never dropped in silence.
+            UnsupportedFeatureError: there are; tools are never dropped in silence.
         """
-        raise UnsupportedFeatureError(f"{type(self).__name__} does not call tools; use a model that does for that step")
+        self._refuse_tools({"tools": tools, **kwargs})
+        return self
 
     def with_structured_output(self, schema: Any, **kwargs: Any) -> NoReturn:
         """Not supported.
@@ -187,17 +224,20 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
             model = {name: getattr(self, name) for name in LOADING if getattr(self, name) != _default(fields[name])}
             for kwargs in model.keys() & {"model_kwargs", "tokenizer_kwargs"}:
                 model[kwargs] = {name: value for name, value in model[kwargs].items() if name != "token"}
+            model |= changes_since_loading(self._lazy_engine.loaded)
         else:
-            model = {"dtype": str(self.engine.model.dtype)}
-            if not getattr(self.engine.model, "name_or_path", ""):
-                # Its name is then that of its class, or anything: cached answers must not cross over.
-                model["model_id"] = _model_ids.setdefault(self.engine.model, uuid4().hex)
+            model = {
+                "dtype": str(self.engine.model.dtype),
+                "engine_id": engine_id(self.engine),
+                "settings": settings_digest(self.engine),
+            }
         return {**model, "model_name": self._name, **config_of(self).model_dump(mode="json"), "logprobs": self.logprobs}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         settings, rest = split_settings({name: value for name, value in kwargs.items() if name not in FRAMEWORK})
         params = LangSmithParams(
             ls_provider="cocoa",
+            ls_model_type=self._ls_model_type,
             ls_model_name=rest.get("model") or self._name,
             ls_temperature=settings.get("temperature", self.temperature),
             ls_max_tokens=settings.get("max_new_tokens", self.max_new_tokens),
@@ -215,12 +255,11 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
             ConfigError: an option is unknown or out of range, or names another model.
             UnsupportedFeatureError: tools or structured output are asked for.
         """
-        own = {name: value for name, value in options.items() if name not in FRAMEWORK}
+        self._refuse_tools(options)
         framework = {name: value for name, value in options.items() if name in FRAMEWORK}
-        asked = {name: own.pop(name) for name in TOOLS & own.keys()}
-        if any(asked.values()):
-            raise UnsupportedFeatureError(f"{type(self).__name__} does not do {', '.join(sorted(asked))}")
-        settings, rest = split_settings(own)
+        others = FRAMEWORK | TOOLS | TOOL_DETAILS
+        settings, rest = split_settings({name: value for name, value in options.items() if name not in others})
+        rest = _given(CallOptions, rest)
         name = rest.pop("model", None)
         if name not in (None, self._name):
             raise ConfigError(
@@ -232,16 +271,86 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
             checked = CallOptions(**rest)
         except ValidationError as error:
             raise ConfigError(f"a call of {type(self).__name__}: {explain(error)}") from None
-        if not rest and config == config_of(self):
+        update = {name: getattr(checked, name) for name in rest}
+        if any(update.get(name, getattr(self, name)) for name in ("logits_processor", "stopping_criteria")):
+            update["cache"] = False
+        if not update and config == config_of(self):
             return self, framework
-        copy = self.model_copy(update={**_fields(config), **{name: getattr(checked, name) for name in rest}})
+        copy = self.model_copy(update={**_fields(config), **update})
         copy.__dict__.pop("_serialized", None)  # LangChain's cached description of the original
         return copy, framework
 
     def _decode_options(self) -> dict[str, Any]:
         """Keyword arguments for the engine; the time limit runs from here."""
-        criteria = [] if self.timeout is None else [TimeLimit(self.timeout)]
-        return {"config": config_of(self), "stopping_criteria": criteria}
+        limit = [] if self.timeout is None else [TimeLimit(self.timeout)]
+        return {
+            "config": config_of(self),
+            "logits_processor": self.logits_processor,
+            "stopping_criteria": [*self.stopping_criteria, *limit],
+        }
+
+    def _refuse_tools(self, options: Mapping[str, Any]) -> None:
+        if asked := [name for name in sorted(TOOLS) if options.get(name)]:
+            raise UnsupportedFeatureError(
+                f"{type(self).__name__} does not call tools or enforce a schema ({', '.join(asked)}); "
+                "use a model that does for that step"
+            )
+
+    @abstractmethod
+    def _chunks(self, prompt: Any) -> Generator[Any, None, None]:
+        """The chunks of an answer; nothing is told of them."""
+
+    def _stream(
+        self,
+        prompt: Any,
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Generator[Any, None, None]:
+        model, _ = self._for_call(stop, kwargs)
+        with closing(model._chunks(prompt)) as chunks:
+            for chunk in chunks:
+                if run_manager is not None:
+                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
+
+    async def _astream(
+        self,
+        prompt: Any,
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncGenerator[Any, None]:
+        with self._cancellable(stop, kwargs) as (model, _):
+            chunks = model._chunks(prompt)
+            try:
+                while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+                    if run_manager is not None:
+                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                    yield chunk
+            finally:
+                with suppress(ValueError):  # the worker thread is inside: it breaks off by itself
+                    chunks.close()
+
+    async def _agenerate(
+        self,
+        prompts: Any,
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        with self._cancellable(stop, kwargs) as (model, framework):
+            return await asyncio.to_thread(model._generate, prompts, **framework)  # type: ignore[attr-defined]
+
+    @contextmanager
+    def _cancellable(self, stop: list[str] | None, options: Mapping[str, Any]) -> Iterator[tuple[Self, dict[str, Any]]]:
+        """As :meth:`_for_call`, but whatever the model is doing when the block is left ends."""
+        model, framework = self._for_call(stop, options)
+        cancellation = Cancellation()
+        try:
+            yield model.model_copy(update={"stopping_criteria": (*model.stopping_criteria, cancellation)}), framework
+        finally:
+            cancellation.cancelled = True
 
     def _retrying(self, work: Callable[[], Result]) -> Result:
         for attempt in range(self.max_retries):
@@ -294,9 +403,6 @@ def usage_of(generation: Generation) -> UsageMetadata:
     )
 
 
-_model_ids: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-"""Identities of models that were made in memory and have no name."""
-
 _PER_CALL = frozenset(CallOptions.model_fields)
 
 
@@ -306,6 +412,16 @@ def _fields(config: CocoaConfig) -> dict[str, Any]:
 
 def _default(field: FieldInfo) -> Any:
     return field.get_default(call_default_factory=True)
+
+
+def _given(kind: type[CallOptions], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without those that are None and for which None means nothing: they count as not given."""
+    fields = kind.model_fields
+    return {
+        name: value
+        for name, value in options.items()
+        if value is not None or name not in fields or _default(fields[name]) is None
+    }
 
 
 def _name_model(options: dict[str, Any]) -> None:

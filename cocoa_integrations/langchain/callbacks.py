@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,7 +67,7 @@ class RiskCallbackHandler(BaseCallbackHandler):
             if run_id in self._seen:
                 return
             self._seen.add(run_id)
-            self.reports.extend(reports)
+            self.reports.extend(copy.deepcopy(reports))  # so that nobody alters another's, or the answer itself
         if self._outer is not None:
             self._outer._keep(run_id, reports)
 
@@ -103,8 +104,23 @@ def get_risk_callback() -> Iterator[RiskCallbackHandler]:
         >>> risk.max_risk
     """
     handler = RiskCallbackHandler(outer=_current.get())
-    token = _current.set(handler)
+    _current.set(handler)
     try:
         yield handler
     finally:
-        _current.reset(token)
+        _leave(handler)
+
+
+def _leave(handler: RiskCallbackHandler) -> None:
+    """Take a handler out of this context.
+
+    Not ``reset(token)``: a block may be left in another context than it was entered in (async fixtures), or before a
+    block inside it (generators).
+    """
+    inner = _current.get()
+    if inner is handler:
+        _current.set(handler._outer)
+    while inner is not None:
+        if inner._outer is handler:
+            inner._outer = handler._outer
+        inner = inner._outer

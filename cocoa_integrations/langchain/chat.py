@@ -6,22 +6,21 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.callbacks import CallbackManagerForLLMRun, Callbacks
-from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
 
 from cocoa_engine import Span
-from cocoa_engine.errors import UnsupportedFeatureError
 from cocoa_integrations.langchain.base import CocoaModel, usage_of
-from cocoa_integrations.langchain.messages import to_chat
+from cocoa_integrations.langchain.messages import to_chat, to_entry
 from cocoa_integrations.metadata import SPANS_KEY, all_spans, span_metadata
 
 if TYPE_CHECKING:
     from langchain_core.language_models.model_profile import ModelProfile
 
 
-class ChatCocoa(CocoaModel, BaseChatModel):
+# LangChain passes the prompt of a call by position; CocoaModel does not name it as BaseChatModel does.
+class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
     """A local chat model decoded with CoCoA-SIG, every span of its answers with its risk.
 
     Messages go through the tokenizer's chat template. An answer carries ``additional_kwargs["cocoa_spans"]`` (in a
@@ -35,12 +34,11 @@ class ChatCocoa(CocoaModel, BaseChatModel):
         >>> chat.invoke("And of Italy?", alpha=1.0)  # any setting, for this call only
     """
 
+    _ls_model_type = "chat"
+
     @property
     def _llm_type(self) -> str:
         return "cocoa-chat"
-
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        return LangSmithParams(**{**super()._get_ls_params(stop, **kwargs), "ls_model_type": "chat"})
 
     def _resolve_model_profile(self) -> ModelProfile:
         window = self.engine.context_window if self.engine is not None else None
@@ -63,9 +61,8 @@ class ChatCocoa(CocoaModel, BaseChatModel):
         Raises:
             UnsupportedFeatureError: tools are given.
         """
-        if tools:
-            raise UnsupportedFeatureError("ChatCocoa does not call tools")
-        return len(self.load().encode_chat(to_chat(messages)))
+        self._refuse_tools({"tools": tools})
+        return len(self.load().encode_chat([to_entry(message) for message in messages])) if messages else 0
 
     def generate(
         self,
@@ -107,30 +104,18 @@ class ChatCocoa(CocoaModel, BaseChatModel):
         )
         return ChatResult(generations=[ChatGeneration(message=message)])
 
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Generator[ChatGenerationChunk, None, None]:
-        model, _ = self._for_call(stop, kwargs)
-        chat, engine, options = to_chat(messages), model.load(), model._decode_options()
-
-        def emit(message: AIMessageChunk) -> ChatGenerationChunk:
-            chunk = ChatGenerationChunk(message=message)
-            if run_manager is not None:
-                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-            return chunk
+    def _chunks(self, messages: list[BaseMessage]) -> Generator[ChatGenerationChunk, None, None]:
+        chat, engine, options = to_chat(messages), self.load(), self._decode_options()
 
         def of_span(number: int, span: Span) -> ChatGenerationChunk:
-            return emit(AIMessageChunk(content=span.text, additional_kwargs={SPANS_KEY: [span_metadata(span, number)]}))
+            spans = [span_metadata(span, number)]
+            return ChatGenerationChunk(message=AIMessageChunk(content=span.text, additional_kwargs={SPANS_KEY: spans}))
 
-        generation = yield from model._decided(lambda: engine.stream_chat(chat, **options), of_span)
-        yield emit(
-            AIMessageChunk(
+        generation = yield from self._decided(lambda: engine.stream_chat(chat, **options), of_span)
+        yield ChatGenerationChunk(
+            message=AIMessageChunk(
                 content="",
-                response_metadata=model._metadata(generation),
+                response_metadata=self._metadata(generation),
                 usage_metadata=usage_of(generation),
                 chunk_position="last",
             )

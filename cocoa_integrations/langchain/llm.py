@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
-from typing import Any
+from collections.abc import Generator, Iterable, Mapping
+from typing import Any, cast
 
-from langchain_core.callbacks import CallbackManagerForLLMRun, Callbacks
-from langchain_core.language_models.base import LangSmithParams
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun, Callbacks
 from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import Generation as TextGeneration
 from langchain_core.outputs import GenerationChunk, LLMResult
 from pydantic import Field
 
 from cocoa_engine import Generation, Span
+from cocoa_engine.errors import PromptError
 from cocoa_integrations.langchain.base import CocoaModel, usage_of
 from cocoa_integrations.metadata import SPANS_KEY, all_spans, span_metadata
 
@@ -34,12 +34,11 @@ class CocoaLLM(CocoaModel, BaseLLM):
     batch_size: int = Field(default=8, ge=1)
     """At most this many prompts are decoded together."""
 
+    _ls_model_type = "llm"
+
     @property
     def _llm_type(self) -> str:
         return "cocoa"
-
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        return LangSmithParams(**{**super()._get_ls_params(stop, **kwargs), "ls_model_type": "llm"})
 
     def generate(
         self,
@@ -71,49 +70,64 @@ class CocoaLLM(CocoaModel, BaseLLM):
         **kwargs: Any,
     ) -> LLMResult:
         model, framework = self._for_call(stop, kwargs)
-        if len(prompts) == 1 and framework.get("stream", model.streaming):
-            answers = [_whole(model._stream(prompts[0], run_manager=run_manager))]
-        else:
-            # A batch comes with one run manager, whose events could not say which answer they belong to: none are sent.
-            engine, options = model.load(), model._decode_options()
-            generations = model._retrying(
-                lambda: engine.generate_batch(prompts, batch_size=model.batch_size, **options)
-            )
-            answers = [
+        if model._streams(prompts, framework):
+            return model._result([_whole(model._stream(prompts[0], run_manager=run_manager))])
+        # A batch comes with one run manager, whose events could not say which answer they belong to: none are sent.
+        for prompt in prompts:
+            _refuse_empty(prompt)
+        engine, options = model.load(), model._decode_options()
+        generations = model._retrying(lambda: engine.generate_batch(prompts, batch_size=model.batch_size, **options))
+        return model._result(
+            [
                 TextGeneration(
                     text=one.text, generation_info={SPANS_KEY: all_spans(one), **model._generation_info(one)}
                 )
                 for one in generations
             ]
-        return LLMResult(
-            generations=[[answer] for answer in answers],
-            llm_output={"model_name": model._name, "token_usage": _total_usage(answers)},
         )
 
-    def _stream(
+    async def _agenerate(
         self,
-        prompt: str,
+        prompts: list[str],
         stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
-    ) -> Generator[GenerationChunk, None, None]:
-        model, _ = self._for_call(stop, kwargs)
-        engine, options = model.load(), model._decode_options()
+    ) -> LLMResult:
+        if not self._streams(prompts, kwargs):
+            return cast("LLMResult", await super()._agenerate(prompts, stop, **kwargs))
+        return self._result([_whole([chunk async for chunk in self._astream(prompts[0], stop, run_manager, **kwargs)])])
 
-        def emit(text: str, info: dict[str, Any]) -> GenerationChunk:
-            chunk = GenerationChunk(text=text, generation_info=info)
-            if run_manager is not None:
-                run_manager.on_llm_new_token(text, chunk=chunk)
-            return chunk
+    def _streams(self, prompts: list[str], options: Mapping[str, Any]) -> bool:
+        return len(prompts) == 1 and bool(options.get("stream", self.streaming))
+
+    def _chunks(self, prompt: str) -> Generator[GenerationChunk, None, None]:
+        _refuse_empty(prompt)
+        engine, options = self.load(), self._decode_options()
 
         def of_span(number: int, span: Span) -> GenerationChunk:
-            return emit(span.text, {SPANS_KEY: [span_metadata(span, number)]})
+            return GenerationChunk(text=span.text, generation_info={SPANS_KEY: [span_metadata(span, number)]})
 
-        generation = yield from model._decided(lambda: engine.stream(prompt, **options), of_span)
-        yield emit("", model._generation_info(generation))
+        generation = yield from self._decided(lambda: engine.stream(prompt, **options), of_span)
+        yield GenerationChunk(text="", generation_info=self._generation_info(generation))
+
+    def _result(self, answers: list[TextGeneration]) -> LLMResult:
+        return LLMResult(
+            generations=[[answer] for answer in answers],
+            llm_output={"model_name": self._name, "token_usage": _total_usage(answers)},
+        )
 
     def _generation_info(self, generation: Generation) -> dict[str, Any]:
         return {**self._metadata(generation), "usage_metadata": usage_of(generation)}
+
+
+def _refuse_empty(prompt: str) -> None:
+    """Before anything is loaded.
+
+    Raises:
+        PromptError: there is nothing to go on from.
+    """
+    if not prompt:
+        raise PromptError("the prompt is empty; give some text.")
 
 
 def _whole(chunks: Iterable[GenerationChunk]) -> TextGeneration:

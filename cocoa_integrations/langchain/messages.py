@@ -22,15 +22,16 @@ def to_chat(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
         PromptError: there is no text at all, or a message of a kind or with content that the model cannot read.
         UnsupportedFeatureError: the conversation holds tool calls.
     """
-    chat = []
-    for message in messages:
-        entry = {"role": _role(message), "content": _text(message)}
-        if message.name:
-            entry["name"] = message.name
-        chat.append(entry)
+    chat = [to_entry(message) for message in messages]
     if not any(entry["content"].strip() for entry in chat):
         raise PromptError("the conversation is empty; give at least one message with text")
     return chat
+
+
+def to_entry(message: BaseMessage) -> dict[str, Any]:
+    """Convert one message; see :func:`to_chat`."""
+    entry = {"role": _role(message), "content": _text(message)}
+    return {**entry, "name": message.name} if message.name else entry
 
 
 def _role(message: BaseMessage) -> str:
@@ -42,7 +43,7 @@ def _role(message: BaseMessage) -> str:
         if isinstance(message, kind):
             return role
     raise PromptError(
-        f"cannot put a {type(message).__name__} into a chat prompt; "
+        f"a chat prompt cannot hold messages of type {type(message).__name__}; "
         "known are SystemMessage, HumanMessage, AIMessage and ChatMessage"
     )
 
@@ -59,6 +60,6 @@ def _text(message: BaseMessage) -> str:
             parts.append(block["text"])
         else:
             raise PromptError(
-                f"a {type(message).__name__} holds a {block.get('type')!r} block; the model reads text only"
+                f"content of type {block.get('type')!r} in {type(message).__name__}; the model reads text only"
             )
     return "".join(parts)

@@ -29,7 +29,7 @@ from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, Prom
 from cocoa_engine.errors import UnsupportedFeatureError
 from cocoa_engine.faults import explain
 from cocoa_engine.loading import ACCESS_OPTIONS
-from cocoa_integrations.async_stream import AsyncSpanStream
+from cocoa_integrations.llama_index.async_stream import AsyncSpanStream
 from cocoa_integrations.llama_index.callbacks import Watchers
 from cocoa_integrations.llama_index.generate_kwargs import BESIDE_SETTINGS, DecodeOptions
 from cocoa_integrations.llama_index.loading import LOADING, engine_for

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from langchain_core.caches import InMemoryCache
+from langchain_core.caches import BaseCache, InMemoryCache
 from langchain_core.globals import set_llm_cache
+from langchain_core.load import dumps, loads
 
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback
-from tests.tiny_models import tiny_model
+from tests.tiny_models import tiny_model, tiny_tokenizer
 
 MODELS = [ChatCocoa, CocoaLLM]
 OTHER: dict[str, Any] = {
@@ -84,10 +85,99 @@ async def test_async_calls_share_the_cache_and_its_care(kind: Any, quick_engine:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_models_in_memory_are_told_apart(kind: Any, quick_engine: CocoaEngine) -> None:
-    other = CocoaEngine(tiny_model("llama", seed=9), quick_engine.tokenizer, model_name="quick")
+def test_models_of_one_name_are_told_apart(kind: Any, quick_engine: CocoaEngine, monkeypatch: Any) -> None:
+    model = tiny_model("llama", seed=9)
+    for each in (model, quick_engine.model):
+        monkeypatch.setattr(each, "name_or_path", "the/same")
+    other = CocoaEngine(model, quick_engine.tokenizer, model_name="quick")
     texts = [answer(kind(engine=engine, max_tokens=8)).text for engine in (quick_engine, other)]
     assert texts[0] != texts[1]
+
+
+@pytest.fixture
+def engine_of_own(quick_engine: CocoaEngine) -> CocoaEngine:
+    """One to change."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = quick_engine.tokenizer.chat_template
+    return CocoaEngine(tiny_model("llama", seed=6), tokenizer, model_name="quick")
+
+
+def change_tokenizer(engine: CocoaEngine) -> CocoaEngine:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = engine.tokenizer.chat_template
+    return CocoaEngine(engine.model, tokenizer, model_name="quick")
+
+
+def change_template(engine: CocoaEngine) -> CocoaEngine:
+    engine.tokenizer.chat_template = "Other. " + engine.tokenizer.chat_template
+    return engine
+
+
+def change_penalty(engine: CocoaEngine) -> CocoaEngine:
+    engine.model.generation_config.repetition_penalty = 1.7
+    return engine
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("change", [change_tokenizer, change_template, change_penalty])
+def test_a_changed_engine_answers_anew(kind: Any, change: Any, engine_of_own: CocoaEngine) -> None:
+    def ask(engine: CocoaEngine) -> Any:
+        return answer(kind(engine=engine, max_tokens=8))
+
+    first = ask(engine_of_own)
+    assert ask(engine_of_own) is first
+    assert ask(change(engine_of_own)) is not first
+
+
+@pytest.mark.parametrize("change", [change_template, change_penalty])
+def test_a_loaded_model_that_was_changed_answers_anew(
+    change: Any, engine_of_own: CocoaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda **options: engine_of_own)
+    chat = ChatCocoa(model="to-change", max_tokens=8)
+    first = answer(chat)
+    assert answer(chat) is first  # loading it is no change
+    change(chat.load())
+    assert answer(chat) is not first
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("option", ["logits_processor", "stopping_criteria"])
+def test_callables_bypass_the_cache(kind: Any, option: str, quick_engine: CocoaEngine, spy: Any) -> None:
+    harmless = {"logits_processor": lambda ids, scores: scores, "stopping_criteria": lambda ids, scores: False}
+    model = kind(engine=quick_engine, max_tokens=2)
+    for _ in range(2):
+        answer(model)
+        answer(model, **{option: harmless[option]})
+        answer(kind(engine=quick_engine, max_tokens=2, **{option: [harmless[option]]}))
+    assert len(spy.calls) == 5
+
+
+class SerialisingCache(BaseCache):
+    """Keeps text, as caches on disk do."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str], str] = {}
+
+    def lookup(self, prompt: str, llm_string: str) -> Any:
+        text = self.kept.get((prompt, llm_string))
+        return None if text is None else loads(text, allowed_objects="all")
+
+    def update(self, prompt: str, llm_string: str, return_val: Any) -> None:
+        self.kept[prompt, llm_string] = dumps(list(return_val))
+
+    def clear(self, **kwargs: Any) -> None:
+        self.kept.clear()
+
+
+@pytest.mark.filterwarnings("ignore:The function `loads` is in beta")
+@pytest.mark.parametrize("kind", MODELS)
+def test_risk_survives_a_cache_that_keeps_text(kind: Any, quick_engine: CocoaEngine, spy: Any) -> None:
+    model = kind(engine=quick_engine, max_tokens=8, cache=SerialisingCache())
+    first, second = answer(model), answer(model)
+    assert len(spy.calls) == 1
+    assert second.text == first.text
+    assert get_risk(second) == get_risk(first)
 
 
 @pytest.mark.parametrize("kind", MODELS)

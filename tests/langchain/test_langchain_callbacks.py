@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import copy
 import threading
 from typing import Any
 
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableLambda
@@ -140,6 +142,80 @@ def test_it_ends_with_the_block_also_after_an_error(quick_chat: ChatCocoa) -> No
         raise KeyError
     quick_chat.invoke("a", max_tokens=1)
     assert risk.reports == []
+
+
+def test_a_block_may_be_left_in_another_context(quick_chat: ChatCocoa) -> None:
+    for enters, leaves in ((contextvars.copy_context().run, _here), (_here, contextvars.copy_context().run)):
+        block = get_risk_callback()
+        risk = enters(block.__enter__)
+        enters(quick_chat.invoke, "a", max_tokens=1)
+        leaves(block.__exit__, None, None, None)
+        assert len(risk.reports) == 1
+        with get_risk_callback() as after:  # nothing is left in disorder
+            quick_chat.invoke("a", max_tokens=1)
+        assert len(after.reports) == 1
+
+
+def _here(function: Any, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+@pytest.fixture
+async def risk_of_a_test() -> Any:
+    with get_risk_callback() as risk:
+        yield risk
+
+
+async def test_a_block_may_be_an_async_fixture(risk_of_a_test: Any, quick_chat: ChatCocoa) -> None:
+    await quick_chat.ainvoke("a", config={"callbacks": [risk_of_a_test]}, max_tokens=1)
+    assert len(risk_of_a_test.reports) == 1
+
+
+def test_blocks_may_be_left_in_any_order(quick_chat: ChatCocoa) -> None:
+    first, second = get_risk_callback(), get_risk_callback()
+    outer, inner = first.__enter__(), second.__enter__()
+    first.__exit__(None, None, None)
+    quick_chat.invoke("a", max_tokens=1)
+    second.__exit__(None, None, None)
+    quick_chat.invoke("a", max_tokens=1)
+    assert (len(outer.reports), len(inner.reports)) == (0, 1)
+
+
+def test_reports_are_nobodys_but_the_handlers(quick_chat: ChatCocoa) -> None:
+    with get_risk_callback() as outer, get_risk_callback() as inner:
+        message = quick_chat.invoke("a", max_tokens=4)
+    expected = copy.deepcopy(get_risk(message))
+    inner.reports[0]["spans"].clear()
+    assert outer.reports == [expected]
+    outer.reports[0]["spans"][0]["risk"] = None
+    assert get_risk(message) == expected
+
+
+def test_a_handler_can_end_an_answer_that_grows_too_risky(quick_chat: ChatCocoa, question: str, spy: Any) -> None:
+    class TooRiskyError(Exception):
+        pass
+
+    class Limit(BaseCallbackHandler):
+        raise_error = True
+
+        def __init__(self) -> None:
+            self.spans = 0
+
+        def on_llm_new_token(self, token: Any, *, chunk: Any = None, **kwargs: Any) -> None:
+            self.spans += len(get_spans(chunk))
+            if self.spans == 2:
+                raise TooRiskyError
+
+    for ask in (
+        lambda limit: list(quick_chat.stream(question, {"callbacks": [limit]})),
+        lambda limit: quick_chat.invoke(question, {"callbacks": [limit]}, stream=True),
+    ):
+        limit = Limit()
+        with pytest.raises(TooRiskyError):
+            ask(limit)
+        assert limit.spans == 2
+        assert spy.streams[-1].closed
+        assert spy.streams[-1].generation is None
 
 
 def test_answers_of_other_models_are_left_alone() -> None:

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
+from langchain_core.chat_history import InMemoryChatMessageHistory
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, trim_messages
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import ConfigurableField, RunnableBranch, RunnableLambda, RunnableParallel
+from langchain_core.runnables.history import RunnableWithMessageHistory
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
 from cocoa_integrations.langchain import (
     ChatCocoa,
     GenerationTimeoutError,
@@ -25,6 +27,7 @@ from cocoa_integrations.langchain import (
     get_spans,
 )
 from cocoa_integrations.metadata import risk_report
+from tests.tiny_models import tiny_model, tiny_tokenizer
 
 
 def score(message: AIMessage) -> float:
@@ -268,6 +271,37 @@ def test_risk_metadata_never_reaches_a_later_prompt(
         {"role": "user", "content": "And the radio?"},
     ]
     assert "cocoa" not in quick_engine.render_chat(messages)
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_a_history_of_several_turns_holds_texts_only(
+    quick_engine: CocoaEngine, quick_chat: ChatCocoa, spy: Any
+) -> None:
+    history = InMemoryChatMessageHistory()
+    chain = RunnableWithMessageHistory(quick_chat.bind(max_tokens=6), lambda: history)
+    answers = [chain.invoke(question).content for question in ("One?", "Two?", "Three?")]
+    turns = [("user", "One?"), ("assistant", answers[0]), ("user", "Two?"), ("assistant", answers[1])]
+    expected = [{"role": role, "content": text} for role, text in [*turns, ("user", "Three?")]]
+    assert spy.asked("chat")[-1] == expected
+    assert "cocoa" not in quick_engine.render_chat(expected)
+    assert all(get_spans(message) for message in history.messages[1::2])
+
+
+def test_messages_are_trimmed_by_the_models_own_count(quick_chat: ChatCocoa) -> None:
+    messages = [HumanMessage("One?"), AIMessage("1"), HumanMessage("Two?"), AIMessage(""), HumanMessage("Three?")]
+    limit = quick_chat.get_num_tokens_from_messages(messages[2:])
+    kept = trim_messages(messages, max_tokens=limit, token_counter=quick_chat, strategy="last", start_on="human")
+    assert kept == messages[2:]
+    assert trim_messages(messages, max_tokens=1, token_counter=quick_chat) == []
+    assert quick_chat.get_num_tokens_from_messages([]) == 0
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused() -> None:
+    chat = ChatCocoa(engine=CocoaEngine(tiny_model("llama"), tiny_tokenizer()))
+    with pytest.raises(ChatTemplateError, match="no chat template"):
+        chat.invoke("Hi")
+    with pytest.raises(ChatTemplateError, match="no chat template"):
+        next(chat.stream("Hi"))
 
 
 def test_an_empty_conversation_is_refused_before_any_work(quick_chat: ChatCocoa, spy: Any) -> None:

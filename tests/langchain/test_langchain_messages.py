@@ -37,7 +37,7 @@ def test_known_messages(message: BaseMessage, expected: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("message", [ToolMessage("a", tool_call_id="1"), FunctionMessage("a", name="f")])
 def test_messages_without_a_role_are_refused(message: BaseMessage) -> None:
-    with pytest.raises(PromptError, match=f"cannot put a {type(message).__name__} into a chat prompt"):
+    with pytest.raises(PromptError, match=f"cannot hold messages of type {type(message).__name__}"):
         to_chat([HumanMessage("Hi"), message])
 
 
@@ -49,5 +49,5 @@ def test_tool_calls_are_refused() -> None:
 
 def test_content_that_is_no_text_is_refused() -> None:
     picture = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
-    with pytest.raises(PromptError, match="HumanMessage holds a 'image_url' block; the model reads text only"):
+    with pytest.raises(PromptError, match="content of type 'image_url' in HumanMessage; the model reads text only"):
         to_chat([HumanMessage([{"type": "text", "text": "What is this?"}, picture])])

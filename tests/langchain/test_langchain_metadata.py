@@ -47,6 +47,13 @@ def assert_shape(value: dict[str, Any], shape: dict[str, Any]) -> None:
         assert type(value[name]) in (kind if isinstance(kind, tuple) else (kind,)), name
 
 
+def test_all_numbers_are_finite(answer: AIMessage, quick_answer: AIMessage, quick_llm: CocoaLLM) -> None:
+    for message in (answer, quick_answer):
+        json.dumps([message.additional_kwargs, message.response_metadata, message.usage_metadata], allow_nan=False)
+    for [generation] in quick_llm.generate(["Once", "a"]).generations:
+        json.dumps(generation.generation_info, allow_nan=False)
+
+
 def test_the_schema(answer: AIMessage) -> None:
     report = get_risk(answer)
     assert_shape(report, REPORT)

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from langchain_core.load import dumpd
+from transformers import StoppingCriteriaList, SuppressTokensLogitsProcessor
 
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_engine.embedded import MODEL_NAME
-from cocoa_engine.errors import ConfigError, ModelLoadError
-from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, UnsupportedFeatureError
-from cocoa_integrations.lazy_engine import lazy_engine
+from cocoa_engine.errors import ConfigError, ModelLoadError, PromptError
+from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, UnsupportedFeatureError, get_spans
+from cocoa_integrations.langchain.lazy_engine import lazy_engine
 from cocoa_integrations.settings import config_of
 
 MODELS = [ChatCocoa, CocoaLLM]
@@ -49,6 +50,7 @@ def test_settings_not_given_are_those_of_the_config_or_the_engine(kind: Any, qui
 def test_names_that_users_know(kind: Any) -> None:
     model = kind(model="org/name", max_tokens=7, temperature=0.5, stop="x", max_retries=1, timeout=5)
     assert (model.model_name, model.max_new_tokens, model.temperature, model.stop) == ("org/name", 7, 0.5, ("x",))
+    assert (model.model, model.max_tokens, model.config.temperature) == ("org/name", 7, 0.5)
     assert kind(model_name="org/name").model_name == "org/name"
     assert kind(model=Path("folder")).model_name == "folder"
     assert kind(max_tokens=None, temperature=None, stop=None, timeout=None) == kind()  # "not given" in LangChain
@@ -60,6 +62,9 @@ def test_names_that_users_know(kind: Any) -> None:
         ({"alhpa": 1.0}, r"unknown option 'alhpa' \(did you mean 'alpha'\?\)"),
         ({"max_token": 1}, r"did you mean 'max_tokens'\?"),
         ({"device": "cuda", "repetition_penalty": 2}, r"'device'.*'repetition_penalty'.*known are"),
+        ({"model_id": "a"}, r"instead of model_id give model"),
+        ({"pipeline_kwargs": {"max_new_tokens": 3}}, r"instead of pipeline_kwargs give .*max_new_tokens=64"),
+        ({"logits_processor": 3}, r"logits_processor.*callable"),
         ({"alpha": -1}, r"alpha: .*greater than or equal to 0 \(got -1\)"),
         ({"alpha": float("nan")}, r"alpha: .*finite"),
         ({"gamma": 0}, r"gamma"),
@@ -116,7 +121,50 @@ def test_asking_for_tools_in_a_call_is_refused(kind: Any, quick_engine: CocoaEng
     for options in ({"tools": [{}]}, {"response_format": {"type": "json_object"}}, {"tool_choice": "any"}):
         with pytest.raises(UnsupportedFeatureError, match=next(iter(options))):
             model.invoke("Hi", **options)
-    model.invoke("Hi", tools=[], tool_choice=None, model="quick")  # asks for nothing
+    nothing = {"tools": [], "tool_choice": None, "strict": None, "parallel_tool_calls": False}
+    assert model.invoke("Hi", model="quick", **nothing)
+    assert model.bind(**nothing).invoke("Hi")
+    assert model.bind_tools(**nothing) is model
+    with pytest.raises(UnsupportedFeatureError, match="response_format"):
+        model.bind_tools([], response_format={"type": "json_object"})
+
+
+@each_model
+def test_callables_of_transformers_act(kind: Any, quick_engine: CocoaEngine) -> None:
+    model = kind(engine=quick_engine, max_tokens=6)
+    plain = model.generate_prompt([model._convert_input("Hi")]).generations[0][0]
+    first = get_spans(plain)[0]["text"][0]
+
+    def text(model: Any, **options: Any) -> str:
+        return model.generate_prompt([model._convert_input("Hi")], **options).generations[0][0].text
+
+    [banned] = quick_engine.encode(first, add_special_tokens=False)
+    ban = SuppressTokensLogitsProcessor([banned])
+    assert text(model, logits_processor=[ban])[0] != first
+    assert text(kind(engine=quick_engine, max_tokens=6, logits_processor=ban)) == text(model, logits_processor=[ban])
+    criteria = StoppingCriteriaList([lambda ids, scores, **_: True])
+    assert text(model, stopping_criteria=criteria) == plain.text[:1]
+    stopping = kind(engine=quick_engine, max_tokens=6, stopping_criteria=criteria)
+    assert text(stopping) == plain.text[:1]
+    assert text(stopping, stopping_criteria=[]) == plain.text
+    for dump in (repr(stopping), str(dumpd(stopping)), str(stopping.model_dump())):
+        assert "stopping_criteria" not in dump
+
+
+@each_model
+def test_nothing_is_loaded_for_an_empty_prompt(kind: Any) -> None:
+    model = kind(model="/no/such")
+    for ask in (model.invoke, lambda prompt: model.batch([prompt]), lambda prompt: next(model.stream(prompt))):
+        with pytest.raises(PromptError, match="empty"):
+            ask("")
+
+
+@each_model
+def test_none_is_not_given(kind: Any, quick_engine: CocoaEngine) -> None:
+    model = kind(engine=quick_engine, max_tokens=1, max_retries=None, logprobs=None, logits_processor=None)
+    assert (model.max_retries, model.logprobs, model.logits_processor) == (2, True, ())
+    asked = model._for_call(None, {"logprobs": None, "stopping_criteria": None, "timeout": None})[0]
+    assert (asked.logprobs, asked.stopping_criteria, asked.timeout) == (True, (), None)
 
 
 @each_model

@@ -17,6 +17,11 @@ class LazyEngine:
         self._engine: CocoaEngine | None = None
         self._lock = threading.Lock()
 
+    @property
+    def loaded(self) -> CocoaEngine | None:
+        """The engine, if it was loaded already."""
+        return self._engine
+
     def get(self) -> CocoaEngine:
         """The engine, loaded now if it was not.
 

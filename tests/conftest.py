@@ -15,7 +15,7 @@ from cocoa_engine import CocoaEngine
 
 settings.register_profile("cocoa", deadline=None, derandomize=True)  # a slow machine is no failure
 settings.load_profile("cocoa")
-torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
 @pytest.fixture(scope="session")

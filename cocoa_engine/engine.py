@@ -13,7 +13,7 @@ from cocoa_engine.decode import Sequencer
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.info import ModelInfo
 from cocoa_engine.model import LanguageModel
-from cocoa_engine.request import Callables, Request, make_request, prompt_ids, wanted_states
+from cocoa_engine.request import Callables, Request, make_request, prompt_ids, require_tokens, wanted_states
 from cocoa_engine.results import Generation, Span, Usage
 from cocoa_engine.teacher_forcing import score_text
 from cocoa_engine.text import TextTrack
@@ -270,12 +270,14 @@ class CocoaEngine:
 
     def _prompt_and_text(self, prompt: Prompt, text: str | Sequence[int]) -> tuple[list[int], list[int]]:
         before = prompt_ids(self._language_model, self._tokens, prompt)
-        after = prompt_ids(self._language_model, self._tokens, text, what="text to score")
-        if not isinstance(text, str):
-            return before, after
+        what = "text to score"
+        if not isinstance(text, str) or not text:
+            return before, prompt_ids(self._language_model, self._tokens, text, what)
         if isinstance(prompt, str):
-            return self._tokens.continuation(prompt, text)
-        return before, self.encode(text, add_special_tokens=False)
+            after = self._tokens.continuation(prompt, before, text)
+        else:
+            after = self.encode(text, add_special_tokens=False)
+        return before, require_tokens(after, what)
 
     def _backend(self) -> Chosen:
         return choose(self._language_model)

@@ -112,8 +112,7 @@ def require_decoder_only(config: Any, name: str) -> None:
     """
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{name} is an encoder-decoder model; {NEEDED}")
-    text_config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    layers = getattr(text_config, "num_hidden_layers", None)
+    layers = getattr(_text_part(config), "num_hidden_layers", None)
     if layers is not None and layers < 3:
         raise UnsupportedModelError(f"{name} has {layers} decoder layer(s); a middle-layer window needs 3 or more.")
     # BERT and its kin have a causal class too, which is only causal if the checkpoint was made as a decoder
@@ -140,6 +139,11 @@ def _text_config(model: Any) -> Any:
         raise UnsupportedModelError(
             f"{type(model).__name__} has no language-modelling head; load it with AutoModelForCausalLM."
         )
+    return _text_part(config)
+
+
+def _text_part(config: Any) -> Any:
+    """The config of the language model inside a multi-modal one; another config as it is."""
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 

@@ -111,6 +111,15 @@ def prompt_ids(model: LanguageModel, tokens: Tokens, prompt: Any, what: str = "p
     """
     text = isinstance(prompt, str)
     ids = [] if text and not prompt else tokens.encode(prompt) if text else _checked_ids(model, prompt, what)
+    return require_tokens(ids, what)
+
+
+def require_tokens(ids: list[int], what: str) -> list[int]:
+    """The ids, unless there are none.
+
+    Raises:
+        PromptError: there are none.
+    """
     if not ids:
         raise PromptError(f"the {what} is empty; give some text or at least one token id.")
     return ids

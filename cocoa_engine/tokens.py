@@ -38,17 +38,16 @@ class Tokens:
         """Text of token ids; special tokens are left out, spaces are kept as they are."""
         return str(self._own.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    def continuation(self, prompt: str, text: str) -> tuple[list[int], list[int]]:
-        """Token ids of a prompt and of a text that follows it, split as the tokenizer splits the two together.
+    def continuation(self, prompt: str, before: list[int], text: str) -> list[int]:
+        """Token ids of a text after a prompt whose ids are ``before``, split as the tokenizer splits the two together.
 
-        Where it would merge characters across the border, the two are encoded apart.
+        Where it would merge characters across the border, the text is encoded apart.
         """
-        before = self.encode(prompt)
         whole = self.encode(prompt + text)
         if whole[: len(before)] == before and len(whole) > len(before):
             # a tokenizer that ends every text with a special token would have put it after the prompt, too
-            return before, whole[len(before) :]
-        return before, self.encode(text, add_special_tokens=False)
+            return whole[len(before) :]
+        return self.encode(text, add_special_tokens=False)
 
     def special_token_id(self, text: str) -> int | None:
         """The id of the special token that is written so, if there is one; decoded text never holds it."""

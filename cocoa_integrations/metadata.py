@@ -43,12 +43,18 @@ def all_spans(generation: Generation) -> list[dict[str, Any]]:
 
 def risk_report(generation: Generation) -> dict[str, Any]:
     """The ``cocoa_risk`` report of a whole answer."""
+    return report_of(all_spans(generation), method=generation.config.method, calibrated=generation.calibrated)
+
+
+def report_of(spans: list[dict[str, Any]], *, method: str | None, calibrated: bool) -> dict[str, Any]:
+    """The ``cocoa_risk`` report of some ``cocoa_spans``."""
+    risks = [span["risk"] for span in spans]
     return {
         "schema": SCHEMA,
-        "method": generation.config.method,
-        "max_risk": generation.max_risk,
-        "mean_risk": generation.mean_risk,
-        "calibrated": generation.calibrated,
-        "spans": all_spans(generation),
-        "risk_points": generation.usage.risk_points,
+        "method": method,
+        "max_risk": max(risks, default=0.0),
+        "mean_risk": sum(risks) / len(risks) if risks else 0.0,
+        "calibrated": calibrated,
+        "spans": spans,
+        "risk_points": sum(span["kind"] == "risk_point" for span in spans),
     }

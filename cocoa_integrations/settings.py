@@ -12,6 +12,12 @@ from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.faults import unknown
 
+LOADING = (
+    "model_name", "tokenizer_name", "dtype", "device_map", "trust_remote_code", "allow_pickle", "model_kwargs",
+    "tokenizer_kwargs",
+)  # fmt: skip
+"""The options that say how a model is loaded."""
+
 SYNONYMS = {"max_tokens": "max_new_tokens"}
 """Names that users of the frameworks know, and the setting each one means."""
 
@@ -74,10 +80,15 @@ else:
     )
 
 
+def fields_of(holder: DecodeSettings | CocoaConfig) -> dict[str, Any]:
+    """The decode settings that an adapter or a config holds, by name."""
+    return {name: getattr(holder, name) for name in CocoaConfig.model_fields}
+
+
 def config_of(adapter: DecodeSettings) -> CocoaConfig:
     """The settings an adapter holds, validated.
 
     Raises:
         ConfigError: one of them is out of range.
     """
-    return CocoaConfig(**{name: getattr(adapter, name) for name in CocoaConfig.model_fields})
+    return CocoaConfig(**fields_of(adapter))

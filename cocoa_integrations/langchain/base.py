@@ -29,15 +29,9 @@ from cocoa_integrations.langchain.lazy_engine import LazyEngine, lazy_engine
 from cocoa_integrations.langchain.time_limit import TimeLimit
 from cocoa_integrations.logprobs import openai_logprobs
 from cocoa_integrations.metadata import RISK_KEY, risk_report
-from cocoa_integrations.settings import DecodeSettings, config_of, refuse_unknown, split_settings
+from cocoa_integrations.settings import LOADING, DecodeSettings, config_of, fields_of, refuse_unknown, split_settings
 
 Result = TypeVar("Result")
-
-LOADING = (
-    "model_name", "tokenizer_name", "dtype", "device_map", "trust_remote_code", "allow_pickle", "model_kwargs",
-    "tokenizer_kwargs",
-)  # fmt: skip
-"""The options that say how a model is loaded."""
 
 FRAMEWORK = frozenset({"tags", "metadata", "run_name", "run_id", "stream", "ls_structured_output_format"})
 """Keyword arguments of a call that are LangChain's own."""
@@ -160,7 +154,7 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
         if not isinstance(base, CocoaConfig):
             raise ConfigError(f"config takes a CocoaConfig, not {type(base).__name__}")
         try:
-            super().__init__(**rest, **_fields(base.replace(**settings)))
+            super().__init__(**rest, **fields_of(base.replace(**settings)))
         except ValidationError as error:
             raise ConfigError(f"{type(self).__name__}: {explain(error)}") from None
         if self.engine is None:
@@ -276,7 +270,7 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
             update["cache"] = False
         if not update and config == config_of(self):
             return self, framework
-        copy = self.model_copy(update={**_fields(config), **update})
+        copy = self.model_copy(update={**fields_of(config), **update})
         copy.__dict__.pop("_serialized", None)  # LangChain's cached description of the original
         return copy, framework
 
@@ -404,10 +398,6 @@ def usage_of(generation: Generation) -> UsageMetadata:
 
 
 _PER_CALL = frozenset(CallOptions.model_fields)
-
-
-def _fields(config: CocoaConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in CocoaConfig.model_fields}
 
 
 def _default(field: FieldInfo) -> Any:

@@ -15,7 +15,7 @@ from langchain_core.outputs import Generation, LLMResult
 from langchain_core.tracers.context import register_configure_hook
 
 from cocoa_integrations.langchain.runnables import find_risk, get_spans
-from cocoa_integrations.metadata import SCHEMA
+from cocoa_integrations.metadata import report_of
 
 
 class RiskCallbackHandler(BaseCallbackHandler):
@@ -74,17 +74,7 @@ class RiskCallbackHandler(BaseCallbackHandler):
 
 def _partial_report(spans: list[dict[str, Any]]) -> dict[str, Any]:
     """A ``cocoa_risk`` report of the spans that were decided before an answer was broken off."""
-    risks = [span["risk"] for span in spans]
-    return {
-        "schema": SCHEMA,
-        "method": None,
-        "max_risk": max(risks),
-        "mean_risk": sum(risks) / len(risks),
-        "calibrated": False,
-        "spans": spans,
-        "risk_points": sum(span["kind"] == "risk_point" for span in spans),
-        "partial": True,
-    }
+    return {**report_of(spans, method=None, calibrated=False), "partial": True}
 
 
 # One variable and one hook for the life of the process: a hook is never removed, so one per use would pile up.

@@ -32,10 +32,10 @@ from cocoa_engine.loading import ACCESS_OPTIONS
 from cocoa_integrations.llama_index.async_stream import AsyncSpanStream
 from cocoa_integrations.llama_index.callbacks import Watchers
 from cocoa_integrations.llama_index.generate_kwargs import BESIDE_SETTINGS, DecodeOptions
-from cocoa_integrations.llama_index.loading import LOADING, engine_for
+from cocoa_integrations.llama_index.loading import engine_for
 from cocoa_integrations.llama_index.messages import require_text, template_messages
 from cocoa_integrations.llama_index.responses import Answer, Chunks, whole_answer
-from cocoa_integrations.settings import DecodeSettings, config_of, refuse_unknown, split_settings
+from cocoa_integrations.settings import LOADING, DecodeSettings, config_of, fields_of, refuse_unknown, split_settings
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class CocoaLLM(DecodeSettings, CustomLLM):
         fields: dict[str, Any] = {
             # None is HuggingFaceLLM's way to leave an option as it is; for the device map it means the CPU
             **{name: value for name, value in rest.items() if value is not None or name == "device_map"},
-            **{name: getattr(decode.config, name) for name in CocoaConfig.model_fields},
+            **fields_of(decode.config),
             "context_window": DEFAULT_CONTEXT_WINDOW if context_window is None else context_window,
             "query_wrapper_prompt": _query_wrapper(query_wrapper_prompt),
             "generate_kwargs": {name: value for name, value in standing.items() if name in BESIDE_SETTINGS},

@@ -7,12 +7,6 @@ from typing import Any
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine.loading import load_tokenizer
 
-LOADING = (
-    "model_name", "tokenizer_name", "dtype", "device_map", "trust_remote_code", "allow_pickle", "model_kwargs",
-    "tokenizer_kwargs",
-)  # fmt: skip
-"""The options that say how a model is loaded."""
-
 
 def engine_for(engine: CocoaEngine | None, *, model: Any, tokenizer: Any, **loading: Any) -> CocoaEngine:
     """The given engine, one around the given model and tokenizer, or one loaded by name.
@@ -23,7 +17,7 @@ def engine_for(engine: CocoaEngine | None, *, model: Any, tokenizer: Any, **load
         engine: the engine, if there is one.
         model: a loaded model.
         tokenizer: a loaded tokenizer.
-        **loading: all of ``LOADING``.
+        **loading: all of ``cocoa_integrations.settings.LOADING``.
 
     Raises:
         ConfigError: two options contradict each other, or a model comes without a tokenizer.

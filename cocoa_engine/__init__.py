@@ -23,6 +23,7 @@ from cocoa_engine.errors import (
 )
 from cocoa_engine.methods import METHODS
 from cocoa_engine.results import Candidate, Generation, Span, Usage
+from cocoa_engine.runtime import Runtime
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine, SpanStream
@@ -43,6 +44,7 @@ __all__ = [
     "ModelLoadError",
     "NonFiniteLogitsError",
     "PromptError",
+    "Runtime",
     "Span",
     "SpanStream",
     "UnsupportedModelError",

@@ -15,6 +15,7 @@ from cocoa_engine.info import ModelInfo
 from cocoa_engine.model import LanguageModel
 from cocoa_engine.request import Callables, Request, make_request, prompt_ids, require_tokens, wanted_states
 from cocoa_engine.results import Generation, Span, Usage
+from cocoa_engine.runtime import Runtime
 from cocoa_engine.teacher_forcing import score_text
 from cocoa_engine.text import TextTrack
 from cocoa_engine.tokens import Tokens
@@ -33,6 +34,7 @@ class CocoaEngine:
         model: a decoder-only ``PreTrainedModel`` with a language-modelling head.
         tokenizer: its tokenizer.
         config: this engine's default settings.
+        runtime: how the model is run: speed and memory, not what is decoded.
         model_name: for the record; by default the model's own ``name_or_path``.
 
     Raises:
@@ -40,9 +42,16 @@ class CocoaEngine:
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, config: CocoaConfig | None = None, model_name: str | None = None
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        config: CocoaConfig | None = None,
+        runtime: Runtime | None = None,
+        model_name: str | None = None,
     ) -> None:
         self._language_model = LanguageModel(model)
+        self.runtime = Runtime() if runtime is None else runtime
         self._tokens = Tokens(tokenizer)
         self.config = CocoaConfig() if config is None else _checked(config)
         self.model_name = model_name or getattr(model, "name_or_path", "") or type(model).__name__
@@ -54,6 +63,7 @@ class CocoaEngine:
         *,
         tokenizer_name: str | None = None,
         config: CocoaConfig | None = None,
+        runtime: Runtime | None = None,
         dtype: Any = "auto",
         device_map: Any = None,
         trust_remote_code: bool = False,
@@ -68,6 +78,7 @@ class CocoaEngine:
             model_name: a local folder or a hub id; none loads the embedded SmolLM2-135M-Instruct.
             tokenizer_name: where the tokenizer is, if elsewhere.
             config: the engine's default settings.
+            runtime: how the model is run.
             dtype: ``"auto"`` (as stored), a name such as ``"bfloat16"``, or a ``torch.dtype``.
             device_map: as in transformers, e.g. ``"auto"`` or ``"cuda:0"``; none is the CPU.
             trust_remote_code: run code that comes with the checkpoint.
@@ -92,7 +103,7 @@ class CocoaEngine:
             tokenizer_kwargs=dict(tokenizer_kwargs or {}),
             **more_model_kwargs,
         )
-        return cls(model, tokenizer, config=config, model_name=name)
+        return cls(model, tokenizer, config=config, runtime=runtime, model_name=name)
 
     @property
     def model(self) -> Any:
@@ -280,7 +291,7 @@ class CocoaEngine:
         return before, require_tokens(after, what)
 
     def _backend(self) -> Chosen:
-        return choose(self._language_model)
+        return choose(self._language_model, self.runtime)
 
     def _sequencer(self, request: Request) -> Sequencer:
         return Sequencer(request.prompt, request.rules, TextTrack(self.decode, request.rules.stop_texts))

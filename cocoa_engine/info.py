@@ -12,6 +12,7 @@ from cocoa_engine.model import LanguageModel
 from cocoa_engine.tokens import Tokens
 
 BackendName = Literal["shared_cache", "copied_cache", "recompute"]
+ForwardName = Literal["lean", "modules", "masked_modules", "plain"]
 
 
 class ModelInfo(BaseModel):
@@ -32,6 +33,11 @@ class ModelInfo(BaseModel):
     has_chat_template: bool
     backend: BackendName = Field(description="How branches are run; shared_cache is the fast way.")
     backend_reason: str
+    forward: ForwardName = Field(
+        description="What runs the model: our lean pass for the Llama family, or its own modules (with our attention, "
+        "with their own under a mask, or as they are)."
+    )
+    linears: Literal["packed", "shared", "stock"] = Field(description="How linear layers multiply few rows on a CPU.")
 
     @classmethod
     def of(cls, model: LanguageModel, tokens: Tokens, name: str, chosen: Chosen) -> ModelInfo:
@@ -50,4 +56,6 @@ class ModelInfo(BaseModel):
             has_chat_template=tokens.has_chat_template,
             backend=cast(BackendName, chosen.backend.name),
             backend_reason=chosen.reason,
+            forward=cast(ForwardName, chosen.backend.forward_name),
+            linears=chosen.way,
         )

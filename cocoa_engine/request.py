@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from cocoa_engine.backends.shared_cache import SPARE_SLOTS
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decode import Rules
 from cocoa_engine.disagreement import middle_layers
@@ -28,7 +29,7 @@ class Request:
 
     Attributes:
         prompt: token ids, at least one.
-        room: the most tokens, dropped branches included, that it holds beyond its prompt at any time.
+        room: the tokens, dropped branches included, that memory is allotted for beyond its prompt.
     """
 
     prompt: list[int]
@@ -85,7 +86,7 @@ def make_request(
     branching = METHODS[config.method].branches and config.gamma < 1 and config.max_candidates > 1
     span = min(config.max_span_tokens, config.max_new_tokens)
     branches = min(config.max_candidates, model.vocab_size) if branching else 0
-    return Request(ids, rules, wanted, config.max_new_tokens + branches * span)
+    return Request(ids, rules, wanted, config.max_new_tokens + min(branches * span, SPARE_SLOTS))
 
 
 def wanted_states(model: LanguageModel, config: CocoaConfig) -> Wanted:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,10 +18,15 @@ from cocoa_engine.backends.copied_cache import CopiedCache
 from cocoa_engine.backends.recompute import Recompute
 from cocoa_engine.backends.shared_cache import SharedCache
 from cocoa_engine.errors import UnsupportedModelError
+from cocoa_engine.forward.base import Forward
+from cocoa_engine.forward.lean import Lean, why_not_lean
+from cocoa_engine.forward.linears import Way, choose_way
+from cocoa_engine.forward.modules import MaskedModules, Modules
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.model import LanguageModel
+from cocoa_engine.runtime import Runtime
 
-__all__ = ["Backend", "Chosen", "Path", "StepOutput", "TokenTree", "choose"]
+__all__ = ["KINDS", "Backend", "Chosen", "Path", "StepOutput", "TokenTree", "choose"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,48 +36,84 @@ class Chosen(NamedTuple):
 
     backend: Backend
     reason: str
+    way: Way
 
 
-_chosen: weakref.WeakKeyDictionary[nn.Module, tuple[type[Backend], str]] = weakref.WeakKeyDictionary()
+def _shared(forward: Callable[[LanguageModel, Way], Forward]) -> Callable[[LanguageModel, Way], Backend]:
+    return lambda model, way: SharedCache(forward(model, way))
 
 
-def choose(model: LanguageModel) -> Chosen:
-    """The fastest backend that is right on this model, found by trying; logs once if it is not the shared cache."""
+KINDS: dict[str, Callable[[LanguageModel, Way], Backend]] = {
+    "lean": _shared(Lean),
+    "modules": _shared(Modules),
+    "masked_modules": _shared(MaskedModules),
+    "copied_cache": lambda model, _way: CopiedCache(model),
+    "recompute": lambda model, _way: Recompute(model),
+}
+"""Every way, fastest first."""
+
+_FAST = ("lean", "modules", "masked_modules")
+
+
+class _Found(NamedTuple):
+    kind: str
+    way: Way
+    reason: str
+
+
+# what was found for a model, never the backend itself: that would keep the model alive
+_found: weakref.WeakKeyDictionary[nn.Module, dict[tuple[str | None, str], _Found]] = weakref.WeakKeyDictionary()
+
+
+def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
+    """The fastest backend that is right on this model, found by trying; logs once if branches cannot share a cache."""
+    runtime = runtime or Runtime()
+    obstacle = "not asked for" if runtime.forward == "modules" else why_not_lean(model)
     with model.lock:
-        if model.model not in _chosen:
-            _chosen[model.model] = _try_all(model)
-        backend, reason = _chosen[model.model]
-    return Chosen(backend(model), reason)
+        found = _found.setdefault(model.model, {})
+        asked = (obstacle, runtime.linears)  # the model may have been changed since: hooks, an adapter
+        if asked in found:
+            kind, way, reason = found[asked]
+            return Chosen(KINDS[kind](model, way), reason, way)
+        way = choose_way(model.model, runtime.linears)
+        backend, kind, reason = _try_all(model, way, obstacle)
+        if kind not in _FAST:
+            way = "stock"
+        found[asked] = _Found(kind, way, reason)
+        return Chosen(backend, reason, way)
 
 
-def _try_all(model: LanguageModel) -> tuple[type[Backend], str]:
-    faults: list[str] = []
-    kinds: tuple[type[Backend], ...] = (SharedCache, CopiedCache)
-    for kind in kinds:
+def _try_all(model: LanguageModel, way: Way, obstacle: str | None) -> tuple[Backend, str, str]:
+    faults: list[str] = [] if obstacle is None else [f"lean: {obstacle}"]
+    for kind, build in KINDS.items():
+        if (kind == "lean" and obstacle) or kind == "recompute":
+            continue
         try:
-            backend = kind(model)
+            backend = build(model, way)
             error = _relative_error(backend)
         except torch.OutOfMemoryError:
             raise
         except Exception as fault:  # whatever an unknown architecture raises, it only means: not this way
-            faults.append(f"{kind.name}: {_first_line(fault)}")
+            faults.append(f"{kind}: {_first_line(fault)}")
             continue
         if not error > _tolerance(model.dtype):
             reason = f"checked against plain forward passes, largest relative difference {error:.1e}"
             break
-        faults.append(f"{kind.name}: logits differ from plain forward passes by {error:.1e}")
+        faults.append(f"{kind}: logits differ from plain forward passes by {error:.1e}")
     else:
         _check_causal(model)
-        kind, reason = Recompute, "no cache of this model can be used"
+        kind, reason = "recompute", "no cache of this model can be used"
+        backend = KINDS[kind](model, way)
     if faults:
         reason += " (" + "; ".join(faults) + ")"
+    if kind not in _FAST:
         logger.warning(
             "%s: branches cannot share the prompt's cache; decoding takes the slower way %r, with the same results: %s",
             type(model.model).__name__,
-            kind.name,
+            kind,
             reason,
         )
-    return kind, reason
+    return backend, kind, reason
 
 
 def _check_causal(model: LanguageModel) -> None:
@@ -97,7 +139,8 @@ def _tolerance(dtype: torch.dtype) -> float:
 def _relative_error(backend: Backend) -> float:
     """Grow a small tree, keep one branch, go on; compare all logits with plain forward passes of the same tokens."""
     model = backend.model
-    window = getattr(getattr(backend, "masks", None), "smallest_window", None)
+    windows = getattr(getattr(backend, "forward", None), "windows", None)
+    window = None if windows is None else windows.smallest
     length = window + 3 if window is not None and window <= 64 else 9  # past the sliding window where that is cheap
     generator = torch.Generator().manual_seed(0)
     tokens: list[int] = torch.randint(model.vocab_size, (length + 6,), generator=generator).tolist()

@@ -50,12 +50,17 @@ class Backend(ABC):
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
 
+    @property
+    def forward_name(self) -> str:
+        """What runs the model; ``"plain"`` is its own modules as they are."""
+        return "plain"
+
     @abstractmethod
     def open(self, prompts: Sequence[Sequence[int]], room: int, wanted: Wanted) -> list[TokenTree]:
         """Trees for some prompts that are decoded together.
 
         Args:
-            room: the most tokens, dropped branches included, that one tree holds beyond its prompt at any time.
+            room: tokens beyond its prompt, dropped branches included, that a tree is likely to hold at any time.
             wanted: the hidden states every step returns.
         """
 

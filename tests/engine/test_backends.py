@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import threading
 from itertools import pairwise
+from typing import Literal
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from cocoa_engine import CocoaEngine, Generation
-from cocoa_engine.backends import Backend, choose
-from cocoa_engine.backends.cache import SlotCache
-from cocoa_engine.backends.copied_cache import CopiedCache
-from cocoa_engine.backends.recompute import Recompute
-from cocoa_engine.backends.shared_cache import SharedCache, SharedTree
-from cocoa_engine.hidden_states import Wanted
+from cocoa_engine import CocoaEngine, Generation, Runtime
+from cocoa_engine.backends import KINDS, Chosen, choose
+from cocoa_engine.backends.shared_cache import SPARE_SLOTS, SharedCache, SharedTree
+from cocoa_engine.forward.linears import Way
+from cocoa_engine.forward.store import KeyValues
+from cocoa_engine.hidden_states import FinalLayer, Wanted
 from cocoa_engine.model import LanguageModel
 from tests.tiny_models import ARCHITECTURES, RECURRENT, tiny_model, tiny_tokenizer
 
 PROMPTS = [[5, 9, 40, 77, 12, 150, 3], [200, 201], list(range(30, 60))]
 WANTED = Wanted(2, 4, "post_norm")
+
+LEAN = ["llama", "mistral", "mistral-sliding", "qwen2", "qwen3"]
+FORWARDS = {**dict.fromkeys(LEAN, "lean"), "falcon": "masked_modules", **dict.fromkeys(RECURRENT, "plain")}
+
+
+def made(model: PreTrainedModel, kind: str, way: Way) -> Chosen:
+    return Chosen(KINDS[kind](LanguageModel(model), way), "set by the test", way)
+
+
+def shared(model: PreTrainedModel, kind: str = "lean") -> SharedCache:
+    backend = KINDS[kind](LanguageModel(model), "shared")
+    assert isinstance(backend, SharedCache)
+    return backend
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -28,6 +43,7 @@ def test_chosen_backend(architecture: str) -> None:
     expected = "copied_cache" if architecture in RECURRENT else "shared_cache"
     info = CocoaEngine(tiny_model(architecture), tiny_tokenizer()).info()
     assert info.backend == expected, info.backend_reason
+    assert info.forward == FORWARDS.get(architecture, "modules"), info.backend_reason
     assert info.num_layers == 6
     assert info.middle_layers == (2, 4)
 
@@ -54,16 +70,18 @@ def same(a: Generation, b: Generation) -> bool:
     )
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2", "qwen3_next"])
+@pytest.mark.parametrize("architecture", [*LEAN, "gemma2", "gemma3_text", "gpt2", "qwen3_next"])
 def test_all_ways_agree(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(architecture)
-    engine = CocoaEngine(model, tiny_tokenizer())
-    kinds: list[type[Backend]] = [CopiedCache, Recompute]
+    ways = [("copied_cache", "stock"), ("recompute", "stock")]
     if architecture not in RECURRENT:
-        kinds.append(SharedCache)
+        ways += [(kind, way) for kind in ("modules", "masked_modules") for way in ("stock", "shared", "packed")]
+    if architecture in LEAN:
+        ways += [("lean", way) for way in ("stock", "shared", "packed")]
     results = []
-    for kind in kinds:
-        monkeypatch.setitem(choose.__globals__["_chosen"], model, (kind, "set by the test"))
+    for kind, way in ways:
+        engine = CocoaEngine(model, tiny_tokenizer())
+        monkeypatch.setattr(CocoaEngine, "_backend", lambda _, kind=kind, way=way: made(model, kind, way))
         results.append(
             [
                 *engine.generate_batch(PROMPTS, max_new_tokens=24),
@@ -100,7 +118,7 @@ def plain(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
 
 def test_branches_see_the_prefix_and_themselves_only() -> None:
     model = tiny_model("llama")
-    backend = SharedCache(LanguageModel(model))
+    backend = shared(model)
     prompt = PROMPTS[0]
     tree = tree_of(backend, prompt)
     backend.step([(tree, [(10,), (11,), (12,)])])
@@ -115,7 +133,7 @@ def test_branches_see_the_prefix_and_themselves_only() -> None:
 def test_a_path_and_its_continuation_in_one_step() -> None:
     """A tip may follow a tip fed in the same pass."""
     model = tiny_model("llama")
-    backend = SharedCache(LanguageModel(model))
+    backend = shared(model)
     tree = tree_of(backend, PROMPTS[0])
     (output,) = backend.step([(tree, [(10,), (10, 20), (10, 20, 30)])])
     torch.testing.assert_close(output.logits[2], plain(model, [*PROMPTS[0], 10, 20, 30]), atol=1e-4, rtol=1e-4)
@@ -124,52 +142,135 @@ def test_a_path_and_its_continuation_in_one_step() -> None:
 def test_the_prefix_is_never_copied() -> None:
     """Keys and values stay in the tensors that were allocated at the start."""
     model = tiny_model("llama")
-    backend = SharedCache(LanguageModel(model))
+    backend = shared(model)
     tree = tree_of(backend, PROMPTS[2])
-    cache = tree.batch.cache
-    addresses = [store.data_ptr() for store in cache._stores()]
-    prefix = [store[:, :, : len(PROMPTS[2])].clone() for store in cache._stores()]
+    stores = tree.store._stores()
+    addresses = [store.data_ptr() for store in stores]
+    prefix = [store[:, : len(PROMPTS[2])].clone() for store in stores]
     for token in (10, 11, 12):
         backend.step([(tree, [(token,), (token + 1,)])])
         tree.commit((token + 1,))
-    assert [store.data_ptr() for store in cache._stores()] == addresses
-    for store, before in zip(cache._stores(), prefix, strict=True):
-        assert torch.equal(store[:, :, : len(PROMPTS[2])], before)
+    assert [store.data_ptr() for store in tree.store._stores()] == addresses
+    for store, before in zip(stores, prefix, strict=True):
+        assert torch.equal(store[:, : len(PROMPTS[2])], before)
     assert tree.used == tree.committed == len(PROMPTS[2]) + 3
 
 
-def test_the_cache_is_allotted_once_for_what_can_be_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[SlotCache] = []
-    original = SlotCache.__init__
+def test_slots_are_allotted_once_and_hardly_more_than_greedy_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[KeyValues] = []
+    original = KeyValues.__init__
 
-    def record(self: SlotCache, *arguments: int) -> None:
+    def record(self: KeyValues, *arguments: int) -> None:
         original(self, *arguments)
-        made.append(self)
-
-    model = tiny_model("llama")
-    engine = CocoaEngine(model, tiny_tokenizer())
-    engine.info()
-    monkeypatch.setattr(SlotCache, "__init__", record)
-    engine.generate(PROMPTS[0], max_new_tokens=20, max_candidates=4, max_span_tokens=3)
-    (cache,) = made
-    assert cache.layers[0].keys.shape[2] == len(PROMPTS[0]) + 20 + 4 * 3 + 1
-
-
-def test_no_hidden_states_of_the_prompt_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cocoa_engine.backends import shared_cache
-
-    captured = []
-    original = shared_cache.capture
-
-    def record(*arguments: object) -> object:
-        captured.append(arguments)
-        return original(*arguments)  # type: ignore[arg-type]
+        if arguments[1]:
+            made.append(self)
 
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     engine.info()
-    monkeypatch.setattr(shared_cache, "capture", record)
-    out = engine.generate(PROMPTS[2], max_new_tokens=8)
-    assert len(captured) == out.usage.forward_passes - 1
+    monkeypatch.setattr(KeyValues, "__init__", record)
+    engine.generate(PROMPTS[0], max_new_tokens=20, max_candidates=4, max_span_tokens=3)
+    engine.generate(PROMPTS[0], max_new_tokens=20, max_candidates=100, max_span_tokens=3)
+    assert [store.capacity - len(PROMPTS[0]) - 20 for store in made] == [4 * 3, SPARE_SLOTS]
+
+
+def test_more_slots_are_made_when_they_are_needed() -> None:
+    model = tiny_model("qwen2")
+    backend = shared(model)
+    tree = tree_of(backend, PROMPTS[0], room=1)
+    backend.step([(tree, [(10,), (11,), (12,)])])
+    tree.commit((11,))
+    (output,) = backend.step([(tree, [(20,), (21,)])])
+    torch.testing.assert_close(output.logits[1], plain(model, [*PROMPTS[0], 11, 21]), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["lean", "modules", "masked_modules"])
+def test_hidden_states_are_returned_of_steps_not_of_prompts(kind: str) -> None:
+    model = tiny_model("llama")
+    backend = shared(model, kind)
+    seen = []
+    original = backend.forward.__call__
+
+    class Recorded(type(backend.forward)):  # type: ignore[misc]
+        def __call__(self, *arguments: object) -> object:
+            passed = original(*arguments)
+            seen.append(None if passed.hidden is None else list(passed.hidden.shape))
+            return passed
+
+    backend.forward.__class__ = Recorded
+    tree = tree_of(backend, PROMPTS[2])
+    backend.step([(tree, [(10,), (11,)])])
+    assert seen == [None, [4, 2, model.config.hidden_size]]
+
+
+@pytest.mark.parametrize("window", [(0, 2), (1, 3), (3, 6)])
+@pytest.mark.parametrize("final", ["post_norm", "pre_norm"])
+@pytest.mark.parametrize("architecture", LEAN)
+def test_the_lean_pass_gives_the_modules_logits_and_states(
+    architecture: str, final: FinalLayer, window: tuple[int, int]
+) -> None:
+    model = tiny_model(architecture)
+    outputs = []
+    for kind in ("lean", "modules"):
+        backend = shared(model, kind)
+        (tree,) = backend.open([PROMPTS[2]], 8, Wanted(*window, final))
+        first = backend.prefill(tree)
+        outputs.append((first, *backend.step([(tree, [(10,), (11,), (11, 12)])])[0]))
+    for lean, modules in zip(*outputs, strict=True):
+        torch.testing.assert_close(lean, modules, atol=1e-4, rtol=1e-4)
+
+
+def test_what_the_lean_pass_does_not_see_it_leaves_to_the_modules() -> None:
+    """A hook on a module, an adapter: the modules run, also if it comes after the engine was made."""
+    model = tiny_model("llama")
+    engine = CocoaEngine(model, tiny_tokenizer())
+    plainly = engine.generate(PROMPTS[0], max_new_tokens=8)
+    assert engine.info().forward == "lean"
+    hook = model.model.layers[2].mlp.register_forward_hook(lambda _module, _args, output: output * 3)
+    steered = engine.generate(PROMPTS[0], max_new_tokens=8)
+    assert engine.info().forward == "modules"
+    hook.remove()
+    assert steered.token_ids != plainly.token_ids
+    again = engine.generate(PROMPTS[0], max_new_tokens=8)
+    assert engine.info().forward == "lean"
+    assert again == plainly
+
+
+@pytest.mark.parametrize("linears", ["packed", "shared", "stock"])
+@pytest.mark.parametrize("forward", ["auto", "modules"])
+def test_changed_weights_are_noticed(forward: Literal["auto", "modules"], linears: Way) -> None:
+    model = tiny_model("llama")
+    engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(forward=forward, linears=linears))
+    engine.generate(PROMPTS[0], max_new_tokens=8)
+    with torch.no_grad():
+        model.model.layers[3].mlp.up_proj.weight.mul_(-2)
+        model.model.layers[4].self_attn.q_proj.weight.data = model.model.layers[4].self_attn.q_proj.weight.data * 3
+        model.model.layers[1].mlp.down_proj = torch.nn.Linear(64, 32, bias=False)
+    changed = engine.generate(PROMPTS[0], max_new_tokens=8)
+    fresh = CocoaEngine(copy.deepcopy(model), tiny_tokenizer(), runtime=Runtime(forward="modules", linears="stock"))
+    assert same(changed, fresh.generate(PROMPTS[0], max_new_tokens=8))
+
+
+def test_another_thread_gets_the_models_own_attention_meanwhile() -> None:
+    """While a pass of ours runs through a model, a pass of somebody else's through it is what it always is."""
+    model = tiny_model("gpt2")
+    expected = plain(model, PROMPTS[0])
+    during: list[torch.Tensor] = []
+
+    def other() -> None:
+        thread = threading.Thread(target=lambda: during.append(plain(model, PROMPTS[0])))
+        thread.start()
+        thread.join()
+
+    hook = model.transformer.h[1].register_forward_pre_hook(
+        lambda *_: other() if threading.current_thread() is threading.main_thread() and not during else None
+    )
+    before = model.config._attn_implementation
+    backend = shared(model, "modules")
+    tree_of(backend, PROMPTS[0])
+    hook.remove()
+    torch.testing.assert_close(during[0], expected)
+    assert model.config._attn_implementation == before
+    assert not any("forward" in module.__dict__ for module in model.modules())
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "gemma3_text", "gpt2"])
@@ -187,7 +288,7 @@ def test_a_long_prompt_is_fed_in_chunks(architecture: str, monkeypatch: pytest.M
 
 def test_rows_of_a_batch_may_end_in_any_order() -> None:
     model = tiny_model("llama")
-    backend = SharedCache(LanguageModel(model))
+    backend = shared(model)
     trees = backend.open(PROMPTS, 8, WANTED)
     sequences = [list(prompt) for prompt in PROMPTS]
     for tree in trees:
@@ -223,7 +324,7 @@ def test_layers_on_other_devices_and_offloaded_weights() -> None:
     model = tiny_model("llama")
     expected = CocoaEngine(model, tiny_tokenizer()).generate(PROMPTS[0], max_new_tokens=12)
     offloaded = cpu_offload(tiny_model("llama"), torch.device("cpu"))
-    assert CocoaEngine(offloaded, tiny_tokenizer()).generate(PROMPTS[0], max_new_tokens=12) == expected
+    assert same(CocoaEngine(offloaded, tiny_tokenizer()).generate(PROMPTS[0], max_new_tokens=12), expected)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

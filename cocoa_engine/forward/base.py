@@ -1,0 +1,117 @@
+"""One forward pass over tokens of several sequences, packed one after the other without padding."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cocoa_engine.forward.store import KeyValues
+from cocoa_engine.hidden_states import Wanted
+from cocoa_engine.model import LanguageModel
+
+
+class Segment:
+    """The tokens of one sequence in a pass, and what each may look at.
+
+    Args:
+        store: where the sequence's keys and values are; the tokens are written to the slots from ``start`` on.
+        start: the first of them.
+        token_ids, positions: of the tokens.
+        committed: slots that every token sees.
+        own_slots: of each token, the slots beyond those that it sees, its own included; none means that the tokens are
+            a chain in which each sees all before it.
+        tail_positions: positions of the slots from ``committed`` on (for sliding windows).
+    """
+
+    def __init__(
+        self,
+        store: KeyValues,
+        start: int,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        committed: int,
+        own_slots: Sequence[Sequence[int]] | None = None,
+        tail_positions: Sequence[int] = (),
+    ) -> None:
+        self.store = store
+        self.start = start
+        self.token_ids = token_ids
+        self.positions = positions
+        self.committed = committed
+        self.own_slots = own_slots
+        self.tail_positions = tail_positions
+        self.width = len(token_ids)
+        self.end = start + self.width
+        self._masks: dict[tuple[int | None, int], Tensor | None] = {}
+
+    def is_prompt(self, window: int | None) -> bool:
+        """Whether plain causal attention over the pass's own tokens is all there is to do."""
+        return self.own_slots is None and self.start == 0 and (window is None or self.end <= window)
+
+    def mask(self, window: int | None, repeats: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+        """Additive mask ``[repeats * width, end]``: 0 where a token may look, the dtype's lowest number elsewhere.
+
+        None if every token may look everywhere. A finite lowest number, for rows of -inf give NaN.
+
+        Args:
+            window: of a layer with sliding attention.
+            repeats: how often the rows are repeated, for query heads folded into the query's length.
+        """
+        key = (window if window is not None and self.end > window else None, repeats)
+        if key not in self._masks:
+            mask = self._mask(key[0], dtype)
+            self._masks[key] = None if mask is None else mask.repeat(repeats, 1).to(device, non_blocking=True)
+        return self._masks[key]
+
+    def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        lowest = torch.finfo(dtype).min
+        if self.own_slots is None:
+            if self.width == 1 and window is None:
+                return None
+            mask = torch.full((self.width, self.end), lowest, dtype=dtype).triu_(self.start + 1)
+        else:
+            mask = torch.zeros(self.width, self.end, dtype=dtype)
+            mask[:, self.committed :] = lowest
+            rows = [row for row, slots in enumerate(self.own_slots) for _ in slots]
+            mask[rows, [slot for slots in self.own_slots for slot in slots]] = 0
+        if window is not None:
+            slot_positions = torch.arange(self.end)
+            if self.own_slots is not None:
+                slot_positions[self.committed :] = torch.tensor(self.tail_positions[: self.end - self.committed])
+            distance = torch.tensor(self.positions)[:, None] - slot_positions  # [width, end]
+            mask.masked_fill_(distance >= window, lowest)
+        return mask
+
+
+class Passed(NamedTuple):
+    """What a pass says of its tokens."""
+
+    logits: Tensor  # [kept, V], the next token's
+    hidden: Tensor | None  # [N + 1, T, d] float32: middle layers m..n, then the final one
+
+
+class Forward(ABC):
+    """A way to run packed tokens through a model. Call it inside ``model.exclusive()``."""
+
+    name: ClassVar[str]
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+
+    @property
+    def max_sequences(self) -> int | None:
+        """How many sequences one pass takes; none is any number."""
+        return None
+
+    @abstractmethod
+    def __call__(self, segments: Sequence[Segment], wanted: Wanted | None) -> Passed:
+        """Run the tokens of all segments, in order.
+
+        Args:
+            wanted: the hidden states to return; none returns none, and the logits of each segment's last token only
+                (a prompt's).
+        """

@@ -1,0 +1,207 @@
+"""The Llama family's forward pass, written out: Llama, Mistral, Qwen2 and Qwen3 with the model's own weights.
+
+The same mathematics as Hugging Face's modules without their machinery: projections that read the same input are one
+matrix product, rotary tables are made once, and no mask is made where none is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cocoa_engine.forward.attention import attend
+from cocoa_engine.forward.base import Forward, Passed, Segment
+from cocoa_engine.forward.linears import FastLinear, Way, fast_linear, is_plain
+from cocoa_engine.forward.windows import Windows
+from cocoa_engine.hidden_states import Wanted
+from cocoa_engine.model import LanguageModel
+
+FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # cos and sin depend on the position alone
+_IDLE_HOOKS = "transformers.utils.output_capturing"  # stay after output_hidden_states=True, and do nothing else
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, q [T, heads, head_dim], k, v [T, kv_heads, head_dim]) -> [T, heads * head_dim]; stores k and v."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer's weights."""
+
+    attention_norm: Tensor  # [d]
+    qkv: FastLinear
+    q_norm: Tensor | None  # [head_dim], Qwen3
+    k_norm: Tensor | None
+    out: FastLinear
+    mlp_norm: Tensor  # [d]
+    gate_up: FastLinear
+    down: FastLinear
+
+
+class Lean(Forward):
+    """The written-out pass.
+
+    Raises:
+        NotImplementedError: the model does not qualify; says why.
+    """
+
+    name = "lean"
+
+    def __init__(self, model: LanguageModel, way: Way) -> None:
+        super().__init__(model)
+        if obstacle := why_not_lean(model):
+            raise NotImplementedError(obstacle)
+        config, decoder = model.config, model.decoder
+        self.windows = Windows(config)
+        attention: Any = model.layers[0].self_attn
+        self.head_dim = int(attention.head_dim)
+        self.kv_heads = attention.k_proj.out_features // self.head_dim
+        self.heads = attention.q_proj.out_features // self.head_dim
+        self.scale = float(attention.scaling)
+        self.eps = float(config.rms_norm_eps)
+        self.embedding: Tensor = model.model.get_input_embeddings().weight.detach()  # [V, d]
+        self.norm: Tensor = decoder.norm.weight.detach()  # type: ignore[union-attr, operator]
+        self.head = fast_linear([model.model.get_output_embeddings()], way)
+        self.layers = [_layer(layer, way) for layer in model.layers]
+        self.rotary = _RotaryTable(cast(nn.Module, decoder.rotary_emb), self.norm)
+        self.pads_one = self.head.shared_rows >= 2  # one row would be padded to two in every product: do it once
+
+    def __call__(self, segments: Sequence[Segment], wanted: Wanted | None) -> Passed:
+        device = self.embedding.device
+        token_ids = torch.tensor([token_id for segment in segments for token_id in segment.token_ids], device=device)
+        positions = torch.tensor([place for segment in segments for place in segment.positions], device=device)
+        self.rotary.reserve(1 + max(place for segment in segments for place in segment.positions))
+        cos, sin = self.rotary(positions)
+
+        def attention(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            window, rows, start = self.windows[layer], [], 0
+            for segment in segments:
+                end = start + segment.width
+                segment.store.write(
+                    layer, segment.start, keys[start:end].transpose(0, 1), values[start:end].transpose(0, 1)
+                )
+                rows.append(attend(segment, layer, query[start:end], scale=self.scale, window=window))
+                start = end
+            return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+        last, states = self.decode(token_ids, cos, sin, attention, wanted)
+        if wanted is None:
+            ends = torch.tensor([segment.width for segment in segments]).cumsum(0) - 1
+            return Passed(self.head(last[ends]), None)
+        return Passed(self.head(last), states)
+
+    def decode(
+        self, token_ids: Tensor, cos: Tensor, sin: Tensor, attention: Attend, wanted: Wanted | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """All layers over T tokens.
+
+        Args:
+            token_ids: ``[T]``.
+            cos, sin: ``[T, 1, head_dim]``, the latter with rotate_half's sign.
+
+        Returns:
+            ``[T, d]``, the last layer's states after the norm, and ``[N + 1, T, d]`` float32, the wanted states.
+        """
+        count = token_ids.shape[0]
+        x = F.embedding(token_ids, self.embedding)  # [T, d]
+        padded = self.pads_one and count == 1
+        if padded:
+            x = F.pad(x, (0, 0, 0, 1))
+        split = [self.heads, self.kv_heads, self.kv_heads]
+        states: list[Tensor] = []
+        for number, layer in enumerate(self.layers):
+            if wanted is not None and wanted.first <= number <= wanted.last:
+                states.append(x)
+            h = F.rms_norm(x, x.shape[-1:], layer.attention_norm, self.eps)
+            qkv = layer.qkv(h)[:count].view(count, -1, self.head_dim)
+            query, keys, values = torch.split(qkv, split, dim=1)
+            if layer.q_norm is not None:
+                query = F.rms_norm(query, query.shape[-1:], layer.q_norm, self.eps)
+                keys = F.rms_norm(keys, keys.shape[-1:], layer.k_norm, self.eps)
+                turned = torch.cat((query, keys), dim=1)
+            else:
+                turned = qkv[:, : self.heads + self.kv_heads]
+            turned = torch.addcmul(turned * cos, turned.roll(self.head_dim // 2, -1), sin)
+            mixed = attention(number, turned[:, : self.heads], turned[:, self.heads :], values)
+            if padded:
+                mixed = F.pad(mixed, (0, 0, 0, 1))
+            x = x + layer.out(mixed)
+            h = F.rms_norm(x, x.shape[-1:], layer.mlp_norm, self.eps)
+            gate, up = layer.gate_up(h).chunk(2, dim=-1)
+            x = x + layer.down(F.silu(gate) * up)
+        last = F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
+        if wanted is None:
+            return last[:count], None
+        final = x if wanted.final == "pre_norm" else last
+        if wanted.last == len(self.layers):
+            states.append(final)
+        return last[:count], torch.stack([*states, final])[:, :count].float()
+
+
+def why_not_lean(model: LanguageModel) -> str | None:
+    """Why a model does not qualify, if it does not: not of the family, or not as its class made it."""
+    kind = type(model.model).__name__
+    if kind not in FAMILY or not type(model.model).__module__.startswith("transformers."):
+        return f"{kind} is not of the Llama family"
+    config = model.config
+    rope = config.rope_parameters.get("rope_type", "default")
+    if config.hidden_act not in ("silu", "swish"):
+        return f"activation {config.hidden_act!r}"
+    if rope not in _STATIC_ROPE:
+        return f"rotary embeddings of type {rope!r} depend on the length"
+    for module in model.model.modules():
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if any(getattr(hook, "__module__", None) != _IDLE_HOOKS for hook in hooks) or "forward" in module.__dict__:
+            return "hooks hang on its modules"
+        if not type(module).__module__.startswith(("transformers.models.", "transformers.activations", "torch.nn.")):
+            return f"it has a module of another kind, {type(module).__name__}"
+        if isinstance(module, nn.Linear) and not is_plain(module):
+            return "its linear layers are adapted or quantised"
+    weights = list(model.model.parameters())
+    if len({(weight.device, weight.dtype) for weight in weights}) != 1 or weights[0].is_meta:
+        return "its weights are on several devices or of several types"
+    return None
+
+
+def _layer(layer: Any, way: Way) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    q_norm, k_norm = (None if norm is None else norm.weight.detach() for norm in norms)
+    return Layer(
+        attention_norm=layer.input_layernorm.weight.detach(),
+        qkv=fast_linear([attention.q_proj, attention.k_proj, attention.v_proj], way),
+        q_norm=q_norm,
+        k_norm=k_norm,
+        out=fast_linear([attention.o_proj], way),
+        mlp_norm=layer.post_attention_layernorm.weight.detach(),
+        gate_up=fast_linear([mlp.gate_proj, mlp.up_proj], way),
+        down=fast_linear([mlp.down_proj], way),
+    )
+
+
+class _RotaryTable:
+    """cos and sin of every position, made by the model's own module as far as they are needed."""
+
+    def __init__(self, module: nn.Module, like: Tensor) -> None:
+        self.module = module
+        self.like = like
+        self.cos = self.sin = like.new_empty(0, 1, 0)
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """``[T, 1, head_dim]`` each; the sign of rotate_half is in sin."""
+        return self.cos[positions], self.sin[positions]
+
+    def reserve(self, length: int) -> None:
+        """Make the tables for that many positions."""
+        if length <= self.cos.shape[0]:
+            return
+        places = torch.arange(max(length, 2 * self.cos.shape[0], 1024), device=self.like.device)
+        cos, sin = self.module(self.like, places[None])
+        sign = torch.ones_like(sin[0, :1])
+        sign[:, : sign.shape[-1] // 2] = -1
+        self.cos, self.sin = cos[0, :, None], (sin[0] * sign)[:, None]

@@ -1,0 +1,137 @@
+"""Linear layers for the few rows of a decoding step on a CPU, where torch's own are slowest.
+
+A step feeds 1 to 8 rows. torch multiplies ``[rows, in] x [in, out]``; for so few rows MKL then reads the weights at a
+fraction of the memory's speed. Two ways read them at full speed:
+
+- shared: ``(W x^T)^T`` on the model's own weights, for up to 4 rows as fast as anything; one row is padded to two.
+- packed: oneDNN's matrix product on weights in its own layout, flat up to 16 rows, at the cost of a second copy.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import psutil
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Way = Literal["packed", "shared", "stock"]
+
+_HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+
+SHARED_ROWS = 8
+"""Up to this many rows the shared way beats torch's."""
+SHARED_ROWS_BESIDE_PACKED = 2
+"""Up to this many rows it beats the packed way too."""
+
+
+def choose_way(model: nn.Module, asked: str) -> Way:
+    """The way the linear layers of a model are run.
+
+    Args:
+        asked: ``"auto"`` packs if the copy takes less than a quarter of the free memory.
+    """
+    weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    device_types = {weight.device.type for weight in weights}
+    if asked == "stock" or device_types != {"cpu"}:
+        return "stock"
+    if asked == "shared" or not can_pack():
+        return "shared"
+    size = sum(weight.numel() * weight.element_size() for weight in weights)
+    return "packed" if asked == "packed" or size < psutil.virtual_memory().available // 4 else "shared"
+
+
+def can_pack() -> bool:
+    """Whether this build of torch has oneDNN's packed linear operators."""
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def is_plain(layer: Any) -> bool:
+    """Whether a layer is a linear layer and nothing else: no adapter, no quantised weight, no forward of its own."""
+    return (
+        type(layer) is nn.Linear
+        and type(layer.weight) is nn.Parameter
+        and "forward" not in layer.__dict__
+        and not getattr(layer, "parametrizations", None)
+    )
+
+
+def fast_linear(layers: Sequence[nn.Linear], way: Way) -> FastLinear:
+    """The :class:`FastLinear` of some layers, made once for every engine on the model and again if weights changed."""
+    made = _made.setdefault(layers[0], {})
+    known = made.get((len(layers), way))
+    if known is None or not known.fresh(layers):
+        known = made[len(layers), way] = FastLinear(layers, way)
+    return known
+
+
+class FastLinear:
+    """``x W^T + b`` for one linear layer, or for several that read the same input, their outputs side by side.
+
+    Args:
+        layers: plain linear layers of one input width.
+        way: how few rows are multiplied.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear], way: Way) -> None:
+        self.weights = [layer.weight.detach() for layer in layers]  # each [out, in]
+        self.biases = [None if layer.bias is None else layer.bias.detach() for layer in layers]
+        self.sizes = [weight.shape[0] for weight in self.weights]
+        self.total = sum(self.sizes)
+        self._state = _state(self.weights, self.biases)
+        self.bias = _side_by_side(self.biases, self.weights)
+        dtype, on_cpu = self.weights[0].dtype, self.weights[0].device.type == "cpu"
+        self.packed: Tensor | None = None
+        if way == "packed" and on_cpu and dtype in (torch.float32, torch.bfloat16):
+            together = self.weights[0] if len(layers) == 1 else torch.cat(self.weights)
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(together.contiguous(), None)
+        shared = way != "stock" and on_cpu and dtype == torch.float32 and _HAS_MKL
+        self.shared_rows = (SHARED_ROWS if self.packed is None else SHARED_ROWS_BESIDE_PACKED) if shared else 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``[rows, in]`` to ``[rows, out]``, contiguous."""
+        rows = x.shape[0]
+        if rows <= self.shared_rows:
+            return self._shared(x, rows)
+        if self.packed is not None:
+            y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+            return y
+        parts = [F.linear(x, weight, bias) for weight, bias in zip(self.weights, self.biases, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def fresh(self, layers: Sequence[nn.Linear]) -> bool:
+        """Whether the layers still have the weights that this was made of."""
+        return self._state == _state([layer.weight for layer in layers], [layer.bias for layer in layers])
+
+    def _shared(self, x: Tensor, rows: int) -> Tensor:
+        if rows == 1:
+            x = F.pad(x, (0, 0, 0, 1))
+        columns = x.contiguous().t()  # a row-major x seen from the side: the layout MKL is fast on
+        product = x.new_empty(self.total, x.shape[0])
+        start = 0
+        for weight, size in zip(self.weights, self.sizes, strict=True):
+            torch.mm(weight, columns, out=product[start : start + size])
+            start += size
+        y = product[:, :rows].t()
+        return y.contiguous() if self.bias is None else y + self.bias
+
+
+def _side_by_side(biases: Sequence[Tensor | None], weights: Sequence[Tensor]) -> Tensor | None:
+    if all(bias is None for bias in biases):
+        return None
+    pairs = zip(biases, weights, strict=True)
+    return torch.cat([weight.new_zeros(weight.shape[0]) if bias is None else bias for bias, weight in pairs])
+
+
+# keyed by the first layer; the values hold its weights' memory, but not the layer
+_made: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, str], FastLinear]] = weakref.WeakKeyDictionary()
+
+
+def _state(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[tuple[int, int]]:
+    """Where tensors are and how often they were written to."""
+    tensors = [tensor for tensor in (*weights, *biases) if tensor is not None]
+    return [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]

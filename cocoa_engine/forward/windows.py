@@ -1,0 +1,36 @@
+"""How far back each layer of a model looks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Windows:
+    """The sliding window of each kind of layer.
+
+    Args:
+        config: the model's text config.
+
+    Raises:
+        NotImplementedError: a kind of layer whose cache cannot hold branches (recurrent state, chunked attention).
+    """
+
+    def __init__(self, config: Any) -> None:
+        window = getattr(config, "sliding_window", None)
+        if getattr(config, "use_sliding_window", True) is False:
+            window = None
+        self._layer_kinds = list(getattr(config, "layer_types", None) or ())
+        kinds = sorted(set(self._layer_kinds))
+        unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
+        if unknown:
+            raise NotImplementedError(f"layers of kind {', '.join(unknown)} cannot hold branches")
+        if "sliding_attention" in kinds and window is None:
+            raise NotImplementedError("the config has sliding-attention layers but no sliding_window")
+        self.by_kind: dict[str, int | None] = {
+            kind: window if kind == "sliding_attention" else None for kind in kinds
+        } or {"all": window}
+        self.smallest = min((size for size in self.by_kind.values() if size is not None), default=None)
+
+    def __getitem__(self, layer: int) -> int | None:
+        """The window of one layer; none looks at everything."""
+        return self.by_kind[self._layer_kinds[layer] if self._layer_kinds else "all"]

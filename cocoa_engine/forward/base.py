@@ -107,6 +107,13 @@ class Forward(ABC):
         """How many sequences one pass takes; none is any number."""
         return None
 
+    def new_store(self, capacity: int) -> KeyValues:
+        """Slots for one sequence."""
+        return KeyValues(self.model.num_layers, capacity)
+
+    def release(self, store: KeyValues) -> None:
+        """Take back what :meth:`new_store` gave; nothing reads it any more."""
+
     @abstractmethod
     def __call__(self, segments: Sequence[Segment], wanted: Wanted | None) -> Passed:
         """Run the tokens of all segments, in order.

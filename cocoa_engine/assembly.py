@@ -50,6 +50,7 @@ class Assembler:
                 prompt_tokens=self._prompt_tokens,
                 completion_tokens=len(token_ids),
                 risk_points=sum(span.kind == "risk_point" for span in self.spans),
+                cached_tokens=tree.cached_tokens,
                 forward_passes=tree.forward_passes,
                 fed_tokens=tree.fed_tokens,
             ),

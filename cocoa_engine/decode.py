@@ -2,6 +2,10 @@
 
 :meth:`Sequencer.decode` is a coroutine: it yields the paths to feed, is sent what the forward pass said of them, and
 never runs the model itself. So one sequence and a ragged batch of them run the same loop.
+
+The loop asks for tokens by their paths and does not mind which pass they were fed in. Where a pass has room, tokens are
+fed ahead of it: guesses by prompt lookup, and the continuation of a branch that has ended and leads while others grow.
+What was fed ahead is used if the loop comes to it, and never changes which token is taken.
 """
 
 from __future__ import annotations
@@ -18,11 +22,15 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.measure import log_prob_and_score, mlds
 from cocoa_engine.methods import METHODS
-from cocoa_engine.next_tokens import NextTokens, next_tokens
+from cocoa_engine.next_tokens import NextTokens, next_tokens, non_finite
+from cocoa_engine.prompt_lookup import PromptLookup
 from cocoa_engine.results import Candidate, FinishReason
 from cocoa_engine.text import TextTrack
 
 Ids = Tensor  # [1, t], as transformers' logits processors and stopping criteria want them
+
+Room = Callable[[], int]
+"""How many tips of this sequence the next forward pass takes at no extra cost."""
 
 
 @dataclass
@@ -74,6 +82,21 @@ class Branch:
 
 
 @dataclass(frozen=True)
+class Fed:
+    """What the model said of a fed token.
+
+    Attributes:
+        logits: ``[V]``, kept only where ``next`` is none.
+        hidden: ``[N + 1, d]``; none after the prompt.
+        next: the distribution; none where processors have a say in it, or where it is not finite.
+    """
+
+    logits: Tensor | None
+    hidden: Tensor | None = None
+    next: NextTokens | None = None
+
+
+@dataclass(frozen=True)
 class Decided:
     """A finished span; ``text_end`` is where its complete characters end in the text, before any stop text is cut."""
 
@@ -91,7 +114,15 @@ class Decided:
 class Sequencer:
     """The decode loop of one sequence, and what it has decided so far."""
 
-    def __init__(self, prompt: Sequence[int], rules: Rules, track: TextTrack) -> None:
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        rules: Rules,
+        track: TextTrack,
+        *,
+        draft_tokens: int = 0,
+        room: Room = lambda: 1,
+    ) -> None:
         self.rules = rules
         self.config = rules.config
         self.method = METHODS[rules.config.method]
@@ -100,6 +131,11 @@ class Sequencer:
         self.track = track
         self.decided: list[Decided] = []
         self.finish_reason: FinishReason | None = None
+        self.lookup = PromptLookup(prompt, draft_tokens)
+        self.room = room
+        self.feeds_ahead = False
+        self.fed: dict[Path, Fed] = {}  # since the last commit, and what was fed ahead before it
+        self.guesses: dict[Path, int] = {}  # a fed path -> the token guessed to follow it, until that is known
 
     def decode(self, tree: TokenTree, first: Tensor) -> Generator[Sequence[Path], StepOutput, None]:
         """Run to the end.
@@ -108,7 +144,8 @@ class Sequencer:
             tree: the sequence, its prompt fed.
             first: ``[V]``, the logits after the prompt.
         """
-        following = self._next_tokens(first[None], [()])[0]
+        self.feeds_ahead = tree.keeps_rest
+        following = self._distributions([()], [Fed(first)])[0]
         run = Branch(self.track)
         while self.finish_reason is None:
             candidates = self._competing(following)
@@ -123,9 +160,8 @@ class Sequencer:
                 kept = run
                 self._take(run, following)
                 taken = run.path[-1:]
-                self._absorb([run], (yield [taken]), [taken])
-            tree.commit(taken)
-            self._advance(kept, taken)
+                self._absorb([run], (yield from self._feed([taken])), [taken])
+            self._advance(tree, kept, taken)
             if kept.next is not None:
                 following = kept.next
         self._close(run)
@@ -139,7 +175,8 @@ class Sequencer:
         live, length = branches, 1
         while live:
             paths = [branch.path for branch in live]
-            self._absorb(live, (yield paths), paths)
+            waiting = [branch for branch in branches if branch.stands_at is not None]
+            self._absorb(live, (yield from self._feed(paths, waiting)), paths)
             for branch in live:
                 if branch.stands_at is None and self._stands(branch, length == cap):
                     branch.stands_at = length
@@ -149,6 +186,70 @@ class Sequencer:
                 self._take(branch, branch.next)
             length += 1
         return branches
+
+    def _feed(
+        self, paths: Sequence[Path], waiting: Sequence[Branch] = ()
+    ) -> Generator[Sequence[Path], StepOutput, list[Fed]]:
+        """What the model says after some paths: those not fed yet are fed now, and others ahead where there is room.
+
+        Args:
+            waiting: branches that have ended while others grow.
+        """
+        for parent in {path[:-1] for path in paths} & self.guesses.keys():
+            self.lookup.judge((*parent, self.guesses.pop(parent)) in paths)
+        missing = [path for path in paths if path not in self.fed]
+        if missing:
+            asked = [*missing, *self._ahead(missing, waiting)]
+            output = yield asked
+            known = [None] * len(asked) if self.rules.processors else self._top(output.logits)
+            for number, (path, following) in enumerate(zip(asked, known, strict=True)):
+                logits = output.logits[number] if following is None else None
+                self.fed[path] = Fed(logits, output.hidden[:, number], following)
+        return [self.fed[path] for path in paths]
+
+    def _ahead(self, missing: Sequence[Path], waiting: Sequence[Branch]) -> list[Path]:
+        """Paths to feed beside those that must be fed: where the loop is likely to come to next."""
+        room = self.room() - len(missing)
+        if not self.feeds_ahead or room < 1:
+            return []
+        ahead = self._after_the_best(waiting)
+        ahead = ahead if len(ahead) <= room else []
+        for path in missing:
+            if path[-1] in self.rules.eos:
+                continue
+            left = self.config.max_new_tokens - self.generated - len(path)
+            for token_id in self.lookup.guess(path, min(room - len(ahead), left)):
+                self.guesses[path] = token_id
+                path = (*path, token_id)
+                ahead.append(path)
+        return ahead
+
+    def _after_the_best(self, waiting: Sequence[Branch]) -> list[Path]:
+        """The tips that grow from the best of the branches that have come to their own next risk point."""
+        if not waiting or self.config.span_boundary != "own":
+            return []
+        con, f = self._mlds(waiting)
+        scores = [
+            log_prob_and_score(self.config, branch.log_probs, con[number], f[number])[1]
+            for number, branch in enumerate(waiting)
+        ]
+        best = waiting[scores.index(max(scores))]
+        if best.ended or best.next is None:
+            return []
+        paths = [(*best.path, token_id) for token_id in self._competing(best.next).token_ids]
+        while any(path in self.fed for path in paths):
+            tips = []
+            for path in paths:
+                known = self.fed.get(path)
+                if known is None:
+                    tips.append(path)
+                elif known.next is not None and path[-1] not in self.rules.eos:
+                    after = self._competing(known.next).token_ids
+                    if len(after) == 1:  # else it stands at its own next risk point
+                        tips.append((*path, after[0]))
+            paths = tips
+        left = self.config.max_new_tokens - self.generated
+        return [path for path in paths if len(path) <= left]
 
     def _stands(self, branch: Branch, capped: bool) -> bool:
         """Whether a branch stands at its own next risk point, or cannot go on."""
@@ -241,42 +342,70 @@ class Sequencer:
         elif token_id in self.rules.stop_ids or branch.track.stop_at is not None or self._criteria_met(branch):
             branch.ended = "stop"
 
-    def _absorb(self, branches: Sequence[Branch], output: StepOutput, paths: Sequence[Path]) -> None:
-        """Take in what a forward pass said of the last token of each branch."""
-        for number, branch in enumerate(branches):
-            state = output.hidden[:, number]
-            branch.hidden = state if branch.hidden is None else branch.hidden + state
+    def _absorb(self, branches: Sequence[Branch], fed: Sequence[Fed], paths: Sequence[Path]) -> None:
+        """Take in what the model said of the last token of each branch."""
+        for branch, said in zip(branches, fed, strict=True):
+            assert said.hidden is not None
+            branch.hidden = said.hidden if branch.hidden is None else branch.hidden + said.hidden
         # no processor is asked what may follow an end: a grammar would have no answer
         left = self.config.max_new_tokens - self.generated
         going_on = [number for number, branch in enumerate(branches) if not branch.ended and len(paths[number]) < left]
         if going_on:
-            following = self._next_tokens(output.logits[going_on], [paths[number] for number in going_on])
+            following = self._distributions(
+                [paths[number] for number in going_on], [fed[number] for number in going_on]
+            )
             for number, distribution in zip(going_on, following, strict=True):
                 branches[number].next = distribution
 
-    def _advance(self, kept: Branch, taken: Path) -> None:
+    def _advance(self, tree: TokenTree, kept: Branch, taken: Path) -> None:
         """Go on from the end of what was kept."""
+        depth = len(taken)
+        likely = self._competing(kept.next).token_ids if kept.next is not None else ()
+        useful = any((*taken, token_id) in self.fed for token_id in likely)
+        self.fed = {path[depth:]: known for path, known in self.fed.items() if useful and _goes_on(path, taken)}
+        self.guesses = {path[depth:]: guess for path, guess in self.guesses.items() if path[:depth] == taken}
+        tree.commit(taken, keep_rest=useful)
         self.track = kept.track
         self.ids.extend(taken)
-        self.generated += len(taken)
+        self.lookup.extend(taken)
+        self.generated += depth
         self.finish_reason = kept.ended or ("length" if self.generated >= self.config.max_new_tokens else None)
 
-    def _next_tokens(self, logits: Tensor, paths: Sequence[Path]) -> list[NextTokens]:
+    def _distributions(self, paths: Sequence[Path], fed: Sequence[Fed]) -> list[NextTokens]:
+        """The next-token distribution after each path.
+
+        Raises:
+            NonFiniteLogitsError: there is one from which no token can be chosen.
+        """
         if self.rules.processors:
-            rows = []
-            for row, path in zip(logits, paths, strict=True):
-                ids, processed = self._ids_after(path, row.device), row[None]
-                for processor in self.rules.processors:
-                    processed = processor(ids, processed)
-                    if not isinstance(processed, Tensor) or processed.shape != row[None].shape:
-                        raise ConfigError(
-                            f"the logits processor {type(processor).__name__} must return a tensor of the shape of its "
-                            f"scores, {list(row[None].shape)}."
-                        )
-                rows.append(processed)
-            logits = torch.cat(rows)
-        positions = [len(self.ids) + len(path) for path in paths]
-        return next_tokens(logits, max(2, self.config.max_candidates), positions)
+            known = self._top(self._processed(paths, fed))
+        else:
+            known = [each.next or self._top(_logits(each)[None])[0] for each in fed]
+        result = []
+        for path, distribution in zip(paths, known, strict=True):
+            if distribution is None:
+                raise non_finite(len(self.ids) + len(path))
+            result.append(distribution)
+        return result
+
+    def _top(self, logits: Tensor) -> list[NextTokens | None]:
+        return next_tokens(logits, max(2, self.config.max_candidates))
+
+    def _processed(self, paths: Sequence[Path], fed: Sequence[Fed]) -> Tensor:
+        """``[W, V]``: the logits as the processors leave them."""
+        rows = []
+        for path, known in zip(paths, fed, strict=True):
+            row = _logits(known)
+            ids, processed = self._ids_after(path, row.device), row[None]
+            for processor in self.rules.processors:
+                processed = processor(ids, processed)
+                if not isinstance(processed, Tensor) or processed.shape != row[None].shape:
+                    raise ConfigError(
+                        f"the logits processor {type(processor).__name__} must return a tensor of the shape of its "
+                        f"scores, {list(row[None].shape)}."
+                    )
+            rows.append(processed)
+        return torch.cat(rows)
 
     def _criteria_met(self, branch: Branch) -> bool:
         if not self.rules.criteria:
@@ -290,6 +419,15 @@ class Sequencer:
 
     def _ids_after(self, path: Path, device: torch.device) -> Ids:
         return torch.tensor([[*self.ids, *path]], device=device)
+
+
+def _logits(known: Fed) -> Tensor:
+    assert known.logits is not None
+    return known.logits
+
+
+def _goes_on(path: Path, beginning: Path) -> bool:
+    return len(path) > len(beginning) and path[: len(beginning)] == beginning
 
 
 def _all_true(criterion: Callable[..., Any], met: Any) -> bool:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-from cocoa_engine.assembly import Assembler, make_span
-from cocoa_engine.backends import Chosen, Path, TokenTree, choose
+from cocoa_engine.assembly import make_span
+from cocoa_engine.backends import Chosen, choose, state_of
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decode import Sequencer
+from cocoa_engine.decoding import Decoding
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.info import ModelInfo
 from cocoa_engine.model import LanguageModel
 from cocoa_engine.request import Callables, Request, make_request, prompt_ids, require_tokens, wanted_states
 from cocoa_engine.results import Generation, Span, Usage
 from cocoa_engine.runtime import Runtime
+from cocoa_engine.scheduler import Scheduler
 from cocoa_engine.teacher_forcing import score_text
-from cocoa_engine.text import TextTrack
 from cocoa_engine.tokens import Tokens
 
 Prompt = str | Sequence[int]
@@ -51,9 +52,11 @@ class CocoaEngine:
         model_name: str | None = None,
     ) -> None:
         self._language_model = LanguageModel(model)
-        self.runtime = Runtime() if runtime is None else runtime
+        self.runtime = Runtime() if runtime is None else _checked_runtime(runtime)
         self._tokens = Tokens(tokenizer)
         self.config = CocoaConfig() if config is None else _checked(config)
+        self._scheduler = Scheduler(self.runtime.max_batch_size, self.runtime.max_queue)
+        self._chosen: tuple[Any, Chosen] | None = None
         self.model_name = model_name or getattr(model, "name_or_path", "") or type(model).__name__
 
     @classmethod
@@ -164,14 +167,13 @@ class CocoaEngine:
             ConfigError: a setting is unknown, out of range or does not fit the model.
             PromptError: the prompt is empty or leaves no room in the context window.
             NonFiniteLogitsError: the model's logits are NaN.
+            EngineBusyError: ``Runtime.max_queue`` requests wait already.
         """
-        stream = self.stream(
-            prompt, config=config, logits_processor=logits_processor, stopping_criteria=stopping_criteria, **settings
-        )
-        for _ in stream:
-            pass
-        assert stream.generation is not None
-        return stream.generation
+        config = self._settings(config, settings)
+        request = make_request(self._language_model, self._tokens, prompt, config, logits_processor, stopping_criteria)
+        (generation,) = self._decode_all([request], config, 1)
+        assert isinstance(generation, Generation)
+        return generation
 
     def stream(
         self,
@@ -197,16 +199,24 @@ class CocoaEngine:
         config: CocoaConfig | None = None,
         logits_processor: Callables = None,
         stopping_criteria: Callables = None,
-        batch_size: int = 8,
+        batch_size: int | None = None,
+        return_exceptions: bool = False,
         **settings: Any,
-    ) -> list[Generation]:
-        """Answer several prompts together, up to ``batch_size`` in each forward pass.
+    ) -> list[Any]:
+        """Answer several prompts together.
 
         The results are those of :meth:`generate` on each, in order; see there for the other arguments and the errors.
-        Every prompt is checked before any work is done.
+        Every prompt is checked before any work is done. A prompt joins the batch when another has ended, and calls of
+        other threads share its forward passes.
+
+        Args:
+            batch_size: at most this many at a time; none is ``Runtime.max_batch_size``, which it cannot exceed.
+            return_exceptions: put the error of a prompt in its place, instead of raising the first one.
         """
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             raise PromptError("generate_batch takes a list of prompts; for a single one use generate.")
+        if batch_size is None:
+            batch_size = self.runtime.max_batch_size
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ConfigError(f"batch_size must be a whole number, at least 1 (got {batch_size!r})")
         config = self._settings(config, settings)
@@ -214,10 +224,7 @@ class CocoaEngine:
             make_request(self._language_model, self._tokens, prompt, config, logits_processor, stopping_criteria)
             for prompt in prompts
         ]
-        generations: list[Generation] = []
-        for first in range(0, len(requests), batch_size):
-            generations += self._generate_together(requests[first : first + batch_size], config)
-        return generations
+        return self._decode_all(requests, config, batch_size, keep_errors=return_exceptions)
 
     def score(
         self, prompt: Prompt, text: str | Sequence[int], *, config: CocoaConfig | None = None, **settings: Any
@@ -291,66 +298,95 @@ class CocoaEngine:
         return before, require_tokens(after, what)
 
     def _backend(self) -> Chosen:
-        return choose(self._language_model, self.runtime)
+        """The backend for the model as it is now."""
+        with self._language_model.lock:
+            state = state_of(self._language_model)
+            if self._chosen is None or self._chosen[0] != state:
+                self._chosen = state, choose(self._language_model, self.runtime)
+            return self._chosen[1]
 
-    def _sequencer(self, request: Request) -> Sequencer:
-        return Sequencer(request.prompt, request.rules, TextTrack(self.decode, request.rules.stop_texts))
+    def _open(self, request: Request, config: CocoaConfig) -> Decoding:
+        return Decoding(
+            request,
+            config,
+            self._backend().backend,
+            self._scheduler,
+            self.decode,
+            draft_tokens=self.runtime.draft_tokens,
+            model_name=self.model_name,
+        )
 
-    def _generate_together(self, requests: Sequence[Request], config: CocoaConfig) -> list[Generation]:
-        """Decode some requests in step: each forward pass feeds the tips of all that have not ended."""
-        backend = self._backend().backend
-        room = max(request.room for request in requests)
-        trees = backend.open([request.prompt for request in requests], room, requests[0].wanted)
-        sequencers = [self._sequencer(request) for request in requests]
+    def _decode_all(
+        self, requests: Sequence[Request], config: CocoaConfig, most: int, *, keep_errors: bool = False
+    ) -> list[Generation | Exception]:
+        """Decode requests together, each joining as soon as there is a place and leaving when it is done."""
+        results: dict[int, Generation | Exception] = {}
+        running: dict[int, Decoding] = {}
+        waiting = deque(enumerate(requests))
+        scheduler = self._scheduler
         try:
-            loops = [s.decode(tree, backend.prefill(tree)) for s, tree in zip(sequencers, trees, strict=True)]
-            asked: dict[int, Sequence[Path]] = {number: next(loop) for number, loop in enumerate(loops)}
-            while asked:
-                outputs = backend.step([(trees[number], paths) for number, paths in asked.items()])
-                for number, output in zip(list(asked), outputs, strict=True):
+            while waiting or running:
+                while waiting and len(running) < most and scheduler.enter(wait=not running):
+                    number, request = waiting.popleft()
                     try:
-                        asked[number] = loops[number].send(output)
-                    except StopIteration:
-                        del asked[number]
-                        trees[number].close()
+                        running[number] = self._open(request, config)
+                    except BaseException:
+                        scheduler.leave()
+                        raise
+                scheduler.feed([decoding.work for decoding in running.values() if decoding.work is not None])
+                for number, decoding in list(running.items()):
+                    try:
+                        decoding.advance()
+                        if decoding.work is not None:
+                            continue
+                        decoding.ready()
+                        results[number] = decoding.generation()
+                    except Exception as error:
+                        if not keep_errors:
+                            raise
+                        results[number] = error
+                    del running[number]
+                    decoding.close()
+                    scheduler.leave()
         finally:
-            for tree in trees:
-                tree.close()
-        generations = []
-        for request, sequencer, tree in zip(requests, sequencers, trees, strict=True):
-            assembler = Assembler(config, len(request.prompt), self.model_name)
-            assembler.ready(sequencer)
-            generations.append(assembler.generation(sequencer, tree))
-        return generations
+            for decoding in running.values():
+                decoding.close()
+                scheduler.leave()
+        return [results[number] for number in range(len(requests))]
 
-    def _spans(self, stream: SpanStream, request: Request, assembler: Assembler) -> Generator[Span, None, None]:
-        """Decode one request; leaves the whole generation in the stream."""
-        backend = self._backend().backend
-        tree: TokenTree = backend.open([request.prompt], request.room, request.wanted)[0]
-        sequencer = self._sequencer(request)
+    def _spans(self, stream: SpanStream, request: Request, config: CocoaConfig) -> Generator[Span, None, None]:
+        """Decode one request, holding a place only while a span is asked for; leaves the generation in the stream."""
+        decoding: Decoding | None = None
         try:
-            loop = sequencer.decode(tree, backend.prefill(tree))
-            paths = next(loop)
-            while True:
-                yield from assembler.ready(sequencer)
-                if stream.closed:
-                    return
-                output = backend.step([(tree, paths)])[0]
-                try:
-                    paths = loop.send(output)
-                except StopIteration:
-                    break
+            while decoding is None or decoding.work is not None:
+                with self._scheduler.place(may_refuse=decoding is None):
+                    if decoding is None:
+                        decoding = self._open(request, config)
+                    spans: list[Span] = []
+                    while not spans and decoding.work is not None:
+                        if stream.closed:
+                            return
+                        self._scheduler.feed([decoding.work])
+                        decoding.advance()
+                        spans = decoding.ready()
+                if decoding.work is None:
+                    stream.generation = decoding.generation()
+                yield from spans
         finally:
-            tree.close()
-        last = assembler.ready(sequencer)
-        stream.generation = assembler.generation(sequencer, tree)
-        yield from last
+            if decoding is not None:
+                decoding.close()
 
 
 def _checked(config: Any) -> CocoaConfig:
     if not isinstance(config, CocoaConfig):
         raise ConfigError(f"config must be a CocoaConfig, not {type(config).__name__}.")
     return config
+
+
+def _checked_runtime(runtime: Any) -> Runtime:
+    if not isinstance(runtime, Runtime):
+        raise ConfigError(f"runtime must be a Runtime, not {type(runtime).__name__}.")
+    return runtime
 
 
 class SpanStream(Iterator[Span]):
@@ -364,7 +400,7 @@ class SpanStream(Iterator[Span]):
     def __init__(self, engine: CocoaEngine, request: Request, config: CocoaConfig) -> None:
         self.generation: Generation | None = None
         self.closed = False
-        self._spans = engine._spans(self, request, Assembler(config, len(request.prompt), engine.model_name))
+        self._spans = engine._spans(self, request, config)
 
     def __next__(self) -> Span:
         return next(self._spans)

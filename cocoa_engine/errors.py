@@ -35,6 +35,10 @@ class NonFiniteLogitsError(CocoaError, ArithmeticError):
     """The model (or a logits processor) produced logits from which no token can be chosen."""
 
 
+class EngineBusyError(CocoaError, RuntimeError):
+    """Too many requests wait for their turn already."""
+
+
 class GenerationTimeoutError(CocoaError, TimeoutError):
     """An answer took longer than the time it was given."""
 

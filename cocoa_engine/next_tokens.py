@@ -35,29 +35,33 @@ class NextTokens:
         return NextTokens(self.token_ids[:size], self.log_probs[:size])
 
 
-def next_tokens(logits: Tensor, count: int, positions: list[int]) -> list[NextTokens]:
+def next_tokens(logits: Tensor, count: int) -> list[NextTokens | None]:
     """The ``count`` most probable next tokens of each row of ``logits``; one copy to the host for all.
+
+    None for a row from which no token can be chosen: its logits are NaN or +inf, or allow no token at all.
 
     Args:
         logits: ``[W, V]``.
-        positions: the index, in the whole sequence, of the token that each row would choose (for the error).
-
-    Raises:
-        NonFiniteLogitsError: a row has NaN or +inf logits, or allows no token at all.
     """
     logits = logits.float()
     top = logits.topk(min(count, logits.shape[-1]), dim=-1)  # [W, count]
     log_probs = top.values - logits.logsumexp(dim=-1, keepdim=True)  # [W, count]
     rows = torch.cat([log_probs.double(), top.indices.double()], dim=-1).tolist()  # ids < 2**53 are exact
-    result = []
-    for row, position in zip(rows, positions, strict=True):
+    result: list[NextTokens | None] = []
+    for row in rows:
         half = len(row) // 2
         if not math.isfinite(row[0]):
-            raise NonFiniteLogitsError(
-                f"the logits for token {position} of the sequence (prompt included) are NaN or infinite, or a logits "
-                "processor forbids every token there; check the weights, or load the model in float32 or bfloat16."
-            )
+            result.append(None)
+            continue
         order = sorted(zip((-value for value in row[:half]), map(int, row[half:]), strict=True))
         kept = [(token_id, -negative) for negative, token_id in order if negative < math.inf]
         result.append(NextTokens(tuple(token_id for token_id, _ in kept), tuple(value for _, value in kept)))
     return result
+
+
+def non_finite(position: int) -> NonFiniteLogitsError:
+    """The error for a token, by its index in the whole sequence, that cannot be chosen."""
+    return NonFiniteLogitsError(
+        f"the logits for token {position} of the sequence (prompt included) are NaN or infinite, or a logits "
+        "processor forbids every token there; check the weights, or load the model in float32 or bfloat16."
+    )

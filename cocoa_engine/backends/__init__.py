@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,13 @@ from cocoa_engine.backends.shared_cache import SharedCache
 from cocoa_engine.errors import UnsupportedModelError
 from cocoa_engine.forward.base import Forward
 from cocoa_engine.forward.lean import Lean, why_not_lean
-from cocoa_engine.forward.linears import Way, choose_way
+from cocoa_engine.forward.linears import Way, choose_way, written_state
 from cocoa_engine.forward.modules import MaskedModules, Modules
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.model import LanguageModel
 from cocoa_engine.runtime import Runtime
 
-__all__ = ["KINDS", "Backend", "Chosen", "Path", "StepOutput", "TokenTree", "choose"]
+__all__ = ["KINDS", "Backend", "Chosen", "Path", "StepOutput", "TokenTree", "choose", "state_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,16 +39,16 @@ class Chosen(NamedTuple):
     way: Way
 
 
-def _shared(forward: Callable[[LanguageModel, Way], Forward]) -> Callable[[LanguageModel, Way], Backend]:
-    return lambda model, way: SharedCache(forward(model, way))
+def _shared(forward: Callable[[LanguageModel, Way], Forward]) -> Callable[[LanguageModel, Way, int], Backend]:
+    return lambda model, way, prefix_cache_bytes: SharedCache(forward(model, way), prefix_cache_bytes)
 
 
-KINDS: dict[str, Callable[[LanguageModel, Way], Backend]] = {
+KINDS: dict[str, Callable[[LanguageModel, Way, int], Backend]] = {
     "lean": _shared(Lean),
     "modules": _shared(Modules),
     "masked_modules": _shared(MaskedModules),
-    "copied_cache": lambda model, _way: CopiedCache(model),
-    "recompute": lambda model, _way: Recompute(model),
+    "copied_cache": lambda model, *_: CopiedCache(model),
+    "recompute": lambda model, *_: Recompute(model),
 }
 """Every way, fastest first."""
 
@@ -69,28 +69,33 @@ def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
     """The fastest backend that is right on this model, found by trying; logs once if branches cannot share a cache."""
     runtime = runtime or Runtime()
     obstacle = "not asked for" if runtime.forward == "modules" else why_not_lean(model)
+    prefix_cache_bytes = runtime.prefix_cache_mb * 2**20
     with model.lock:
         found = _found.setdefault(model.model, {})
         asked = (obstacle, runtime.linears)  # the model may have been changed since: hooks, an adapter
         if asked in found:
             kind, way, reason = found[asked]
-            return Chosen(KINDS[kind](model, way), reason, way)
+            return Chosen(KINDS[kind](model, way, prefix_cache_bytes), reason, way)
         way = choose_way(model.model, runtime.linears)
-        backend, kind, reason = _try_all(model, way, obstacle)
+        kind, reason = _try_all(model, way, obstacle)
         if kind not in _FAST:
             way = "stock"
         found[asked] = _Found(kind, way, reason)
-        return Chosen(backend, reason, way)
+        return Chosen(KINDS[kind](model, way, prefix_cache_bytes), reason, way)
 
 
-def _try_all(model: LanguageModel, way: Way, obstacle: str | None) -> tuple[Backend, str, str]:
+def state_of(model: LanguageModel) -> tuple[Any, ...]:
+    """What a backend was made for: equal as long as the model's weights and hooks are the same."""
+    return why_not_lean(model), written_state(model.model.parameters())
+
+
+def _try_all(model: LanguageModel, way: Way, obstacle: str | None) -> tuple[str, str]:
     faults: list[str] = [] if obstacle is None else [f"lean: {obstacle}"]
     for kind, build in KINDS.items():
         if (kind == "lean" and obstacle) or kind == "recompute":
             continue
         try:
-            backend = build(model, way)
-            error = _relative_error(backend)
+            error = _relative_error(build(model, way, 0))
         except torch.OutOfMemoryError:
             raise
         except Exception as fault:  # whatever an unknown architecture raises, it only means: not this way
@@ -103,7 +108,6 @@ def _try_all(model: LanguageModel, way: Way, obstacle: str | None) -> tuple[Back
     else:
         _check_causal(model)
         kind, reason = "recompute", "no cache of this model can be used"
-        backend = KINDS[kind](model, way)
     if faults:
         reason += " (" + "; ".join(faults) + ")"
     if kind not in _FAST:
@@ -113,7 +117,7 @@ def _try_all(model: LanguageModel, way: Way, obstacle: str | None) -> tuple[Back
             kind,
             reason,
         )
-    return backend, kind, reason
+    return kind, reason
 
 
 def _check_causal(model: LanguageModel) -> None:

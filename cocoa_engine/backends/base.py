@@ -25,14 +25,22 @@ class StepOutput(NamedTuple):
 class TokenTree(ABC):
     """One sequence: its committed tokens and, at a risk point, the branches that grow from their end."""
 
+    keeps_rest: ClassVar[bool] = False
+    """Whether tokens can be fed ahead: a path may be extended in several steps, its continuations outlive a commit."""
+
     def __init__(self, prompt: Sequence[int]) -> None:
         self.committed = len(prompt)
+        self.cached_tokens = 0
         self.forward_passes = 0
         self.fed_tokens = 0
 
     @abstractmethod
-    def commit(self, path: Path) -> None:
-        """Make a fed path part of the committed sequence and drop every other branch."""
+    def commit(self, path: Path, *, keep_rest: bool = False) -> None:
+        """Make a fed path part of the committed sequence and drop every other branch.
+
+        Args:
+            keep_rest: keep what was fed after the path, where the tree can.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -42,10 +50,13 @@ class TokenTree(ABC):
 class Backend(ABC):
     """A way to run the model over token trees.
 
-    A path is extended in one step only: after ``(a, b)`` was fed, ``(a, c)`` may not follow in a later step.
+    A path is extended in one step only, unless its tree ``keeps_rest``: after ``(a, b)`` was fed, ``(a, c)`` may not
+    follow in a later step.
     """
 
     name: ClassVar[str]
+    max_sequences: int | None = 1
+    """How many sequences one step takes; none is any number."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
@@ -64,9 +75,15 @@ class Backend(ABC):
             wanted: the hidden states every step returns.
         """
 
-    @abstractmethod
     def prefill(self, tree: TokenTree) -> Tensor:
         """Feed the prompt; returns ``[V]``, the first token's logits. No hidden states are captured."""
+        while (logits := self.prefill_some(tree)) is None:
+            pass
+        return logits
+
+    @abstractmethod
+    def prefill_some(self, tree: TokenTree, most: int | None = None) -> Tensor | None:
+        """Feed the next tokens of the prompt, at most ``most`` where the backend can; none until its end is fed."""
 
     @abstractmethod
     def step(self, requests: Sequence[tuple[TokenTree, Sequence[Path]]]) -> list[StepOutput]:

@@ -26,7 +26,7 @@ class CopiedTree(TokenTree):
         self.wanted = wanted
         self.caches: dict[Path, Any] = {}
 
-    def commit(self, path: Path) -> None:
+    def commit(self, path: Path, *, keep_rest: bool = False) -> None:
         self.committed += len(path)
         self.caches = {(): self.caches[path]}
 
@@ -52,7 +52,7 @@ class CopiedCache(Backend):
     def open(self, prompts: Sequence[Sequence[int]], room: int, wanted: Wanted) -> list[TokenTree]:
         return [CopiedTree(prompt, wanted) for prompt in prompts]
 
-    def prefill(self, tree: TokenTree) -> Tensor:
+    def prefill_some(self, tree: TokenTree, most: int | None = None) -> Tensor:
         assert isinstance(tree, CopiedTree)
         with self.model.exclusive():
             output = self._forward(tree.prompt, 0, None)

@@ -19,7 +19,7 @@ class RecomputedTree(TokenTree):
         self.token_ids = list(prompt)
         self.wanted = wanted
 
-    def commit(self, path: Path) -> None:
+    def commit(self, path: Path, *, keep_rest: bool = False) -> None:
         self.token_ids.extend(path)
         self.committed += len(path)
 
@@ -35,7 +35,7 @@ class Recompute(Backend):
     def open(self, prompts: Sequence[Sequence[int]], room: int, wanted: Wanted) -> list[TokenTree]:
         return [RecomputedTree(prompt, wanted) for prompt in prompts]
 
-    def prefill(self, tree: TokenTree) -> Tensor:
+    def prefill_some(self, tree: TokenTree, most: int | None = None) -> Tensor:
         return self._feed(tree, ()).logits[0]
 
     def step(self, requests: Sequence[tuple[TokenTree, Sequence[Path]]]) -> list[StepOutput]:

@@ -7,12 +7,15 @@ the prefix, and the other branches' slots are free again.
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from cocoa_engine.backends.base import Backend, Path, StepOutput, TokenTree
+from cocoa_engine.backends.prefixes import SHORTEST, PrefixCache, common_length
 from cocoa_engine.forward.base import Forward, Segment
 from cocoa_engine.forward.store import KeyValues
 from cocoa_engine.hidden_states import Wanted
@@ -27,9 +30,12 @@ SPARE_SLOTS = 64
 class SharedTree(TokenTree):
     """One sequence and its slots."""
 
-    def __init__(self, prompt: Sequence[int], store: KeyValues, wanted: Wanted) -> None:
+    keeps_rest = True
+
+    def __init__(self, backend: SharedCache, prompt: Sequence[int], store: KeyValues, wanted: Wanted) -> None:
         super().__init__(prompt)
-        self.prompt = list(prompt)
+        self.backend = backend
+        self.token_ids = list(prompt)  # the committed ones
         self.store = store
         self.wanted = wanted
         self.slots: dict[Path, list[int]] = {(): []}  # beyond the committed ones, of each fed path
@@ -64,16 +70,18 @@ class SharedTree(TokenTree):
         self.fed_tokens += len(paths)
 
     @torch.no_grad()
-    def commit(self, path: Path) -> None:
-        kept = {fed[len(path) :]: slots[len(path) :] for fed, slots in self.slots.items() if fed[: len(path)] == path}
+    def commit(self, path: Path, *, keep_rest: bool = False) -> None:
+        depth = len(path)
         self.store.compact(self.slots[path], self.committed)
-        self.committed += len(path)
-        self.slots = kept
-        self.used = 1 + max((slot for slots in kept.values() for slot in slots), default=self.committed - 1)
-        self.tail_positions = self.tail_positions[len(path) : len(path) + self.used - self.committed]
+        self.token_ids += path
+        self.committed += depth
+        rest = {fed[depth:]: slots[depth:] for fed, slots in self.slots.items() if fed[:depth] == path}
+        self.slots = rest if keep_rest else {(): []}
+        self.used = 1 + max((slot for slots in self.slots.values() for slot in slots), default=self.committed - 1)
+        self.tail_positions = self.tail_positions[depth : depth + self.used - self.committed]
 
     def close(self) -> None:
-        self.store = KeyValues(0, 0)
+        self.backend.closed(self)
 
 
 class SharedCache(Backend):
@@ -81,31 +89,67 @@ class SharedCache(Backend):
 
     name = "shared_cache"
 
-    def __init__(self, forward: Forward) -> None:
+    def __init__(self, forward: Forward, prefix_cache_bytes: int = 0) -> None:
         super().__init__(forward.model)
         self.forward = forward
+        self.max_sequences = forward.max_sequences
+        self.prefixes = PrefixCache(prefix_cache_bytes)
+        self._open: weakref.WeakSet[SharedTree] = weakref.WeakSet()
+        self._lock = threading.Lock()  # of the set
 
     @property
     def forward_name(self) -> str:
         return self.forward.name
 
     def open(self, prompts: Sequence[Sequence[int]], room: int, wanted: Wanted) -> list[TokenTree]:
-        layers = self.model.num_layers
-        return [SharedTree(prompt, KeyValues(layers, len(prompt) + room), wanted) for prompt in prompts]
+        trees = [SharedTree(self, prompt, self.forward.new_store(len(prompt) + room), wanted) for prompt in prompts]
+        with self._lock:
+            self._open.update(trees)
+        return [*trees]
 
-    def prefill(self, tree: TokenTree) -> Tensor:
+    def closed(self, tree: SharedTree) -> None:
+        """Free a tree's slots, after a copy of its beginning for later prompts."""
+        with self._lock:
+            if tree not in self._open:
+                return
+            self._open.discard(tree)
+        if tree.used:
+            self.prefixes.keep(tree.token_ids[: tree.committed], tree.store)
+        self.forward.release(tree.store)
+        tree.store = KeyValues(0, 0)
+
+    def prefill_some(self, tree: TokenTree, most: int | None = None) -> Tensor | None:
         assert isinstance(tree, SharedTree)
-        for start in range(0, tree.committed, PREFILL_CHUNK):
-            chunk = tree.prompt[start : start + PREFILL_CHUNK]
-            positions = range(start, start + len(chunk))
-            with self.model.exclusive():
-                passed = self.forward([Segment(tree.store, start, chunk, positions, start)], None)
-            tree.forward_passes += 1
-        tree.used = tree.committed
-        return passed.logits[-1].float()
+        if tree.used == 0:
+            self._begin_as_others(tree)
+        start = tree.used
+        chunk = tree.token_ids[start : start + min(most or PREFILL_CHUNK, PREFILL_CHUNK)]
+        positions = range(start, start + len(chunk))
+        with self.model.exclusive():
+            passed = self.forward([Segment(tree.store, start, chunk, positions, start)], None)
+        tree.forward_passes += 1
+        tree.used += len(chunk)
+        return passed.logits[-1].float() if tree.used == tree.committed else None
+
+    def _begin_as_others(self, tree: SharedTree) -> None:
+        """Copy the keys and values of the longest beginning that another sequence shares, its last token left out."""
+        if not self.prefixes.max_bytes or tree.committed <= SHORTEST:
+            return
+        prompt = tree.token_ids[:-1]
+        found = self.prefixes.longest(prompt)
+        store, length = found if found is not None else (None, SHORTEST - 1)
+        with self._lock:
+            others = list(self._open)
+        for other in others:
+            shared = min(common_length(other.token_ids, prompt), other.used)
+            if other is not tree and shared > length:
+                store, length = other.store, shared
+        if store is not None:
+            tree.store.fill(store, length)
+            tree.used = tree.cached_tokens = length
 
     def step(self, requests: Sequence[tuple[TokenTree, Sequence[Path]]]) -> list[StepOutput]:
-        most = self.forward.max_sequences or len(requests)
+        most = self.max_sequences or len(requests)
         outputs: list[StepOutput] = []
         for first in range(0, len(requests), most):
             outputs += self._step(requests[first : first + most])

@@ -111,7 +111,7 @@ class Forward(ABC):
         """Slots for one sequence."""
         return KeyValues(self.model.num_layers, capacity)
 
-    def release(self, store: KeyValues) -> None:
+    def release(self, store: KeyValues) -> None:  # noqa: B027 - most have nothing to do
         """Take back what :meth:`new_store` gave; nothing reads it any more."""
 
     @abstractmethod

@@ -10,7 +10,7 @@ fraction of the memory's speed. Two ways read them at full speed:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import psutil
@@ -131,7 +131,10 @@ def _side_by_side(biases: Sequence[Tensor | None], weights: Sequence[Tensor]) ->
 _made: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, str], FastLinear]] = weakref.WeakKeyDictionary()
 
 
-def _state(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[tuple[int, int]]:
+def written_state(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
     """Where tensors are and how often they were written to."""
-    tensors = [tensor for tensor in (*weights, *biases) if tensor is not None]
     return [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
+
+
+def _state(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[tuple[int, int]]:
+    return written_state(tensor for tensor in (*weights, *biases) if tensor is not None)

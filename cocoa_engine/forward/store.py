@@ -58,10 +58,14 @@ class KeyValues:
     def prefix(self, length: int, capacity: int) -> KeyValues:
         """A copy of the first ``length`` slots, with room for ``capacity``."""
         copy = KeyValues(len(self.keys), capacity)
-        for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            if keys is not None and values is not None:
-                copy.write(layer, 0, keys[:, :length], values[:, :length])
+        copy.fill(self, length)
         return copy
+
+    def fill(self, source: KeyValues, length: int) -> None:
+        """Copy the first ``length`` slots of another store."""
+        for layer, (keys, values) in enumerate(zip(source.keys, source.values, strict=True)):
+            if keys is not None and values is not None:
+                self.write(layer, 0, keys[:, :length], values[:, :length])
 
     @property
     def nbytes(self) -> int:

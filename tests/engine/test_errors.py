@@ -135,7 +135,7 @@ def test_no_batch(idle: CocoaEngine, prompts: Any) -> None:
         idle.generate_batch(prompts)
 
 
-@pytest.mark.parametrize("batch_size", [None, 1.5, "x", -1])
+@pytest.mark.parametrize("batch_size", [0, 1.5, "x", -1])
 def test_batch_size(idle: CocoaEngine, batch_size: Any) -> None:
     with pytest.raises(ConfigError, match="batch_size"):
         idle.generate_batch(["Hello"], batch_size=batch_size)

@@ -1,0 +1,63 @@
+"""Keys and values of past sequences, for prompts that begin as they did."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import takewhile
+
+from cocoa_engine.forward.store import KeyValues
+
+SHORTEST = 64
+"""A shorter common beginning is computed again: that takes as long as copying it."""
+
+
+class PrefixCache:
+    """The beginnings of past sequences, the least recently used dropped first.
+
+    Args:
+        max_bytes: memory for them.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._entries: OrderedDict[tuple[int, ...], KeyValues] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use."""
+        return sum(store.nbytes for store in self._entries.values())
+
+    def longest(self, token_ids: Sequence[int]) -> tuple[KeyValues, int] | None:
+        """The entry that shares the longest beginning with a sequence, and that beginning's length."""
+        with self._lock:
+            found = max(self._entries, key=lambda known: common_length(known, token_ids), default=())
+            length = common_length(found, token_ids)
+            if length < SHORTEST:
+                return None
+            self._entries.move_to_end(found)
+            return self._entries[found], length
+
+    def keep(self, token_ids: Sequence[int], store: KeyValues) -> None:
+        """Copy a sequence's first slots, unless they are known or too few or too many."""
+        ids = tuple(token_ids)
+        size = store.nbytes * len(ids) // max(store.capacity, 1)
+        if len(ids) < SHORTEST or size > self.max_bytes:
+            return
+        with self._lock:
+            lengths = {known: common_length(known, ids) for known in self._entries}
+            if any(length == len(ids) for length in lengths.values()):
+                return
+            for known, length in lengths.items():
+                if length == len(known):  # this sequence goes on where that one ended
+                    del self._entries[known]
+            self._entries[ids] = store.prefix(len(ids), len(ids))
+            while self.nbytes > self.max_bytes:
+                self._entries.popitem(last=False)
+
+
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """The number of tokens at which two sequences begin alike."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

@@ -1,0 +1,90 @@
+"""One request on its way through the model: its prompt is fed, then whatever its decode loop asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+
+from cocoa_engine.assembly import Assembler
+from cocoa_engine.backends import Backend, Path, StepOutput
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decode import Sequencer
+from cocoa_engine.request import Request
+from cocoa_engine.results import Generation, Span
+from cocoa_engine.scheduler import Scheduler, Work
+from cocoa_engine.text import Decode, TextTrack
+
+TIPS = 8
+"""Tips that one pass feeds at little more than the cost of one; shared by the sequences in it."""
+
+
+class Decoding:
+    """A request being decoded. Close it, whatever happens.
+
+    Args:
+        config: the settings as the user gave them.
+        draft_tokens: guesses fed ahead, at most.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        config: CocoaConfig,
+        backend: Backend,
+        scheduler: Scheduler,
+        decode: Decode,
+        *,
+        draft_tokens: int,
+        model_name: str,
+    ) -> None:
+        (self._tree,) = backend.open([request.prompt], request.room, request.wanted)
+        self._scheduler = scheduler
+        self._sequencer = Sequencer(
+            request.prompt,
+            request.rules,
+            TextTrack(decode, request.rules.stop_texts),
+            draft_tokens=draft_tokens,
+            room=lambda: TIPS // max(1, scheduler.running),
+        )
+        self._assembler = Assembler(config, len(request.prompt), model_name)
+        self._loop: Generator[Sequence[Path], StepOutput, None] | None = None
+        self._new_work: Callable[[Sequence[Path] | None], Work] = lambda paths: Work(
+            backend, self._tree, request.wanted, paths
+        )
+        self.work: Work | None = self._new_work(None)
+
+    def advance(self) -> None:
+        """Take in what has been fed; ``work`` is what to feed next, or none at the end.
+
+        Raises:
+            Exception: what the pass raised, or the request's own processors and criteria.
+        """
+        done = self.work
+        assert done is not None
+        if done.error is not None:
+            raise done.error
+        with self._scheduler.own_code():
+            try:
+                if self._loop is None:
+                    assert done.first is not None
+                    self._loop = self._sequencer.decode(self._tree, done.first)
+                    paths = next(self._loop)
+                else:
+                    assert done.output is not None
+                    paths = self._loop.send(done.output)
+            except StopIteration:
+                self.work = None
+                self._tree.close()
+                return
+        self.work = self._new_work(paths)
+
+    def ready(self) -> list[Span]:
+        """The spans that have become final since the last call."""
+        return self._assembler.ready(self._sequencer)
+
+    def generation(self) -> Generation:
+        """The whole answer, once there is no work left and every span was fetched."""
+        return self._assembler.generation(self._sequencer, self._tree)
+
+    def close(self) -> None:
+        """Free what the request holds."""
+        self._tree.close()

@@ -1,0 +1,54 @@
+"""Guesses of the next tokens by prompt lookup: what followed the last few tokens when they came before.
+
+An answer over a given context repeats much of it. A guess costs one more row in a forward pass that is run anyway; the
+decode takes it only where it would have chosen that very token (Saxena, "Prompt Lookup Decoding", 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+_SIZES = (3, 2)  # tokens that must have come before, the longer match first
+
+
+class PromptLookup:
+    """An index of every run of 2 or 3 tokens in a growing sequence.
+
+    Args:
+        token_ids: what is there already.
+        most: guesses at a time, 0 for none; halved when a guess was wrong, one more when it was right.
+    """
+
+    def __init__(self, token_ids: Iterable[int], most: int) -> None:
+        self._ids: list[int] = []
+        self._follows: dict[tuple[int, ...], int] = {}  # run -> where what follows it begins, the last time
+        self._most = most
+        self._length = most
+        if most:
+            self.extend(token_ids)
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        """Add tokens to the sequence."""
+        if not self._most:
+            return
+        for token_id in token_ids:
+            for size in _SIZES:  # the run before this token is now followed by something
+                if len(self._ids) >= size:
+                    self._follows[tuple(self._ids[-size:])] = len(self._ids)
+            self._ids.append(token_id)
+
+    def guess(self, path: Sequence[int], count: int) -> tuple[int, ...]:
+        """At most ``count`` tokens that may follow the sequence and ``path``; none if nothing like it came before."""
+        count = min(count, self._length)
+        if count < 1:
+            return ()
+        last = [*self._ids[-_SIZES[0] :], *path][-_SIZES[0] :]
+        for size in _SIZES:
+            start = self._follows.get(tuple(last[-size:])) if len(last) >= size else None
+            if start is not None:
+                return tuple(self._ids[start : start + count])
+        return ()
+
+    def judge(self, right: bool) -> None:
+        """Learn whether a guessed token was right."""
+        self._length = min(self._most, self._length + 1) if right else max(1, self._length // 2)

@@ -126,6 +126,14 @@ def require_tokens(ids: list[int], what: str) -> list[int]:
     return ids
 
 
+def is_many(texts: Any) -> bool:
+    """Whether a list holds texts (each a text or token ids) rather than the token ids of one."""
+    values = texts.tolist() if hasattr(texts, "tolist") else texts
+    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
+        return False
+    return any(isinstance(value, Sequence) or getattr(value, "ndim", 0) > 0 for value in values)
+
+
 def _checked_ids(model: LanguageModel, prompt: Any, what: str) -> list[int]:
     values = prompt.tolist() if hasattr(prompt, "tolist") else prompt
     if not isinstance(values, Sequence) or isinstance(values, bytes):

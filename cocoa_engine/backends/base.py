@@ -23,9 +23,15 @@ class StepOutput(NamedTuple):
 
 
 class TokenTree(ABC):
-    """One sequence: its committed tokens and, at a risk point, the branches that grow from their end."""
+    """One sequence: its committed tokens and, at a risk point, the branches that grow from their end.
+
+    Attributes:
+        keep_committed: set it before branches are fed if :meth:`drop_branches` is to be called; off, the last branch
+            may take over what is held of the committed tokens, which saves a copy where they are not shared.
+    """
 
     def __init__(self, prompt: Sequence[int]) -> None:
+        self.keep_committed = False
         self.committed = len(prompt)
         self.forward_passes = 0
         self.fed_tokens = 0
@@ -33,6 +39,10 @@ class TokenTree(ABC):
     @abstractmethod
     def commit(self, path: Path) -> None:
         """Make a fed path part of the committed sequence and drop every other branch."""
+
+    @abstractmethod
+    def drop_branches(self) -> None:
+        """Go back to the committed tokens; what the branches held is free for others. Needs ``keep_committed``."""
 
     @abstractmethod
     def close(self) -> None:
@@ -43,9 +53,14 @@ class Backend(ABC):
     """A way to run the model over token trees.
 
     A path is extended in one step only: after ``(a, b)`` was fed, ``(a, c)`` may not follow in a later step.
+
+    Attributes:
+        name: for the record.
+        paths_per_step: the most paths that many branches are best fed by at once; what a step needs grows with them.
     """
 
     name: ClassVar[str]
+    paths_per_step: ClassVar[int] = 128  # of float32 logits, 128 x 128k are 64 MiB
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model

@@ -66,10 +66,7 @@ def make_request(
     generator = None
     if config.temperature > 0:
         generator = torch.Generator()
-        if config.seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(config.seed)
+        generator.manual_seed(model.fresh_seed() if config.seed is None else config.seed)
     stops = {stop: tokens.special_token_id(stop) for stop in (*config.stop, *stop_texts(model.model))}
     rules = Rules(
         config=config,

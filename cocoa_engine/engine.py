@@ -5,23 +5,26 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 from cocoa_engine.assembly import make_span
 from cocoa_engine.backends import Chosen, choose, state_of
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decode import Decided
 from cocoa_engine.decoding import Decoding
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.info import ModelInfo
 from cocoa_engine.model import LanguageModel
-from cocoa_engine.request import Callables, Request, make_request, prompt_ids, require_tokens, wanted_states
+from cocoa_engine.request import Callables, Request, is_many, make_request, prompt_ids, require_tokens, wanted_states
 from cocoa_engine.results import Generation, Span, Usage
 from cocoa_engine.runtime import Runtime
 from cocoa_engine.scheduler import Scheduler
+from cocoa_engine.shared_prompt import GivenText, score_texts
 from cocoa_engine.teacher_forcing import score_text
 from cocoa_engine.tokens import Tokens
 
 Prompt = str | Sequence[int]
+Texts = list[str] | tuple[str, ...] | Sequence[Sequence[int]]  # not Sequence[str]: a str is one
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -226,37 +229,54 @@ class CocoaEngine:
         ]
         return self._decode_all(requests, config, batch_size, keep_errors=return_exceptions)
 
+    @overload
     def score(
         self, prompt: Prompt, text: str | Sequence[int], *, config: CocoaConfig | None = None, **settings: Any
-    ) -> Generation:
+    ) -> Generation: ...
+
+    @overload
+    def score(
+        self, prompt: Prompt, text: Texts, *, config: CocoaConfig | None = None, **settings: Any
+    ) -> list[Generation]: ...
+
+    def score(
+        self, prompt: Prompt, text: str | Sequence[int] | Texts, *, config: CocoaConfig | None = None, **settings: Any
+    ) -> Generation | list[Generation]:
         """Log-probability and disagreement of a given text after a prompt, by teacher forcing; nothing is generated.
 
         The text is one span of kind ``"given"``. Probabilities are the model's own: no processor applies.
 
+        Args:
+            prompt: text or token ids.
+            text: a text or its token ids; or a list of such (the options of a question, say), each scored as it would
+                be alone, but the prompt is encoded once.
+            config: settings instead of the engine's.
+            **settings: as for :meth:`generate`.
+
+        Returns:
+            One result; of a list of texts, a list in its order. A forward pass over tokens of several texts counts in
+            the usage of each, and so do the prompt's passes; ``fed_tokens`` is the length of the text.
+
         Raises:
             ConfigError: as for :meth:`generate`.
             PromptError: prompt or text is empty, or the two do not fit the context window.
+            NonFiniteLogitsError: the model's logits are NaN.
         """
         config = self._settings(config, settings)
         model = self._language_model
         wanted = wanted_states(model, config)
-        before, ids = self._prompt_and_text(prompt, text)
-        window = self.context_window
-        if window is not None and len(before) + len(ids) > window:
-            raise PromptError(
-                f"prompt ({len(before)} tokens) and text ({len(ids)}) exceed the model's context window of {window}."
-            )
-        shown = text if isinstance(text, str) else self.decode(ids)
-        decided = score_text(model, before, ids, config, wanted, len(shown))
-        return Generation(
-            text=shown,
-            token_ids=ids,
-            spans=[make_span(decided, (0, len(shown), shown), config, given=True)],
-            finish_reason=None,
-            usage=Usage(prompt_tokens=len(before), completion_tokens=len(ids), forward_passes=1, fed_tokens=len(ids)),
-            config=config,
-            model_name=self.model_name,
-        )
+        before = prompt_ids(model, self._tokens, prompt)
+        if not is_many(text):
+            ids, shown = self._given(prompt, before, text, "text to score")
+            decided = score_text(model, before, ids, config, wanted, len(shown))
+            return self._scored(len(before), shown, decided, config, 1)
+        given = [self._given(prompt, before, one, f"text to score at index {n}") for n, one in enumerate(text)]
+        texts = [GivenText(ids, len(shown)) for ids, shown in given]
+        scored = score_texts(self._backend().backend, before, texts, config, wanted)
+        return [
+            self._scored(len(before), shown, one.decided, config, one.forward_passes)
+            for (_, shown), one in zip(given, scored, strict=True)
+        ]
 
     def render_chat(self, messages: Messages, **template_kwargs: Any) -> str:
         """Chat messages as one text, by the tokenizer's chat template, ending where the answer begins.
@@ -286,16 +306,39 @@ class CocoaEngine:
         base = self.config if config is None else _checked(config)
         return base.replace(**settings) if settings else base
 
-    def _prompt_and_text(self, prompt: Prompt, text: str | Sequence[int]) -> tuple[list[int], list[int]]:
-        before = prompt_ids(self._language_model, self._tokens, prompt)
-        what = "text to score"
+    def _given(self, prompt: Prompt, before: list[int], text: Any, what: str) -> tuple[list[int], str]:
+        """Token ids of a text to score after a prompt whose ids are ``before``, and the text as it is shown."""
         if not isinstance(text, str) or not text:
-            return before, prompt_ids(self._language_model, self._tokens, text, what)
-        if isinstance(prompt, str):
-            after = self._tokens.continuation(prompt, before, text)
+            ids = prompt_ids(self._language_model, self._tokens, text, what)
+        elif isinstance(prompt, str):
+            ids = require_tokens(self._tokens.continuation(prompt, before, text), what)
         else:
-            after = self.encode(text, add_special_tokens=False)
-        return before, require_tokens(after, what)
+            ids = require_tokens(self.encode(text, add_special_tokens=False), what)
+        window = self.context_window
+        if window is not None and len(before) + len(ids) > window:
+            raise PromptError(
+                f"prompt ({len(before)} tokens) and {what} ({len(ids)}) exceed the model's context window of {window}."
+            )
+        return ids, text if isinstance(text, str) else self.decode(ids)
+
+    def _scored(
+        self, prompt_tokens: int, shown: str, decided: Decided, config: CocoaConfig, forward_passes: int
+    ) -> Generation:
+        count = len(decided.token_ids)
+        return Generation(
+            text=shown,
+            token_ids=decided.token_ids,
+            spans=[make_span(decided, (0, len(shown), shown), config, given=True)],
+            finish_reason=None,
+            usage=Usage(
+                prompt_tokens=prompt_tokens,
+                completion_tokens=count,
+                forward_passes=forward_passes,
+                fed_tokens=count,
+            ),
+            config=config,
+            model_name=self.model_name,
+        )
 
     def _backend(self) -> Chosen:
         """The backend for the model as it is now."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from transformers import MODEL_FOR_MASKED_LM_MAPPING
 
 from cocoa_engine.errors import UnsupportedModelError
@@ -67,6 +67,18 @@ class LanguageModel:
             if isinstance(value, int) and value > 0:
                 return value
         return None
+
+    def fresh_seed(self) -> int:
+        """A random seed; where several processes each hold a part of the model (tensor parallelism), one for all.
+
+        They must decide alike: processes that kept different branches would wait for each other for ever.
+        """
+        seed = [torch.Generator().seed()]
+        mesh = next((part.device_mesh for part in self.model.parameters() if hasattr(part, "device_mesh")), None)
+        if mesh is not None:
+            group = mesh.get_group() if mesh.ndim == 1 else mesh.get_group("tp")
+            distributed.broadcast_object_list(seed, distributed.get_global_rank(group, 0), group, device=self.device)
+        return seed[0]
 
     def forward(self, token_ids: Tensor, *, logits_to_keep: int, **inputs: Any) -> Any:
         """One forward pass; call it inside :meth:`exclusive`.

@@ -15,7 +15,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cocoa_engine.results import Candidate, Generation, Span
+from cocoa_engine.results import Generation, Span
 
 METRIC_NAMES = {"f_mlds": "fMLDS", "con_mlds": "ConMLDS"}
 FINISH_REASONS = {"stop": "stopped as asked", "eos": "ended by the model", "length": "cut off by max_new_tokens"}
@@ -139,7 +139,7 @@ def risk_point_table(generation: Generation) -> Table:
             kept = index == span.chosen
             table.add_row(
                 "",
-                Text(_visible(candidate)),
+                Text(visible(candidate.text)),
                 f"{candidate.log_prob:.2f}",
                 f"{candidate.con_mlds:.3f}",
                 f"{candidate.f_mlds:.3f}",
@@ -199,9 +199,9 @@ def _safe(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
-def _visible(candidate: Candidate) -> str:
-    """A candidate's text on one line, its outer spaces and its line ends visible."""
-    text = _safe(candidate.text).replace("\n", "\\n").replace("\t", "\\t")
+def visible(text: str) -> str:
+    """A span's text on one line, its outer spaces and its line ends visible."""
+    text = _safe(text).replace("\n", "\\n").replace("\t", "\\t")
     if not text:
         return "(end)"
     core = text.strip(" ")

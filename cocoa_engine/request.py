@@ -66,10 +66,7 @@ def make_request(
     generator = None
     if config.temperature > 0:
         generator = torch.Generator()
-        if config.seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(config.seed)
+        generator.manual_seed(model.fresh_seed() if config.seed is None else config.seed)
     stops = {stop: tokens.special_token_id(stop) for stop in (*config.stop, *stop_texts(model.model))}
     rules = Rules(
         config=config,
@@ -124,6 +121,14 @@ def require_tokens(ids: list[int], what: str) -> list[int]:
     if not ids:
         raise PromptError(f"the {what} is empty; give some text or at least one token id.")
     return ids
+
+
+def is_many(texts: Any) -> bool:
+    """Whether a list holds texts (each a text or token ids) rather than the token ids of one."""
+    values = texts.tolist() if hasattr(texts, "tolist") else texts
+    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
+        return False
+    return any(isinstance(value, Sequence) or getattr(value, "ndim", 0) > 0 for value in values)
 
 
 def _checked_ids(model: LanguageModel, prompt: Any, what: str) -> list[int]:

@@ -23,12 +23,18 @@ class StepOutput(NamedTuple):
 
 
 class TokenTree(ABC):
-    """One sequence: its committed tokens and, at a risk point, the branches that grow from their end."""
+    """One sequence: its committed tokens and, at a risk point, the branches that grow from their end.
+
+    Attributes:
+        keep_committed: set it before branches are fed if :meth:`drop_branches` is to be called; off, the last branch
+            may take over what is held of the committed tokens, which saves a copy where they are not shared.
+    """
 
     keeps_rest: ClassVar[bool] = False
     """Whether tokens can be fed ahead: a path may be extended in several steps, its continuations outlive a commit."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
+        self.keep_committed = False
         self.committed = len(prompt)
         self.cached_tokens = 0
         self.forward_passes = 0
@@ -43,6 +49,10 @@ class TokenTree(ABC):
         """
 
     @abstractmethod
+    def drop_branches(self) -> None:
+        """Go back to the committed tokens; what the branches held is free for others. Needs ``keep_committed``."""
+
+    @abstractmethod
     def close(self) -> None:
         """Free what the sequence holds. Safe to call twice."""
 
@@ -52,11 +62,16 @@ class Backend(ABC):
 
     A path is extended in one step only, unless its tree ``keeps_rest``: after ``(a, b)`` was fed, ``(a, c)`` may not
     follow in a later step.
+
+    Attributes:
+        name: for the record.
+        max_sequences: how many sequences one step takes; none is any number.
+        paths_per_step: the most paths that many branches are best fed by at once; what a step needs grows with them.
     """
 
     name: ClassVar[str]
     max_sequences: int | None = 1
-    """How many sequences one step takes; none is any number."""
+    paths_per_step: ClassVar[int] = 128  # of float32 logits, 128 x 128k are 64 MiB
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model

@@ -30,6 +30,9 @@ class CopiedTree(TokenTree):
         self.committed += len(path)
         self.caches = {(): self.caches[path]}
 
+    def drop_branches(self) -> None:
+        self.caches = {(): self.caches[()]}
+
     def close(self) -> None:
         self.caches = {}
 
@@ -42,6 +45,7 @@ class CopiedCache(Backend):
     """
 
     name = "copied_cache"
+    paths_per_step = 16  # each may hold a cache
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__(model)
@@ -70,7 +74,8 @@ class CopiedCache(Backend):
             parent = path[:-1]
             children[parent] -= 1
             # the last child takes its parent's cache itself: a path is extended in one step only
-            cache = copy.deepcopy(tree.caches[parent]) if children[parent] else tree.caches.pop(parent)
+            shared = children[parent] or (tree.keep_committed and not parent)
+            cache = copy.deepcopy(tree.caches[parent]) if shared else tree.caches.pop(parent)
             with self.model.exclusive(), capture(self.model, tree.wanted) as captured:
                 output = self._forward([path[-1]], tree.committed + len(path) - 1, cache)
                 logits.append(output.logits[0, -1].float())

@@ -1,16 +1,21 @@
-"""``cocoa score``: the figures of a given text after a given prompt. Nothing is generated."""
+"""``cocoa score``: the figures of given texts after a given prompt. Nothing is generated."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from pydantic import TypeAdapter
 from rich.table import Table
+from rich.text import Text
 
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.rendering import visible
+from cocoa_engine.results import Generation
 
 
 @with_options("method", "metric", "alpha", "span_log_prob", "middle_layers", "final_layer")
@@ -18,17 +23,30 @@ def score(
     config: CocoaConfig,
     loading: LoadOptions,
     prompt: Annotated[str, typer.Option(help="What precedes the text, as it stands: no chat template is applied.")],
-    text: Annotated[str, typer.Option(help="The text to score.")],
+    text: Annotated[list[str], typer.Option(help="The text to score. Repeatable: one row each.")],
     model: Model = None,
     json: Json = False,
     no_color: NoColor = False,
 ) -> None:
     """Score a text: its log-probability after a prompt, its layer disagreement and the method's score."""
-    generation = load_engine(model, loading).score(prompt, text, config=config)
+    engine = load_engine(model, loading)
+    if len(text) > 1:
+        generations = engine.score(prompt, text, config=config)
+        if json:
+            print_json(TypeAdapter(list[Generation]).dump_json(generations).decode())
+        else:
+            output(no_color).print(_rows(generations))
+        return
+    generation = engine.score(prompt, text[0], config=config)
     if json:
         print_json(generation.model_dump_json())
-        return
-    span = generation.spans[0]
+    else:
+        output(no_color).print(_figures(generation))
+
+
+def _figures(generation: Generation) -> Table:
+    """Every figure of one text, and what it is."""
+    (span,), config = generation.spans, generation.config
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
@@ -38,4 +56,17 @@ def score(
     table.add_row("ConMLDS", f"{span.con_mlds:.4f}", "disagreement of consecutive middle layers")
     table.add_row("fMLDS", f"{span.f_mlds:.4f}", "disagreement of the middle layers with the final one")
     table.add_row("score", f"{span.score:.4f}", f"{config.method}, by {config.metric}, alpha {config.alpha:g}")
-    output(no_color).print(table)
+    return table
+
+
+def _rows(generations: Sequence[Generation]) -> Table:
+    """A row for each text."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("text", overflow="fold")
+    for name in ("tokens", "log p", "ConMLDS", "fMLDS", "score"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for generation in generations:
+        (span,) = generation.spans
+        figures = (span.log_prob, span.con_mlds, span.f_mlds, span.score)
+        table.add_row(Text(visible(span.text)), str(len(span.token_ids)), *(f"{value:.4f}" for value in figures))
+    return table

@@ -36,8 +36,8 @@ def choose_way(model: nn.Module, asked: str) -> Way:
     """
     weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
     device_types = {weight.device.type for weight in weights}
-    if asked == "stock" or device_types != {"cpu"}:
-        return "stock"
+    if asked == "stock" or device_types != {"cpu"} or any(hasattr(weight, "device_mesh") for weight in weights):
+        return "stock"  # processes that share a model (tensor parallelism) must round alike, whatever memory each has
     if asked == "shared" or not can_pack():
         return "shared"
     size = sum(weight.numel() * weight.element_size() for weight in weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
@@ -32,6 +33,21 @@ def test_score_shows_every_figure(cocoa: Cocoa, engine: CocoaEngine) -> None:
     assert rows["ConMLDS"][0] == f"{span.con_mlds:.4f}"
     assert rows["fMLDS"][0] == f"{span.f_mlds:.4f}"
     assert rows["score"][:2] == [f"{span.score:.4f}", "cocoa-sig,"]
+
+
+def test_score_of_several_texts(cocoa: Cocoa, engine: CocoaEngine) -> None:
+    texts = [TEXT, " Berlin.", "\n"]
+    options = ["--prompt", PROMPT, *(part for text in texts for part in ("--text", text))]
+    expected = engine.score(PROMPT, texts)
+    shown = json.loads(cocoa("score", *options, "--json").stdout)
+    assert [Generation.model_validate(one) for one in shown] == expected
+    heading, *rows = (line.split() for line in cocoa("score", *options).stdout.splitlines())
+    assert heading == ["text", "tokens", "log", "p", "ConMLDS", "fMLDS", "score"]
+    assert [row[0] for row in rows] == ["␣Paris.", "␣Berlin.", "\\n"]
+    for row, generation in zip(rows, expected, strict=True):
+        (span,) = generation.spans
+        assert row[1:4] == [str(len(span.token_ids)), f"{span.log_prob:.4f}", f"{span.con_mlds:.4f}"]
+        assert row[4:] == [f"{span.f_mlds:.4f}", f"{span.score:.4f}"]
 
 
 def test_score_of_bad_input(cocoa: Cocoa) -> None:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from cocoa_engine import CocoaEngine, Generation, Runtime
 from cocoa_engine.backends import KINDS, Chosen, choose
+from cocoa_engine.backends.copied_cache import CopiedTree
 from cocoa_engine.backends.shared_cache import SPARE_SLOTS, SharedCache, SharedTree
 from cocoa_engine.forward.linears import Way
 from cocoa_engine.forward.store import KeyValues
@@ -137,6 +138,47 @@ def test_a_path_and_its_continuation_in_one_step() -> None:
     tree = tree_of(backend, PROMPTS[0])
     (output,) = backend.step([(tree, [(10,), (10, 20), (10, 20, 30)])])
     torch.testing.assert_close(output.logits[2], plain(model, [*PROMPTS[0], 10, 20, 30]), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        ("llama", "lean"),
+        ("mistral-sliding", "lean"),
+        ("gemma3_text", "modules"),
+        ("falcon", "masked_modules"),
+        ("llama", "copied_cache"),
+        ("mamba", "copied_cache"),
+        ("qwen3_next", "copied_cache"),
+        ("gpt2", "recompute"),
+    ],
+)
+def test_every_branch_can_be_dropped(architecture: str, kind: str) -> None:
+    """As often as wanted; what the branches held is free again."""
+    model = tiny_model(architecture)
+    backend = KINDS[kind](LanguageModel(model), "stock")
+    committed = list(PROMPTS[2])
+    (tree,) = backend.open([committed], 7, WANTED)
+    tree.keep_committed = True
+    backend.prefill(tree)
+    for token in (10, 20, 30):
+        for paths in ([(token,)], [(token,), (token, 5), (7,), (token, 5, 6)]):
+            (output,) = backend.step([(tree, paths)])
+            for row, path in zip(output.logits, paths, strict=True):
+                torch.testing.assert_close(row, plain(model, [*committed, *path]), atol=1e-4, rtol=1e-4)
+            tree.drop_branches()
+            assert tree.committed == len(committed)
+            if isinstance(tree, CopiedTree):
+                assert list(tree.caches) == [()]
+            if isinstance(tree, SharedTree):
+                assert tree.used == tree.committed
+        backend.step([(tree, [(token,), (token + 1,)])])
+        tree.commit((token,))
+        tree.drop_branches()
+        committed.append(token)
+    if isinstance(tree, SharedTree):
+        assert tree.store.capacity == len(PROMPTS[2]) + 7
+    tree.close()
 
 
 def test_the_prefix_is_never_copied() -> None:

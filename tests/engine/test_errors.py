@@ -115,7 +115,15 @@ def test_one_text_is_no_batch(idle: CocoaEngine) -> None:
         ("Q", "", "text to score is empty"),
         ("Q", [], "text to score is empty"),
         ("", "A", "the prompt is empty"),
-        ([5] * 8000, [5] * 200, r"prompt \(8000 tokens\) and text \(200\) exceed"),
+        ([5] * 8000, [5] * 200, r"prompt \(8000 tokens\) and text to score \(200\) exceed"),
+        ("Q", ["A", ""], "the text to score at index 1 is empty"),
+        ("Q", [[5], []], "the text to score at index 1 is empty"),
+        ("Q", ["A", 5], "the text to score at index 1 must be text or a list of token ids, not int"),
+        ("Q", ["A", b"x"], "the text to score at index 1 must be text or a list of token ids, not bytes"),
+        ("Q", [["A"]], "the text to score at index 0, given as a list, must hold token ids"),
+        ("Q", [[5], [50000]], "token id 50000 is outside"),
+        ("", ["A"], "the prompt is empty"),
+        ([5] * 8000, ["A", [5] * 200], r"prompt \(8000 tokens\) and text to score at index 1 \(200\) exceed"),
     ],
 )
 def test_score(idle: CocoaEngine, prompt: Any, text: Any, message: str) -> None:
@@ -123,7 +131,7 @@ def test_score(idle: CocoaEngine, prompt: Any, text: Any, message: str) -> None:
         idle.score(prompt, text)
 
 
-@pytest.mark.parametrize("text", [None, 5, b"x", ["a"]])
+@pytest.mark.parametrize("text", [None, 5, b"x", [None], [1, True], [1.5]])
 def test_score_of_no_text(idle: CocoaEngine, text: Any) -> None:
     with pytest.raises(PromptError, match="text to score"):
         idle.score("Q", text)

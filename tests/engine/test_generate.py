@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import LogitsProcessor, MaxLengthCriteria
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
+from tests.alike import assert_alike
 from tests.hooks import hook_count
 
 QUESTION = "Question: Who wrote the novel Moby Dick?\nAnswer:"
@@ -54,7 +55,9 @@ def test_risk_points_list_what_competed(answer: Generation) -> None:
     assert all(not span.candidates and span.chosen is None for span in answer.spans if span.kind == "greedy")
 
 
-def test_usage_counts(engine: CocoaEngine, answer: Generation) -> None:
+def test_usage_counts(engine: CocoaEngine) -> None:
+    plain = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(draft_tokens=0))
+    answer = plain.generate(QUESTION, max_new_tokens=24)
     usage = answer.usage
     assert usage.prompt_tokens == len(engine.encode(QUESTION))
     assert usage.completion_tokens == len(answer.token_ids)
@@ -194,7 +197,9 @@ def test_batch_is_as_one_by_one(engine: CocoaEngine) -> None:
     for prompt, together in zip(prompts, batch, strict=True):
         alone = engine.generate(prompt, max_new_tokens=12)
         assert together.token_ids == alone.token_ids
-        assert together.usage == alone.usage
+        assert together.usage.prompt_tokens == alone.usage.prompt_tokens
+        assert together.usage.completion_tokens == alone.usage.completion_tokens
+        assert together.usage.risk_points == alone.usage.risk_points
         for a, b in zip(together.spans, alone.spans, strict=True):
             assert (a.kind, a.text, a.start, a.chosen) == (b.kind, b.text, b.start, b.chosen)
             assert a.score == pytest.approx(b.score, abs=1e-4)
@@ -243,9 +248,11 @@ def test_threads_share_one_engine(engine: CocoaEngine) -> None:
     next(suspended)  # holds nothing that the others need
     with ThreadPoolExecutor(len(prompts)) as pool:
         together = list(pool.map(lambda prompt: engine.generate(prompt, max_new_tokens=8), prompts))
-    assert together == alone
+    for a, b in zip(together, alone, strict=True):
+        assert_alike(a, b)
     assert [span.text for span in suspended]
-    assert suspended.generation == engine.generate(QUESTION, max_new_tokens=24)
+    assert suspended.generation is not None
+    assert_alike(suspended.generation, engine.generate(QUESTION, max_new_tokens=24))
 
 
 def test_two_streams_interleave(engine: CocoaEngine) -> None:

@@ -1,0 +1,25 @@
+"""Whether two answers are the same but for rounding and for what they cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from cocoa_engine import Candidate, Generation, Span
+
+
+def assert_alike(a: Generation, b: Generation, tolerance: float = 1e-3) -> None:
+    """The same tokens, spans and choices; figures within ``tolerance``, long log-probabilities relatively to it."""
+    assert (a.text, a.token_ids, a.finish_reason, a.config) == (b.text, b.token_ids, b.finish_reason, b.config)
+    for x, y in zip(a.spans, b.spans, strict=True):
+        assert (x.text, x.start, x.end, x.kind, x.chosen) == (y.text, y.start, y.end, y.kind, y.chosen)
+        _assert_alike(x, y, tolerance)
+        for one, other in zip(x.candidates, y.candidates, strict=True):
+            assert (one.text, one.is_greedy) == (other.text, other.is_greedy)
+            _assert_alike(one, other, tolerance)
+
+
+def _assert_alike(a: Span | Candidate, b: Span | Candidate, tolerance: float) -> None:
+    assert a.token_ids == b.token_ids
+    assert a.token_log_probs == pytest.approx(b.token_log_probs, abs=tolerance)
+    assert (a.con_mlds, a.f_mlds) == pytest.approx((b.con_mlds, b.f_mlds), abs=tolerance)
+    assert (a.log_prob, a.score) == pytest.approx((b.log_prob, b.score), abs=tolerance, rel=tolerance)

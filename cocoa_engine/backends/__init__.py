@@ -39,11 +39,14 @@ class Chosen(NamedTuple):
     way: Way
 
 
-def _shared(forward: Callable[[LanguageModel, Way], Forward]) -> Callable[[LanguageModel, Way, int], Backend]:
-    return lambda model, way, prefix_cache_bytes: SharedCache(forward(model, way), prefix_cache_bytes)
+def _shared(forward: Callable[[LanguageModel, Way], Forward]) -> Callable[..., Backend]:
+    def build(model: LanguageModel, way: Way, prefix_cache_bytes: int = 0) -> Backend:
+        return SharedCache(forward(model, way), prefix_cache_bytes)
+
+    return build
 
 
-KINDS: dict[str, Callable[[LanguageModel, Way, int], Backend]] = {
+KINDS: dict[str, Callable[..., Backend]] = {
     "lean": _shared(Lean),
     "modules": _shared(Modules),
     "masked_modules": _shared(MaskedModules),
@@ -95,7 +98,7 @@ def _try_all(model: LanguageModel, way: Way, obstacle: str | None) -> tuple[str,
         if (kind == "lean" and obstacle) or kind == "recompute":
             continue
         try:
-            error = _relative_error(build(model, way, 0))
+            error = _relative_error(build(model, way))
         except torch.OutOfMemoryError:
             raise
         except Exception as fault:  # whatever an unknown architecture raises, it only means: not this way

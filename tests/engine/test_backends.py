@@ -30,11 +30,11 @@ FORWARDS = {**dict.fromkeys(LEAN, "lean"), "falcon": "masked_modules", **dict.fr
 
 
 def made(model: PreTrainedModel, kind: str, way: Way) -> Chosen:
-    return Chosen(KINDS[kind](LanguageModel(model), way, 0), "set by the test", way)
+    return Chosen(KINDS[kind](LanguageModel(model), way), "set by the test", way)
 
 
 def shared(model: PreTrainedModel, kind: str = "lean") -> SharedCache:
-    backend = KINDS[kind](LanguageModel(model), "shared", 0)
+    backend = KINDS[kind](LanguageModel(model), "shared")
     assert isinstance(backend, SharedCache)
     return backend
 

@@ -1,6 +1,7 @@
 # Everything on a fresh machine with Python >= 3.10 and a package index:
 #   make demo   ask the embedded model a question and see where its answer may be wrong
 #   make test   lint, type-check and test
+#   make bench  measure what decoding costs (about 20 minutes) and write docs/performance.md
 
 PYTHON ?= python3
 VENV   := .venv
@@ -8,7 +9,7 @@ BIN    := $(VENV)/bin
 # without bytecode: what is imported is compiled at its first import, the rest never
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test clean
+.PHONY: demo test bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/cocoa ask "Who wrote Pride and Prejudice?" --compare greedy --table --stop .
@@ -18,6 +19,9 @@ test: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -29,7 +33,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	$(PIP) -e ".[dev]"
+	$(PIP) -e ".[dev,bench]"
 	touch $@
 
 clean:

@@ -1,1 +1,1 @@
-"""Speed and quality measurements; each is one command, e.g. ``python -m benchmarks.decode_speed``."""
+"""Speed measurements: one file each, all of them by ``python -m benchmarks``, one by ``python -m benchmarks.NAME``."""

@@ -1,0 +1,3 @@
+from benchmarks.command import main
+
+main()

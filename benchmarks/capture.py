@@ -1,0 +1,61 @@
+"""What it costs to capture the middle and final layers' hidden states: a step with it, and the same step without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from benchmarks.command import main
+from benchmarks.measure import Bench
+from benchmarks.prompts import long_prompt
+from cocoa_engine import CocoaConfig, Runtime
+from cocoa_engine.backends import choose
+from cocoa_engine.backends.shared_cache import SharedCache, SharedTree
+from cocoa_engine.model import LanguageModel
+from cocoa_engine.request import wanted_states
+from cocoa_engine.timing import interleave, ratio, timed
+
+WITH, WITHOUT = "with capture", "without"
+PROMPT_TOKENS = 256
+STEPS = 8  # of a piece of work; they feed the same slot again and again, so that all cost the same
+FORWARDS = {"lean": Runtime(), "HF modules": Runtime(forward="modules")}
+
+
+def measure(bench: Bench) -> dict[str, Any]:
+    """Seconds of a one-token step after a prompt, through the lean forward pass and through HF's modules."""
+    return {"forwards": {name: _steps(bench, name, runtime) for name, runtime in FORWARDS.items()}}
+
+
+def _steps(bench: Bench, name: str, runtime: Runtime) -> dict[str, Any]:
+    model = LanguageModel(bench.loaded.model)
+    backend = choose(model, runtime).backend
+    if not isinstance(backend, SharedCache):
+        raise SystemExit(f"capture is measured on models whose branches share a cache, not by {backend.name}")
+    wanted = wanted_states(model, CocoaConfig())
+    (tree,) = backend.open([long_prompt(bench.loaded, PROMPT_TOKENS)], 8, wanted)
+    assert isinstance(tree, SharedTree)
+    token_id = int(backend.prefill(tree).argmax())
+
+    def steps(capturing: bool) -> int:
+        summed: torch.Tensor | None = None
+        for _ in range(STEPS):
+            with model.exclusive():
+                passed = backend.forward([tree.segment([(token_id,)])], wanted if capturing else None)
+            if passed.hidden is not None:  # as the decode loop does: sums over a span
+                summed = passed.hidden if summed is None else summed + passed.hidden
+        return STEPS
+
+    # a piece is short: ten times the rounds, so that one disturbance does not make the median
+    rounds = 10 * bench.settings.rounds
+    task = bench.progress.add_task(f"capture, {name}", total=2 * rounds)
+    ways = {WITH: timed(lambda _: steps(True)), WITHOUT: timed(lambda _: steps(False))}
+    for way in ways.values():
+        way(None)
+    seconds = interleave(ways, [[None]] * rounds, lambda: bench.progress.advance(task))
+    tree.close()
+    return {"seconds": seconds, "with_to_without": ratio(seconds[WITH], seconds[WITHOUT])._asdict()}
+
+
+if __name__ == "__main__":
+    main("capture")

@@ -1,0 +1,53 @@
+"""The command line of the suite, and of each measurement by itself."""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+from pathlib import Path
+
+from transformers.utils import logging
+
+from benchmarks.measure import Bench, progress, record, write
+from benchmarks.plots import draw_all
+from benchmarks.report import write_report
+from benchmarks.settings import MEASUREMENTS, RESULTS, ROOT, Settings
+
+
+def main(*only: str) -> None:
+    """Measure, write a JSON file for each measurement, then the tables and plots made from them.
+
+    Args:
+        only: the measurements; by default those that the command line names, else all.
+    """
+    parser = argparse.ArgumentParser(description="Measures what decoding costs. See docs/performance.md.")
+    if not only:
+        parser.add_argument("--only", nargs="+", choices=MEASUREMENTS, metavar="NAME", help=", ".join(MEASUREMENTS))
+    parser.add_argument("--model", help="hub name or folder; default: the embedded model")
+    parser.add_argument("--threads", type=int, default=Settings.threads)
+    parser.add_argument("--rounds", type=int, default=Settings.rounds)
+    parser.add_argument("--tokens", type=int, default=Settings.tokens)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything runs; no figures")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder of the JSON files; with another than benchmarks/results, the report is written there as well",
+    )
+    options = parser.parse_args()
+    settings = Settings(model=options.model, threads=options.threads, rounds=options.rounds, tokens=options.tokens)
+    if options.quick:
+        settings = settings.quick()
+    out: Path = options.out or (RESULTS / "quick" if options.quick else RESULTS)
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    with progress() as shown:
+        bench = Bench(settings, shown)
+        for name in only or options.only or MEASUREMENTS:
+            figures = import_module(f"benchmarks.{name}").measure(bench)
+            write(out / f"{name}.json", record(bench, figures))
+
+    in_place = out.resolve() == RESULTS
+    draw_all(out, ROOT / "docs" / "performance" if in_place else out)
+    for line in write_report(out, in_place=in_place):
+        print(line)

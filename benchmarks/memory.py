@@ -1,0 +1,59 @@
+"""The memory that one answer takes: a fresh process for each method.
+
+Keys and values are counted exactly, as allotted; the peak of the whole process has the model and torch in it as well.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import subprocess
+import sys
+from typing import Any
+
+from cocoa_engine.forward.store import KeyValues
+
+from benchmarks.measure import Bench
+from benchmarks.prompts import long_prompt
+from cocoa_engine import CocoaEngine, Runtime
+
+METHODS = ("greedy", "cocoa-sig")
+KINDS = ("key_value_bytes", "peak_bytes")
+
+
+def peaks(bench: Bench, length: int) -> dict[str, Any]:
+    """Bytes that greedy and CoCoA-SIG hold at most after a prompt of ``length`` tokens, and their ratios."""
+    settings = bench.settings
+    task = bench.progress.add_task(f"memory, prompt of {length} tokens", total=len(METHODS))
+    found: dict[str, dict[str, int]] = {}
+    for method in METHODS:
+        asked = {"model": settings.model, "threads": settings.threads, "tokens": settings.tokens}
+        argument = json.dumps({**asked, "method": method, "length": length})
+        command = [sys.executable, "-m", "benchmarks.memory", argument]
+        found[method] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        bench.progress.advance(task)
+    greedy, cocoa_sig = (found[method] for method in METHODS)
+    return {
+        "length": length,
+        "methods": found,
+        "cocoa_sig_to_greedy": {kind: cocoa_sig[kind] / greedy[kind] for kind in KINDS},
+    }
+
+
+def _answer(model: str | None, threads: int, tokens: int, method: str, length: int) -> dict[str, int]:
+    """What one answer took in this process."""
+    import torch
+
+    torch.set_num_threads(threads)
+    engine = CocoaEngine.from_pretrained(model, runtime=Runtime(prefix_cache_mb=0))
+    stores = 0
+    for _ in engine.stream(long_prompt(engine, length), method=method, max_new_tokens=tokens):
+        stores = max(stores, sum(held.nbytes for held in gc.get_objects() if type(held) is KeyValues))
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return dict(zip(KINDS, (stores, peak), strict=True))
+
+
+if __name__ == "__main__":
+    print(json.dumps(_answer(**json.loads(sys.argv[1]))))

@@ -1,0 +1,97 @@
+"""How the cost of a token grows with the prompt. The prompt itself is not timed.
+
+Ours is timed from the first span on, ``generate`` from the first token on; both have their prompt's keys and values
+from an earlier pass, so that a prompt of thousands of tokens is read once and not in every round. Drafts are off: the
+log book that these prompts are made of repeats itself, and lucky guesses would hide what a step costs.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any
+
+import torch
+from transformers.generation.streamers import BaseStreamer
+
+from benchmarks.command import main
+from benchmarks.measure import BASE, COCOA_SIG, GREEDY, Bench, Ours, Prompts, Way
+from benchmarks.memory import peaks
+from benchmarks.prompts import long_prompt
+from cocoa_engine.hf_generate import generate
+from cocoa_engine.timing import Turn, ratio
+
+
+def measure(bench: Bench) -> dict[str, Any]:
+    """A race for each length; the memory at the last one."""
+    settings = bench.settings
+    by_length: dict[str, Any] = {}
+    for length in settings.lengths:
+        longest = length == settings.lengths[-1]
+        case = [long_prompt(bench.loaded, length)]
+        # the shorter ones only show how the cost grows: half the tokens, two rounds
+        tokens = settings.tokens if longest else max(16, settings.tokens // 2)
+        rounds = settings.rounds if longest else min(2, settings.rounds)
+        engine = bench.engine(draft_tokens=0, prefix_cache_mb=1024)
+        ways: dict[str, Way] = {
+            BASE: _after_first_token(bench, case[0], tokens),
+            GREEDY: AfterFirstSpan(engine, method="greedy", max_new_tokens=tokens),
+            COCOA_SIG: AfterFirstSpan(engine, method="cocoa-sig", max_new_tokens=tokens),
+        }
+        race = bench.race(f"prompt of {length} tokens", ways, [[case]] * rounds)
+        race["cocoa_sig_to_our_greedy"] = ratio(
+            *(race["ways"][name]["seconds"] for name in (COCOA_SIG, GREEDY))
+        )._asdict()
+        by_length[str(length)] = race
+    return {"lengths": by_length, "memory": peaks(bench, settings.lengths[-1])}
+
+
+class AfterFirstSpan(Ours):
+    """Ours, timed from when the first span is had."""
+
+    def __call__(self, prompts: Prompts) -> Turn:
+        (prompt,) = prompts
+        with self.engine.stream(prompt, config=self.config) as stream:
+            first = next(stream)
+            start = time.perf_counter()
+            for _ in stream:
+                pass
+            seconds = time.perf_counter() - start
+        assert stream.generation is not None
+        tokens = self._keep(prompts, [stream.generation]) - len(first.token_ids)
+        if not tokens:
+            raise ValueError("the first span is the whole answer: measure with more tokens")
+        return Turn(seconds, tokens)
+
+
+def _after_first_token(bench: Bench, prompt: list[int], tokens: int) -> Way:
+    model, tokenizer = bench.loaded.model, bench.loaded.tokenizer
+    with torch.no_grad():
+        read = model(torch.tensor([prompt[:-1]], device=model.device), use_cache=True, logits_to_keep=1).past_key_values
+
+    def way(prompts: Prompts) -> Turn:
+        clock = _FromFirstToken()
+        (answer,) = generate(model, tokenizer, prompts, tokens, past_key_values=copy.deepcopy(read), streamer=clock)
+        return Turn(time.perf_counter() - clock.started, len(answer) - 1)
+
+    return way
+
+
+class _FromFirstToken(BaseStreamer):  # type: ignore[misc]
+    """Notes when the first new token is there; ``generate`` puts the prompt first, then token by token."""
+
+    def __init__(self) -> None:
+        self.puts = 0
+        self.started = 0.0
+
+    def put(self, value: Any) -> None:
+        self.puts += 1
+        if self.puts == 2:
+            self.started = time.perf_counter()
+
+    def end(self) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    main("prompt_length")

@@ -1,0 +1,76 @@
+"""One answer at a time: CoCoA-SIG and our greedy decode against ``generate``, on the same model and prompts.
+
+The ways that bars are set for run several rounds over all prompts. The slower and the further rivals run once over all
+prompts, in parts, against the same base.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from benchmarks.command import main
+from benchmarks.decoding import looks_like
+from benchmarks.measure import (
+    BASE,
+    COCOA_SIG,
+    GREEDY,
+    LEAN,
+    MODULES,
+    NO_DRAFTS,
+    Bench,
+    Ours,
+    Way,
+    alone,
+    hugging_face,
+    parts,
+)
+from benchmarks.prompts import questions
+from cocoa_engine import METHODS
+
+
+def measure(bench: Bench) -> dict[str, Any]:
+    """Two races with the same base, and what the decoding looks like."""
+    tokens = bench.settings.tokens
+    cases = alone(questions(bench.loaded, bench.settings.prompts))
+
+    def ours(method: str, **runtime: Any) -> Ours:
+        return Ours(bench.engine(**runtime), method=method, max_new_tokens=tokens)
+
+    modules, lean = {"forward": "modules"}, {"forward": "auto"}
+    main_ways: dict[str, Way] = {
+        BASE: hugging_face(bench),
+        f"{GREEDY}, {MODULES}": ours("greedy", **modules),
+        f"{COCOA_SIG}, {MODULES}": ours("cocoa-sig", **modules),
+        f"{GREEDY}, {LEAN}": ours("greedy", **lean),
+        f"{COCOA_SIG}, {LEAN}": (measured := ours("cocoa-sig", **lean)),
+    }
+    rivals = bench.race("single stream", main_ways, [cases] * bench.settings.rounds)
+
+    weighed = [len(span.candidates) for answer in measured.answers() for span in answer.spans if span.candidates]
+    beams = max(2, round(statistics.mean(weighed))) if weighed else 2
+    further_ways: dict[str, Way] = {BASE: hugging_face(bench)}
+    for count in sorted({beams, 5}):
+        further_ways[f"HF generate, {count} beams"] = hugging_face(bench, num_beams=count)
+    for name, runtime in ((MODULES, modules), (LEAN, lean)):
+        further_ways[f"{GREEDY}, {name}, {NO_DRAFTS}"] = ours("greedy", draft_tokens=0, **runtime)
+        further_ways[f"{COCOA_SIG}, {name}, {NO_DRAFTS}"] = ours("cocoa-sig", draft_tokens=0, **runtime)
+    further_ways[f"{GREEDY}, {MODULES}, stock linears"] = ours("greedy", linears="stock", **modules)
+    further_ways[f"{COCOA_SIG}, {MODULES}, stock linears"] = ours("cocoa-sig", linears="stock", **modules)
+    for method in METHODS:
+        if method not in ("greedy", "cocoa-sig"):
+            further_ways[f"{method}, {LEAN}"] = ours(method, **lean)
+    further = bench.race("single stream, further rivals", further_ways, parts(cases, 4))
+
+    greedy, cocoa_sig = (further_ways[f"{name}, {LEAN}, {NO_DRAFTS}"] for name in (GREEDY, COCOA_SIG))
+    assert isinstance(greedy, Ours)
+    assert isinstance(cocoa_sig, Ours)
+    return {
+        "rivals": rivals,
+        "further": further,
+        "decoding": looks_like(cocoa_sig.answers(), greedy.answers()),
+    }
+
+
+if __name__ == "__main__":
+    main("single_stream")

@@ -1,0 +1,152 @@
+"""``cocoa bench``: what decoding costs with one's own model on one's own machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from json import dumps
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from cocoa_engine.cli.loading import load_engine
+from cocoa_engine.cli.options import MODEL_HELP, Json, LoadOptions, NoColor, with_options
+from cocoa_engine.cli.terminal import output, print_json
+from cocoa_engine.errors import PromptError
+from cocoa_engine.results import Usage
+from cocoa_engine.timing import Spread, Turn, interleave, ratio, timed
+
+if TYPE_CHECKING:
+    from cocoa_engine import CocoaEngine
+
+QUESTIONS = (
+    "What is the capital of Australia, and when was it founded?",
+    "Explain why the sky is blue.",
+    "Write a Python function that reverses a list.",
+    "Name five rivers in Europe and the countries they flow through.",
+)
+BASE = "HF generate, greedy"
+PER_TOKEN = ("forward_passes", "risk_points")  # fields of Usage
+METHODS = {"our greedy": "greedy", "cocoa-sig": "cocoa-sig"}
+
+
+@with_options()
+def bench(
+    loading: LoadOptions,
+    model: Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default=False)] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="A question to answer; by default four of ours. Repeatable.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=2, help="At most this many new tokens for each answer.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="How often every way answers every question.")] = 3,
+    json: Json = False,
+    no_color: NoColor = False,
+) -> None:
+    """Measure the time per token of CoCoA-SIG, of our greedy decode and of Hugging Face's, taking turns.
+
+    Where the model has a chat template the questions are asked as a chat; else the model continues them.
+    """
+    questions = list(prompt or QUESTIONS)
+    if not all(question.strip() for question in questions):
+        raise PromptError("a --prompt is empty")
+    engine = load_engine(model, loading)
+    prompts = [_encoded(engine, question) for question in questions]
+    usages: dict[str, list[Usage]] = {name: [] for name in METHODS}
+    ways: dict[str, Callable[[list[int]], Turn]] = {BASE: timed(_hugging_face(engine, tokens))}
+    for name, method in METHODS.items():
+        ways[name] = timed(_ours(engine, tokens, method, usages[name]))
+
+    for way in ways.values():  # a first pass allocates, compiles and tries
+        way(prompts[0])
+    for kept in usages.values():
+        kept.clear()
+    with Progress(console=Console(stderr=True), transient=True, disable=None) as progress:
+        task = progress.add_task("Measuring", total=rounds * len(prompts) * len(ways))
+        per_token = interleave(ways, [prompts] * rounds, lambda: progress.advance(task))
+
+    record = _record(engine, per_token, usages, tokens, len(prompts))
+    if json:
+        print_json(dumps(record, ensure_ascii=False))
+        return
+    console = output(no_color)
+    console.print(_table(record))
+    console.print(Text(record["on"], style="dim"))
+
+
+def _encoded(engine: CocoaEngine, question: str) -> list[int]:
+    if engine.has_chat_template:
+        return engine.encode_chat([{"role": "user", "content": question}])
+    return engine.encode(question)
+
+
+def _hugging_face(engine: CocoaEngine, tokens: int) -> Callable[[list[int]], int]:
+    from cocoa_engine.hf_generate import generate
+
+    return lambda ids: len(generate(engine.model, engine.tokenizer, [ids], tokens)[0])
+
+
+def _ours(engine: CocoaEngine, tokens: int, method: str, usages: list[Usage]) -> Callable[[list[int]], int]:
+    def answer(ids: list[int]) -> int:
+        usages.append(engine.generate(ids, method=method, max_new_tokens=tokens).usage)
+        return usages[-1].completion_tokens
+
+    return answer
+
+
+def _record(
+    engine: CocoaEngine,
+    per_token: dict[str, list[float]],
+    usages: dict[str, list[Usage]],
+    tokens: int,
+    prompts: int,
+) -> dict[str, Any]:
+    from cocoa_engine.machine import describe, one_line
+
+    machine = describe()
+    ways = {
+        name: {
+            "ratio": ratio(seconds, per_token[BASE])._asdict(),
+            "seconds_per_token": seconds,
+            "per_kept_token": _per_kept_token(usages.get(name, ())),
+        }
+        for name, seconds in per_token.items()
+    }
+    return {
+        "model": engine.model_name,
+        "tokens": tokens,
+        "prompts": prompts,
+        "base": BASE,
+        "ways": ways,
+        "machine": machine,
+        "on": f"{engine.model_name}, {str(engine.model.dtype).removeprefix('torch.')}, {engine.model.device}: "
+        + one_line(machine),
+    }
+
+
+def _per_kept_token(usages: Sequence[Usage]) -> dict[str, float]:
+    kept = sum(usage.completion_tokens for usage in usages)
+    return {name: sum(getattr(usage, name) for usage in usages) / kept for name in PER_TOKEN if kept}
+
+
+def _table(record: dict[str, Any]) -> Table:
+    rounds = len(record["ways"][BASE]["seconds_per_token"])
+    title = (
+        f"Per kept token, {record['prompts']} prompts of at most {record['tokens']} tokens, median of {rounds} rounds"
+    )
+    table = Table(title=title, title_justify="left", title_style="", box=None, padding=(0, 2, 0, 0))
+    table.add_column("way", no_wrap=True)
+    for heading in ("ms", "ratio", "lowest-highest", "forward passes", "risk points"):
+        table.add_column(heading, justify="right")
+    for name, way in record["ways"].items():
+        compared = way["ratio"]
+        table.add_row(
+            name,
+            f"{1000 * Spread.of(way['seconds_per_token']).median:.1f}",
+            f"{compared['median']:.2f}",
+            f"{compared['lowest']:.2f}-{compared['highest']:.2f}",
+            *(f"{way['per_kept_token'][figure]:.2f}" if way["per_kept_token"] else "" for figure in PER_TOKEN),
+        )
+    return table

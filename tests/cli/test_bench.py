@@ -1,0 +1,53 @@
+"""``cocoa bench``. What it finds is the machine's business: no test asserts a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from typer.testing import Result
+
+Cocoa = Callable[..., Result]
+
+TINY = ["--tokens", "4", "--rounds", "2", "--prompt", "Name a river.", "--prompt", "Who wrote Dune?"]
+WAYS = ["HF generate, greedy", "our greedy", "cocoa-sig"]
+
+
+def test_json_has_every_figure(cocoa: Cocoa) -> None:
+    result = cocoa("bench", *TINY, "--json")
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout)
+    assert (record["tokens"], record["prompts"], record["base"]) == (4, 2, WAYS[0])
+    assert record["model"] == "SmolLM2-135M-Instruct"
+    assert record["machine"]["torch"]
+    assert list(record["ways"]) == WAYS
+    for name, way in record["ways"].items():
+        assert len(way["seconds_per_token"]) == 2
+        assert all(seconds > 0 for seconds in way["seconds_per_token"])
+        assert way["ratio"]["lowest"] <= way["ratio"]["median"] <= way["ratio"]["highest"]
+        assert bool(way["per_kept_token"]) == (name != WAYS[0])
+    assert record["ways"][WAYS[0]]["ratio"] == {"median": 1, "lowest": 1, "highest": 1}
+    assert record["ways"]["our greedy"]["per_kept_token"]["risk_points"] == 0
+
+
+def test_table_and_line(cocoa: Cocoa, loads: list[tuple[str | None, object]]) -> None:
+    result = cocoa("bench", "some/model", *TINY, "--no-color")
+    assert result.exit_code == 0, result.output
+    assert [model for model, _ in loads] == ["some/model"]
+    title, headings, *rows = result.stdout.splitlines()
+    assert title.split()[:5] == ["Per", "kept", "token,", "2", "prompts"]
+    assert headings.split()[:4] == ["way", "ms", "ratio", "lowest-highest"]
+    assert [row[:20].strip() for row in rows[:3]] == WAYS
+    assert "torch" in " ".join(rows[3:])
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--tokens", "1"], ["--rounds", "0"], ["--prompt", " "], ["--threads", "0"], ["--no-such"], ["one", "two"]],
+)
+def test_bad_input(cocoa: Cocoa, loads: list[object], arguments: list[str]) -> None:
+    result = cocoa("bench", *arguments)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert loads == []

@@ -133,9 +133,12 @@ def alone(prompts: Sequence[list[int]]) -> list[Prompts]:
 
 def record(bench: Bench, figures: Mapping[str, Any]) -> dict[str, Any]:
     """What is written: the figures, and what they were measured with and on."""
+    info = bench.loaded.info()
     return {
-        "model": bench.loaded.model_name,
-        "dtype": str(bench.loaded.model.dtype).removeprefix("torch."),
+        "model": info.model_name,
+        "dtype": info.dtype,
+        "forward": info.forward,
+        "linears": info.linears,
         "settings": asdict(bench.settings),
         "machine": describe(),
         **figures,

@@ -12,11 +12,10 @@ import subprocess
 import sys
 from typing import Any
 
-from cocoa_engine.forward.store import KeyValues
-
 from benchmarks.measure import Bench
 from benchmarks.prompts import long_prompt
 from cocoa_engine import CocoaEngine, Runtime
+from cocoa_engine.forward.store import KeyValues
 
 METHODS = ("greedy", "cocoa-sig")
 KINDS = ("key_value_bytes", "peak_bytes")

@@ -215,8 +215,8 @@ def _startup(records: Records) -> str:
 def _machine(records: Records) -> str:
     """Everything that the records were measured on: one line if it was one machine and setting, as it should be."""
     lines = {
-        f"{record['model']}, {record['dtype']}, at most {record['settings']['tokens']} new tokens: "
-        f"{one_line(record['machine'])}.": None
+        f"{record['model']}, {record['dtype']}, {record['forward']} forward pass and {record['linears']} linear layers "
+        f"unless said, at most {record['settings']['tokens']} new tokens. {one_line(record['machine'])}.": None
         for record in records.values()
     }
     return "\n".join(lines) or NOT_MEASURED

@@ -12,12 +12,13 @@ from typing import Any
 
 def describe() -> dict[str, Any]:
     """Processor, memory, threads and versions."""
+    import psutil
     import torch
 
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "memory_gib": _memory_gib(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "torch_threads": torch.get_num_threads(),
         "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -29,12 +30,11 @@ def describe() -> dict[str, Any]:
 
 def one_line(machine: Mapping[str, Any]) -> str:
     """The same in a line."""
-    memory = f", {machine['memory_gib']} GiB" if machine["memory_gib"] else ""
     gpu = f", {machine['gpu']}" if machine["gpu"] else ""
     names = ("python", "torch", "transformers", "cocoa-integrations")
     return (
-        f"{machine['processor']}, {machine['cores']} cores{memory}{gpu}, {machine['torch_threads']} torch threads; "
-        + ", ".join(f"{name} {machine[name]}" for name in names)
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB{gpu}, "
+        f"{machine['torch_threads']} torch threads; " + ", ".join(f"{name} {machine[name]}" for name in names)
     )
 
 
@@ -45,10 +45,3 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _memory_gib() -> int | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
-    except (AttributeError, ValueError, OSError):  # not a POSIX system
-        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,7 +53,7 @@ def bench(
     questions = list(prompt or QUESTIONS)
     if not all(question.strip() for question in questions):
         raise PromptError("a --prompt is empty")
-    engine = load_engine(model, loading)
+    engine = _without_memory(load_engine(model, loading))
     prompts = [_encoded(engine, question) for question in questions]
     usages: dict[str, list[Usage]] = {name: [] for name in METHODS}
     ways: dict[str, Callable[[list[int]], Turn]] = {BASE: timed(_hugging_face(engine, tokens))}
@@ -63,7 +64,7 @@ def bench(
         way(prompts[0])
     for kept in usages.values():
         kept.clear()
-    with Progress(console=Console(stderr=True), transient=True, disable=None) as progress:
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("Measuring", total=rounds * len(prompts) * len(ways))
         per_token = interleave(ways, [prompts] * rounds, lambda: progress.advance(task))
 
@@ -74,6 +75,14 @@ def bench(
     console = output(no_color)
     console.print(_table(record))
     console.print(Text(record["on"], style="dim"))
+
+
+def _without_memory(loaded: CocoaEngine) -> CocoaEngine:
+    """The same engine without its prefix cache, which would spare it a prompt that ``generate`` must read each time."""
+    from cocoa_engine import CocoaEngine
+
+    runtime = loaded.runtime.model_copy(update={"prefix_cache_mb": 0})
+    return CocoaEngine(loaded.model, loaded.tokenizer, runtime=runtime, model_name=loaded.model_name)
 
 
 def _encoded(engine: CocoaEngine, question: str) -> list[int]:
@@ -105,7 +114,7 @@ def _record(
 ) -> dict[str, Any]:
     from cocoa_engine.machine import describe, one_line
 
-    machine = describe()
+    machine, info = describe(), engine.info()
     ways = {
         name: {
             "ratio": ratio(seconds, per_token[BASE])._asdict(),
@@ -115,14 +124,16 @@ def _record(
         for name, seconds in per_token.items()
     }
     return {
-        "model": engine.model_name,
+        "model": info.model_name,
+        "forward": info.forward,
+        "linears": info.linears,
         "tokens": tokens,
         "prompts": prompts,
         "base": BASE,
         "ways": ways,
         "machine": machine,
-        "on": f"{engine.model_name}, {str(engine.model.dtype).removeprefix('torch.')}, {engine.model.device}: "
-        + one_line(machine),
+        "on": f"{info.model_name}, {info.dtype}, {info.device}, {info.forward} forward pass, {info.linears} linear "
+        f"layers: {one_line(machine)}",
     }
 
 

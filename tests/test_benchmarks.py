@@ -1,0 +1,259 @@
+"""The benchmark suite's report: from JSON to tables and plots. No test asserts a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.progress import Progress
+
+from benchmarks import candidates
+from benchmarks.bars import BARS, check
+from benchmarks.decoding import looks_like
+from benchmarks.measure import BASE, COCOA_SIG, GREEDY, LEAN, MODULES, NO_DRAFTS, Bench, parts, record, write
+from benchmarks.plots import draw_all
+from benchmarks.prompts import PASSAGES, QUESTIONS, SCORED_ANSWERS, long_prompt
+from benchmarks.report import MARKED, NOT_MEASURED, PERFORMANCE, README, TABLES, filled, read, write_report, written
+from benchmarks.settings import MEASUREMENTS, RESULTS, ROOT, Settings
+from cocoa_engine import CocoaEngine
+from cocoa_engine.timing import Spread, ratio
+
+PLOTS = ("single_stream", "prompt_length", "batch", "candidates")
+DOCUMENTS = (PERFORMANCE, README)
+
+
+def race(seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """The record of a race with made-up times; the first way is the base."""
+    base = next(iter(seconds))
+    return {
+        "base": base,
+        "ways": {
+            name: {
+                "ratio": ratio(values, seconds[base])._asdict(),
+                "seconds": list(values),
+                **(
+                    {}
+                    if name.startswith("HF")
+                    else {"per_kept_token": {"forward_passes": 1.02, "fed_tokens": 2.5, "risk_points": 0.3}}
+                ),
+            }
+            for name, values in seconds.items()
+        },
+    }
+
+
+THREE = {BASE: [0.050, 0.060], GREEDY: [0.030, 0.036], COCOA_SIG: [0.031, 0.037]}
+
+
+@pytest.fixture
+def records() -> dict[str, Any]:
+    """A made-up record of every measurement."""
+    spread = Spread(1.01, 1.0, 1.02)._asdict()
+    figures: dict[str, dict[str, Any]] = {
+        "single_stream": {
+            "rivals": race(
+                {
+                    BASE: [0.050, 0.060],
+                    f"{GREEDY}, {MODULES}": [0.040, 0.048],
+                    f"{COCOA_SIG}, {MODULES}": [0.041, 0.049],
+                    f"{GREEDY}, {LEAN}": [0.030, 0.036],
+                    f"{COCOA_SIG}, {LEAN}": [0.030, 0.037],
+                }
+            ),
+            "further": race(
+                {BASE: [0.05], f"{GREEDY}, {LEAN}, {NO_DRAFTS}": [0.03], f"{COCOA_SIG}, {LEAN}, {NO_DRAFTS}": [0.03]}
+            ),
+            "decoding": {
+                "prompts": 8,
+                "tokens": 500,
+                "risk_points_per_token": 0.3,
+                "candidates_per_risk_point": 2.8,
+                "first_candidate_kept": 0.7,
+                "span_tokens_mean": 3.2,
+                "span_tokens_p95": 10,
+                "forward_passes_per_kept_token": 1.02,
+                "fed_per_kept_token": 2.5,
+                "prompts_apart_from_greedy": 0.75,
+                "tokens_apart_from_greedy": 0.4,
+            },
+        },
+        "context": {"draft_tokens": 4, "rivals": race(THREE)},
+        "prompt_length": {
+            "lengths": {
+                size: {**race(THREE), "cocoa_sig_to_our_greedy": ratio(THREE[COCOA_SIG], THREE[GREEDY])._asdict()}
+                for size in ("128", "4096")
+            },
+            "memory": {
+                "length": 4096,
+                "methods": {
+                    "greedy": {"key_value_bytes": 100 * 2**20, "peak_bytes": 1000 * 2**20},
+                    "cocoa-sig": {"key_value_bytes": 101 * 2**20, "peak_bytes": 1030 * 2**20},
+                },
+                "cocoa_sig_to_greedy": {"key_value_bytes": 1.01, "peak_bytes": 1.03},
+            },
+        },
+        "batch": {"sizes": {size: race(THREE) for size in ("1", "4", "8")}},
+        "candidates": {"candidates": race({"1": [0.030, 0.031], "8": [0.033, 0.034]})},
+        "capture": {
+            "forwards": {
+                name: {"seconds": {"with capture": [0.03], "without": [0.03]}, "with_to_without": spread}
+                for name in (LEAN, MODULES)
+            }
+        },
+        "scoring": {
+            "answers": 100,
+            "prompt_tokens": 90,
+            "prompt_reads": 1,
+            "seconds": {"one call": [0.02], "a call for each": [0.2]},
+            "times_faster": Spread(10.0, 9.0, 11.0)._asdict(),
+        },
+        "startup": {"steps": {"load": {"seconds": [1.0], **Spread(1.0, 1.0, 1.0)._asdict()}}},
+    }
+    common = {
+        "model": "M",
+        "dtype": "float32",
+        "forward": "lean",
+        "linears": "packed",
+        "settings": {"tokens": 64},
+        "machine": {
+            "processor": "P",
+            "cores": 2,
+            "memory_gib": 8,
+            "torch_threads": 2,
+            "gpu": None,
+            "python": "3",
+            "torch": "2",
+            "transformers": "5",
+            "cocoa-integrations": "0",
+        },
+    }
+    assert sorted(figures) == sorted(MEASUREMENTS)
+    return {name: {**common, **own} for name, own in figures.items()}
+
+
+def folder(path: Path, records: Mapping[str, Any]) -> Path:
+    for name, document in records.items():
+        write(path / f"{name}.json", document)
+    return path
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_is_written(name: str, records: dict[str, Any]) -> None:
+    table = written(name, records)
+    assert table != NOT_MEASURED
+    widths = {line.count("|") for line in table.splitlines() if line.startswith("|")}
+    assert len(widths) <= 1  # every row has all cells
+
+
+def test_tables_show_the_figures(records: dict[str, Any]) -> None:
+    assert f"| {COCOA_SIG}, {MODULES} | 45.0 | 0.82 | 1.02 | 2.50 |" in written("single_stream", records)
+    assert "| 4,096 | 55.0 | 33.0 | 34.0 |" in written("prompt_length", records)
+    assert "| CoCoA-SIG | 0.61 (0.60 – 0.62) |" in written("readme", records)
+    assert "| keys and values | 100.0 | 101.0 | 1.010 |" in written("memory", records)
+    assert "M, float32" in written("machine", records)
+
+
+def test_bars_are_checked(records: dict[str, Any]) -> None:
+    checked = {each.bar.what: each for each in check(records)}
+    assert list(checked) == [bar.what for bar in BARS]
+    assert {what for what, each in checked.items() if not each.met} == {
+        "CoCoA-SIG / HF `generate` greedy, through HF's modules",  # 0.82 > 0.80
+        "our greedy / HF `generate` greedy, through HF's modules",  # 0.80 > 0.75
+        "CoCoA-SIG / our greedy, peak memory of the process at a prompt of 4,096",  # 1.03 > 1.02
+    }
+    table = written("bars", records)
+    assert table.count("**no**") == 3
+    assert table.count("| yes |") == len(BARS) - 3
+
+
+def test_what_was_not_measured_is_said(records: dict[str, Any]) -> None:
+    assert written("batch", {}) == NOT_MEASURED
+    assert written("machine", {}) == NOT_MEASURED
+    assert written("bars", {}).count("not measured") == len(BARS)
+    del records["prompt_length"]["lengths"]["4096"]
+    assert written("bars", records).count("not measured") == 1
+
+
+def test_only_what_is_between_markers_is_written(records: dict[str, Any]) -> None:
+    text = "before\n<!-- measured: startup -->\nold\n<!-- end -->\nafter\n"
+    new = filled(text, records)
+    assert new.startswith("before\n<!-- measured: startup -->\n| step |")
+    assert new.endswith("|\n<!-- end -->\nafter\n")
+    assert filled(new, records) == new
+
+
+def test_report_elsewhere_leaves_the_documents_alone(records: dict[str, Any], tmp_path: Path) -> None:
+    before = [path.read_bytes() for path in DOCUMENTS]
+    lines = write_report(folder(tmp_path, records), in_place=False)
+    assert len(lines) == len(BARS)
+    assert sum(line.startswith("NOT MET") for line in lines) == 3
+    assert NOT_MEASURED not in (tmp_path / PERFORMANCE.name).read_text(encoding="utf-8")
+    assert [path.read_bytes() for path in DOCUMENTS] == before
+
+
+def test_plots_are_drawn_and_do_not_change(records: dict[str, Any], tmp_path: Path) -> None:
+    results = folder(tmp_path / "results", records)
+    for name in ("first", "second"):
+        draw_all(results, tmp_path / name)
+    for plot in PLOTS:
+        first, second = ((tmp_path / name / f"{plot}.svg").read_bytes() for name in ("first", "second"))
+        assert b"ratio" in first
+        assert first == second
+
+
+def test_documents_agree_with_the_committed_figures() -> None:
+    records = read(RESULTS)
+    for path in DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        assert filled(text, records) == text, f"run python -m benchmarks.report: {path.name} is out of date"
+    for plot in PLOTS:
+        assert (ROOT / "docs" / "performance" / f"{plot}.svg").exists() == (plot in records)
+
+
+def test_every_table_has_one_place() -> None:
+    names = [name for path in DOCUMENTS for _, name, _ in MARKED.findall(path.read_text(encoding="utf-8"))]
+    assert sorted(names) == sorted(TABLES)
+
+
+def test_a_measurement_from_end_to_end(
+    engine: CocoaEngine, records: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The candidates' one, tiny: it runs, is recorded as JSON, and is reported."""
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: engine)
+    settings = Settings(threads=torch.get_num_threads(), tokens=6).quick()
+    bench = Bench(settings, Progress(disable=True))
+    document = record(bench, candidates.measure(bench))
+    write(tmp_path / "candidates.json", document)
+    found = read(tmp_path)
+    assert found == {"candidates": json.loads(json.dumps(document))}
+    ways = found["candidates"]["candidates"]["ways"]
+    assert list(ways) == ["1", "3"]
+    assert ways["1"]["per_kept_token"]["risk_points"] == 0
+    assert ways["3"]["per_kept_token"]["fed_tokens"] > ways["1"]["per_kept_token"]["fed_tokens"]
+    assert "| 3 |" in written("candidates", found)
+
+
+def test_what_decoding_looks_like(engine: CocoaEngine) -> None:
+    prompt = "Once upon a time, in a village by the sea, there lived"
+    greedy, cocoa_sig = (
+        engine.generate(prompt, method=method, max_new_tokens=12) for method in ("greedy", "cocoa-sig")
+    )
+    looks = looks_like([cocoa_sig], [greedy])
+    assert looks["tokens"] == 12
+    assert looks["risk_points_per_token"] == cocoa_sig.usage.risk_points / 12
+    same = looks_like([greedy], [greedy])
+    assert same["prompts_apart_from_greedy"] == same["tokens_apart_from_greedy"] == 0
+    assert same["candidates_per_risk_point"] is None
+
+
+def test_prompts(engine: CocoaEngine) -> None:
+    assert len(set(QUESTIONS)) >= 16
+    assert len(PASSAGES) >= 8
+    assert len(set(SCORED_ANSWERS)) == 100
+    assert [len(long_prompt(engine, length)) for length in (64, 129, 1000)] == [64, 129, 1000]
+    assert parts([[[1]], [[2]], [[3]]], 2) == [[[[1]], [[3]]], [[[2]]]]
+    assert len(parts([[[1]]], 4)) == 1

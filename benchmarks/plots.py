@@ -32,7 +32,7 @@ def draw_all(results: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     drawn: dict[str, Figure] = {}
     if record := records.get("single_stream"):
-        drawn["single_stream"] = _bars({**record["rivals"]["ways"], **record["further"]["ways"]})
+        drawn["single_stream"] = _bars({**record["rivals"]["ways"], **_without_base(record["further"])})
     if record := records.get("prompt_length"):
         drawn["prompt_length"] = _grown(record["lengths"], "prompt, tokens")
     if record := records.get("batch"):
@@ -52,7 +52,7 @@ def _bars(ways: Mapping[str, Record]) -> Figure:
     colours = [_colour(name) for name in names]
     axes.barh(names, [spread.median for spread in spreads], color=colours, xerr=_whiskers(spreads), ecolor="#333333")
     axes.axvline(1.0, color="black", linewidth=0.8, linestyle="--")
-    axes.set_xlabel("time per token, ratio to HF generate greedy (whiskers: lowest and highest round)")
+    axes.set_xlabel("time per token, ratio to HF generate greedy\n(whiskers: lowest and highest round)")
     return figure
 
 
@@ -67,11 +67,10 @@ def _grown(races: Mapping[str, Record], what: str) -> Figure:
         times.plot(sizes, milliseconds, marker="o", color=colour, label=name)
         _with_whiskers(ratios, sizes, [Spread(**way["ratio"]) for way in ways], colour, name)
     times.set_ylabel("ms per kept token")
-    times.set_ylim(bottom=0)
     ratios.set_ylabel("ratio to HF generate greedy")
-    ratios.set_ylim(bottom=0)
     ratios.axhline(1.0, color="black", linewidth=0.8, linestyle="--")
     for axes in (times, ratios):
+        _from_zero(axes)
         _label_sizes(axes, sizes, what)
     times.legend(frameon=False)
     return figure
@@ -85,19 +84,27 @@ def _by_candidates(ways: Mapping[str, Record]) -> Figure:
     _with_whiskers(ratios, counts, [Spread(**way["ratio"]) for way in ways.values()], COLOURS[COCOA_SIG], COCOA_SIG)
     ratios.axhline(1.0, color="black", linewidth=0.8, linestyle="--")
     ratios.set_ylabel("time per token, ratio to greedy")
-    ratios.set_ylim(bottom=0)
     for name, label, colour in (
         ("fed_tokens", "tokens fed", "#9467bd"),
         ("forward_passes", "forward passes", "#2ca02c"),
     ):
         fed.plot(counts, [way["per_kept_token"][name] for way in ways.values()], marker="o", color=colour, label=label)
     fed.set_ylabel("per kept token")
-    fed.set_ylim(bottom=0)
     fed.legend(frameon=False)
     for axes in (ratios, fed):
+        _from_zero(axes)
         axes.set_xlabel("max_candidates")
         axes.set_xticks(counts)
     return figure
+
+
+def _without_base(race: Record) -> dict[str, Record]:
+    return {name: way for name, way in race["ways"].items() if name != race["base"]}
+
+
+def _from_zero(axes: Axes) -> None:
+    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+    axes.grid(axis="y", alpha=0.3)
 
 
 def _colour(name: str) -> str:

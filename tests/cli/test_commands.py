@@ -75,7 +75,7 @@ def test_info_shows_what_was_asked_for(cocoa: Cocoa, loads: list[tuple[str | Non
 def test_version_and_help(cocoa: Cocoa) -> None:
     assert cocoa("--version").stdout == f"cocoa {__version__}\n"
     assert cocoa().stdout == cocoa("--help").stdout
-    for command in ("ask", "score", "info"):
+    for command in ("ask", "score", "info", "bench"):
         assert command in cocoa().stdout
     assert cocoa("aks").exit_code == 2
 

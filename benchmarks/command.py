@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from importlib import import_module
 from pathlib import Path
 
@@ -44,8 +45,10 @@ def main(*only: str) -> None:
     with progress() as shown:
         bench = Bench(settings, shown)
         for name in only or options.only or MEASUREMENTS:
+            start = time.perf_counter()
             figures = import_module(f"benchmarks.{name}").measure(bench)
-            write(out / f"{name}.json", record(bench, figures))
+            seconds = round(time.perf_counter() - start)
+            write(out / f"{name}.json", record(bench, {"took_seconds": seconds, **figures}))
 
     in_place = out.resolve() == RESULTS
     draw_all(out, ROOT / "docs" / "performance" if in_place else out)

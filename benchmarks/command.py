@@ -51,6 +51,6 @@ def main(*only: str) -> None:
             write(out / f"{name}.json", record(bench, {"took_seconds": seconds, **figures}))
 
     in_place = out.resolve() == RESULTS
-    draw_all(out, ROOT / "docs" / "performance" if in_place else out)
+    draw_all(out, (ROOT / "docs" if in_place else out) / "performance")
     for line in write_report(out, in_place=in_place):
         print(line)

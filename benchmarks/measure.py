@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.settings import Settings
@@ -151,11 +154,21 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def child(*arguments: str) -> Any:
+    """What a fresh Python process with these arguments prints as JSON.
+
+    Raises:
+        RuntimeError: it failed; says how.
+    """
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return json.loads(done.stdout)
+
+
 @contextmanager
 def progress() -> Iterator[Progress]:
     """What is measured and how far it has come, on stderr."""
-    from rich.console import Console
-
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as shown:
         yield shown

@@ -8,11 +8,10 @@ from __future__ import annotations
 import gc
 import json
 import resource
-import subprocess
 import sys
 from typing import Any
 
-from benchmarks.measure import Bench
+from benchmarks.measure import Bench, child
 from benchmarks.prompts import long_prompt
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.forward.store import KeyValues
@@ -29,8 +28,7 @@ def peaks(bench: Bench, length: int) -> dict[str, Any]:
     for method in METHODS:
         asked = {"model": settings.model, "threads": settings.threads, "tokens": settings.tokens}
         argument = json.dumps({**asked, "method": method, "length": length})
-        command = [sys.executable, "-m", "benchmarks.memory", argument]
-        found[method] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        found[method] = child("-m", "benchmarks.memory", argument)
         bench.progress.advance(task)
     greedy, cocoa_sig = (found[method] for method in METHODS)
     return {

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 from benchmarks.command import main
-from benchmarks.measure import Bench
+from benchmarks.measure import Bench, child
 from benchmarks.prompts import QUESTIONS, encode_question
 from cocoa_engine.timing import Spread
 
@@ -43,8 +41,7 @@ def measure(bench: Bench) -> dict[str, Any]:
     task = bench.progress.add_task("start of a process", total=settings.rounds)
     laps: list[list[float]] = []
     for _ in range(settings.rounds):
-        done = subprocess.run([sys.executable, "-c", PROGRAM, argument], check=True, capture_output=True, text=True)
-        laps.append(json.loads(done.stdout))
+        laps.append(child("-c", PROGRAM, argument))
         bench.progress.advance(task)
     seconds = {step: [lap[number] for lap in laps] for number, step in enumerate(STEPS)}
     return {"steps": {step: {"seconds": values, **Spread.of(values)._asdict()} for step, values in seconds.items()}}

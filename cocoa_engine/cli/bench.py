@@ -144,9 +144,7 @@ def _per_kept_token(usages: Sequence[Usage]) -> dict[str, float]:
 
 def _table(record: dict[str, Any]) -> Table:
     rounds = len(record["ways"][BASE]["seconds_per_token"])
-    title = (
-        f"Per kept token, {record['prompts']} prompts of at most {record['tokens']} tokens, median of {rounds} rounds"
-    )
+    title = f"Per kept token, median (prompts: {record['prompts']}, new tokens: {record['tokens']}, rounds: {rounds})"
     table = Table(title=title, title_justify="left", title_style="", box=None, padding=(0, 2, 0, 0))
     table.add_column("way", no_wrap=True)
     for heading in ("ms", "ratio", "lowest-highest", "forward passes", "risk points"):

@@ -23,7 +23,7 @@ class PrefixCache:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self._entries: OrderedDict[tuple[int, ...], KeyValues] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a stream collected meanwhile closes its tree in this thread
 
     @property
     def nbytes(self) -> int:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cocoa_engine.cli.options import LoadOptions
+from cocoa_engine.runtime import Runtime
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
@@ -21,6 +22,7 @@ def load_engine(model: str | None, options: LoadOptions) -> CocoaEngine:
     Raises:
         CocoaError: as :meth:`CocoaEngine.from_pretrained`.
     """
+    runtime = Runtime(forward=options.forward)  # validated there
     console = Console(stderr=True, quiet=not sys.stderr.isatty())
     with console.status(Text(f"Loading {model or 'the embedded model'} …")):
         if not options.debug:
@@ -44,6 +46,7 @@ def load_engine(model: str | None, options: LoadOptions) -> CocoaEngine:
             model,
             dtype=options.dtype,
             device_map=options.device_map,
+            runtime=runtime,
             allow_pickle=options.allow_pickle,
             trust_remote_code=options.trust_remote_code,
         )

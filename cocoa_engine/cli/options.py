@@ -38,6 +38,14 @@ class LoadOptions:
         str | None,
         typer.Option(help="Where the layers go, such as auto, cpu or cuda:0.", rich_help_panel=LOADING),
     ] = None
+    forward: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|modules",
+            help="modules: the model's own modules, also where a faster pass of ours would do.",
+            rich_help_panel=LOADING,
+        ),
+    ] = "auto"
     threads: Annotated[
         int | None,
         typer.Option(min=1, help="CPU threads. Default: as torch chooses.", rich_help_panel=LOADING),

@@ -11,6 +11,13 @@ from cocoa_engine.forward.base import Segment
 FOLDED_WIDTH = 32
 """Up to this many tokens the query heads of a key-value head are folded into the query's length."""
 
+LONG = 1024
+"""From so many slots on, a CPU is faster at plain matrix products over blocks of them than at torch's attention."""
+
+_BLOCKS = 4
+_TURNED_ROWS = 6
+"""Up to this many rows ``k q^T`` is faster than ``q k^T``."""
+
 
 def attend(
     segment: Segment, layer: int, query: Tensor, *, scale: float, window: int | None, softcap: float | None = None
@@ -25,8 +32,8 @@ def attend(
     Returns:
         ``[W, heads * value_dim]``.
     """
-    keys, values = segment.store.read(layer, segment.end)  # [G, S, head_dim]
     width, heads, head_dim = query.shape
+    keys, values = segment.store.read(layer, segment.end)  # [G, S, head_dim]
     groups = heads // keys.shape[0]
     device = query.device
     if width > FOLDED_WIDTH and softcap is None:
@@ -44,10 +51,41 @@ def attend(
         return out[0].transpose(0, 1).reshape(width, -1)
     folded = query.view(width, -1, groups, head_dim).permute(1, 2, 0, 3).reshape(-1, groups * width, head_dim)
     mask = segment.mask(window, groups, query.dtype, device)
-    if softcap is None:
+    if softcap is None and device.type == "cpu" and segment.end >= LONG and query.dtype == torch.float32:
+        rounded = _BLOCKS * -(-segment.end // _BLOCKS)
+        out = _in_blocks(folded * scale, *segment.store.read(layer, rounded), mask, segment.end)
+    elif softcap is None:
         out = F.scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask, scale=scale)[0]
     else:
         scores = softcap * torch.tanh(folded @ keys.transpose(1, 2) * (scale / softcap))  # [G, groups * W, S]
         scores = scores if mask is None else scores + mask
         out = scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype) @ values
     return out.view(-1, groups, width, values.shape[-1]).permute(2, 0, 1, 3).reshape(width, -1)
+
+
+def _in_blocks(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, used: int) -> Tensor:
+    """softmax(q k^T + mask) v for few rows and many slots, so that threads share the slots and not the heads.
+
+    Args:
+        query: ``[G, M, head_dim]``, scaled.
+        keys, values: ``[G, P, head_dim]``; P is a multiple of the number of blocks, the slots from ``used`` on are not.
+        mask: ``[M, used]``.
+    """
+    heads, rows, head_dim = query.shape
+    slots = keys.shape[1]
+    block = slots // _BLOCKS
+    scores = query.new_empty(heads, rows, _BLOCKS, block)
+    for head in range(heads):
+        own_keys = keys[head].view(_BLOCKS, block, head_dim)
+        own_query = query[head].expand(_BLOCKS, rows, head_dim)
+        if rows <= _TURNED_ROWS:
+            scores[head] = torch.bmm(own_keys, own_query.transpose(1, 2)).permute(2, 0, 1)
+        else:
+            scores[head] = torch.bmm(own_query, own_keys.transpose(1, 2)).transpose(0, 1)
+    flat = scores.view(heads, rows, slots)
+    if mask is not None:
+        flat[..., : mask.shape[1]] += mask
+    flat[..., used:] = torch.finfo(flat.dtype).min
+    shares = flat.softmax(dim=-1).view(heads, rows, _BLOCKS, block).transpose(1, 2)  # [G, blocks, M, block]
+    own_values = [values[head].view(_BLOCKS, block, -1) for head in range(heads)]
+    return torch.stack([torch.bmm(share, own).sum(dim=0) for share, own in zip(shares, own_values, strict=True)])

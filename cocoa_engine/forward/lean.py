@@ -118,7 +118,7 @@ class Lean(Forward):
             if wanted is not None and wanted.first <= number <= wanted.last:
                 states.append(x)
             h = F.rms_norm(x, x.shape[-1:], layer.attention_norm, self.eps)
-            qkv = layer.qkv(h)[:count].view(count, -1, self.head_dim)
+            qkv = layer.qkv(h)[:count].reshape(count, -1, self.head_dim)
             query, keys, values = torch.split(qkv, split, dim=1)
             if layer.q_norm is not None:
                 query = F.rms_norm(query, query.shape[-1:], layer.q_norm, self.eps)
@@ -133,7 +133,8 @@ class Lean(Forward):
             x = x + layer.out(mixed)
             h = F.rms_norm(x, x.shape[-1:], layer.mlp_norm, self.eps)
             gate, up = layer.gate_up(h).chunk(2, dim=-1)
-            x = x + layer.down(F.silu(gate) * up)
+            mixed = torch.mul(F.silu(gate), up, out=x.new_empty(gate.shape))
+            x = x + layer.down(mixed)
         last = F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
         if wanted is None:
             return last[:count], None

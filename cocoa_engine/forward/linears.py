@@ -93,7 +93,7 @@ class FastLinear:
         self.shared_rows = (SHARED_ROWS if self.packed is None else SHARED_ROWS_BESIDE_PACKED) if shared else 0
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``[rows, in]`` to ``[rows, out]``, contiguous."""
+        """``[rows, in]`` to ``[rows, out]``, of whatever strides."""
         rows = x.shape[0]
         if rows <= self.shared_rows:
             return self._shared(x, rows)
@@ -117,7 +117,7 @@ class FastLinear:
             torch.mm(weight, columns, out=product[start : start + size])
             start += size
         y = product[:, :rows].t()
-        return y.contiguous() if self.bias is None else y + self.bias
+        return y if self.bias is None else y + self.bias
 
 
 def _side_by_side(biases: Sequence[Tensor | None], weights: Sequence[Tensor]) -> Tensor | None:

@@ -244,7 +244,7 @@ class _FastLinears:
 
 def _forward_of(linear: FastLinear) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
-        return linear(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+        return linear(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
 
     return forward
 

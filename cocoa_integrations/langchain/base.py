@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field, SecretStr, ValidationError, field_valida
 from pydantic.fields import FieldInfo
 from typing_extensions import Self
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Span, SpanStream, __version__
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, Span, SpanStream, __version__
 from cocoa_engine.embedded import MODEL_NAME
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
 from cocoa_engine.faults import explain
@@ -114,6 +114,9 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
 
     tokenizer_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
     """Options of the tokenizer's ``from_pretrained``."""
+
+    runtime: Runtime | None = None
+    """How the model is run (speed and memory): a :class:`~cocoa_engine.Runtime` or its fields as a dict."""
 
     api_key: SecretStr | None = Field(default=None, exclude=True)
     """Access token of the Hugging Face Hub, for gated models; only used if something has to be downloaded."""

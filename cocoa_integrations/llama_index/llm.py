@@ -25,7 +25,7 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 
-from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, PromptError, SpanStream
+from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, PromptError, Runtime, SpanStream
 from cocoa_engine.errors import UnsupportedFeatureError
 from cocoa_engine.faults import explain
 from cocoa_engine.loading import ACCESS_OPTIONS
@@ -102,6 +102,7 @@ class CocoaLLM(DecodeSettings, CustomLLM):
     allow_pickle: bool = Field(False, description="Read weights stored as pickle, which can run code when read.")
     stopping_ids: list[int] = Field(default_factory=list, description="Token ids that end an answer.")
     tokenizer_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False, description="For loading the tokenizer.")
+    runtime: Runtime | None = Field(default=None, description="How the model is run: speed and memory.")
     model_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False, description="For loading the model.")
     generate_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Decode options of every call; they go before the settings."

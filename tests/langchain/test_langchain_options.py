@@ -10,7 +10,7 @@ import pytest
 from langchain_core.load import dumpd
 from transformers import StoppingCriteriaList, SuppressTokensLogitsProcessor
 
-from cocoa_engine import CocoaConfig, CocoaEngine
+from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.embedded import MODEL_NAME
 from cocoa_engine.errors import ConfigError, ModelLoadError, PromptError
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, UnsupportedFeatureError, get_spans
@@ -198,6 +198,7 @@ def test_loading_options_reach_the_engine(kind: Any, loads: list[dict[str, Any]]
         allow_pickle=True,
         model_kwargs={"revision": "main"},
         tokenizer_kwargs={"use_fast": True},
+        runtime={"forward": "modules", "draft_tokens": 0},
         api_key="hf_secret",
     )
     model.load()
@@ -211,6 +212,7 @@ def test_loading_options_reach_the_engine(kind: Any, loads: list[dict[str, Any]]
             "allow_pickle": True,
             "model_kwargs": {"revision": "main", "token": "hf_secret"},
             "tokenizer_kwargs": {"use_fast": True},
+            "runtime": Runtime(forward="modules", draft_tokens=0),
         }
     ]
 

@@ -16,7 +16,7 @@ from llama_index_helpers import PROMPT, Counter
 from tiny_models import tiny_model, tiny_tokenizer
 from transformers import MaxLengthCriteria, RepetitionPenaltyLogitsProcessor, dynamic_module_utils
 
-from cocoa_engine import ChatTemplateError, CocoaConfig, CocoaEngine, ConfigError, ModelLoadError
+from cocoa_engine import ChatTemplateError, CocoaConfig, CocoaEngine, ConfigError, ModelLoadError, Runtime
 from cocoa_engine.errors import UnsupportedFeatureError
 from cocoa_integrations.llama_index import CocoaLLM
 from cocoa_integrations.settings import config_of
@@ -36,6 +36,7 @@ def test_takes_every_option_of_hugging_face_llm(engine: CocoaEngine) -> None:
         "stopping_ids": [2],
         "tokenizer_kwargs": {},
         "model_kwargs": {},
+        "runtime": {"max_batch_size": 3},
         "generate_kwargs": {"temperature": 0.7, "do_sample": False},
         "is_chat_model": True,
         "messages_to_prompt": lambda messages: messages[-1].content,
@@ -46,6 +47,7 @@ def test_takes_every_option_of_hugging_face_llm(engine: CocoaEngine) -> None:
     assert (metadata.context_window, metadata.num_output) == (512, 4)
     assert (metadata.model_name, metadata.is_chat_model) == ("my-model", True)
     assert metadata.is_function_calling_model is False
+    assert llm.runtime == Runtime(max_batch_size=3)
     assert llm.complete(PROMPT).raw["usage"]["completion_tokens"] <= 4  # type: ignore[index]
 
 

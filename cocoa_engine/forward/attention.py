@@ -26,7 +26,7 @@ def attend(
         ``[W, heads * value_dim]``.
     """
     keys, values = segment.store.read(layer, segment.end)  # [G, S, head_dim]
-    width, heads, head_dim = query.shape
+    width, heads, _ = query.shape
     groups = heads // keys.shape[0]
     device = query.device
     if width > FOLDED_WIDTH and softcap is None:
@@ -42,8 +42,26 @@ def attend(
             enable_gqa=groups > 1,
         )
         return out[0].transpose(0, 1).reshape(width, -1)
-    folded = query.view(width, -1, groups, head_dim).permute(1, 2, 0, 3).reshape(-1, groups * width, head_dim)
     mask = segment.mask(window, groups, query.dtype, device)
+    return attend_folded(query, keys, values, mask, scale=scale, softcap=softcap)
+
+
+def attend_folded(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *, scale: float, softcap: float | None = None
+) -> Tensor:
+    """The same for few tokens: the query heads of a key-value head are folded into the query's length.
+
+    Args:
+        query: ``[W, heads, head_dim]``.
+        keys, values: ``[kv_heads, S, head_dim]``.
+        mask: additive, ``[heads / kv_heads * W, S]``; none sees everything.
+
+    Returns:
+        ``[W, heads * value_dim]``.
+    """
+    width, heads, head_dim = query.shape
+    groups = heads // keys.shape[0]
+    folded = query.view(width, -1, groups, head_dim).permute(1, 2, 0, 3).reshape(-1, groups * width, head_dim)
     if softcap is None:
         out = F.scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask, scale=scale)[0]
     else:

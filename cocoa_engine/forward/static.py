@@ -72,7 +72,6 @@ class StaticLean(Lean):
         with torch.inference_mode(False), torch.no_grad(), self._on_device():
             store = self.shared.take(capacity)
             if store is not None:
-                self.shared.in_order(self.device)
                 store.data.zero_()  # type: ignore[union-attr]
                 return store
             try:
@@ -109,7 +108,6 @@ class StaticLean(Lean):
             step = self._step(store, Shape(width, depth, _span(segment.end, store.capacity), wanted), inputs)
             if step is None:
                 return None
-            self.shared.in_order(self.device)
             step(self, inputs)
             # copies: another step, perhaps another thread's, writes to the same memory
             return Passed(step.logits[: segment.width].clone(), step.hidden[:, : segment.width].clone())
@@ -243,7 +241,6 @@ class Step:
         """Make the graph. The warm-up writes what the first replay writes again."""
         shared, current = lean.shared, torch.cuda.current_stream()
         side = shared.side_stream()
-        shared.in_order(self.inputs.device)
         self.inputs.copy_(inputs, non_blocking=True)
         side.wait_stream(current)
         with torch.cuda.stream(side):  # around the capture too: one that fails leaves its stream current
@@ -302,7 +299,6 @@ class _Shared:
         self._lock = threading.Lock()  # of the idle ones
         self._memory: Any = None
         self._side: torch.cuda.Stream | None = None
-        self._last: torch.cuda.Stream | None = None
 
     def take(self, capacity: int) -> StaticStore | None:
         """The smallest idle store that is large enough, rather one with more graphs."""
@@ -352,15 +348,6 @@ class _Shared:
         if self._memory is None or not self.captured:
             self._memory = torch.cuda.graph_pool_handle()
         return self._memory
-
-    def in_order(self, device: torch.device) -> None:
-        """Let what is queued now wait for the last step: threads may have streams of their own, the memory is one."""
-        if device.type != "cuda":
-            return
-        current = torch.cuda.current_stream(device)
-        if self._last is not None and self._last != current:
-            current.wait_stream(self._last)
-        self._last = current
 
 
 # by model; the values hold its weights' memory, but not the model

@@ -120,6 +120,7 @@ def test_a_tip_and_its_continuation_in_one_step(architecture: str) -> None:
     tree = opened(backend, PROMPTS[0])
     (output,) = backend.step([(tree, [(10,), (10, 20), (11,), (10, 20, 30)])])
     close_to(output.logits[3], plain(model, [*PROMPTS[0], 10, 20, 30]))
+    assert steps_of(tree) == [(4, 16)]
     tree.commit((10,), keep_rest=True)
     (output,) = backend.step([(tree, [(20, 30, 40)])])
     close_to(output.logits[0], plain(model, [*PROMPTS[0], 10, 20, 30, 40]))

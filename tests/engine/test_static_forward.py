@@ -38,7 +38,7 @@ def small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def backend_of(model: PreTrainedModel, kind: str = "static_lean") -> SharedCache:
-    backend = KINDS[kind](LanguageModel(model), "shared", 0)
+    backend = KINDS[kind](LanguageModel(model), "shared")
     assert isinstance(backend, SharedCache)
     return backend
 
@@ -445,7 +445,7 @@ class TestOnAGpu:
     @pytest.mark.parametrize("architecture", FAMILY)
     def test_replays_give_the_plain_pass(self, architecture: str) -> None:
         model = tiny_model(architecture).cuda()
-        backend = KINDS["static_lean"](LanguageModel(model), "stock", 0)
+        backend = KINDS["static_lean"](LanguageModel(model), "stock")
         assert isinstance(backend, SharedCache)
         for prompt in (PROMPTS[2], PROMPTS[0]):  # the second time in the same store, with its graphs
             tree = opened(backend, prompt, room=60)
@@ -499,7 +499,7 @@ class TestOnAGpu:
         assert engine.info().forward == "lean"
 
     def test_all_graphs_may_go_and_new_ones_come(self, cuda_model: PreTrainedModel) -> None:
-        backend = KINDS["static_lean"](LanguageModel(cuda_model), "stock", 0)
+        backend = KINDS["static_lean"](LanguageModel(cuda_model), "stock")
         assert isinstance(backend, SharedCache)
         for _ in range(2):
             tree = opened(backend, PROMPTS[0])

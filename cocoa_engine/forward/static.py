@@ -37,6 +37,9 @@ GRAIN = 256
 MOST_IDLE = 4
 """Stores that are kept, with their graphs, for the sequences to come."""
 
+MOST_IDLE_BYTES = 2 * 2**30
+"""Memory of those stores beyond which only the last one is kept."""
+
 MOST_STEPS = 32
 """Steps, each of another shape, that a store keeps."""
 
@@ -313,8 +316,11 @@ class _Shared:
     def put(self, store: StaticStore) -> None:
         """Keep a store for another sequence."""
         with self._lock:
-            if all(store is not idle for idle in self._idle):
-                self._idle = [*self._idle, store][-MOST_IDLE:]
+            if any(store is idle for idle in self._idle):
+                return
+            self._idle = [*self._idle, store][-MOST_IDLE:]
+            while len(self._idle) > 1 and sum(idle.nbytes for idle in self._idle) > MOST_IDLE_BYTES:
+                self._idle.pop(0)
 
     def drop_idle(self) -> None:
         """Free the idle stores."""

@@ -236,6 +236,16 @@ def test_the_pool_is_bounded_and_gives_the_store_that_fits_best() -> None:
     assert forward.new_store(10) not in stores  # the one used longest ago is gone
 
 
+def test_large_stores_are_not_hoarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = forward_of(backend_of(tiny_model("llama")))
+    stores = [forward.new_store(32) for _ in range(3)]
+    monkeypatch.setattr(static, "MOST_IDLE_BYTES", stores[0].nbytes - 1)
+    for store in stores:
+        forward.release(store)
+    assert forward.new_store(32) is stores[2]
+    assert forward.new_store(32) not in stores
+
+
 def test_a_store_keeps_a_bounded_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static, "MOST_STEPS", 3)
     model = tiny_model("llama")

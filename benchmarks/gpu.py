@@ -29,13 +29,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from benchmarks.machine import describe
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, decode
 from cocoa_engine.backends import TokenTree, choose
 from cocoa_engine.disagreement import middle_layers
 from cocoa_engine.hidden_states import Wanted
+from cocoa_engine.machine import describe, one_line
 from cocoa_engine.model import LanguageModel
 from cocoa_engine.next_tokens import NextTokens, next_tokens
+from cocoa_engine.timing import Spread
 
 LLAMA_3_8B = {
     "vocab_size": 128256,
@@ -276,7 +277,7 @@ def show(record: dict[str, Any]) -> None:
     console.print(f"one step by its number of tips, ms: {steps}")
     bound, size = record["bandwidth_bound_ms"], record["bytes_read_per_step"] / 1e9
     console.print(f"bandwidth bound: {bound:.2f} ms ({size:.2f} GB at {record['settings']['bandwidth']} TB/s)")
-    console.print(f"forward pass: {record['forward']}, on {record['machine']['gpu'] or record['machine']['processor']}")
+    console.print(f"forward pass: {record['forward']}; {one_line(record['machine'])}")
     words_for = {True: "met", False: "NOT met", None: "does not apply"}
     for target in record["targets"]:
         value = f"{target['value']:.2f} (at most {target['limit']})"
@@ -305,7 +306,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
+    return Spread.of(values)._asdict()
 
 
 def _text(spread: dict[str, float]) -> str:

@@ -100,7 +100,9 @@ class SharedCache(Backend):
         self.max_sequences = forward.max_sequences
         self.prefixes = PrefixCache(prefix_cache_bytes)
         self._open: weakref.WeakSet[SharedTree] = weakref.WeakSet()
-        self._lock = threading.Lock()  # of the set, and of the stores of what is in it
+        self._lock = (
+            threading.RLock()
+        )  # of the set, and of the stores in it; a stream that is collected may close its own
 
     @property
     def forward_name(self) -> str:
@@ -144,7 +146,7 @@ class SharedCache(Backend):
         found = self.prefixes.longest(prompt)
         store, length = found if found is not None else (None, SHORTEST - 1)
         with self._lock:  # until it is copied: a store that is released may be another sequence's at once
-            for other in self._open:
+            for other in list(self._open):
                 shared = min(common_length(other.token_ids, prompt), other.used)
                 if other is not tree and shared > length:
                     store, length = other.store, shared

@@ -299,7 +299,7 @@ class _Shared:
         self.captured: weakref.WeakSet[Step] = weakref.WeakSet()
         self._outputs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._idle: list[StaticStore] = []  # least recently used first
-        self._lock = threading.Lock()  # of the idle ones
+        self._lock = threading.RLock()  # of the idle ones; a stream that is collected may release one at any time
         self._memory: Any = None
         self._side: torch.cuda.Stream | None = None
 

@@ -12,7 +12,7 @@ from cocoa_engine.model import LanguageModel
 from cocoa_engine.tokens import Tokens
 
 BackendName = Literal["shared_cache", "copied_cache", "recompute"]
-ForwardName = Literal["lean", "modules", "masked_modules", "plain"]
+ForwardName = Literal["static_lean", "lean", "modules", "masked_modules", "plain"]
 
 
 class ModelInfo(BaseModel):
@@ -34,8 +34,8 @@ class ModelInfo(BaseModel):
     backend: BackendName = Field(description="How branches are run; shared_cache is the fast way.")
     backend_reason: str
     forward: ForwardName = Field(
-        description="What runs the model: our lean pass for the Llama family, or its own modules (with our attention, "
-        "with their own under a mask, or as they are)."
+        description="What runs the model: our lean pass for the Llama family (static_lean: its steps as CUDA graphs), "
+        "or its own modules (with our attention, with their own under a mask, or as they are)."
     )
     linears: Literal["packed", "shared", "stock"] = Field(description="How linear layers multiply few rows on a CPU.")
 

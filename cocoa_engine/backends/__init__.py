@@ -22,6 +22,7 @@ from cocoa_engine.forward.base import Forward
 from cocoa_engine.forward.lean import Lean, why_not_lean
 from cocoa_engine.forward.linears import Way, choose_way, written_state
 from cocoa_engine.forward.modules import MaskedModules, Modules
+from cocoa_engine.forward.static import StaticLean
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.model import LanguageModel
 from cocoa_engine.runtime import Runtime
@@ -47,6 +48,7 @@ def _shared(forward: Callable[[LanguageModel, Way], Forward]) -> Callable[..., B
 
 
 KINDS: dict[str, Callable[..., Backend]] = {
+    "static_lean": _shared(StaticLean),
     "lean": _shared(Lean),
     "modules": _shared(Modules),
     "masked_modules": _shared(MaskedModules),
@@ -55,7 +57,7 @@ KINDS: dict[str, Callable[..., Backend]] = {
 }
 """Every way, fastest first."""
 
-_FAST = ("lean", "modules", "masked_modules")
+_FAST = ("static_lean", "lean", "modules", "masked_modules")
 
 
 class _Found(NamedTuple):
@@ -65,7 +67,7 @@ class _Found(NamedTuple):
 
 
 # what was found for a model, never the backend itself: that would keep the model alive
-_found: weakref.WeakKeyDictionary[nn.Module, dict[tuple[str | None, str], _Found]] = weakref.WeakKeyDictionary()
+_found: weakref.WeakKeyDictionary[nn.Module, dict[tuple[str | None, str, bool], _Found]] = weakref.WeakKeyDictionary()
 
 
 def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
@@ -75,12 +77,13 @@ def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
     prefix_cache_bytes = runtime.prefix_cache_mb * 2**20
     with model.lock:
         found = _found.setdefault(model.model, {})
-        asked = (obstacle, runtime.linears)  # the model may have been changed since: hooks, an adapter
+        graphs = runtime.cuda_graphs and model.device.type == "cuda"
+        asked = (obstacle, runtime.linears, graphs)  # the model may have been changed since: hooks, an adapter
         if asked in found:
             kind, way, reason = found[asked]
             return Chosen(KINDS[kind](model, way, prefix_cache_bytes), reason, way)
         way = choose_way(model.model, runtime.linears)
-        kind, reason = _try_all(model, way, obstacle)
+        kind, reason = _try_all(model, way, obstacle, graphs)
         if kind not in _FAST:
             way = "stock"
         found[asked] = _Found(kind, way, reason)
@@ -92,10 +95,12 @@ def state_of(model: LanguageModel) -> tuple[Any, ...]:
     return why_not_lean(model), written_state(model.model.parameters())
 
 
-def _try_all(model: LanguageModel, way: Way, obstacle: str | None) -> tuple[str, str]:
+def _try_all(model: LanguageModel, way: Way, obstacle: str | None, graphs: bool) -> tuple[str, str]:
     faults: list[str] = [] if obstacle is None else [f"lean: {obstacle}"]
     for kind, build in KINDS.items():
-        if (kind == "lean" and obstacle) or kind == "recompute":
+        if (kind in ("static_lean", "lean") and obstacle) or (kind == "static_lean" and not graphs):
+            continue
+        if kind == "recompute":
             continue
         try:
             error = _relative_error(build(model, way))

@@ -100,7 +100,8 @@ class SharedCache(Backend):
         self.max_sequences = forward.max_sequences
         self.prefixes = PrefixCache(prefix_cache_bytes)
         self._open: weakref.WeakSet[SharedTree] = weakref.WeakSet()
-        self._lock = threading.Lock()  # of the set
+        # of the set and of the stores in it; again by one thread, if it collects a stream that closes its tree
+        self._lock = threading.RLock()
 
     @property
     def forward_name(self) -> str:
@@ -143,15 +144,14 @@ class SharedCache(Backend):
         prompt = tree.token_ids[:-1]
         found = self.prefixes.longest(prompt)
         store, length = found if found is not None else (None, SHORTEST - 1)
-        with self._lock:
-            others = list(self._open)
-        for other in others:
-            shared = min(common_length(other.token_ids, prompt), other.used)
-            if other is not tree and shared > length:
-                store, length = other.store, shared
-        if store is not None:
-            tree.store.fill(store, length)
-            tree.used = tree.cached_tokens = length
+        with self._lock:  # until it is copied: a store that is released may be another sequence's at once
+            for other in list(self._open):
+                shared = min(common_length(other.token_ids, prompt), other.used)
+                if other is not tree and shared > length:
+                    store, length = other.store, shared
+            if store is not None:
+                tree.store.fill(store, length)
+                tree.used = tree.cached_tokens = length
 
     def step(self, requests: Sequence[tuple[TokenTree, Sequence[Path]]]) -> list[StepOutput]:
         most = self.max_sequences or len(requests)

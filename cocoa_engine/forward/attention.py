@@ -32,7 +32,7 @@ def attend(
     Returns:
         ``[W, heads * value_dim]``.
     """
-    width, heads, head_dim = query.shape
+    width, heads, _ = query.shape
     keys, values = segment.store.read(layer, segment.end)  # [G, S, head_dim]
     groups = heads // keys.shape[0]
     device = query.device
@@ -49,28 +49,47 @@ def attend(
             enable_gqa=groups > 1,
         )
         return out[0].transpose(0, 1).reshape(width, -1)
-    folded = query.view(width, -1, groups, head_dim).permute(1, 2, 0, 3).reshape(-1, groups * width, head_dim)
     mask = segment.mask(window, groups, query.dtype, device)
     if softcap is None and device.type == "cpu" and segment.end >= LONG and query.dtype == torch.float32:
         rounded = _BLOCKS * -(-segment.end // _BLOCKS)
-        out = _in_blocks(folded * scale, *segment.store.read(layer, rounded), mask, segment.end)
-    elif softcap is None:
+        return _in_blocks(query * scale, *segment.store.read(layer, rounded), mask, segment.end)
+    return attend_folded(query, keys, values, mask, scale=scale, softcap=softcap)
+
+
+def attend_folded(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *, scale: float, softcap: float | None = None
+) -> Tensor:
+    """The same for few tokens: the query heads of a key-value head are folded into the query's length.
+
+    Args:
+        query: ``[W, heads, head_dim]``.
+        keys, values: ``[kv_heads, S, head_dim]``.
+        mask: additive, ``[heads / kv_heads * W, S]``; none sees everything.
+
+    Returns:
+        ``[W, heads * value_dim]``.
+    """
+    groups = query.shape[1] // keys.shape[0]
+    folded = _folded(query, groups)
+    if softcap is None:
         out = F.scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask, scale=scale)[0]
     else:
         scores = softcap * torch.tanh(folded @ keys.transpose(1, 2) * (scale / softcap))  # [G, groups * W, S]
         scores = scores if mask is None else scores + mask
         out = scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype) @ values
-    return out.view(-1, groups, width, values.shape[-1]).permute(2, 0, 1, 3).reshape(width, -1)
+    return _unfolded(out, groups)
 
 
 def _in_blocks(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, used: int) -> Tensor:
-    """softmax(q k^T + mask) v for few rows and many slots, so that threads share the slots and not the heads.
+    """softmax(q k^T + mask) v for few tokens and many slots, so that threads share the slots and not the heads.
 
     Args:
-        query: ``[G, M, head_dim]``, scaled.
+        query: ``[W, heads, head_dim]``, scaled.
         keys, values: ``[G, P, head_dim]``; P is a multiple of the number of blocks, the slots from ``used`` on are not.
-        mask: ``[M, used]``.
+        mask: ``[heads / G * W, used]``.
     """
+    groups = query.shape[1] // keys.shape[0]
+    query = _folded(query, groups)  # [G, M, head_dim]
     heads, rows, head_dim = query.shape
     slots = keys.shape[1]
     block = slots // _BLOCKS
@@ -88,4 +107,17 @@ def _in_blocks(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None,
     flat[..., used:] = torch.finfo(flat.dtype).min
     shares = flat.softmax(dim=-1).view(heads, rows, _BLOCKS, block).transpose(1, 2)  # [G, blocks, M, block]
     own_values = [values[head].view(_BLOCKS, block, -1) for head in range(heads)]
-    return torch.stack([torch.bmm(share, own).sum(dim=0) for share, own in zip(shares, own_values, strict=True)])
+    parts = [torch.bmm(share, own).sum(dim=0) for share, own in zip(shares, own_values, strict=True)]
+    return _unfolded(torch.stack(parts), groups)
+
+
+def _folded(query: Tensor, groups: int) -> Tensor:
+    """``[W, G * groups, head_dim]`` to ``[G, groups * W, head_dim]``."""
+    width, heads, head_dim = query.shape
+    return query.view(width, -1, groups, head_dim).permute(1, 2, 0, 3).reshape(heads // groups, -1, head_dim)
+
+
+def _unfolded(out: Tensor, groups: int) -> Tensor:
+    """``[G, groups * W, value_dim]`` to ``[W, G * groups * value_dim]``."""
+    width = out.shape[1] // groups
+    return out.view(-1, groups, width, out.shape[-1]).permute(2, 0, 1, 3).reshape(width, -1)

@@ -79,7 +79,7 @@ class FastLinear:
 
     def __init__(self, layers: Sequence[nn.Linear], way: Way) -> None:
         self.weights = [layer.weight.detach() for layer in layers]  # each [out, in]
-        self.biases = [None if layer.bias is None else layer.bias.detach() for layer in layers]
+        self.biases: list[Tensor | None] = [None if layer.bias is None else layer.bias.detach() for layer in layers]
         self.sizes = [weight.shape[0] for weight in self.weights]
         self.total = sum(self.sizes)
         self._state = _state(self.weights, self.biases)
@@ -90,6 +90,7 @@ class FastLinear:
             together = self.weights[0] if len(layers) == 1 else torch.cat(self.weights)
             self.packed = torch.ops.mkldnn._reorder_linear_weight(together.contiguous(), None)
         shared = way != "stock" and on_cpu and dtype == torch.float32 and _HAS_MKL
+        self.in_place = self.weights[0].device.type == "cuda"  # each part goes to its place: no launch to join them
         self.shared_rows = (SHARED_ROWS if self.packed is None else SHARED_ROWS_BESIDE_PACKED) if shared else 0
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -100,6 +101,8 @@ class FastLinear:
         if self.packed is not None:
             y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
             return y
+        if self.in_place and len(self.weights) > 1:
+            return self._in_place(x, rows)
         parts = [F.linear(x, weight, bias) for weight, bias in zip(self.weights, self.biases, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
@@ -118,6 +121,18 @@ class FastLinear:
             start += size
         y = product[:, :rows].t()
         return y if self.bias is None else y + self.bias
+
+    def _in_place(self, x: Tensor, rows: int) -> Tensor:
+        product = x.new_empty(rows, self.total)
+        start = 0
+        for weight, bias, size in zip(self.weights, self.biases, self.sizes, strict=True):
+            place = product[:, start : start + size]
+            if bias is None:
+                torch.mm(x, weight.t(), out=place)
+            else:
+                torch.addmm(bias, x, weight.t(), out=place)
+            start += size
+        return product
 
 
 def _side_by_side(biases: Sequence[Tensor | None], weights: Sequence[Tensor]) -> Tensor | None:

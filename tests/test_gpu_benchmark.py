@@ -1,0 +1,61 @@
+"""The GPU measurement, tried out on a tiny model: what it writes down, and that its script is followed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import gpu
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    out = tmp_path_factory.mktemp("results") / "gpu.json"
+    gpu.main(f"--tiny --device cpu --tokens 40 --prompt-tokens 8 --rounds 2 --out {out}".split())
+    return json.loads(out.read_text(encoding="utf-8"))
+
+
+def test_every_way_is_timed(record: dict) -> None:
+    assert list(record["ways"])[:2] == [gpu.HUGGING_FACE, gpu.GREEDY]
+    assert len(record["ways"]) == 2 + len(gpu.RATES)
+    for way in record["ways"].values():
+        times = way["ms_per_token"]
+        assert 0 < times["lowest"] <= times["median"] <= times["highest"]
+        assert len(way["rounds_ms"]) == 2
+    assert record["ways"][gpu.GREEDY]["ratio_to_our_greedy"]["median"] == 1
+    assert list(record["step_ms"]) == [str(width) for width in gpu.WIDTHS]
+    assert record["machine"]["torch"] == torch.__version__
+    assert record["bandwidth_bound_ms"] == pytest.approx(record["bytes_read_per_step"] / 4.8e9)
+
+
+@pytest.mark.parametrize("rate", gpu.RATES)
+def test_the_script_is_followed(record: dict, rate: float) -> None:
+    (look,) = [way["decoding"] for name, way in record["ways"].items() if name.endswith(f" {rate}")]
+    assert look["risk_points_per_token"] == rate
+    assert look["forward_passes_per_token"] == pytest.approx(41 / 40)  # the prompt's, then one for each token
+    assert look["candidates_per_risk_point"] == pytest.approx(2.8, abs=0.2)
+    assert look["fed_per_token"] > 1 + rate / 2
+
+
+def test_targets_do_not_apply_to_a_tiny_model(record: dict) -> None:
+    assert len(record["targets"]) == 2 * len(gpu.RATES)
+    assert all(target["met"] is None for target in record["targets"])
+    ways = {gpu.GREEDY: {}, "x": {"ms_per_token": {"median": 4.0}, "ratio_to_our_greedy": {"median": 1.2}}}
+    assert [target["met"] for target in gpu.targets(ways, applies=True)] == [True, False]
+
+
+def test_weights_that_a_step_reads() -> None:
+    with torch.device("meta"):
+        model = gpu.AutoModelForCausalLM.from_config(gpu.LlamaConfig(**gpu.LLAMA_3_8B), dtype=torch.bfloat16)
+    assert gpu.bytes_read(model) / 1e9 == pytest.approx(15.0, abs=0.1)
+
+
+@pytest.mark.parametrize("arguments", ["--device cpu", "--device cuda"])
+def test_the_real_shape_needs_a_gpu(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(SystemExit):
+        gpu.main(arguments.split())
+    assert "--tiny" in capsys.readouterr().err

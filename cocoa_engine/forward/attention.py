@@ -11,13 +11,6 @@ from cocoa_engine.forward.base import Segment
 FOLDED_WIDTH = 32
 """Up to this many tokens the query heads of a key-value head are folded into the query's length."""
 
-LONG = 1024
-"""From so many slots on, a CPU is faster at plain matrix products over blocks of them than at torch's attention."""
-
-_BLOCKS = 4
-_TURNED_ROWS = 6
-"""Up to this many rows ``k q^T`` is faster than ``q k^T``."""
-
 
 def attend(
     segment: Segment, layer: int, query: Tensor, *, scale: float, window: int | None, softcap: float | None = None
@@ -50,9 +43,6 @@ def attend(
         )
         return out[0].transpose(0, 1).reshape(width, -1)
     mask = segment.mask(window, groups, query.dtype, device)
-    if softcap is None and device.type == "cpu" and segment.end >= LONG and query.dtype == torch.float32:
-        rounded = _BLOCKS * -(-segment.end // _BLOCKS)
-        return _in_blocks(query * scale, *segment.store.read(layer, rounded), mask, segment.end)
     return attend_folded(query, keys, values, mask, scale=scale, softcap=softcap)
 
 
@@ -78,37 +68,6 @@ def attend_folded(
         scores = scores if mask is None else scores + mask
         out = scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype) @ values
     return _unfolded(out, groups)
-
-
-def _in_blocks(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, used: int) -> Tensor:
-    """softmax(q k^T + mask) v for few tokens and many slots, so that threads share the slots and not the heads.
-
-    Args:
-        query: ``[W, heads, head_dim]``, scaled.
-        keys, values: ``[G, P, head_dim]``; P is a multiple of the number of blocks, the slots from ``used`` on are not.
-        mask: ``[heads / G * W, used]``.
-    """
-    groups = query.shape[1] // keys.shape[0]
-    query = _folded(query, groups)  # [G, M, head_dim]
-    heads, rows, head_dim = query.shape
-    slots = keys.shape[1]
-    block = slots // _BLOCKS
-    scores = query.new_empty(heads, rows, _BLOCKS, block)
-    for head in range(heads):
-        own_keys = keys[head].view(_BLOCKS, block, head_dim)
-        own_query = query[head].expand(_BLOCKS, rows, head_dim)
-        if rows <= _TURNED_ROWS:
-            scores[head] = torch.bmm(own_keys, own_query.transpose(1, 2)).permute(2, 0, 1)
-        else:
-            scores[head] = torch.bmm(own_query, own_keys.transpose(1, 2)).transpose(0, 1)
-    flat = scores.view(heads, rows, slots)
-    if mask is not None:
-        flat[..., : mask.shape[1]] += mask
-    flat[..., used:] = torch.finfo(flat.dtype).min
-    shares = flat.softmax(dim=-1).view(heads, rows, _BLOCKS, block).transpose(1, 2)  # [G, blocks, M, block]
-    own_values = [values[head].view(_BLOCKS, block, -1) for head in range(heads)]
-    parts = [torch.bmm(share, own).sum(dim=0) for share, own in zip(shares, own_values, strict=True)]
-    return _unfolded(torch.stack(parts), groups)
 
 
 def _folded(query: Tensor, groups: int) -> Tensor:

@@ -16,11 +16,11 @@ class KeyValues:
 
     Args:
         num_layers: of the model.
-        capacity: slots at least; :meth:`reserve` adds more.
+        capacity: slots; :meth:`reserve` adds more.
     """
 
     def __init__(self, num_layers: int, capacity: int) -> None:
-        self.capacity = _rounded(capacity)
+        self.capacity = capacity
         self.keys: list[Tensor | None] = [None] * num_layers
         self.values: list[Tensor | None] = [None] * num_layers
 
@@ -48,7 +48,7 @@ class KeyValues:
         """Make room for that many slots, one layer after the other."""
         if capacity <= self.capacity:
             return
-        self.capacity = _rounded(capacity)
+        self.capacity = capacity
         for stores in (self.keys, self.values):
             for layer, store in enumerate(stores):
                 if store is not None:
@@ -78,8 +78,3 @@ class KeyValues:
 
     def _stores(self) -> list[Tensor]:
         return [store for store in (*self.keys, *self.values) if store is not None]
-
-
-def _rounded(capacity: int) -> int:
-    """Up to a multiple of 4, so that the used slots can be cut into blocks of equal size."""
-    return -(-capacity // 4) * 4

@@ -248,6 +248,23 @@ def _readme(records: Records) -> str:
     )
 
 
+def _precision(records: Records) -> str:
+    measured = records["precision"]
+    change = measured["change"]
+    names = {
+        "texts_alike": "share of answers with the same tokens",
+        "tokens_before_the_first_other_one": "tokens before the first one that differs, mean",
+        "f_mlds_apart": "difference of fMLDS, the same spans, mean",
+        "con_mlds_apart": "difference of ConMLDS, the same spans, mean",
+        "log_prob_per_token_apart": "difference of log p per token, the same spans, mean",
+    }
+    rows: Iterator[Sequence[str]] = (
+        [name, f"{change[key]:.1f}" if key.startswith("tokens") else f"{change[key]:.4f}"]
+        for key, name in names.items()
+    )
+    return _race(measured["race"], "weights") + "\n\n" + _table(["change", ""], rows)
+
+
 TABLES: dict[str, Callable[[Records], str]] = {
     "bars": _bars,
     "single_stream": lambda records: _race(records["single_stream"]["rivals"]),
@@ -259,6 +276,7 @@ TABLES: dict[str, Callable[[Records], str]] = {
     "batch": lambda records: _grown(records["batch"]["sizes"], "batch"),
     "candidates": _candidates,
     "capture": _capture,
+    "precision": _precision,
     "scoring": _scoring,
     "startup": _startup,
     "machine": _machine,

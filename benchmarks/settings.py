@@ -15,6 +15,7 @@ MEASUREMENTS = (
     "batch",
     "candidates",
     "capture",
+    "precision",
     "scoring",
     "startup",
 )

@@ -37,7 +37,9 @@ class ModelInfo(BaseModel):
         description="What runs the model: our lean pass for the Llama family (static_lean: its steps as CUDA graphs), "
         "or its own modules (with our attention, with their own under a mask, or as they are)."
     )
-    linears: Literal["packed", "shared", "stock"] = Field(description="How linear layers multiply few rows on a CPU.")
+    linears: Literal["packed", "shared", "stock", "bfloat16"] = Field(
+        description="How linear layers multiply few rows on a CPU."
+    )
 
     @classmethod
     def of(cls, model: LanguageModel, tokens: Tokens, name: str, chosen: Chosen) -> ModelInfo:

@@ -13,7 +13,7 @@ from cocoa_engine.faults import explain, unknown
 class Runtime(BaseModel):
     """Settings of speed and memory. Immutable.
 
-    Every choice gives the same text, up to rounding in the last digits of the logits.
+    Every choice but ``linears="bfloat16"`` gives the same text, up to rounding in the last digits of the logits.
 
     Raises:
         ConfigError: a setting is unknown or out of range. The message names each one.
@@ -26,10 +26,11 @@ class Runtime(BaseModel):
         description="auto: our lean forward pass for the Llama family (Llama, Mistral, Qwen2, Qwen3) where the model "
         "qualifies; modules: always Hugging Face's own modules.",
     )
-    linears: Literal["auto", "packed", "shared", "stock"] = Field(
+    linears: Literal["auto", "packed", "shared", "stock", "bfloat16"] = Field(
         "auto",
         description="Linear layers on a CPU. packed: a second copy of the weights in oneDNN's layout; shared: the "
-        "model's own weights, multiplied from the other side; stock: torch's. auto: packed if memory is ample.",
+        "model's own weights, multiplied from the other side; stock: torch's. auto: packed if memory is ample. "
+        "bfloat16: a packed copy of float32 weights in half precision, which changes some of the answers.",
     )
     max_batch_size: int = Field(8, ge=1, description="At most this many sequences share a forward pass.")
     max_queue: int = Field(256, ge=0, description="At most this many calls wait for a place; further ones are refused.")

@@ -109,7 +109,7 @@ def _try_all(model: LanguageModel, way: Way, obstacle: str | None, graphs: bool)
         except Exception as fault:  # whatever an unknown architecture raises, it only means: not this way
             faults.append(f"{kind}: {_first_line(fault)}")
             continue
-        if not error > _tolerance(model.dtype):
+        if not error > _tolerance(torch.bfloat16 if way == "bfloat16" else model.dtype):
             reason = f"checked against plain forward passes, largest relative difference {error:.1e}"
             break
         faults.append(f"{kind}: logits differ from plain forward passes by {error:.1e}")

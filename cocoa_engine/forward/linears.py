@@ -5,6 +5,8 @@ fraction of the memory's speed. Two ways read them at full speed:
 
 - shared: ``(W x^T)^T`` on the model's own weights, for up to 4 rows as fast as anything; one row is padded to two.
 - packed: oneDNN's matrix product on weights in its own layout, flat up to 16 rows, at the cost of a second copy.
+
+A third, off by default, halves what is read: a packed copy in bfloat16. It rounds the weights, so answers change.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Way = Literal["packed", "shared", "stock"]
+Way = Literal["packed", "shared", "stock", "bfloat16"]
 
 _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 
@@ -40,6 +42,8 @@ def choose_way(model: nn.Module, asked: str) -> Way:
         return "stock"  # processes that share a model (tensor parallelism) must round alike, whatever memory each has
     if asked == "shared" or not can_pack():
         return "shared"
+    if asked == "bfloat16":
+        return "bfloat16"
     size = sum(weight.numel() * weight.element_size() for weight in weights)
     return "packed" if asked == "packed" or size < psutil.virtual_memory().available // 4 else "shared"
 
@@ -86,10 +90,12 @@ class FastLinear:
         self.bias = _side_by_side(self.biases, self.weights)
         dtype, on_cpu = self.weights[0].dtype, self.weights[0].device.type == "cpu"
         self.packed: Tensor | None = None
-        if way == "packed" and on_cpu and dtype in (torch.float32, torch.bfloat16):
+        self.halved = way == "bfloat16" and on_cpu and dtype == torch.float32
+        if self.halved or (way in ("packed", "bfloat16") and on_cpu and dtype in (torch.float32, torch.bfloat16)):
             together = self.weights[0] if len(layers) == 1 else torch.cat(self.weights)
+            together = together.bfloat16() if self.halved else together
             self.packed = torch.ops.mkldnn._reorder_linear_weight(together.contiguous(), None)
-        shared = way != "stock" and on_cpu and dtype == torch.float32 and _HAS_MKL
+        shared = way in ("packed", "shared") and on_cpu and dtype == torch.float32 and _HAS_MKL
         self.in_place = self.weights[0].device.type == "cuda"  # each part goes to its place: no launch to join them
         self.shared_rows = (SHARED_ROWS if self.packed is None else SHARED_ROWS_BESIDE_PACKED) if shared else 0
 
@@ -98,6 +104,9 @@ class FastLinear:
         rows = x.shape[0]
         if rows <= self.shared_rows:
             return self._shared(x, rows)
+        if self.halved:
+            half: Tensor = torch.ops.mkldnn._linear_pointwise(x.bfloat16(), self.packed, None, "none", [], "")
+            return half.float() if self.bias is None else half.float() + self.bias
         if self.packed is not None:
             y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
             return y

@@ -292,6 +292,20 @@ def test_changed_weights_are_noticed(forward: Literal["auto", "modules"], linear
     assert same(changed, fresh.generate(PROMPTS[0], max_new_tokens=8))
 
 
+def test_half_precision_weights_are_used_where_asked_for(engine: CocoaEngine) -> None:
+    """A copy in bfloat16: near the model's own figures, and the model is as it was."""
+    halved = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(linears="bfloat16"))
+    assert (halved.info().linears, engine.info().linears) == ("bfloat16", "packed")
+    text = " The capital of France is Paris, and it lies on the Seine."
+    exact, near = (each.score("Geography.", text).spans[0] for each in (engine, halved))
+    assert exact.token_log_probs == near.token_log_probs  # one pass over a text is the model's own
+    prompt = engine.encode("Geography. The capital of France is")
+    exact, near = (each.generate(prompt, max_new_tokens=8, gamma=1).spans[0] for each in (engine, halved))
+    assert exact.token_log_probs != near.token_log_probs
+    assert near.token_ids[0] == exact.token_ids[0]
+    assert near.token_log_probs[0] == pytest.approx(exact.token_log_probs[0], abs=0.1)
+
+
 def test_another_thread_gets_the_models_own_attention_meanwhile() -> None:
     """While a pass of ours runs through a model, a pass of somebody else's through it is what it always is."""
     model = tiny_model("gpt2")

@@ -1,0 +1,48 @@
+"""What half-precision weights save on a CPU, and what they change: ``Runtime(linears="bfloat16")``."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from statistics import mean
+from typing import Any
+
+from benchmarks.command import main
+from benchmarks.measure import Bench, Ours, alone, parts
+from benchmarks.prompts import questions
+from cocoa_engine import Generation
+
+EXACT, HALVED = "float32", "bfloat16"
+
+
+def measure(bench: Bench) -> dict[str, Any]:
+    """CoCoA-SIG with both, in turns; then their answers compared."""
+    settings = bench.settings
+    ways = {
+        EXACT: Ours(bench.engine(draft_tokens=0), max_new_tokens=settings.tokens),
+        HALVED: Ours(bench.engine(draft_tokens=0, linears="bfloat16"), max_new_tokens=settings.tokens),
+    }
+    race = bench.race("precision", ways, parts(alone(questions(bench.loaded, settings.prompts)), 2))
+    pairs = list(zip(ways[EXACT].answers(), ways[HALVED].answers(), strict=True))
+    return {"race": race, "change": _change(pairs)}
+
+
+def _change(pairs: list[tuple[Generation, Generation]]) -> dict[str, float]:
+    """How far the answers go together, and how far their first spans, where nothing has diverged yet, are apart."""
+    alike = [_common(a.token_ids, b.token_ids) for a, b in pairs]
+    spans = [(x, y) for a, b in pairs for x, y in zip(a.spans, b.spans, strict=False)]
+    same = [(x, y) for x, y in spans if (x.start, x.token_ids) == (y.start, y.token_ids)]
+    return {
+        "texts_alike": mean(a.token_ids == b.token_ids for a, b in pairs),
+        "tokens_before_the_first_other_one": mean(alike),
+        "f_mlds_apart": mean(abs(x.f_mlds - y.f_mlds) for x, y in same),
+        "con_mlds_apart": mean(abs(x.con_mlds - y.con_mlds) for x, y in same),
+        "log_prob_per_token_apart": mean(abs(x.log_prob - y.log_prob) / len(x.token_ids) for x, y in same),
+    }
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+if __name__ == "__main__":
+    main("precision")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cocoa_engine import Candidate, Generation, Span
@@ -23,3 +25,12 @@ def _assert_alike(a: Span | Candidate, b: Span | Candidate, tolerance: float) ->
     assert a.token_log_probs == pytest.approx(b.token_log_probs, abs=tolerance)
     assert (a.con_mlds, a.f_mlds) == pytest.approx((b.con_mlds, b.f_mlds), abs=tolerance)
     assert (a.log_prob, a.score) == pytest.approx((b.log_prob, b.score), abs=tolerance, rel=tolerance)
+
+
+def close(a: Any, b: Any, tolerance: float = 1e-3) -> bool:
+    """Whether two nested reports are the same, their numbers within ``tolerance``."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(close(a[key], b[key], tolerance) for key in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(close(x, y, tolerance) for x, y in zip(a, b, strict=True))
+    return bool(a == pytest.approx(b, abs=tolerance, rel=tolerance)) if isinstance(a, float) else bool(a == b)

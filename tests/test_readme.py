@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cocoa_engine import CocoaConfig, CocoaEngine
+from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -38,7 +38,7 @@ def test_examples_run(
 
 def test_settings_table_is_complete_and_true() -> None:
     rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \|", README, re.MULTILINE)
-    fields = CocoaConfig.model_fields
+    fields = {**CocoaConfig.model_fields, **Runtime.model_fields}
     assert [name for name, _ in rows] == list(fields)
     assert dict(rows) == {name: str(field.default) for name, field in fields.items()}
 

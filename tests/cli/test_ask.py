@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import Result
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Span
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, Span
 
 Cocoa = Callable[..., Result]
 
@@ -113,13 +113,19 @@ def test_loading_options_reach_the_loader(
     monkeypatch.setattr("torch.set_num_threads", threads.append)
     result = cocoa(
         *("ask", QUESTION, *SHORT, "--model", "some/model", "--dtype", "bfloat16", "--device-map", "auto"),
-        *("--threads", "3", "--allow-pickle", "--trust-remote-code"),
+        *("--threads", "3", "--forward", "modules", "--allow-pickle", "--trust-remote-code"),
     )
     assert result.exit_code == 0
     assert loads == [
         (
             "some/model",
-            {"dtype": "bfloat16", "device_map": "auto", "allow_pickle": True, "trust_remote_code": True},
+            {
+                "dtype": "bfloat16",
+                "device_map": "auto",
+                "runtime": Runtime(forward="modules"),
+                "allow_pickle": True,
+                "trust_remote_code": True,
+            },
         )
     ]
     assert threads == [3]

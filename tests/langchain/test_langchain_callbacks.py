@@ -15,6 +15,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tracers import context
 
+from cocoa_engine.backends.shared_cache import SharedCache
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback, get_spans
 
 
@@ -97,7 +98,6 @@ async def test_an_async_stream_left_early_leaves_a_partial_report(quick_chat: Ch
 def test_an_error_in_mid_stream_leaves_a_partial_report(
     quick_chat: ChatCocoa, monkeypatch: pytest.MonkeyPatch, question: str
 ) -> None:
-    model = quick_chat.load().model
     with get_risk_callback() as risk:
         stream = quick_chat.stream(question)
         next(stream)
@@ -105,7 +105,7 @@ def test_an_error_in_mid_stream_leaves_a_partial_report(
         def fails(*args: Any, **kwargs: Any) -> Any:
             raise RuntimeError("broken")
 
-        monkeypatch.setattr(model, "forward", fails)
+        monkeypatch.setattr(SharedCache, "step", fails)
         with pytest.raises(RuntimeError, match="broken"):
             list(stream)
         with pytest.raises(RuntimeError, match="broken"):

@@ -369,7 +369,9 @@ class CocoaEngine:
         scheduler = self._scheduler
         try:
             while waiting or running:
-                while waiting and len(running) < most and scheduler.enter(wait=not running):
+                # only at the beginning: later it would throw away what is done
+                may_refuse = len(waiting) == len(requests)
+                while waiting and len(running) < most and scheduler.enter(wait=not running, may_refuse=may_refuse):
                     number, request = waiting.popleft()
                     try:
                         running[number] = self._open(request, config)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from cocoa_engine.forward.store import KeyValues
+from cocoa_engine.model import LanguageModel
 
 SHORTEST = 64
 """A shorter common beginning is computed again: that takes as long as copying it."""
@@ -59,6 +60,24 @@ class PrefixCache:
             self._entries[ids] = copied
             while self.nbytes > self.max_bytes:
                 self._entries.popitem(last=False)
+
+
+_QUANTISERS = ("torchao.", "bitsandbytes.", "gptqmodel.", "awq.")
+_KNOWN_PACKAGES = ("transformers.", "transformers_modules.", "torch.", *_QUANTISERS)
+
+
+def depends_on_weights_alone(model: LanguageModel) -> bool:
+    """Whether keys and values of now hold later, too: not where a hook or an adapter that is switched has a say."""
+    for module in model.model.modules():
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if not all(str(getattr(hook, "__module__", "")).startswith(("transformers.", "torch.")) for hook in hooks):
+            return False
+        kind = type(module).__module__
+        if not kind.startswith(_KNOWN_PACKAGES):
+            return False
+        if "forward" in module.__dict__ and not hasattr(module, "_hf_hook") and not kind.startswith("torch._dynamo"):
+            return False  # accelerate moves tensors, a compiled model does the same as it did
+    return True
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:

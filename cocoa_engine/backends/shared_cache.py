@@ -101,7 +101,7 @@ class SharedCache(Backend):
         super().__init__(forward.model)
         self.forward = forward
         self.max_sequences = forward.max_sequences
-        self.prefixes = PrefixCache(prefix_cache_bytes)
+        self.prefixes = PrefixCache(0 if forward.whole_prompts else prefix_cache_bytes)
         self._open: weakref.WeakSet[SharedTree] = weakref.WeakSet()
         # of the set and of the stores in it; again by one thread, if it collects a stream that closes its tree
         self._lock = threading.RLock()
@@ -137,7 +137,8 @@ class SharedCache(Backend):
         if tree.used == 0:
             self._begin_as_others(tree)
         start = tree.used
-        chunk = tree.token_ids[start : start + min(most or PREFILL_CHUNK, PREFILL_CHUNK)]
+        end = None if self.forward.whole_prompts else start + min(most or PREFILL_CHUNK, PREFILL_CHUNK)
+        chunk = tree.token_ids[start:end]
         positions = range(start, start + len(chunk))
         with self.model.exclusive():
             passed = self.forward([Segment(tree.store, start, chunk, positions, start)], None)

@@ -212,8 +212,7 @@ class Sequencer:
         room = self.room() - len(missing)
         if not self.feeds_ahead or room < 1:
             return []
-        ahead = self._after_the_best(waiting)
-        ahead = ahead if len(ahead) <= room else []
+        ahead = self._after_the_best(waiting, room)
         for path in missing:
             if path[-1] in self.rules.eos:
                 continue
@@ -224,32 +223,52 @@ class Sequencer:
                 ahead.append(path)
         return ahead
 
-    def _after_the_best(self, waiting: Sequence[Branch]) -> list[Path]:
-        """The tips that grow from the best of the branches that have come to their own next risk point."""
-        if not waiting or self.config.span_boundary != "own":
-            return []
-        con, f = self._mlds(waiting)
-        scores = [
-            log_prob_and_score(self.config, branch.log_probs, con[number], f[number])[1]
-            for number, branch in enumerate(waiting)
-        ]
-        best = waiting[scores.index(max(scores))]
-        if best.ended or best.next is None:
-            return []
-        paths = [(*best.path, token_id) for token_id in self._competing(best.next).token_ids]
-        while any(path in self.fed for path in paths):
-            tips = []
-            for path in paths:
+    def _after_the_best(self, waiting: Sequence[Branch], room: int) -> list[Path]:
+        """The tips that grow from the best of the branches that have come to their own next risk point.
+
+        Where those have come to theirs too, also from the best of them, and so on: whole risk points, at most ``room``.
+        """
+        tips: list[Path] = []
+        base: Path = ()
+        while waiting and self.config.span_boundary == "own":
+            con, f = self._mlds(waiting)
+            scores = [
+                log_prob_and_score(self.config, branch.log_probs, con[number], f[number])[1]
+                for number, branch in enumerate(waiting)
+            ]
+            best = waiting[scores.index(max(scores))]
+            base = (*base, *best.token_ids)
+            if best.ended or best.next is None:
+                break
+            growing, waiting = self._foreseen(base, self._competing(best.next))
+            if len(tips) + len(growing) > room:
+                break
+            tips += growing
+        return tips
+
+    def _foreseen(self, base: Path, candidates: NextTokens) -> tuple[list[Path], list[Branch]]:
+        """How the branches of a risk point to come stand: what of them is not fed yet, and those that are complete."""
+        growing: list[Path] = []
+        waiting: list[Branch] = []
+        cap = min(self.config.max_span_tokens, self.config.max_new_tokens - self.generated - len(base))
+        for token_id, log_prob in zip(candidates.token_ids, candidates.log_probs, strict=True):
+            branch = Branch(self.track, [token_id], [log_prob])
+            while cap > 0:
+                path = (*base, *branch.token_ids)
                 known = self.fed.get(path)
                 if known is None:
-                    tips.append(path)
-                elif known.next is not None and path[-1] not in self.rules.eos:
-                    after = self._competing(known.next).token_ids
-                    if len(after) == 1:  # else it stands at its own next risk point
-                        tips.append((*path, after[0]))
-            paths = tips
-        left = self.config.max_new_tokens - self.generated
-        return [path for path in paths if len(path) <= left]
+                    growing.append(path)
+                    break
+                assert known.hidden is not None
+                branch.hidden = known.hidden if branch.hidden is None else branch.hidden + known.hidden
+                branch.next, branch.ended = known.next, "eos" if path[-1] in self.rules.eos else None
+                following = None if known.next is None else self._competing(known.next)
+                if branch.ended or following is None or len(following.token_ids) > 1 or len(branch.token_ids) == cap:
+                    waiting.append(branch)
+                    break
+                branch.token_ids.append(following.token_ids[0])
+                branch.log_probs.append(following.log_probs[0])
+        return growing, waiting
 
     def _stands(self, branch: Branch, capped: bool) -> bool:
         """Whether a branch stands at its own next risk point, or cannot go on."""

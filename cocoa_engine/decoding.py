@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 
 from cocoa_engine.assembly import Assembler
 from cocoa_engine.backends import Backend, Path, StepOutput
@@ -47,9 +47,7 @@ class Decoding:
         )
         self._assembler = Assembler(config, len(request.prompt), model_name)
         self._loop: Generator[Sequence[Path], StepOutput, None] | None = None
-        self._new_work: Callable[[Sequence[Path] | None], Work] = lambda paths: Work(
-            backend, self._tree, request.wanted, paths
-        )
+        self._backend, self._wanted = backend, request.wanted
         self.work: Work | None = self._new_work(None)
 
     def advance(self) -> None:
@@ -76,6 +74,9 @@ class Decoding:
                 self._tree.close()
                 return
         self.work = self._new_work(paths)
+
+    def _new_work(self, paths: Sequence[Path] | None) -> Work:
+        return Work(self._backend, self._tree, self._wanted, paths)
 
     def ready(self) -> list[Span]:
         """The spans that have become final since the last call."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, overload
 
 from cocoa_engine.assembly import make_span
@@ -369,7 +370,9 @@ class CocoaEngine:
         scheduler = self._scheduler
         try:
             while waiting or running:
-                while waiting and len(running) < most and scheduler.enter(wait=not running):
+                # only at the beginning: later it would throw away what is done
+                may_refuse = len(waiting) == len(requests)
+                while waiting and len(running) < most and scheduler.enter(wait=not running, may_refuse=may_refuse):
                     number, request = waiting.popleft()
                     try:
                         running[number] = self._open(request, config)
@@ -397,8 +400,8 @@ class CocoaEngine:
                 scheduler.leave()
         return [results[number] for number in range(len(requests))]
 
-    def _spans(self, stream: SpanStream, request: Request, config: CocoaConfig) -> Generator[Span, None, None]:
-        """Decode one request, holding a place only while a span is asked for; leaves the generation in the stream."""
+    def _spans(self, shared: _Shared, request: Request, config: CocoaConfig) -> Generator[Span, None, None]:
+        """Decode one request, holding a place only while a span is asked for; leaves the generation in ``shared``."""
         decoding: Decoding | None = None
         try:
             while decoding is None or decoding.work is not None:
@@ -407,13 +410,13 @@ class CocoaEngine:
                         decoding = self._open(request, config)
                     spans: list[Span] = []
                     while not spans and decoding.work is not None:
-                        if stream.closed:
+                        if shared.closed:
                             return
                         self._scheduler.feed([decoding.work])
                         decoding.advance()
                         spans = decoding.ready()
                 if decoding.work is None:
-                    stream.generation = decoding.generation()
+                    shared.generation = decoding.generation()
                 yield from spans
         finally:
             if decoding is not None:
@@ -432,25 +435,41 @@ def _checked_runtime(runtime: Any) -> Runtime:
     return runtime
 
 
-class SpanStream(Iterator[Span]):
-    """The spans of an answer, each as soon as it is decided; also a context manager.
+@dataclass
+class _Shared:
+    """What a stream and its work tell each other. Apart, for an abandoned stream to be freed at once: no cycle."""
 
-    Attributes:
-        generation: the whole answer, once its last span was decided; none before.
-        closed: whether the work was stopped.
-    """
+    generation: Generation | None = None
+    closed: bool = False
+
+
+class SpanStream(Iterator[Span]):
+    """The spans of an answer, each as soon as it is decided; also a context manager."""
 
     def __init__(self, engine: CocoaEngine, request: Request, config: CocoaConfig) -> None:
-        self.generation: Generation | None = None
-        self.closed = False
-        self._spans = engine._spans(self, request, config)
+        self._shared = _Shared()
+        self._spans = engine._spans(self._shared, request, config)
+
+    @property
+    def generation(self) -> Generation | None:
+        """The whole answer, once its last span was decided; none before."""
+        return self._shared.generation
+
+    @property
+    def closed(self) -> bool:
+        """Whether the work was stopped."""
+        return self._shared.closed
 
     def __next__(self) -> Span:
-        return next(self._spans)
+        span = next(self._spans)
+        if self.closed:  # by another thread meanwhile, which could not stop the work from outside
+            self.close()
+            raise StopIteration
+        return span
 
     def close(self) -> None:
         """Stop the work; the stream yields nothing more. Any thread may call it, also while another asks for a span."""
-        self.closed = True
+        self._shared.closed = True
         with contextlib.suppress(ValueError):  # another thread is inside: it stops before its next forward pass
             self._spans.close()
 

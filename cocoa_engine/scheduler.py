@@ -36,6 +36,7 @@ class Work:
         first: of a prompt, the logits ``[V]`` after it.
         output: of a step.
         error: what the pass raised instead.
+        dropped: its caller was interrupted; nobody waits for it any more.
     """
 
     backend: Backend
@@ -45,6 +46,7 @@ class Work:
     first: Tensor | None = None
     output: StepOutput | None = None
     error: Exception | None = None
+    dropped: bool = False
 
     @property
     def done(self) -> bool:
@@ -158,8 +160,10 @@ class Scheduler:
                         self._turn.wait(patience)
                     else:
                         self._drive()
-            except BaseException:  # an interrupt: nobody waits for these any more
-                self._pending = [work for work in self._pending if work not in works]
+            except BaseException:  # an interrupt
+                for work in works:
+                    work.dropped = True  # one may be in another thread's pass just now
+                self._pending = [work for work in self._pending if not work.dropped]
                 self._turn.notify_all()
                 raise
 
@@ -181,7 +185,7 @@ class Scheduler:
             self._duration = now - start
             self._not_before = now + _PATIENCE * self._duration
             self._driving = False
-            self._pending[:0] = [work for work in batch if not work.done]
+            self._pending[:0] = [work for work in batch if not (work.done or work.dropped)]
             self._turn.notify_all()
 
     def _pick(self) -> list[Work]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from cocoa_engine.backends.base import Backend, Path, StepOutput, TokenTree
 from cocoa_engine.backends.copied_cache import CopiedCache
+from cocoa_engine.backends.prefixes import depends_on_weights_alone
 from cocoa_engine.backends.recompute import Recompute
 from cocoa_engine.backends.shared_cache import SharedCache
 from cocoa_engine.errors import UnsupportedModelError
@@ -74,7 +75,7 @@ def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
     """The fastest backend that is right on this model, found by trying; logs once if branches cannot share a cache."""
     runtime = runtime or Runtime()
     obstacle = "not asked for" if runtime.forward == "modules" else why_not_lean(model)
-    prefix_cache_bytes = runtime.prefix_cache_mb * 2**20
+    prefix_cache_bytes = runtime.prefix_cache_mb * 2**20 if depends_on_weights_alone(model) else 0
     with model.lock:
         found = _found.setdefault(model.model, {})
         graphs = runtime.cuda_graphs and model.device.type == "cuda"
@@ -92,7 +93,7 @@ def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
 
 def state_of(model: LanguageModel) -> tuple[Any, ...]:
     """What a backend was made for: equal as long as the model's weights and hooks are the same."""
-    return why_not_lean(model), written_state(model.model.parameters())
+    return why_not_lean(model), depends_on_weights_alone(model), written_state(model.model.parameters())
 
 
 def _try_all(model: LanguageModel, way: Way, obstacle: str | None, graphs: bool) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from cocoa_engine.forward.store import KeyValues
+from cocoa_engine.model import LanguageModel
 
 SHORTEST = 64
 """A shorter common beginning is computed again: that takes as long as copying it."""
@@ -28,17 +29,19 @@ class PrefixCache:
     @property
     def nbytes(self) -> int:
         """Memory in use."""
-        return sum(store.nbytes for store in self._entries.values())
+        return sum(store.nbytes for store in list(self._entries.values()))
 
     def longest(self, token_ids: Sequence[int]) -> tuple[KeyValues, int] | None:
         """The entry that shares the longest beginning with a sequence, and that beginning's length."""
         with self._lock:
-            found = max(self._entries, key=lambda known: common_length(known, token_ids), default=())
-            length = common_length(found, token_ids)
-            if length < SHORTEST:
+            known = list(self._entries.items())
+            found = max(known, key=lambda entry: common_length(entry[0], token_ids), default=None)
+            length = 0 if found is None else common_length(found[0], token_ids)
+            if found is None or length < SHORTEST:
                 return None
-            self._entries.move_to_end(found)
-            return self._entries[found], length
+            if found[0] in self._entries:
+                self._entries.move_to_end(found[0])
+            return found[1], length
 
     def keep(self, token_ids: Sequence[int], store: KeyValues) -> None:
         """Copy a sequence's first slots, unless they are known or too few or too many."""
@@ -47,15 +50,34 @@ class PrefixCache:
         if len(ids) < SHORTEST or size > self.max_bytes:
             return
         with self._lock:
-            lengths = {known: common_length(known, ids) for known in self._entries}
+            lengths = {known: common_length(known, ids) for known in list(self._entries)}
             if any(length == len(ids) for length in lengths.values()):
                 return
+            copied = store.prefix(len(ids), len(ids))
             for known, length in lengths.items():
                 if length == len(known):  # this sequence goes on where that one ended
-                    del self._entries[known]
-            self._entries[ids] = store.prefix(len(ids), len(ids))
+                    self._entries.pop(known, None)
+            self._entries[ids] = copied
             while self.nbytes > self.max_bytes:
                 self._entries.popitem(last=False)
+
+
+_QUANTISERS = ("torchao.", "bitsandbytes.", "gptqmodel.", "awq.")
+_KNOWN_PACKAGES = ("transformers.", "transformers_modules.", "torch.", *_QUANTISERS)
+
+
+def depends_on_weights_alone(model: LanguageModel) -> bool:
+    """Whether keys and values of now hold later, too: not where a hook or an adapter that is switched has a say."""
+    for module in model.model.modules():
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if not all(str(getattr(hook, "__module__", "")).startswith(("transformers.", "torch.")) for hook in hooks):
+            return False
+        kind = type(module).__module__
+        if not kind.startswith(_KNOWN_PACKAGES):
+            return False
+        if "forward" in module.__dict__ and not hasattr(module, "_hf_hook") and not kind.startswith("torch._dynamo"):
+            return False  # accelerate moves tensors, a compiled model does the same as it did
+    return True
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:

@@ -7,6 +7,7 @@ the prefix, and the other branches' slots are free again.
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from cocoa_engine.backends.prefixes import SHORTEST, PrefixCache, common_length
 from cocoa_engine.forward.base import Forward, Segment
 from cocoa_engine.forward.store import KeyValues
 from cocoa_engine.hidden_states import Wanted
+
+logger = logging.getLogger(__name__)
 
 PREFILL_CHUNK = 2048
 """Tokens of a prompt fed at once: what a long prompt needs beside its keys and values does not grow with it."""
@@ -98,7 +101,7 @@ class SharedCache(Backend):
         super().__init__(forward.model)
         self.forward = forward
         self.max_sequences = forward.max_sequences
-        self.prefixes = PrefixCache(prefix_cache_bytes)
+        self.prefixes = PrefixCache(0 if forward.whole_prompts else prefix_cache_bytes)
         self._open: weakref.WeakSet[SharedTree] = weakref.WeakSet()
         # of the set and of the stores in it; again by one thread, if it collects a stream that closes its tree
         self._lock = threading.RLock()
@@ -119,17 +122,23 @@ class SharedCache(Backend):
             if tree not in self._open:
                 return
             self._open.discard(tree)
-        if tree.used:
-            self.prefixes.keep(tree.token_ids[: tree.committed], tree.store)
-        self.forward.release(tree.store)
-        tree.store = KeyValues(0, 0)
+        known = tree.token_ids[: min(tree.used, tree.committed)]  # a prompt may have been fed in part only
+        tree.used = 0  # first: who sees the empty store sees this too
+        store, tree.store = tree.store, KeyValues(0, 0)
+        try:
+            self.prefixes.keep(known, store)
+        except (MemoryError, RuntimeError) as fault:  # torch's out of memory is the latter
+            logger.debug("no memory for a copy of %d tokens' keys and values: %s", len(known), fault)
+        finally:
+            self.forward.release(store)
 
     def prefill_some(self, tree: TokenTree, most: int | None = None) -> Tensor | None:
         assert isinstance(tree, SharedTree)
         if tree.used == 0:
             self._begin_as_others(tree)
         start = tree.used
-        chunk = tree.token_ids[start : start + min(most or PREFILL_CHUNK, PREFILL_CHUNK)]
+        end = None if self.forward.whole_prompts else start + min(most or PREFILL_CHUNK, PREFILL_CHUNK)
+        chunk = tree.token_ids[start:end]
         positions = range(start, start + len(chunk))
         with self.model.exclusive():
             passed = self.forward([Segment(tree.store, start, chunk, positions, start)], None)
@@ -143,14 +152,15 @@ class SharedCache(Backend):
             return
         prompt = tree.token_ids[:-1]
         found = self.prefixes.longest(prompt)
-        store, length = found if found is not None else (None, SHORTEST - 1)
+        best, length = found if found is not None else (None, SHORTEST - 1)
         with self._lock:  # until it is copied: a store that is released may be another sequence's at once
             for other in list(self._open):
+                store = other.store
                 shared = min(common_length(other.token_ids, prompt), other.used)
                 if other is not tree and shared > length:
-                    store, length = other.store, shared
-            if store is not None:
-                tree.store.fill(store, length)
+                    best, length = store, shared
+            if best is not None:
+                tree.store.fill(best, length)
                 tree.used = tree.cached_tokens = length
 
     def step(self, requests: Sequence[tuple[TokenTree, Sequence[Path]]]) -> list[StepOutput]:

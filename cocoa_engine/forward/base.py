@@ -103,6 +103,11 @@ class Forward(ABC):
         self.model = model
 
     @property
+    def whole_prompts(self) -> bool:
+        """Whether a prompt has to be fed in one pass, as its length has a say in what each token becomes."""
+        return False
+
+    @property
     def max_sequences(self) -> int | None:
         """How many sequences one pass takes; none is any number."""
         return None

@@ -38,7 +38,16 @@ class Modules(Forward):
         if "position_ids" not in model.forward_parameters:
             raise NotImplementedError("the model takes no position_ids")
         self.windows = Windows(model.config)
+        self._length_matters = _length_matters(model.config)
         self.linears = _FastLinears(model.model, way)
+
+    @property
+    def whole_prompts(self) -> bool:
+        return self._length_matters
+
+    @property
+    def max_sequences(self) -> int | None:
+        return 1 if self._length_matters else None  # else the longest one's would be the frequencies of all
 
     def __call__(self, segments: Sequence[Segment], wanted: Wanted | None) -> Passed:
         with self._own_attention(segments):
@@ -257,3 +266,10 @@ def _last_rows(segments: Sequence[Segment], kept: int) -> list[int]:
         total += segment.width
         ends.append(total - 1)
     return ends
+
+
+def _length_matters(config: Any) -> bool:
+    """Whether rotary frequencies depend on the longest position of a pass (dynamic NTK, LongRoPE)."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    by_layer_kind = [part for part in rope.values() if isinstance(part, dict)]
+    return any(part.get("rope_type") in ("dynamic", "longrope") for part in (rope, *by_layer_kind))

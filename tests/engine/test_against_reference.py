@@ -19,7 +19,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
 from tests.prompts import LONG, PROMPTS
 from tests.reference import FullForward, Reference, ReferenceGeneration, assert_same
 from tests.tiny_models import ARCHITECTURES, EOS, NUM_LAYERS, VOCAB_SIZE, tiny_model, tiny_tokenizer
@@ -168,6 +168,21 @@ def test_real_model(engine, real_forward, names, settings):
         check(answer, expected)
         check(from_batch, expected)
         assert answer.usage.prompt_tokens == len(ids)
+
+
+@pytest.mark.parametrize("runtime", [Runtime(forward="modules"), Runtime(linears="shared")], ids=["modules", "shared"])
+@pytest.mark.parametrize(("names", "settings"), REAL_GROUPS)
+def test_real_model_run_in_other_ways(engine, real_forward, names, settings, runtime):
+    """What the reference meets has been passed over by the test before."""
+    config = CocoaConfig(**{"max_new_tokens": 5, "max_candidates": 3, "max_span_tokens": 4, **settings})
+    other = CocoaEngine(engine.model, engine.tokenizer, runtime=runtime)
+    if runtime.forward == "modules":
+        assert other.info().forward == "modules"
+    prompts = [PROMPTS[name] for name in names]
+    for prompt, answer in zip(prompts, other.generate_batch(prompts, config=config), strict=True):
+        ids = engine.tokenizer(prompt).input_ids
+        foresee(real_forward, ids, answer)
+        check(answer, Reference(real_forward, engine.tokenizer, config).generate(ids))
 
 
 def test_long_context_on_the_real_model(engine, real_forward):

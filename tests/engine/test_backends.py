@@ -342,6 +342,29 @@ def test_a_long_prompt_is_fed_in_chunks(architecture: str, monkeypatch: pytest.M
     assert chunked[2].usage.forward_passes - whole[2].usage.forward_passes == len(PROMPTS[2]) // 5 - 1
 
 
+def test_frequencies_that_depend_on_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long sequence does not change a short one beside it, and its prompt is fed whole."""
+    from cocoa_engine.backends import shared_cache
+
+    monkeypatch.setattr(shared_cache, "PREFILL_CHUNK", 16)
+    longrope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [1.0, 2.0, 4.0, 8.0],
+        "original_max_position_embeddings": 32,
+    }
+    model = tiny_model("phi3", rope_parameters=longrope, original_max_position_embeddings=32)
+    engine = CocoaEngine(model, tiny_tokenizer())
+    assert engine.info().forward == "modules"
+    prompts = [list(range(20, 30)), list(range(40, 140)), [*range(40, 110), 7]]
+    alone = [engine.generate(prompt, max_new_tokens=6) for prompt in prompts]
+    for prompt, answer, one in zip(prompts, engine.generate_batch(prompts, max_new_tokens=6), alone, strict=True):
+        assert same(answer, one)
+        first = max(candidate.token_log_probs[0] for candidate in (one.spans[0].candidates or one.spans))
+        assert first == pytest.approx(plain(model, prompt).log_softmax(-1).max().item(), abs=1e-4)
+
+
 def test_rows_of_a_batch_may_end_in_any_order() -> None:
     model = tiny_model("llama")
     backend = shared(model)

@@ -29,6 +29,9 @@ from cocoa_engine.text import TextTrack
 
 Ids = Tensor  # [1, t], as transformers' logits processors and stopping criteria want them
 
+WORTH_A_GUESS = 0.3
+"""The probability that a guess saves a pass from which on its rows are fed."""
+
 Room = Callable[[], int]
 """How many tips of this sequence the next forward pass takes at no extra cost."""
 
@@ -213,15 +216,26 @@ class Sequencer:
         if not self.feeds_ahead or room < 1:
             return []
         ahead = self._after_the_best(waiting, room)
-        for path in missing:
-            if path[-1] in self.rules.eos:
-                continue
-            left = self.config.max_new_tokens - self.generated - len(path)
-            for token_id in self.lookup.guess(path, min(room - len(ahead), left)):
-                self.guesses[path] = token_id
-                path = (*path, token_id)
-                ahead.append(path)
+        guessed = {path: self._guess(path, (room - len(ahead)) // len(missing)) for path in missing}
+        # a pass is saved only if the guess is right for every path; one row beside another costs nothing
+        if self.lookup.accuracy ** len(missing) < WORTH_A_GUESS:
+            guessed = {path: tokens[:1] for path, tokens in guessed.items() if len(missing) == 1}
+        elif not all(guessed.values()):
+            guessed = {}
+        for path, tokens in guessed.items():
+            ahead += [(*path, *tokens[: depth + 1]) for depth in range(len(tokens))]
         return ahead
+
+    def _guess(self, path: Path, count: int) -> tuple[int, ...]:
+        """What may follow a path by prompt lookup. Whether it is fed or not, it is noted, to learn from."""
+        left = self.config.max_new_tokens - self.generated - len(path)
+        if path[-1] in self.rules.eos or left < 1:
+            return ()
+        guess = self.lookup.guess(path, min(max(count, 1), left))
+        for depth, token_id in enumerate(guess):
+            known = (*path, *guess[:depth])
+            self.guesses[known] = token_id
+        return guess[:count]
 
     def _after_the_best(self, waiting: Sequence[Branch], room: int) -> list[Path]:
         """The tips that grow from the best of the branches that have come to their own next risk point.

@@ -11,19 +11,27 @@ from collections.abc import Iterable, Sequence
 _SIZES = (3, 2)  # tokens that must have come before, the longer match first
 
 
+_AT_FIRST = 0.4
+_MEMORY = 0.8
+"""Of the accuracy so far, in the accuracy after another guess."""
+
+
 class PromptLookup:
     """An index of every run of 2 or 3 tokens in a growing sequence.
 
     Args:
         token_ids: what is there already.
-        most: guesses at a time, 0 for none; halved when a guess was wrong, one more when it was right.
+        most: guesses at a time, 0 for none.
+
+    Attributes:
+        accuracy: the share of guesses that were right, recent ones counting more.
     """
 
     def __init__(self, token_ids: Iterable[int], most: int) -> None:
         self._ids: list[int] = []
         self._follows: dict[tuple[int, ...], int] = {}  # run -> where what follows it begins, the last time
         self._most = most
-        self._length = most
+        self.accuracy = _AT_FIRST
         if most:
             self.extend(token_ids)
 
@@ -39,7 +47,7 @@ class PromptLookup:
 
     def guess(self, path: Sequence[int], count: int) -> tuple[int, ...]:
         """At most ``count`` tokens that may follow the sequence and ``path``; none if nothing like it came before."""
-        count = min(count, self._length)
+        count = min(count, self._most)
         if count < 1:
             return ()
         last = [*self._ids[-_SIZES[0] :], *path][-_SIZES[0] :]
@@ -51,4 +59,4 @@ class PromptLookup:
 
     def judge(self, right: bool) -> None:
         """Learn whether a guessed token was right."""
-        self._length = min(self._most, self._length + 1) if right else max(1, self._length // 2)
+        self.accuracy = _MEMORY * self.accuracy + (1 - _MEMORY) * right

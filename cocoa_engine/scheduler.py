@@ -99,8 +99,8 @@ class Scheduler:
                 return False
             if may_refuse and len(self._queue) >= self.max_queue:
                 raise EngineBusyError(
-                    f"{self._taken} requests are running and {len(self._queue)} wait, the most that may; try again "
-                    "later, or raise Runtime(max_queue=...) or Runtime(max_batch_size=...)."
+                    f"requests running: {self._taken}, waiting: {len(self._queue)}, as many as may; try again later, "
+                    "or raise Runtime(max_queue=...) or Runtime(max_batch_size=...)."
                 )
             granted = threading.Event()
             self._queue.append(granted)

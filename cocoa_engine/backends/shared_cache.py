@@ -50,7 +50,8 @@ class SharedTree(TokenTree):
         slots = dict(self.slots)
         for number, path in enumerate(paths):
             slots[path] = [*slots[path[:-1]], self.used + number]
-        self.store.reserve(self.used + len(paths))
+        if self.used + len(paths) > self.store.capacity:
+            self.store.reserve(self.used + len(paths) + SPARE_SLOTS)
         alone = len(paths) == 1 and self.used == self.committed
         positions = [self.committed + len(path) - 1 for path in paths]
         return Segment(

@@ -482,7 +482,7 @@ def test_without_a_queue_a_call_is_refused_at_once() -> None:
         lambda: engine.generate_batch([prompt(1)], return_exceptions=True),
         lambda: list(engine.stream(prompt(1))),
     ):
-        with pytest.raises(EngineBusyError, match=r"1 .* running and 0 wait.*Runtime\(max_queue=\.\.\.\)"):
+        with pytest.raises(EngineBusyError, match=r"running: 1, waiting: 0.*Runtime\(max_queue=\.\.\.\)"):
             call()
     assert len(engine.score(prompt(1), [[5, 6], [7]])) == 2  # needs no place
     assert_alike(held.let_go(), expected)
@@ -496,7 +496,7 @@ def test_a_queue_of_one() -> None:
     held, outcome = Held(engine), []
     waiting = start(partial(engine.generate_batch, [prompt(1), prompt(2)], max_new_tokens=6), outcome)
     wait_until(lambda: len(engine._scheduler._queue) == 1)
-    with pytest.raises(EngineBusyError, match="and 1 wait"):
+    with pytest.raises(EngineBusyError, match="running: 1, waiting: 1"):
         engine.generate(prompt(3))
     held.let_go()
     join([waiting])

@@ -83,6 +83,11 @@ class Branch:
     def path(self) -> Path:
         return tuple(self.token_ids)
 
+    def add_states(self, states: Tensor | None) -> None:
+        """Add those of a fed token, ``[N + 1, d]``."""
+        assert states is not None
+        self.hidden = states if self.hidden is None else self.hidden + states
+
 
 @dataclass(frozen=True)
 class Fed:
@@ -273,8 +278,7 @@ class Sequencer:
                 if known is None:
                     growing.append(path)
                     break
-                assert known.hidden is not None
-                branch.hidden = known.hidden if branch.hidden is None else branch.hidden + known.hidden
+                branch.add_states(known.hidden)
                 branch.next, branch.ended = known.next, "eos" if path[-1] in self.rules.eos else None
                 following = None if known.next is None else self._competing(known.next)
                 if branch.ended or following is None or len(following.token_ids) > 1 or len(branch.token_ids) == cap:
@@ -378,8 +382,7 @@ class Sequencer:
     def _absorb(self, branches: Sequence[Branch], fed: Sequence[Fed], paths: Sequence[Path]) -> None:
         """Take in what the model said of the last token of each branch."""
         for branch, said in zip(branches, fed, strict=True):
-            assert said.hidden is not None
-            branch.hidden = said.hidden if branch.hidden is None else branch.hidden + said.hidden
+            branch.add_states(said.hidden)
         # no processor is asked what may follow an end: a grammar would have no answer
         left = self.config.max_new_tokens - self.generated
         going_on = [number for number, branch in enumerate(branches) if not branch.ended and len(paths[number]) < left]

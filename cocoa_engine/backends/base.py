@@ -48,9 +48,9 @@ class TokenTree(ABC):
             keep_rest: keep what was fed after the path, where the tree can.
         """
 
-    @abstractmethod
     def drop_branches(self) -> None:
         """Go back to the committed tokens; what the branches held is free for others. Needs ``keep_committed``."""
+        self.commit(())
 
     @abstractmethod
     def close(self) -> None:

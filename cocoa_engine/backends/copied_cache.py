@@ -30,9 +30,6 @@ class CopiedTree(TokenTree):
         self.committed += len(path)
         self.caches = {(): self.caches[path]}
 
-    def drop_branches(self) -> None:
-        self.caches = {(): self.caches[()]}
-
     def close(self) -> None:
         self.caches = {}
 

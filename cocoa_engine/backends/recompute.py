@@ -23,9 +23,6 @@ class RecomputedTree(TokenTree):
         self.token_ids.extend(path)
         self.committed += len(path)
 
-    def drop_branches(self) -> None:
-        """Nothing is held of them."""
-
     def close(self) -> None:
         """Nothing is held."""
 

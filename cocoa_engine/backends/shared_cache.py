@@ -84,11 +84,6 @@ class SharedTree(TokenTree):
         self.used = 1 + max((slot for slots in self.slots.values() for slot in slots), default=self.committed - 1)
         self.tail_positions = self.tail_positions[depth : depth + self.used - self.committed]
 
-    def drop_branches(self) -> None:
-        self.slots = {(): []}
-        self.tail_positions = []
-        self.used = self.committed
-
     def close(self) -> None:
         self.backend.closed(self)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -11,6 +14,11 @@ from cocoa_engine.forward.base import Segment
 FOLDED_WIDTH = 32
 """Up to this many tokens the query heads of a key-value head are folded into the query's length."""
 
+LONG = 768
+"""From this many slots on, a CPU's threads share the slots where the key-value heads do not divide evenly by them."""
+
+_flash: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+
 
 def attend(
     segment: Segment, layer: int, query: Tensor, *, scale: float, window: int | None, softcap: float | None = None
@@ -18,22 +26,21 @@ def attend(
     """softmax(q k^T * scale + mask) v of one segment, whose keys and values have been written.
 
     Args:
-        query: ``[W, heads, head_dim]``.
+        query: ``[heads, W, head_dim]``.
         window: of a layer with sliding attention.
         softcap: c in c * tanh(score / c), as in Gemma 2.
 
     Returns:
         ``[W, heads * value_dim]``.
     """
-    width, heads, _ = query.shape
+    heads, width, _ = query.shape
     keys, values = segment.store.read(layer, segment.end)  # [G, S, head_dim]
     groups = heads // keys.shape[0]
-    device = query.device
     if width > FOLDED_WIDTH and softcap is None:
         causal = segment.is_prompt(window)
-        mask = None if causal else segment.mask(window, 1, query.dtype, device)
+        mask = None if causal else segment.mask(window, 1, query.dtype, query.device)
         out = F.scaled_dot_product_attention(
-            query.transpose(0, 1)[None],
+            query[None],
             keys[None],
             values[None],
             attn_mask=mask,
@@ -42,7 +49,13 @@ def attend(
             enable_gqa=groups > 1,
         )
         return out[0].transpose(0, 1).reshape(width, -1)
-    mask = segment.mask(window, groups, query.dtype, device)
+    parts = _parts(keys, values) if softcap is None else 1
+    end = parts * -(-segment.end // parts)
+    if parts > 1 and end <= segment.store.capacity:
+        keys, values = segment.store.read(layer, end)
+        mask = segment.mask(window, groups, query.dtype, query.device, end)
+        return _unfolded(_in_parts(_folded(query, groups), keys, values, mask, scale, parts), groups)
+    mask = segment.mask(window, groups, query.dtype, query.device)
     return attend_folded(query, keys, values, mask, scale=scale, softcap=softcap)
 
 
@@ -52,14 +65,14 @@ def attend_folded(
     """The same for few tokens: the query heads of a key-value head are folded into the query's length.
 
     Args:
-        query: ``[W, heads, head_dim]``.
+        query: ``[heads, W, head_dim]``.
         keys, values: ``[kv_heads, S, head_dim]``.
         mask: additive, ``[heads / kv_heads * W, S]``; none sees everything.
 
     Returns:
         ``[W, heads * value_dim]``.
     """
-    groups = query.shape[1] // keys.shape[0]
+    groups = query.shape[0] // keys.shape[0]
     folded = _folded(query, groups)
     if softcap is None:
         out = F.scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask, scale=scale)[0]
@@ -70,13 +83,47 @@ def attend_folded(
     return _unfolded(out, groups)
 
 
+def _parts(keys: Tensor, values: Tensor) -> int:
+    """How many parts the slots are divided into, so that all threads have equally much to do."""
+    if keys.device.type != "cpu" or keys.shape[1] < LONG or keys.shape[2] != values.shape[2] or _flash is None:
+        return 1  # a GPU's kernel divides them itself
+    threads = torch.get_num_threads()
+    return min(threads // math.gcd(threads, keys.shape[0]), keys.shape[1] // (LONG // 2))
+
+
+def _in_parts(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, parts: int) -> Tensor:
+    """Attention over each part of the slots as if it were a head of its own, put together by the parts' weights.
+
+    With z_i the sum of exp(score) over part i: softmax(scores) v = sum_i z_i / (sum_j z_j) * softmax(scores_i) v_i.
+
+    Args:
+        query: ``[G, R, head_dim]``.
+        keys, values: ``[G, S, head_dim]``.
+        mask: additive, ``[R, S]``.
+
+    Returns:
+        ``[G, R, head_dim]``.
+    """
+    heads, rows, head_dim = query.shape
+    divided = (heads, parts, -1, head_dim)
+    out, log_sums = _flash(  # [G, parts, R, head_dim], [G, parts, R]
+        query[:, None].expand(heads, parts, rows, head_dim),
+        keys.view(divided),
+        values.view(divided),
+        attn_mask=None if mask is None else mask.view(rows, parts, -1).transpose(0, 1)[None],
+        scale=scale,
+    )
+    weights = log_sums.softmax(dim=1)
+    return (out * weights[..., None]).sum(dim=1).to(query.dtype)
+
+
 def _folded(query: Tensor, groups: int) -> Tensor:
-    """``[W, G * groups, head_dim]`` to ``[G, groups * W, head_dim]``."""
-    width, heads, head_dim = query.shape
-    return query.view(width, -1, groups, head_dim).permute(1, 2, 0, 3).reshape(heads // groups, -1, head_dim)
+    """``[G * groups, W, head_dim]`` to ``[G, groups * W, head_dim]``, without a copy of a contiguous query."""
+    return query.reshape(query.shape[0] // groups, -1, query.shape[2])
 
 
 def _unfolded(out: Tensor, groups: int) -> Tensor:
     """``[G, groups * W, value_dim]`` to ``[W, G * groups * value_dim]``."""
-    width = out.shape[1] // groups
-    return out.view(-1, groups, width, out.shape[-1]).permute(2, 0, 1, 3).reshape(width, -1)
+    heads, rows, value_dim = out.shape
+    width = rows // groups
+    return out.view(heads, groups, width, value_dim).permute(2, 0, 1, 3).reshape(width, -1)

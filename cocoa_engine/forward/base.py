@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from cocoa_engine.forward.store import KeyValues
 from cocoa_engine.hidden_states import Wanted
@@ -46,13 +47,15 @@ class Segment:
         self.tail_positions = tail_positions
         self.width = len(token_ids)
         self.end = start + self.width
-        self._masks: dict[tuple[int | None, int], Tensor | None] = {}
+        self._masks: dict[tuple[int | None, int, int], Tensor | None] = {}
 
     def is_prompt(self, window: int | None) -> bool:
         """Whether plain causal attention over the pass's own tokens is all there is to do."""
         return self.own_slots is None and self.start == 0 and (window is None or self.end <= window)
 
-    def mask(self, window: int | None, repeats: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    def mask(
+        self, window: int | None, repeats: int, dtype: torch.dtype, device: torch.device, end: int | None = None
+    ) -> Tensor | None:
         """Additive mask ``[repeats * width, end]``: 0 where a token may look, the dtype's lowest number elsewhere.
 
         None if every token may look everywhere. A finite lowest number, for rows of -inf give NaN.
@@ -60,31 +63,34 @@ class Segment:
         Args:
             window: of a layer with sliding attention.
             repeats: how often the rows are repeated, for query heads folded into the query's length.
+            end: of the slots, if it is beyond the segment's; nobody sees those there.
         """
-        key = (window if window is not None and self.end > window else None, repeats)
+        key = (window if window is not None and self.end > window else None, repeats, end or self.end)
         if key not in self._masks:
-            mask = self._mask(key[0], dtype)
+            mask = self._mask(key[0], dtype, key[2] - self.end)
             self._masks[key] = None if mask is None else mask.repeat(repeats, 1).to(device, non_blocking=True)
         return self._masks[key]
 
-    def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+    def _mask(self, window: int | None, dtype: torch.dtype, beyond: int) -> Tensor | None:
         lowest = torch.finfo(dtype).min
         if self.own_slots is None:
-            if self.width == 1 and window is None:
+            if self.width == 1 and window is None and not beyond:
                 return None
             mask = torch.full((self.width, self.end), lowest, dtype=dtype).triu_(self.start + 1)
         else:
             mask = torch.zeros(self.width, self.end, dtype=dtype)
-            mask[:, self.committed :] = lowest
-            rows = [row for row, slots in enumerate(self.own_slots) for _ in slots]
-            mask[rows, [slot for slots in self.own_slots for slot in slots]] = 0
+            beyond_committed = range(self.committed, self.end)
+            own = map(set, self.own_slots)
+            mask[:, self.committed :] = torch.tensor(
+                [[0 if slot in seen else lowest for slot in beyond_committed] for seen in own], dtype=dtype
+            )
         if window is not None:
             slot_positions = torch.arange(self.end)
             if self.own_slots is not None:
                 slot_positions[self.committed :] = torch.tensor(self.tail_positions[: self.end - self.committed])
             distance = torch.tensor(self.positions)[:, None] - slot_positions  # [width, end]
             mask.masked_fill_(distance >= window, lowest)
-        return mask
+        return F.pad(mask, (0, beyond), value=lowest) if beyond else mask
 
 
 class Passed(NamedTuple):

@@ -25,11 +25,8 @@ FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3Fo
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # cos and sin depend on the position alone
 _IDLE_HOOKS = "transformers.utils.output_capturing"  # stay after output_hidden_states=True, and do nothing else
 
-PADDED = {1: 2, 3: 5, 4: 5}
-"""Rows that cost a CPU less with idle ones beside them, once for all products of a pass."""
-
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, q [T, heads, head_dim], k, v [T, kv_heads, head_dim]) -> [T, heads * head_dim]; stores k and v."""
+"""(layer, q [heads, T, head_dim], k, v [kv_heads, T, head_dim]) -> [T, heads * head_dim]; stores k and v."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,6 @@ class Lean(Forward):
         self.head = fast_linear([model.model.get_output_embeddings()], way)
         self.layers = [_layer(layer, way) for layer in model.layers]
         self.rotary = _RotaryTable(cast(nn.Module, decoder.rotary_emb), self.norm)
-        self.padded = PADDED if self.head.shared_rows and self.head.packed is not None else {}
 
     def __call__(self, segments: Sequence[Segment], wanted: Wanted | None) -> Passed:
         device = self.embedding.device
@@ -85,10 +81,8 @@ class Lean(Forward):
             window, rows, start = self.windows[layer], [], 0
             for segment in segments:
                 end = start + segment.width
-                segment.store.write(
-                    layer, segment.start, keys[start:end].transpose(0, 1), values[start:end].transpose(0, 1)
-                )
-                rows.append(attend(segment, layer, query[start:end], scale=self.scale, window=window))
+                segment.store.write(layer, segment.start, keys[:, start:end], values[:, start:end])
+                rows.append(attend(segment, layer, query[:, start:end], scale=self.scale, window=window))
                 start = end
             return rows[0] if len(rows) == 1 else torch.cat(rows)
 
@@ -105,34 +99,30 @@ class Lean(Forward):
 
         Args:
             token_ids: ``[T]``.
-            cos, sin: ``[T, 1, head_dim]``, the latter with rotate_half's sign.
+            cos, sin: ``[T, head_dim]``, the latter with rotate_half's sign.
 
         Returns:
             ``[T, d]``, the last layer's states after the norm, and ``[N + 1, T, d]`` float32, the wanted states.
         """
         count = token_ids.shape[0]
         x = F.embedding(token_ids, self.embedding)  # [T, d]
-        more = self.padded.get(count, count) - count
-        if more:
-            x = F.pad(x, (0, 0, 0, more))
         split = [self.heads, self.kv_heads, self.kv_heads]
         states: list[Tensor] = []
         for number, layer in enumerate(self.layers):
             if wanted is not None and wanted.first <= number <= wanted.last:
                 states.append(x)
             h = F.rms_norm(x, x.shape[-1:], layer.attention_norm, self.eps)
-            qkv = layer.qkv(h)[:count].reshape(count, -1, self.head_dim)
-            query, keys, values = torch.split(qkv, split, dim=1)
+            qkv = layer.qkv(h).view(count, -1, self.head_dim).transpose(0, 1)  # heads first
+            query, keys, values = torch.split(qkv, split)
             if layer.q_norm is not None:
                 query = F.rms_norm(query, query.shape[-1:], layer.q_norm, self.eps)
                 keys = F.rms_norm(keys, keys.shape[-1:], layer.k_norm, self.eps)
-                turned = torch.cat((query, keys), dim=1)
+                turned = torch.cat((query, keys))
             else:
-                turned = qkv[:, : self.heads + self.kv_heads]
-            turned = torch.addcmul(turned * cos, turned.roll(self.head_dim // 2, -1), sin)
-            mixed = attention(number, turned[:, : self.heads], turned[:, self.heads :], values)
-            if more:
-                mixed = F.pad(mixed, (0, 0, 0, more))
+                turned = qkv[: self.heads + self.kv_heads]
+            rolled = turned.roll(self.head_dim // 2, -1)  # contiguous, and so is what takes its place
+            turned = torch.addcmul(turned * cos, rolled, sin, out=rolled)
+            mixed = attention(number, turned[: self.heads], turned[self.heads :], values)
             x = x + layer.out(mixed)
             h = F.rms_norm(x, x.shape[-1:], layer.mlp_norm, self.eps)
             gate, up = layer.gate_up(h).chunk(2, dim=-1)
@@ -140,11 +130,11 @@ class Lean(Forward):
             x = x + layer.down(mixed)
         last = F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
         if wanted is None:
-            return last[:count], None
+            return last, None
         final = x if wanted.final == "pre_norm" else last
         if wanted.last == len(self.layers):
             states.append(final)
-        return last[:count], torch.stack([*states, final])[:, :count].float()
+        return last, torch.stack([*states, final]).float()
 
 
 def why_not_lean(model: LanguageModel) -> str | None:
@@ -194,10 +184,10 @@ class _RotaryTable:
     def __init__(self, module: nn.Module, like: Tensor) -> None:
         self.module = module
         self.like = like
-        self.cos = self.sin = like.new_empty(0, 1, 0)
+        self.cos = self.sin = like.new_empty(0, 0)
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """``[T, 1, head_dim]`` each; the sign of rotate_half is in sin."""
+        """``[T, head_dim]`` each; the sign of rotate_half is in sin."""
         return self.cos[positions], self.sin[positions]
 
     def reserve(self, length: int) -> None:
@@ -206,6 +196,6 @@ class _RotaryTable:
             return
         places = torch.arange(max(length, 2 * self.cos.shape[0], 1024), device=self.like.device)
         cos, sin = self.module(self.like, places[None])
-        sign = torch.ones_like(sin[0, :1])
-        sign[:, : sign.shape[-1] // 2] = -1
-        self.cos, self.sin = cos[0, :, None], (sin[0] * sign)[:, None]
+        sign = torch.ones_like(sin[0, 0])
+        sign[: sign.shape[-1] // 2] = -1
+        self.cos, self.sin = cos[0], sin[0] * sign

@@ -1,10 +1,11 @@
 """Linear layers for the few rows of a decoding step on a CPU, where torch's own are slowest.
 
 A step feeds 1 to 8 rows. torch multiplies ``[rows, in] x [in, out]``; for so few rows MKL then reads the weights at a
-fraction of the memory's speed. Two ways read them at full speed:
+fraction of the memory's speed. Two ways are faster:
 
-- shared: ``(W x^T)^T`` on the model's own weights, for up to 4 rows as fast as anything; one row is padded to two.
-- packed: oneDNN's matrix product on weights in its own layout, flat up to 16 rows, at the cost of a second copy.
+- packed: oneDNN's matrix product on weights in its own layout, flat up to 6 rows, at the cost of a second copy.
+- shared: ``(W x^T)^T`` on the model's own weights, one row padded to two: slower than packed, and more so with every
+  row, but without the copy.
 
 A third, off by default, halves what is read: a packed copy in bfloat16. It rounds the weights, so answers change.
 """
@@ -26,8 +27,6 @@ _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-ca
 
 SHARED_ROWS = 8
 """Up to this many rows the shared way beats torch's."""
-SHARED_ROWS_BESIDE_PACKED = 2
-"""Up to this many rows it beats the packed way too."""
 
 
 def choose_way(model: nn.Module, asked: str) -> Way:
@@ -95,9 +94,9 @@ class FastLinear:
             together = self.weights[0] if len(layers) == 1 else torch.cat(self.weights)
             together = together.bfloat16() if self.halved else together
             self.packed = torch.ops.mkldnn._reorder_linear_weight(together.contiguous(), None)
-        shared = way in ("packed", "shared") and on_cpu and dtype == torch.float32 and _HAS_MKL
+        shared = way == "shared" and on_cpu and dtype == torch.float32 and _HAS_MKL
         self.in_place = self.weights[0].device.type == "cuda"  # each part goes to its place: no launch to join them
-        self.shared_rows = (SHARED_ROWS if self.packed is None else SHARED_ROWS_BESIDE_PACKED) if shared else 0
+        self.shared_rows = SHARED_ROWS if shared else 0
 
     def __call__(self, x: Tensor) -> Tensor:
         """``[rows, in]`` to ``[rows, out]``, of whatever strides."""

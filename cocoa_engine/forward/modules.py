@@ -173,7 +173,7 @@ def _attention_over(original: str) -> Callable[..., Any]:
         window = plan.windows[layer]
         rows, start = [], 0
         for segment in plan.segments:
-            own_query = query[0, :, start : start + segment.width].transpose(0, 1)  # [W, heads, head_dim]
+            own_query = query[0, :, start : start + segment.width]  # [heads, W, head_dim]
             rows.append(attend(segment, layer, own_query, scale=scale, window=window, softcap=softcap))
             start += segment.width
         out = rows[0] if len(rows) == 1 else torch.cat(rows)

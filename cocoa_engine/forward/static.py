@@ -180,17 +180,9 @@ class StaticStore(KeyValues):
         # zeros, and zeroed again for another sequence: every step multiplies the masked slots too, and 0 * NaN is NaN
         data = like.new_zeros(2, num_layers, kv_heads, capacity + 1, head_dim)
         self.keys[:], self.values[:] = ([*part[:, :, :capacity].unbind()] for part in data)
+        self.blocks[0] = (data,)  # all layers', compacted in one go
         self.data: Tensor | None = data
         self.steps: dict[Shape, Step] = {}
-
-    def compact(self, slots: Sequence[int], start: int) -> None:
-        """Move slots down to ``start``, in order, those of all layers at once."""
-        if self.data is None:
-            super().compact(slots, start)
-        elif list(slots) != list(range(start, start + len(slots))):
-            device = self.data.device
-            index = torch.tensor(slots, pin_memory=device.type == "cuda").to(device, non_blocking=True)
-            self.data[:, :, :, start : start + len(slots)] = self.data.index_select(3, index)
 
     def reserve(self, capacity: int) -> None:
         """Make room for that many slots; graphs know the old address only, so the store does without from then on."""
@@ -267,8 +259,8 @@ class Step:
 
         def attention(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             all_keys, all_values = self.keys[layer], self.values[layer]  # [G, slots, head_dim]
-            all_keys.index_copy_(1, slots, keys.transpose(0, 1))
-            all_values.index_copy_(1, slots, values.transpose(0, 1))
+            all_keys.index_copy_(1, slots, keys)
+            all_values.index_copy_(1, slots, values)
             mask = masks[lean.windows[layer]]
             return attend_folded(query, all_keys[:, :span], all_values[:, :span], mask, scale=lean.scale)
 

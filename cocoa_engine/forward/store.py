@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 
@@ -17,20 +18,23 @@ class KeyValues:
     Args:
         num_layers: of the model.
         capacity: slots; :meth:`reserve` adds more.
+
+    Attributes:
+        blocks: of each layer, the memory that its keys and values are views of, ``[..., capacity, head_dim]``.
     """
 
     def __init__(self, num_layers: int, capacity: int) -> None:
         self.capacity = capacity
         self.keys: list[Tensor | None] = [None] * num_layers
         self.values: list[Tensor | None] = [None] * num_layers
+        self.blocks: list[tuple[Tensor, ...]] = [()] * num_layers
 
     def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> None:
         """Write ``[heads, n, head_dim]`` into the slots from ``start`` on."""
-        if (own := self.keys[layer]) is None:
-            self.keys[layer] = own = self._slots(keys)
-            self.values[layer] = self._slots(values)
+        if self.keys[layer] is None:
+            self._allot(layer, keys, values)
         end = start + keys.shape[1]
-        own[:, start:end] = keys
+        self.keys[layer][:, start:end] = keys  # type: ignore[index]
         self.values[layer][:, start:end] = values  # type: ignore[index]
 
     def read(self, layer: int, end: int) -> tuple[Tensor, Tensor]:
@@ -39,21 +43,26 @@ class KeyValues:
 
     def compact(self, slots: Sequence[int], start: int) -> None:
         """Move slots down to ``start``, in order. They lie at or after their new places."""
-        if list(slots) == list(range(start, start + len(slots))):
+        end = start + len(slots)
+        if list(slots) == list(range(start, end)):
             return
-        for store in self._stores():
-            store[:, start : start + len(slots)] = store[:, list(slots)]
+        index = torch.tensor(slots)
+        for blocks in self.blocks:
+            for block in blocks:
+                if index.device != block.device:
+                    index = index.pin_memory() if block.device.type == "cuda" and index.device.type == "cpu" else index
+                    index = index.to(block.device, non_blocking=True)
+                block[..., start:end, :] = block.index_select(-2, index)
 
     def reserve(self, capacity: int) -> None:
         """Make room for that many slots, one layer after the other."""
         if capacity <= self.capacity:
             return
-        self.capacity = capacity
-        for stores in (self.keys, self.values):
-            for layer, store in enumerate(stores):
-                if store is not None:
-                    stores[layer] = larger = self._slots(store)
-                    larger[:, : store.shape[1]] = store
+        known, self.capacity = self.capacity, capacity
+        for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
+            if keys is not None and values is not None:
+                self._allot(layer, keys, values)
+                self.write(layer, 0, keys[:, :known], values[:, :known])
 
     def prefix(self, length: int, capacity: int) -> KeyValues:
         """A copy of the first ``length`` slots, with room for ``capacity``."""
@@ -70,11 +79,18 @@ class KeyValues:
     @property
     def nbytes(self) -> int:
         """Memory allotted."""
-        return sum(store.numel() * store.element_size() for store in self._stores())
+        return sum(block.numel() * block.element_size() for blocks in self.blocks for block in blocks)
 
-    def _slots(self, like: Tensor) -> Tensor:
-        # zeros, not empty: a masked slot still enters the attention as 0 * value, and 0 * NaN is NaN
-        return like.new_zeros(like.shape[0], self.capacity, like.shape[2])
+    def _allot(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Memory for a layer, in one piece if its keys and values are alike: it is then compacted in one go.
 
-    def _stores(self) -> list[Tensor]:
-        return [store for store in (*self.keys, *self.values) if store is not None]
+        Zeros, not empty: a masked slot still enters the attention as 0 * value, and 0 * NaN is NaN.
+        """
+        if keys.shape == values.shape:
+            block = keys.new_zeros(2, keys.shape[0], self.capacity, keys.shape[2])
+            self.keys[layer], self.values[layer] = block.unbind()
+            self.blocks[layer] = (block,)
+        else:
+            own = [like.new_zeros(like.shape[0], self.capacity, like.shape[2]) for like in (keys, values)]
+            self.keys[layer], self.values[layer] = own
+            self.blocks[layer] = tuple(own)

@@ -51,7 +51,7 @@ def _single_stream(way: str, base: str) -> Callable[[Record], Spread]:
 
 
 def _passes(record: Record) -> Spread:
-    way = record["further"]["ways"][f"{COCOA_SIG}, {LEAN}, {NO_DRAFTS}"]
+    way = record["rivals"]["ways"][f"{COCOA_SIG}, {LEAN}, {NO_DRAFTS}"]
     return Spread.of([way["per_kept_token"]["forward_passes"]])
 
 
@@ -96,17 +96,15 @@ BARS = (
         "single_stream",
         _single_stream(f"{COCOA_SIG}, {LEAN}", BASE),
     ),
-    Bar(
-        "CoCoA-SIG / our greedy, through HF's modules",
-        1.10,
-        "single_stream",
-        _single_stream(f"{COCOA_SIG}, {MODULES}", f"{GREEDY}, {MODULES}"),
-    ),
-    Bar(
-        "CoCoA-SIG / our greedy, lean forward pass",
-        1.10,
-        "single_stream",
-        _single_stream(f"{COCOA_SIG}, {LEAN}", f"{GREEDY}, {LEAN}"),
+    *(
+        Bar(
+            f"CoCoA-SIG / our greedy, {said}{drafts}",
+            1.10,
+            "single_stream",
+            _single_stream(f"{COCOA_SIG}, {way}", f"{GREEDY}, {way}"),
+        )
+        for forward, said in ((MODULES, "through HF's modules"), (LEAN, "lean forward pass"))
+        for way, drafts in ((f"{forward}, {NO_DRAFTS}", ", both without drafts"), (forward, ", both with drafts"))
     ),
     Bar(
         "our greedy / HF `generate` greedy, through HF's modules",

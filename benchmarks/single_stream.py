@@ -38,23 +38,20 @@ def measure(bench: Bench) -> dict[str, Any]:
         return Ours(bench.engine(**runtime), method=method, max_new_tokens=tokens)
 
     modules, lean = {"forward": "modules"}, {"forward": "auto"}
-    main_ways: dict[str, Way] = {
-        BASE: hugging_face(bench),
-        f"{GREEDY}, {MODULES}": ours("greedy", **modules),
-        f"{COCOA_SIG}, {MODULES}": ours("cocoa-sig", **modules),
-        f"{GREEDY}, {LEAN}": ours("greedy", **lean),
-        f"{COCOA_SIG}, {LEAN}": (measured := ours("cocoa-sig", **lean)),
-    }
+    main_ways: dict[str, Way] = {BASE: hugging_face(bench)}
+    for name, runtime in ((MODULES, modules), (LEAN, lean)):
+        main_ways[f"{GREEDY}, {name}"] = ours("greedy", **runtime)
+        main_ways[f"{COCOA_SIG}, {name}"] = ours("cocoa-sig", **runtime)
+        main_ways[f"{GREEDY}, {name}, {NO_DRAFTS}"] = greedy = ours("greedy", draft_tokens=0, **runtime)
+        main_ways[f"{COCOA_SIG}, {name}, {NO_DRAFTS}"] = cocoa_sig = ours("cocoa-sig", draft_tokens=0, **runtime)
+    # from here on greedy and cocoa_sig are the last two, lean and without drafts
     rivals = bench.race("single stream", main_ways, [cases] * bench.settings.rounds)
 
-    weighed = [len(span.candidates) for answer in measured.answers() for span in answer.spans if span.candidates]
+    weighed = [len(span.candidates) for answer in cocoa_sig.answers() for span in answer.spans if span.candidates]
     beams = max(2, round(statistics.mean(weighed))) if weighed else 2
     further_ways: dict[str, Way] = {BASE: hugging_face(bench)}
     for count in sorted({beams, 5}):
         further_ways[f"HF generate, {count} beams"] = hugging_face(bench, num_beams=count)
-    for name, runtime in ((MODULES, modules), (LEAN, lean)):
-        further_ways[f"{GREEDY}, {name}, {NO_DRAFTS}"] = ours("greedy", draft_tokens=0, **runtime)
-        further_ways[f"{COCOA_SIG}, {name}, {NO_DRAFTS}"] = ours("cocoa-sig", draft_tokens=0, **runtime)
     further_ways[f"{GREEDY}, {MODULES}, stock linears"] = ours("greedy", linears="stock", **modules)
     further_ways[f"{COCOA_SIG}, {MODULES}, stock linears"] = ours("cocoa-sig", linears="stock", **modules)
     for method in METHODS:
@@ -62,9 +59,6 @@ def measure(bench: Bench) -> dict[str, Any]:
             further_ways[f"{method}, {LEAN}"] = ours(method, **lean)
     further = bench.race("single stream, further rivals", further_ways, parts(cases, 4))
 
-    greedy, cocoa_sig = (further_ways[f"{name}, {LEAN}, {NO_DRAFTS}"] for name in (GREEDY, COCOA_SIG))
-    assert isinstance(greedy, Ours)
-    assert isinstance(cocoa_sig, Ours)
     return {
         "rivals": rivals,
         "further": further,

@@ -29,8 +29,8 @@ from cocoa_engine.text import TextTrack
 
 Ids = Tensor  # [1, t], as transformers' logits processors and stopping criteria want them
 
-WORTH_A_GUESS = 0.3
-"""The probability that a guess saves a pass from which on its rows are fed."""
+COST_OF_A_ROW = 0.04
+"""What another row makes a pass of few rows longer by, as a share of it; measured on a CPU."""
 
 Room = Callable[[], int]
 """How many tips of this sequence the next forward pass takes at no extra cost."""
@@ -221,13 +221,9 @@ class Sequencer:
         if not self.feeds_ahead or room < 1:
             return []
         ahead = self._after_the_best(waiting, room)
-        guessed = {path: self._guess(path, (room - len(ahead)) // len(missing)) for path in missing}
-        # a pass is saved only if the guess is right for every path; one row beside another costs nothing
-        if self.lookup.accuracy ** len(missing) < WORTH_A_GUESS:
-            guessed = {path: tokens[:1] for path, tokens in guessed.items() if len(missing) == 1}
-        elif not all(guessed.values()):
-            guessed = {}
-        for path, tokens in guessed.items():
+        count = min((room - len(ahead)) // len(missing), self.lookup.worth(len(missing), COST_OF_A_ROW))
+        for path in missing:
+            tokens = self._guess(path, count)
             ahead += [(*path, *tokens[: depth + 1]) for depth in range(len(tokens))]
         return ahead
 
@@ -331,6 +327,9 @@ class Sequencer:
         else:
             chosen = ranked.index(max(ranked))  # the first of equals: the more probable first token
         self._record(branches[chosen], con[chosen], f[chosen], candidates, chosen)
+        for branch in branches:
+            if branch is not branches[chosen]:
+                self.lookup.note(branch.token_ids)
         return branches[chosen]
 
     def _close(self, run: Branch) -> Branch:

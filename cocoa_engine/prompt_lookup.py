@@ -17,7 +17,7 @@ _MEMORY = 0.8
 
 
 class PromptLookup:
-    """An index of every run of 2 or 3 tokens in a growing sequence.
+    """An index of every run of 2 or 3 tokens in a growing sequence, and in what it might have been.
 
     Args:
         token_ids: what is there already.
@@ -29,7 +29,8 @@ class PromptLookup:
 
     def __init__(self, token_ids: Iterable[int], most: int) -> None:
         self._ids: list[int] = []
-        self._follows: dict[tuple[int, ...], int] = {}  # run -> where what follows it begins, the last time
+        # run -> where what follows it begins, the last time
+        self._follows: dict[tuple[int, ...], tuple[list[int], int]] = {}
         self._most = most
         self.accuracy = _AT_FIRST
         if most:
@@ -39,11 +40,21 @@ class PromptLookup:
         """Add tokens to the sequence."""
         if not self._most:
             return
-        for token_id in token_ids:
+        start = len(self._ids)
+        self._ids.extend(token_ids)
+        self._index(self._ids, start)
+
+    def note(self, token_ids: Sequence[int]) -> None:
+        """Learn from a branch that was not kept: what it says, the sequence may yet say, too."""
+        if self._most:
+            before = self._ids[-_SIZES[0] :]
+            self._index([*before, *token_ids], len(before))
+
+    def _index(self, ids: list[int], start: int) -> None:
+        for end in range(start, len(ids)):
             for size in _SIZES:  # the run before this token is now followed by something
-                if len(self._ids) >= size:
-                    self._follows[tuple(self._ids[-size:])] = len(self._ids)
-            self._ids.append(token_id)
+                if end >= size:
+                    self._follows[tuple(ids[end - size : end])] = (ids, end)
 
     def guess(self, path: Sequence[int], count: int) -> tuple[int, ...]:
         """At most ``count`` tokens that may follow the sequence and ``path``; none if nothing like it came before."""
@@ -52,10 +63,24 @@ class PromptLookup:
             return ()
         last = [*self._ids[-_SIZES[0] :], *path][-_SIZES[0] :]
         for size in _SIZES:
-            start = self._follows.get(tuple(last[-size:])) if len(last) >= size else None
-            if start is not None:
-                return tuple(self._ids[start : start + count])
+            found = self._follows.get(tuple(last[-size:])) if len(last) >= size else None
+            if found is not None:
+                ids, start = found
+                return tuple(ids[start : start + count])
         return ()
+
+    def worth(self, paths: int, cost: float) -> int:
+        """How many guesses to feed at the end of each of some paths that have to go on together.
+
+        The n-th one saves a pass if it and those before it are right for every path.
+
+        Args:
+            cost: of a guess, as a share of a pass.
+        """
+        count = 0
+        while count < self._most and self.accuracy ** ((count + 1) * paths) >= cost * paths:
+            count += 1
+        return count
 
     def judge(self, right: bool) -> None:
         """Learn whether a guessed token was right."""

@@ -62,11 +62,13 @@ def records() -> dict[str, Any]:
                     f"{COCOA_SIG}, {MODULES}": [0.041, 0.049],
                     f"{GREEDY}, {LEAN}": [0.030, 0.036],
                     f"{COCOA_SIG}, {LEAN}": [0.030, 0.037],
+                    f"{GREEDY}, {MODULES}, {NO_DRAFTS}": [0.040, 0.048],
+                    f"{COCOA_SIG}, {MODULES}, {NO_DRAFTS}": [0.041, 0.049],
+                    f"{GREEDY}, {LEAN}, {NO_DRAFTS}": [0.030, 0.036],
+                    f"{COCOA_SIG}, {LEAN}, {NO_DRAFTS}": [0.030, 0.037],
                 }
             ),
-            "further": race(
-                {BASE: [0.05], f"{GREEDY}, {LEAN}, {NO_DRAFTS}": [0.03], f"{COCOA_SIG}, {LEAN}, {NO_DRAFTS}": [0.03]}
-            ),
+            "further": race({BASE: [0.05], "HF generate, 5 beams": [0.12]}),
             "decoding": {
                 "prompts": 8,
                 "tokens": 500,

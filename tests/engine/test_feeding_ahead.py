@@ -24,13 +24,13 @@ from tests.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 
 BOUNDARIES = ["right", "left", "own", "fixed"]
 
-AS_IT_IS = decode.WORTH_A_GUESS
+AS_IT_IS = decode.COST_OF_A_ROW
 
 
 @pytest.fixture(autouse=True)
 def every_guess_is_fed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those that are unlikely to save a pass: nothing may depend on it."""
-    monkeypatch.setattr(decode, "WORTH_A_GUESS", 0.0)
+    monkeypatch.setattr(decode, "COST_OF_A_ROW", 0.0)
 
 
 def repetitive(architecture: str = "llama", seed: int = 0) -> Any:
@@ -212,7 +212,7 @@ def test_processors_and_criteria_are_asked_the_same(boundary: str, one_by_one: A
 def test_an_answer_over_a_context_takes_fewer_passes_than_tokens(
     engine: CocoaEngine, one_by_one: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode, "WORTH_A_GUESS", AS_IT_IS)
+    monkeypatch.setattr(decode, "COST_OF_A_ROW", AS_IT_IS)
     text = "The council of Ashford voted on Monday to repair the old stone bridge before the winter floods come."
     question = chat(f"Repeat this sentence word for word: {text}")
     settings: dict[str, Any] = {"max_new_tokens": 24, "max_candidates": 4, "max_span_tokens": 8}
@@ -329,8 +329,31 @@ def test_accuracy_follows_the_guesses(right: list[bool]) -> None:
     assert lookup.accuracy > 0.98
 
 
+def test_branches_that_were_not_kept_are_remembered() -> None:
+    lookup = PromptLookup([1, 2, 3], 4)
+    lookup.note([4, 5, 6, 7])
+    assert lookup.guess((4,), 2) == (5, 6)  # also across where the branch began
+    lookup.extend([8, 5, 6])
+    assert lookup.guess((), 4) == (7,)
+    assert lookup.guess((7,), 4) == ()
+
+
+@given(st.lists(st.booleans(), max_size=30), st.integers(1, 5), st.integers(0, 6), st.floats(0.001, 0.5))
+def test_what_is_worth_feeding(right: list[bool], paths: int, most: int, cost: float) -> None:
+    lookup = PromptLookup((), most)
+    for each in right:
+        lookup.judge(each)
+    count = lookup.worth(paths, cost)
+    assert 0 <= count <= most
+    saves = [lookup.accuracy ** (paths * (number + 1)) for number in range(most)]
+    assert all(chance >= cost * paths for chance in saves[:count])
+    assert all(chance < cost * paths for chance in saves[count:])
+    assert lookup.worth(paths + 1, cost) <= count
+
+
 def test_no_lookup() -> None:
     lookup = PromptLookup([1, 2, 3, 1, 2, 3], 0)
     lookup.extend([1, 2, 3])
+    lookup.note([4, 5, 6])
     assert lookup.guess((), 4) == ()
     assert lookup.guess((1, 2), 4) == ()

@@ -70,6 +70,8 @@ def make_span(decided: Decided, place: tuple[int, int, str], config: CocoaConfig
         kind=kind,
         token_ids=decided.token_ids,
         token_log_probs=decided.token_log_probs,
+        token_entropies=decided.token_entropies,
+        token_margins=decided.token_margins,
         log_prob=decided.log_prob,
         con_mlds=decided.con_mlds,
         f_mlds=decided.f_mlds,

@@ -15,6 +15,7 @@ from cocoa_engine.backends import Backend, Path, TokenTree
 from cocoa_engine.backends.recompute import Recompute
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decode import Decided
+from cocoa_engine.distribution import TokenFigures, token_figures
 from cocoa_engine.errors import NonFiniteLogitsError
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.measure import log_prob_and_score, mlds
@@ -38,7 +39,7 @@ class ScoredText(NamedTuple):
 class _Measured(NamedTuple):
     """What the forward passes said of one text."""
 
-    log_probs: list[float]
+    tokens: TokenFigures
     hidden: Tensor  # [N + 1, d] float32: sums over the text's tokens
     forward_passes: int
 
@@ -67,13 +68,13 @@ def score_texts(
         for group in groups:
             measured = _feed(backend, tree, [ids[number] for number in group], first)
             tree.drop_branches()
-            if not all(-float("inf") < value <= 0 for one in measured for value in one.log_probs):
+            if not all(-float("inf") < value <= 0 for one in measured for value in one.tokens.log_probs):
                 _raise_of_first_bad(backend, prompt, texts, group, config, wanted)
-            con, f = mlds(torch.stack([one.hidden / len(one.log_probs) for one in measured], dim=1))
+            con, f = mlds(torch.stack([one.hidden / len(one.tokens.log_probs) for one in measured], dim=1))
             for number, one, c, final in zip(group, measured, con, f, strict=True):
-                log_prob, score = log_prob_and_score(config, one.log_probs, c, final)
+                log_prob, score = log_prob_and_score(config, one.tokens.log_probs, c, final)
                 text = texts[number]
-                decided = Decided(text.token_ids, one.log_probs, log_prob, c, final, score, [], None, text.text_end)
+                decided = Decided(text.token_ids, *one.tokens, log_prob, c, final, score, [], None, text.text_end)
                 scored[number] = ScoredText(decided, prompt_passes + one.forward_passes)
     finally:
         tree.close()
@@ -114,7 +115,7 @@ def _feed(backend: Backend, tree: TokenTree, texts: Sequence[list[int]], first: 
     rows = {path: row for row, path in enumerate(dict.fromkeys(_paths(texts)))}
     paths = list(rows)
     own = [[rows[path] for path in _paths([text])] for text in texts]  # the rows of each text's tokens
-    log_probs: list[float] = []
+    figures = TokenFigures([], [], [])
     hidden: list[Tensor | None] = [None] * len(texts)
     passes = [0] * len(texts)
     width = backend.paths_per_step
@@ -130,8 +131,8 @@ def _feed(backend: Backend, tree: TokenTree, texts: Sequence[list[int]], first: 
         device = known.device
         parents = torch.tensor([rows[path[:-1]] - start + 1 if path[:-1] in rows else 0 for path in step]).to(device)
         token_ids = torch.tensor([path[-1] for path in step]).to(device)
-        values = known[parents, token_ids] - known.logsumexp(dim=1)[parents]
-        log_probs += values.clamp(max=0).tolist()
+        for values, more in zip(figures, token_figures(known, token_ids, parents), strict=True):
+            values.extend(more)
         for number, of_text in enumerate(own):
             here = [row - start for row in of_text if row in fed]
             if here:
@@ -141,7 +142,7 @@ def _feed(backend: Backend, tree: TokenTree, texts: Sequence[list[int]], first: 
                 # one pass for the whole step, or one for each path of it
                 passes[number] += min(tree.forward_passes - passes_before, len(here))
     return [
-        _Measured([log_probs[row] for row in of_text], state, count)
+        _Measured(TokenFigures(*([values[row] for row in of_text] for values in figures)), state, count)
         for of_text, state, count in zip(own, hidden, passes, strict=True)
         if state is not None
     ]

@@ -17,6 +17,7 @@ from cocoa_engine.cli.ask import ask
 from cocoa_engine.cli.bench import bench
 from cocoa_engine.cli.info import info
 from cocoa_engine.cli.score import score
+from cocoa_engine.cli.signal import signal
 from cocoa_engine.errors import CocoaError
 
 BAD_INPUT = 2
@@ -102,6 +103,7 @@ app.command()(ask)
 app.command()(score)
 app.command()(info)
 app.command()(bench)
+app.command()(signal)
 
 
 def run() -> None:

@@ -21,8 +21,8 @@ class Distributions(NamedTuple):
 def distributions(logits: Tensor, best: Tensor) -> Distributions:
     """What normalises each row of logits, and how spread it is.
 
-    With x = logits - best and Z the sum of e^x, the entropy is log Z - sum(x e^x) / Z: nothing is lost to rounding
-    where one token has nearly all of the probability.
+    With x = logits - best and Z the sum of e^x, the entropy is log Z - sum(x e^x) / Z: hardly anything is lost to
+    rounding where one token has nearly all of the probability.
 
     Args:
         logits: ``[W, V]`` float32.

@@ -10,6 +10,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decode import Sequencer
 from cocoa_engine.request import Request
 from cocoa_engine.results import Generation, Span
+from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.scheduler import Scheduler, Work
 from cocoa_engine.text import Decode, TextTrack
 
@@ -23,6 +24,7 @@ class Decoding:
     Args:
         config: the settings as the user gave them.
         draft_tokens: guesses fed ahead, at most.
+        calibrator: gives the spans' risk; none leaves the raw MLDS.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Decoding:
         *,
         draft_tokens: int,
         model_name: str,
+        calibrator: RiskCalibrator | None = None,
     ) -> None:
         (self._tree,) = backend.open([request.prompt], request.room, request.wanted)
         self._scheduler = scheduler
@@ -45,7 +48,7 @@ class Decoding:
             draft_tokens=draft_tokens,
             room=lambda: TIPS // max(1, scheduler.running),
         )
-        self._assembler = Assembler(config, len(request.prompt), model_name)
+        self._assembler = Assembler(config, len(request.prompt), model_name, calibrator)
         self._loop: Generator[Sequence[Path], StepOutput, None] | None = None
         self._backend, self._wanted = backend, request.wanted
         self.work: Work | None = self._new_work(None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -112,8 +112,8 @@ def sample(records: Sequence[LabelledText], prompts: int | None = None, seed: in
     return [record for name in names for record in by[name]]
 
 
-def _classes(record: LabelledText) -> Collection[bool]:
+def _classes(record: LabelledText) -> set[bool]:
     if record.spans is None:
-        return () if record.label is None else (record.label,)
+        return set() if record.label is None else {record.label}
     characters = zip(record.text, record.hallucinated_at(0, len(record.text)), strict=True)
     return {hallucinated for character, hallucinated in characters if not character.isspace()}

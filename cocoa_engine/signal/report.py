@@ -83,7 +83,7 @@ def _layers(items: Items, own: Layers, config: CocoaConfig, bootstrap: Bootstrap
         f = items.f_mlds(layers.window, layers.final)
         values = {"ConMLDS": items.con_mlds(layers.window), "fMLDS": f}
         for length in ("sum", "mean"):
-            score = composites(items, layers, config.alpha, length)["CoCoA-SIG, fMLDS"]  # type: ignore[arg-type]
+            score = composites(items, layers, config.alpha, length)["CoCoA-SIG, fMLDS"]
             values[f"CoCoA-SIG, fMLDS, {length}"] = -score
         rows[name] = {
             "middle_layers": list(layers.window),

@@ -123,7 +123,7 @@ class Profiler:
         self._model: LanguageModel = engine._language_model
         self._norm = _final_norm(self._model)
 
-    def __call__(self, prompt: str | Sequence[int], texts: Sequence[str]) -> list[TextProfile]:
+    def __call__(self, prompt: str | Sequence[int], texts: Sequence[str | Sequence[int]]) -> list[TextProfile]:
         """Profiles of some texts after one prompt, which is encoded once.
 
         Raises:

@@ -52,6 +52,9 @@ def _spans(text: str, sentences: list[Any], where: str) -> list[LabelledSpan]:
     for number, value in enumerate(sentences):
         at = f"{where}, sentence {number}"
         sentence = field(as_object(value, at), "sentence", str, at).strip()
+        rest = text[after:].strip()
+        if rest and sentence.startswith(rest):
+            sentence = rest  # some summaries end in the midst of their last sentence
         start = text.find(sentence, after)
         if start < 0:
             raise LabelledDataError(f"{at} is not in the summary.")

@@ -70,9 +70,11 @@ def indicators(items: Items, layers: Layers, alpha: float) -> dict[str, Floats]:
     if items.level == "span":
         found["entropy at the first token"] = items.first_entropy
         found["-margin at the first token"] = -items.first_margin
-    found["length in tokens" if items.level == "answer" else "position"] = (
-        items.tokens if items.level == "answer" else items.position
-    )
+    if items.level == "answer":
+        found["length in tokens"] = items.tokens
+    else:
+        found["position in tokens"] = items.position
+        found["position as a share of the answer"] = items.place
     if items.level == "character":  # of a single token these are the same
         for name in ("-log p per token", "-log p of the least probable token"):
             del found[name]

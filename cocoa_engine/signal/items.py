@@ -31,6 +31,7 @@ class Items:
         log_prob: sum of log p over its tokens.
         tokens: how many those are.
         position: tokens of the answer before it.
+        place: those as a share of the answer's tokens.
         candidates, spread: how many tokens competed at its first token, and log p of the best less that of the last.
         consecutive, to_pre_norm, to_post_norm: ``[n, L]``, as in :class:`~cocoa_engine.profile.LayerProfile`.
     """
@@ -48,6 +49,7 @@ class Items:
     first_entropy: Floats
     first_margin: Floats
     position: Floats
+    place: Floats
     candidates: Floats
     spread: Floats
     consecutive: Floats
@@ -108,6 +110,7 @@ class _Rows:
                 profile.entropies[start],
                 margins[0],
                 start,
+                start / len(profile.token_ids),
                 profile.competing[start],
                 profile.spreads[start],
             ]
@@ -116,7 +119,7 @@ class _Rows:
             self.layers.append(layers)
 
     def items(self) -> Items:
-        columns = np.array(self.columns, dtype=np.float64).reshape(len(self.columns), 12)
+        columns = np.array(self.columns, dtype=np.float64).reshape(len(self.columns), 13)
         layers = (
             np.concatenate([getattr(layer, name).numpy().T for layer in self.layers]).astype(np.float64)
             if self.layers

@@ -107,7 +107,7 @@ def _shown(calibrator: RiskCalibrator, path: Path) -> RenderableType:
         f"{found.spans} {calibrator.unit}s of {found.prompts} prompts, {found.hallucinated} hallucinated; "
         f"{found.folds} folds of prompts"
     )
-    for name in ("", "AUROC", "risk's AUROC less that"):
+    for name in ("", "AUROC", "risk less that"):
         table.add_column(name, no_wrap=True)
     table.add_row("calibrated risk", _interval(found.auroc), "")
     for name, rival in found.rivals.items():

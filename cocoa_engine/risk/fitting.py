@@ -19,11 +19,11 @@ from cocoa_engine.signal.ranking import Bootstrap, Interval, Ranked
 Floats = NDArray[np.float64]
 
 RIVALS = {
-    "-log p of the least probable token": ("min_log_prob", -1),
-    "-log p per token": ("mean_log_prob", -1),
+    "-min log p": ("min_log_prob", -1),
+    "-mean log p": ("mean_log_prob", -1),
     "mean entropy": ("mean_entropy", 1),
-    "entropy at the first token": ("entropy", 1),
-    "-margin at the first token": ("margin", -1),
+    "first entropy": ("entropy", 1),
+    "-first margin": ("margin", -1),
     "fMLDS": ("f_mlds", 1),
     "ConMLDS": ("con_mlds", 1),
 }

@@ -63,20 +63,20 @@ def indicators(items: Items, layers: Layers, alpha: float) -> dict[str, Floats]:
     found["ConMLDS"] = items.con_mlds(layers.window)
     found["fMLDS"] = items.f_mlds(layers.window, layers.final)
     found["-log p"] = -items.log_prob
-    found["-log p per token"] = -items.log_prob / items.tokens
-    found["-log p of the least probable token"] = -items.min_log_prob
-    found["entropy, mean"] = items.mean_entropy
-    found["-margin, mean"] = -items.mean_margin
+    found["-mean log p"] = -items.log_prob / items.tokens
+    found["-min log p"] = -items.min_log_prob
+    found["mean entropy"] = items.mean_entropy
+    found["-mean margin"] = -items.mean_margin
     if items.level == "span":
-        found["entropy at the first token"] = items.first_entropy
-        found["-margin at the first token"] = -items.first_margin
+        found["first entropy"] = items.first_entropy
+        found["-first margin"] = -items.first_margin
     if items.level == "answer":
         found["length in tokens"] = items.tokens
     else:
         found["position in tokens"] = items.position
         found["position as a share of the answer"] = items.place
     if items.level == "character":  # of a single token these are the same
-        for name in ("-log p per token", "-log p of the least probable token"):
+        for name in ("-mean log p", "-min log p"):
             del found[name]
     return found
 

@@ -11,7 +11,7 @@ from cocoa_engine.signal.items import Floats, Items, Level
 from cocoa_engine.signal.paired import PairedTest, paired_test
 from cocoa_engine.signal.ranking import Bootstrap, Interval, Ranked
 
-RIVALS = ("-log p per token", "-log p")
+RIVALS = ("-mean log p", "-log p")
 """What the disagreement must rank better than: the first of these that a level has."""
 
 
@@ -67,7 +67,7 @@ def _paired(items: Items, layers: Layers, config: CocoaConfig) -> dict[str, Any]
     if len(sides) < 2:
         return {}
     values = {**composites(items, layers, config.alpha, config.span_log_prob), **parts(items, layers)}
-    values["log p per token alone"] = items.log_prob / items.tokens
+    values["mean log p alone"] = items.log_prob / items.tokens
     return {name: _test(score, sides)._asdict() for name, score in values.items()}
 
 

@@ -69,8 +69,11 @@ def test_signal_of_whole_answers(cocoa: Cocoa, answers: Path, tmp_path: Path, en
     assert set(paired) > {"CoCoA, ConMLDS", "CoCoA, fMLDS", "CoCoA-SIG, ConMLDS", "CoCoA-SIG, fMLDS", "-fMLDS alone"}
     assert {"-mean log p", "-min log p", "mean entropy", "-mean margin"} < set(ranking)
     for row in ranking.values():
-        for figure in ("auroc", "auprc", "auroc_less_rival"):
-            assert row[figure]["low"] <= row[figure]["estimate"] <= row[figure]["high"]
+        for interval in (row["auroc"], row["auprc"], *row["less"].values()):
+            assert interval["low"] <= interval["estimate"] <= interval["high"]
+        for rival in ("-log p", "-mean log p"):
+            difference = row["auroc"]["estimate"] - ranking[rival]["auroc"]["estimate"]
+            assert row["less"][rival]["estimate"] == pytest.approx(difference)
     windows = {tuple(row["middle_layers"]) for row in one["layers"].values()}
     assert len(windows) == 5
     text = (out / "signal.md").read_text()

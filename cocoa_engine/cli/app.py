@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from cocoa_engine import __version__
 from cocoa_engine.cli.ask import ask
 from cocoa_engine.cli.bench import bench
+from cocoa_engine.cli.heads import heads
 from cocoa_engine.cli.info import info
 from cocoa_engine.cli.score import score
 from cocoa_engine.errors import CocoaError
@@ -102,6 +103,7 @@ app.command()(ask)
 app.command()(score)
 app.command()(info)
 app.command()(bench)
+app.command()(heads)
 
 
 def run() -> None:

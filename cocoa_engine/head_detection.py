@@ -2,7 +2,8 @@
 
 After Wu et al., "Retrieval Head Mechanistically Explains Long-Context Factuality" (2024). A sentence, the needle, is
 hidden in a longer text and asked for. While the model answers greedily, a head scores 1 / |needle| at each token if the
-position it attends to most lies in the needle and holds that token. Only runs in which the needle was found again count.
+position it attends to most lies in the needle and holds that token. Only runs in which the needle was found again
+count.
 """
 
 from __future__ import annotations

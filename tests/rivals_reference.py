@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.reference import Branch, Reference
+from tests.reference import Branch, Reference, ReferenceGeneration, ReferenceSpan
 
 
 class Contrasting(Reference):
@@ -94,9 +94,27 @@ class DecoreReference(Contrasting):
 
 
 class DiverReference(Reference):
-    """log p_S + w (log p(x | x, y, S) - log p(x | x, y))."""
+    """log p_S + w (log p(x | x, y, S) - log p(x | x, y)); log p_S alone where nothing competed."""
+
+    reads = False
+
+    def risk_point(self, here: Branch, competing: list[int]) -> tuple[ReferenceSpan, Branch]:
+        self.reads = True
+        try:
+            return super().risk_point(here, competing)
+        finally:
+            self.reads = False
+
+    def score(self, prompt: Sequence[int], given: Sequence[int]) -> ReferenceGeneration:
+        self.reads = True
+        try:
+            return super().score(prompt, given)
+        finally:
+            self.reads = False
 
     def score_of(self, branch: Branch, log_prob: float, mlds: float) -> float:
+        if not self.reads:
+            return log_prob
         said = [*branch.before, *branch.token_ids]
         return log_prob + self.config.diver_weight * (self.read_back(said) - self.read_back(branch.before))
 

@@ -60,7 +60,7 @@ class CocoaConfig(BaseModel):
     decore_heads: str | None = Field(
         None,
         description="DeCoRe: file of the model's retrieval heads, as `cocoa heads` writes it. Default: the embedded "
-        "model's own.",
+        "model's, for models of its shape.",
     )
     decore_masked_heads: int | None = Field(
         None, ge=1, description="DeCoRe: so many of the best retrieval heads are masked. Default: 50, at most 1 in 10."

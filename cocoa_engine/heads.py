@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.faults import explain
 
+_EMBEDDED = Path(__file__).parent / "embedded_heads.json"
+"""The embedded model's, by `cocoa heads`; models fine-tuned from it have the same shape and much the same heads."""
+
 MOST_MASKED = 50
 """The number of heads that DeCoRe's paper masks in models of about 1,000."""
 
@@ -50,10 +53,16 @@ class RetrievalHeads(BaseModel):
 def masked_heads(path: str | None, count: int | None, num_layers: int, num_heads: int) -> tuple[tuple[int, int], ...]:
     """The heads that DeCoRe masks.
 
+    Args:
+        path: a file of `cocoa heads`; none is the embedded model's, for models of its shape.
+
     Raises:
         ConfigError: there is no such file, it is not one of heads, or its heads are another model's.
     """
     if path is None:
+        embedded = _read(_EMBEDDED, 0)
+        if (embedded.num_layers, embedded.num_heads) == (num_layers, num_heads):
+            return embedded.best(count)
         raise ConfigError(
             'method="decore" masks the model\'s retrieval heads, which have to be known: find them once with '
             "`cocoa heads --model NAME --out heads.json`, and give the file as decore_heads."

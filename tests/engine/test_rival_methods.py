@@ -11,7 +11,7 @@ import torch
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
 from cocoa_engine.errors import ConfigError, PromptError, UnsupportedModelError
 from cocoa_engine.head_detection import find_retrieval_heads
-from cocoa_engine.heads import RetrievalHeads, ScoredHead
+from cocoa_engine.heads import RetrievalHeads, ScoredHead, masked_heads
 from cocoa_engine.methods.dola import early_layers
 from tests.alike import assert_alike
 from tests.prompts import PROMPTS
@@ -156,8 +156,9 @@ def test_layers_of_dola() -> None:
 
 
 def test_bad_settings(engine: CocoaEngine, tmp_path: Path) -> None:
+    tiny = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     with pytest.raises(ConfigError, match="cocoa heads"):
-        engine.generate("Hello", method="decore")
+        tiny.generate("Hello", method="decore")
     with pytest.raises(ConfigError, match="cannot be read"):
         engine.generate("Hello", method="decore", decore_heads=str(tmp_path / "none.json"))
     (tmp_path / "bad.json").write_text("{}")
@@ -185,6 +186,10 @@ def test_heads_that_copy_are_found(engine: CocoaEngine) -> None:
     assert scores == sorted(scores, reverse=True)
     assert scores[0] > 0.3 > 0.05 > scores[len(scores) // 2]
     assert len(found.best(None)) == 27
+    # those that come with the package were found in longer texts: the best are the same
+    assert set(masked_heads(None, 5, 30, 9)) & set(found.best(5))
+    answer = engine.generate("The capital of France is", method="decore", max_new_tokens=4)
+    assert answer.spans
 
 
 def test_masking_nothing_changes_nothing(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ class CocoaConfig(BaseModel):
         "model's, for models of its shape.",
     )
     decore_masked_heads: int | None = Field(
-        None, ge=1, description="DeCoRe: so many of the best retrieval heads are masked. Default: 50, at most 1 in 10."
+        None, ge=1, description="DeCoRe: so many of the best retrieval heads are masked. Default: 50, at most 1 in 20."
     )
     diver_weight: float = Field(1.0, ge=0, description="Diver: weight of the mutual information with the prompt.")
     repetition_penalty: float | None = Field(

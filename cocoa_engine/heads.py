@@ -44,9 +44,9 @@ class RetrievalHeads(BaseModel):
     heads: list[ScoredHead]
 
     def best(self, count: int | None) -> tuple[tuple[int, int], ...]:
-        """The (layer, head) pairs of the best ``count``; by default 50, and at most a tenth of all heads."""
+        """The (layer, head) pairs of the best ``count``; by default 50, at most 1 in 20 as in the paper."""
         if count is None:
-            count = min(MOST_MASKED, max(1, self.num_layers * self.num_heads // 10))
+            count = min(MOST_MASKED, max(1, self.num_layers * self.num_heads // 20))
         return tuple((head.layer, head.head) for head in self.heads[:count])
 
 

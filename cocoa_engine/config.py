@@ -12,6 +12,8 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.faults import explain, unknown
 from cocoa_engine.methods import METHODS
 
+_LAYERS = r"^(high|low|\d+(,\d+)*)$"
+
 
 class CocoaConfig(BaseModel):
     """Settings of one decode. Immutable; :meth:`replace` makes a changed copy.
@@ -48,6 +50,27 @@ class CocoaConfig(BaseModel):
     )
     final_layer: Literal["post_norm", "pre_norm"] = Field(
         "post_norm", description="Whether h[i, L] is taken after (the paper) or before the model's final norm."
+    )
+    dola_layers: str = Field(
+        "high", description='DoLa: candidate layers, "high", "low" or layers such as "16,18,20".', pattern=_LAYERS
+    )
+    dola_relative_top: float = Field(
+        0.1, ge=0, le=1, description="DoLa: a token is taken if its probability is at least this times the highest."
+    )
+    decore_heads: str | None = Field(
+        None,
+        description="DeCoRe: file of the model's retrieval heads, as `cocoa heads` writes it. Default: the embedded "
+        "model's, for models of its shape.",
+    )
+    decore_masked_heads: int | None = Field(
+        None, ge=1, description="DeCoRe: so many of the best retrieval heads are masked. Default: 50, at most 1 in 20."
+    )
+    diver_weight: float = Field(1.0, ge=0, description="Diver: weight of the mutual information with the prompt.")
+    repetition_penalty: float | None = Field(
+        None,
+        gt=0,
+        description="Divides the scores of tokens that were there before. Default: the model's generation config's, "
+        "for DoLa 1.2.",
     )
     max_new_tokens: int = Field(256, ge=1, description="At most this many tokens are generated.")
     temperature: float = Field(
@@ -89,6 +112,11 @@ class CocoaConfig(BaseModel):
             ConfigError: as for the constructor.
         """
         return CocoaConfig(**{**{name: getattr(self, name) for name in type(self).model_fields}, **settings})
+
+    @field_validator("dola_layers", mode="before")
+    @classmethod
+    def _layers_as_text(cls, value: Any) -> Any:
+        return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
 
     @field_validator("stop", mode="before")
     @classmethod

@@ -21,8 +21,8 @@ from cocoa_engine.backends import Path, StepOutput, TokenTree
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.measure import log_prob_and_score, mlds
-from cocoa_engine.methods import METHODS
-from cocoa_engine.next_tokens import NextTokens, next_tokens, non_finite
+from cocoa_engine.methods import METHODS, ContrastingMethod
+from cocoa_engine.next_tokens import NextTokens, contrasted, next_tokens, non_finite
 from cocoa_engine.prompt_lookup import PromptLookup
 from cocoa_engine.results import Candidate, FinishReason
 from cocoa_engine.text import TextTrack
@@ -31,6 +31,9 @@ Ids = Tensor  # [1, t], as transformers' logits processors and stopping criteria
 
 COST_OF_A_ROW = 0.04
 """What another row makes a pass of few rows longer by, as a share of it; measured on a CPU."""
+
+_READ_AT_ONCE = 128
+"""Tokens of the prompt, read back after all candidates, in one pass."""
 
 Room = Callable[[], int]
 """How many tips of this sequence the next forward pass takes at no extra cost."""
@@ -76,6 +79,7 @@ class Branch:
     log_probs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
     margins: list[float] = field(default_factory=list)
+    contrasts: list[float] = field(default_factory=list)
     hidden: Tensor | None = None
     next: NextTokens | None = None
     ended: FinishReason | None = None
@@ -85,10 +89,19 @@ class Branch:
     def path(self) -> Path:
         return tuple(self.token_ids)
 
-    def add_token(self, following: NextTokens, place: int = 0) -> None:
-        """Add one of the most probable next tokens, and what is known of the distribution it is chosen from."""
-        self.token_ids.append(following.token_ids[place])
-        self.log_probs.append(following.log_probs[place])
+    def add_token(self, following: NextTokens, place: int | None = None) -> None:
+        """Add a next token, and what is known of the distribution it is chosen from.
+
+        Args:
+            place: which of the most probable ones; none is the best, by its contrast where a method has one.
+        """
+        if place is None and following.contrasted is not None:
+            token_id, log_prob, contrast = following.contrasted
+            self.contrasts.append(contrast)
+        else:
+            token_id, log_prob = following.token_ids[place or 0], following.log_probs[place or 0]
+        self.token_ids.append(token_id)
+        self.log_probs.append(log_prob)
         self.entropies.append(following.entropy)
         self.margins.append(following.margin)
 
@@ -103,14 +116,16 @@ class Fed:
     """What the model said of a fed token.
 
     Attributes:
-        logits: ``[V]``, kept only where ``next`` is none.
+        logits: ``[V]``, kept only where they are needed again.
         hidden: ``[N + 1, d]``; none after the prompt.
+        others: ``[K, V]``, what a contrasting method holds the logits against; kept with them.
         next: the distribution; none where processors have a say in it, or where it is not finite.
     """
 
     logits: Tensor | None
     hidden: Tensor | None = None
     next: NextTokens | None = None
+    others: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -145,6 +160,7 @@ class Sequencer:
         self.rules = rules
         self.config = rules.config
         self.method = METHODS[rules.config.method]
+        self.prompt = list(prompt)
         self.ids = list(prompt)
         self.generated = 0
         self.track = track
@@ -155,16 +171,24 @@ class Sequencer:
         self.feeds_ahead = False
         self.fed: dict[Path, Fed] = {}  # since the last commit, and what was fed ahead before it
         self.guesses: dict[Path, int] = {}  # a fed path -> the token guessed to follow it, until that is known
+        self.last: Tensor | None = None  # [V], the logits after the committed tokens, for reading back
 
-    def decode(self, tree: TokenTree, first: Tensor) -> Generator[Sequence[Path], StepOutput, None]:
+    def decode(self, tree: TokenTree, first: Tensor | None) -> Generator[Sequence[Path], StepOutput, None]:
         """Run to the end.
 
         Args:
-            tree: the sequence, its prompt fed.
-            first: ``[V]``, the logits after the prompt.
+            tree: the sequence, its prompt fed; of a contrasting method, all but the prompt's last token.
+            first: ``[V]``, the logits after the prompt; none for a contrasting method.
         """
-        self.feeds_ahead = tree.keeps_rest
-        following = self._distributions([()], [Fed(first)])[0]
+        self.feeds_ahead = tree.keeps_rest and not self.method.reads_back
+        if first is None:
+            output = yield [(self.ids[-1],)]
+            tree.commit((self.ids[-1],))
+            fed = Fed(output.logits[0], others=None if output.others is None else output.others[:, 0])
+        else:
+            fed = Fed(first)
+        self.last = fed.logits
+        following = self._distributions([()], [fed])[0]
         run = Branch(self.track)
         while self.finish_reason is None:
             candidates = self._competing(following)
@@ -172,7 +196,9 @@ class Sequencer:
             if at_risk_point:
                 run = self._close(run)
             if at_risk_point and self.method.branches:
-                kept = self._choose((yield from self._grow(candidates)))
+                branches = yield from self._grow(candidates)
+                pmi = (yield from self._read_back(branches)) if self.method.reads_back else [0.0] * len(branches)
+                kept = self._choose(branches, pmi)
                 taken = kept.path
                 run = Branch(kept.track)
             else:
@@ -220,11 +246,29 @@ class Sequencer:
         if missing:
             asked = [*missing, *self._ahead(missing, waiting)]
             output = yield asked
-            known = [None] * len(asked) if self.rules.processors else self._top(output.logits)
+            known = [None] * len(asked) if self.rules.processors else self._top(output.logits, output.others)
             for number, (path, following) in enumerate(zip(asked, known, strict=True)):
-                logits = output.logits[number] if following is None else None
-                self.fed[path] = Fed(logits, output.hidden[:, number], following)
+                again = following is None or self.method.reads_back
+                logits = output.logits[number] if again else None
+                others = output.others[:, number] if again and output.others is not None else None
+                self.fed[path] = Fed(logits, output.hidden[:, number], following, others)
         return [self.fed[path] for path in paths]
+
+    def _read_back(self, branches: Sequence[Branch]) -> Generator[Sequence[Path], StepOutput, list[float]]:
+        """PMI(S; x) of each branch S: the prompt x is fed once more after it, and after what it grew from."""
+        chains = [(), *(branch.path for branch in branches)]
+        before = [self.last, *(self.fed[branch.path].logits for branch in branches)]
+        prompt = torch.tensor(self.prompt)
+        totals = [float(_logits_of(row).log_softmax(-1)[self.prompt[0]]) for row in before]
+        width = max(1, _READ_AT_ONCE // len(chains))
+        for start in range(0, len(self.prompt) - 1, width):
+            ends = range(start + 1, min(start + width, len(self.prompt) - 1) + 1)
+            output = yield [(*chain, *self.prompt[:end]) for chain in chains for end in ends]
+            log_probs = output.logits.log_softmax(-1).view(len(chains), len(ends), -1)
+            targets = prompt[list(ends)].to(log_probs.device)[None, :, None].expand(len(chains), -1, 1)
+            found = log_probs.gather(2, targets).double().sum(dim=(1, 2)).tolist()
+            totals = [total + more for total, more in zip(totals, found, strict=True)]
+        return [total - totals[0] for total in totals[1:]]
 
     def _ahead(self, missing: Sequence[Path], waiting: Sequence[Branch]) -> list[Path]:
         """Paths to feed beside those that must be fed: where the loop is likely to come to next."""
@@ -311,13 +355,13 @@ class Sequencer:
             return waiting if len(waiting) == len(branches) else []
         return [branch for branch in branches if not branch.ended] if waiting else []  # right, fixed: to the latest
 
-    def _choose(self, branches: Sequence[Branch]) -> Branch:
+    def _choose(self, branches: Sequence[Branch], pmi: Sequence[float]) -> Branch:
         """Score the branches, keep one, and record the span with all that competed."""
         con, f = self._mlds(branches)
         start = len(self.track.text)
         candidates = []
         for number, branch in enumerate(branches):
-            log_prob, score = log_prob_and_score(self.config, branch.log_probs, con[number], f[number])
+            log_prob, score = log_prob_and_score(self.config, branch.log_probs, con[number], f[number], pmi=pmi[number])
             candidates.append(
                 Candidate(
                     text=branch.track.text[start : branch.track.stop_at],
@@ -339,7 +383,7 @@ class Sequencer:
             chosen = int(torch.multinomial(weights, 1, generator=self.rules.generator))
         else:
             chosen = ranked.index(max(ranked))  # the first of equals: the more probable first token
-        self._record(branches[chosen], con[chosen], f[chosen], candidates, chosen)
+        self._record(branches[chosen], con[chosen], f[chosen], candidates, chosen, pmi[chosen])
         for branch in branches:
             if branch is not branches[chosen]:
                 self.lookup.note(branch.token_ids)
@@ -353,9 +397,15 @@ class Sequencer:
         return Branch(run.track)
 
     def _record(
-        self, span: Branch, con: float, f: float, candidates: Sequence[Candidate] = (), chosen: int | None = None
+        self,
+        span: Branch,
+        con: float,
+        f: float,
+        candidates: Sequence[Candidate] = (),
+        chosen: int | None = None,
+        pmi: float = 0.0,
     ) -> None:
-        log_prob, score = log_prob_and_score(self.config, span.log_probs, con, f)
+        log_prob, score = log_prob_and_score(self.config, span.log_probs, con, f, contrasts=span.contrasts, pmi=pmi)
         self.decided.append(
             Decided(
                 token_ids=span.token_ids,
@@ -380,8 +430,8 @@ class Sequencer:
     def _competing(self, following: NextTokens) -> NextTokens:
         return following.competing(self.config.gamma, self.config.max_candidates)
 
-    def _append(self, branch: Branch, following: NextTokens, place: int = 0) -> None:
-        """Take one of the next tokens, by default the most probable."""
+    def _append(self, branch: Branch, following: NextTokens, place: int | None = None) -> None:
+        """Take one of the next tokens, by default the best."""
         branch.add_token(following, place)
         token_id = branch.token_ids[-1]
         branch.track.push(token_id)
@@ -407,8 +457,9 @@ class Sequencer:
     def _advance(self, tree: TokenTree, kept: Branch, taken: Path) -> None:
         """Go on from the end of what was kept."""
         depth = len(taken)
-        likely = self._competing(kept.next).token_ids if kept.next is not None else ()
+        likely = (kept.next.best, *self._competing(kept.next).token_ids) if kept.next is not None else ()
         useful = any((*taken, token_id) in self.fed for token_id in likely)
+        self.last = self.fed[taken].logits
         self.fed = {path[depth:]: known for path, known in self.fed.items() if useful and _goes_on(path, taken)}
         self.guesses = {path[depth:]: guess for path, guess in self.guesses.items() if path[:depth] == taken}
         tree.commit(taken, keep_rest=useful)
@@ -425,9 +476,18 @@ class Sequencer:
             NonFiniteLogitsError: there is one from which no token can be chosen.
         """
         if self.rules.processors:
-            known = self._top(self._processed(paths, fed))
+            others = [each.others for each in fed if each.others is not None]
+            known = self._top(
+                torch.stack([_logits_of(each.logits) for each in fed]),
+                torch.stack(others, dim=1) if others else None,
+                paths,
+            )
         else:
-            known = [each.next or self._top(_logits(each)[None])[0] for each in fed]
+            known = [
+                each.next
+                or self._top(_logits_of(each.logits)[None], None if each.others is None else each.others[:, None])[0]
+                for each in fed
+            ]
         result = []
         for path, distribution in zip(paths, known, strict=True):
             if distribution is None:
@@ -435,14 +495,27 @@ class Sequencer:
             result.append(distribution)
         return result
 
-    def _top(self, logits: Tensor) -> list[NextTokens | None]:
-        return next_tokens(logits, max(2, self.config.max_candidates))
+    def _top(self, logits: Tensor, others: Tensor | None = None, paths: Sequence[Path] = ()) -> list[NextTokens | None]:
+        """The distribution of each row.
 
-    def _processed(self, paths: Sequence[Path], fed: Sequence[Fed]) -> Tensor:
-        """``[W, V]``: the logits as the processors leave them."""
+        Args:
+            logits: ``[W, V]``.
+            others: ``[K, W, V]``, what a contrasting method holds them against.
+            paths: of the rows, if processors have a say.
+        """
+        count = max(2, self.config.max_candidates)
+        if others is None or not isinstance(self.method, ContrastingMethod):
+            return next_tokens(self._processed(paths, logits) if paths else logits, count)
+        contrasts = self.method.contrast(logits.float(), others, self.config)
+        allowed = self.method.plausible(logits.float(), self.config)
+        ranked = contrasts if allowed is None else contrasts.masked_fill(~allowed, -torch.inf)
+        ranked = self._processed(paths, ranked) if paths else ranked
+        return contrasted(next_tokens(logits, count), logits, contrasts, ranked)
+
+    def _processed(self, paths: Sequence[Path], scores: Tensor) -> Tensor:
+        """``[W, V]``: the scores as the processors leave them."""
         rows = []
-        for path, known in zip(paths, fed, strict=True):
-            row = _logits(known)
+        for path, row in zip(paths, scores, strict=True):
             ids, processed = self._ids_after(path, row.device), row[None]
             for processor in self.rules.processors:
                 processed = processor(ids, processed)
@@ -468,9 +541,9 @@ class Sequencer:
         return torch.tensor([[*self.ids, *path]], device=device)
 
 
-def _logits(known: Fed) -> Tensor:
-    assert known.logits is not None
-    return known.logits
+def _logits_of(row: Tensor | None) -> Tensor:
+    assert row is not None
+    return row.float()
 
 
 def _goes_on(path: Path, beginning: Path) -> bool:

@@ -8,6 +8,9 @@ from cocoa_engine.assembly import Assembler
 from cocoa_engine.backends import Backend, Path, StepOutput
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decode import Sequencer
+from cocoa_engine.errors import UnsupportedModelError
+from cocoa_engine.hidden_states import Wanted
+from cocoa_engine.methods import METHODS, ContrastingMethod
 from cocoa_engine.request import Request
 from cocoa_engine.results import Generation, Span
 from cocoa_engine.risk import RiskCalibrator
@@ -16,6 +19,19 @@ from cocoa_engine.text import Decode, TextTrack
 
 TIPS = 8
 """Tips that one pass feeds at little more than the cost of one; shared by the sequences in it."""
+
+
+def require_ability(method: str, backend: Backend, wanted: Wanted) -> None:
+    """Refuse what a backend cannot do.
+
+    Raises:
+        UnsupportedModelError: heads are to be masked, and the model's attention is not run by us.
+    """
+    if wanted.masked and not backend.masks_heads:
+        raise UnsupportedModelError(
+            f"method={method!r} masks attention heads, which takes a model whose attention goes through transformers' "
+            f"AttentionInterface; this one runs by {backend.forward_name!r} (see `cocoa info`)."
+        )
 
 
 class Decoding:
@@ -39,7 +55,16 @@ class Decoding:
         model_name: str,
         calibrator: RiskCalibrator | None = None,
     ) -> None:
-        (self._tree,) = backend.open([request.prompt], request.room, request.wanted)
+        # a contrast begins at the prompt's last token, which is then a step and not part of the prompt
+        contrasts = isinstance(METHODS[config.method], ContrastingMethod)
+        read = request.prompt[:-1] if contrasts else request.prompt
+        require_ability(config.method, backend, request.wanted)
+        (self._tree,) = backend.open([read], request.room, request.wanted)
+        if METHODS[config.method].reads_back and not self._tree.keeps_rest:
+            raise UnsupportedModelError(
+                f"method={config.method!r} reads the prompt again after every candidate, which takes a model whose "
+                f"branches share one cache; this one runs by {backend.name!r} (see `cocoa info`)."
+            )
         self._scheduler = scheduler
         self._sequencer = Sequencer(
             request.prompt,
@@ -50,8 +75,11 @@ class Decoding:
         )
         self._assembler = Assembler(config, len(request.prompt), model_name, calibrator)
         self._loop: Generator[Sequence[Path], StepOutput, None] | None = None
-        self._backend, self._wanted = backend, request.wanted
+        self._backend, self._wanted, self._contrasts = backend, request.wanted, contrasts
         self.work: Work | None = self._new_work(None)
+        if not read:
+            self._loop = self._sequencer.decode(self._tree, None)
+            self.work = self._new_work(next(self._loop))
 
     def advance(self) -> None:
         """Take in what has been fed; ``work`` is what to feed next, or none at the end.
@@ -67,7 +95,7 @@ class Decoding:
             try:
                 if self._loop is None:
                     assert done.first is not None
-                    self._loop = self._sequencer.decode(self._tree, done.first)
+                    self._loop = self._sequencer.decode(self._tree, None if self._contrasts else done.first)
                     paths = next(self._loop)
                 else:
                     assert done.output is not None

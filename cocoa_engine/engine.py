@@ -13,9 +13,11 @@ from typing import Any, overload
 from cocoa_engine.assembly import make_span
 from cocoa_engine.backends import Chosen, choose, state_of
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.contrast_scoring import needs_more, rescored
 from cocoa_engine.decode import Decided
-from cocoa_engine.decoding import Decoding
+from cocoa_engine.decoding import Decoding, require_ability
 from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.info import ModelInfo
 from cocoa_engine.model import LanguageModel
 from cocoa_engine.request import Callables, Request, is_many, make_request, prompt_ids, require_tokens, wanted_states
@@ -280,16 +282,17 @@ class CocoaEngine:
         config = self._settings(config, settings)
         model = self._language_model
         wanted = wanted_states(model, config)
+        plain = wanted._replace(early=(), masked=())
         before = prompt_ids(model, self._tokens, prompt)
         if not is_many(text):
             ids, shown = self._given(prompt, before, text, "text to score")
-            decided = score_text(model, before, ids, config, wanted, len(shown))
-            return self._scored(len(before), shown, decided, config, 1)
+            decided = score_text(model, before, ids, config, plain, len(shown))
+            return self._scored(before, shown, decided, config, wanted, 1)
         given = [self._given(prompt, before, one, f"text to score at index {n}") for n, one in enumerate(text)]
         texts = [GivenText(ids, len(shown)) for ids, shown in given]
-        scored = score_texts(self._backend().backend, before, texts, config, wanted)
+        scored = score_texts(self._backend().backend, before, texts, config, plain)
         return [
-            self._scored(len(before), shown, one.decided, config, one.forward_passes)
+            self._scored(before, shown, one.decided, config, wanted, one.forward_passes)
             for (_, shown), one in zip(given, scored, strict=True)
         ]
 
@@ -353,16 +356,27 @@ class CocoaEngine:
         return ids, text if isinstance(text, str) else self.decode(ids)
 
     def _scored(
-        self, prompt_tokens: int, shown: str, decided: Decided, config: CocoaConfig, forward_passes: int
+        self,
+        prompt: list[int],
+        shown: str,
+        decided: Decided,
+        config: CocoaConfig,
+        wanted: Wanted,
+        forward_passes: int,
     ) -> Generation:
         count = len(decided.token_ids)
+        if needs_more(config):
+            backend = self._backend().backend
+            require_ability(config.method, backend, wanted)
+            decided, more = rescored(backend, prompt, decided, config, wanted)
+            forward_passes += more
         return Generation(
             text=shown,
             token_ids=decided.token_ids,
             spans=[make_span(decided, (0, len(shown), shown), config, self.calibrator, given=True)],
             finish_reason=None,
             usage=Usage(
-                prompt_tokens=prompt_tokens,
+                prompt_tokens=len(prompt),
                 completion_tokens=count,
                 forward_passes=forward_passes,
                 fed_tokens=count,

@@ -12,6 +12,7 @@ from transformers import (
     ExponentialDecayLengthPenalty,
     ForcedBOSTokenLogitsProcessor,
     ForcedEOSTokenLogitsProcessor,
+    GenerationConfig,
     LogitsProcessorList,
     MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
@@ -39,13 +40,21 @@ def stop_texts(model: Any) -> tuple[str, ...]:
 
 
 def logits_processors(
-    model: Any, eos: frozenset[int], prompt: Sequence[int], max_new_tokens: int
+    model: Any,
+    eos: frozenset[int],
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    repetition_penalty: float | None = None,
 ) -> LogitsProcessorList:
-    """The processors that ``generate(do_sample=False)`` builds from the model's generation config, in its order."""
+    """The processors that ``generate(do_sample=False)`` builds from the model's generation config, in its order.
+
+    Args:
+        repetition_penalty: instead of the generation config's.
+    """
     config = getattr(model, "generation_config", None)
     processors = LogitsProcessorList()
     if config is None:
-        return processors
+        config = GenerationConfig()
     device, eos_list, prompt_length = str(model.device), sorted(eos), len(prompt)
 
     prompt_ids = torch.tensor([prompt], device=model.device)
@@ -57,7 +66,7 @@ def logits_processors(
         processors.append(SequenceBiasLogitsProcessor(sequence_bias=value))
     if (value := given("encoder_repetition_penalty")) and value != 1.0:
         processors.append(EncoderRepetitionPenaltyLogitsProcessor(value, prompt_ids))
-    if (value := given("repetition_penalty")) and value != 1.0:
+    if (value := repetition_penalty or given("repetition_penalty")) and value != 1.0:
         processors.append(RepetitionPenaltyLogitsProcessor(penalty=value))
     if value := given("no_repeat_ngram_size"):
         processors.append(NoRepeatNGramLogitsProcessor(value))

@@ -17,11 +17,20 @@ FinalLayer = Literal["post_norm", "pre_norm"]
 
 
 class Wanted(NamedTuple):
-    """Which states: the middle layers m..n, both inclusive, and the final one before or after the model's norm."""
+    """What a step returns beside the logits.
+
+    Attributes:
+        first, last: the states of these middle layers m..n, both inclusive;
+        final: and of the final one, before or after the model's norm.
+        early: layers whose states are made logits too, without the final norm.
+        masked: (layer, head) pairs; the logits of the model with these heads masked are wanted too.
+    """
 
     first: int
     last: int
     final: FinalLayer
+    early: tuple[int, ...] = ()
+    masked: tuple[tuple[int, int], ...] = ()
 
 
 class Captured:
@@ -41,6 +50,15 @@ class Captured:
                 f'{states[0].shape[-1]}: they cannot be compared. Use final_layer="pre_norm".'
             )
         return torch.stack(states)
+
+    def early_logits(self, model: LanguageModel) -> Tensor | None:
+        """``[E, B, W, V]`` float32, of the early layers; none if there are none. Call it inside the model's pass."""
+        if not self.wanted.early:
+            return None
+        head = model.model.get_output_embeddings()
+        device = head.weight.device
+        logits: Tensor = head(torch.stack([self.states[layer].to(device) for layer in self.wanted.early]))
+        return logits.float()
 
 
 FINAL = -1
@@ -74,11 +92,12 @@ def capture(model: LanguageModel, wanted: Wanted, keep: slice = slice(None)) -> 
 
     num_layers = model.num_layers
     with ExitStack() as hooks:
-        if wanted.first == 0:
+        if wanted.first == 0 or 0 in wanted.early:
             hook = model.layers[0].register_forward_pre_hook(keep_input, with_kwargs=True)
             hooks.callback(hook.remove)
         last = {num_layers, FINAL} if wanted.last == num_layers else {FINAL}
-        for layer in range(max(wanted.first, 1), min(wanted.last, num_layers - 1) + 1):
+        middle = range(wanted.first, min(wanted.last, num_layers - 1) + 1)
+        for layer in sorted({*middle, *wanted.early} - {0}):
             hooks.callback(model.layers[layer - 1].register_forward_hook(keeper(layer)).remove)
         final = model.layers[-1] if wanted.final == "pre_norm" else model.decoder
         hooks.callback(final.register_forward_hook(keeper(*last)).remove)

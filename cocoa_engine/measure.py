@@ -24,11 +24,25 @@ def mlds(pooled: Tensor) -> tuple[list[float], list[float]]:
 
 
 def log_prob_and_score(
-    config: CocoaConfig, token_log_probs: Sequence[float], con_mlds: float, f_mlds: float
+    config: CocoaConfig,
+    token_log_probs: Sequence[float],
+    con_mlds: float,
+    f_mlds: float,
+    *,
+    contrasts: Sequence[float] = (),
+    pmi: float = 0.0,
 ) -> tuple[float, float]:
-    """log p_S of a span, and its score under the configured method and metric."""
+    """log p_S of a span, and its score under the configured method and metric.
+
+    Args:
+        contrasts: of a contrasting method, one for each token.
+        pmi: PMI(S; x), for a method that reads the prompt back.
+    """
     log_prob = scores.span_log_prob(token_log_probs, config.span_log_prob)
-    return log_prob, METHODS[config.method].score(log_prob, ranking_mlds(config, con_mlds, f_mlds), config.alpha)
+    if contrasts:
+        return log_prob, scores.span_log_prob(contrasts, config.span_log_prob)
+    score = METHODS[config.method].score(log_prob, ranking_mlds(config, con_mlds, f_mlds), config.alpha)
+    return log_prob, score + config.diver_weight * pmi
 
 
 def ranking_mlds(config: CocoaConfig, con_mlds: float, f_mlds: float) -> float:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from cocoa_engine.distribution import distributions
 from cocoa_engine.errors import NonFiniteLogitsError
+
+
+class Contrasted(NamedTuple):
+    """The token with the highest contrast: its log p under the model, and that contrast."""
+
+    token_id: int
+    log_prob: float
+    contrast: float
 
 
 @dataclass(frozen=True)
@@ -21,12 +31,19 @@ class NextTokens:
         log_probs: natural log p(w | x, y) of each, from the whole vocabulary's distribution.
         entropy: of that distribution, in nats.
         margin: log p of the most probable token less that of the second; inf where only one is allowed.
+        contrasted: the token that a contrasting method takes instead of the most probable one.
     """
 
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
     entropy: float
     margin: float
+    contrasted: Contrasted | None = None
+
+    @property
+    def best(self) -> int:
+        """The token that is taken where nothing branches."""
+        return self.token_ids[0] if self.contrasted is None else self.contrasted.token_id
 
     def competing(self, gamma: float, max_candidates: int) -> NextTokens:
         """The candidate set C = {w : p(w) >= gamma * max p}, at most ``max_candidates`` of it.
@@ -66,6 +83,30 @@ def next_tokens(logits: Tensor, count: int) -> list[NextTokens | None]:
         ids, values = tuple(token_id for token_id, _ in kept), tuple(value for _, value in kept)
         result.append(NextTokens(ids, values, spread, values[0] - values[1] if len(values) > 1 else math.inf))
     return result
+
+
+def contrasted(
+    known: Sequence[NextTokens | None], logits: Tensor, contrasts: Tensor, ranked: Tensor
+) -> list[NextTokens | None]:
+    """The distributions with the tokens that a contrasting method takes; none where it can take no token.
+
+    Args:
+        known: of each row, by :func:`next_tokens`.
+        logits: ``[W, V]``, the model's.
+        contrasts: ``[W, V]``.
+        ranked: ``[W, V]``, the contrasts of the tokens that may be taken as processors leave them; -inf for others.
+    """
+    best, token_ids = ranked.max(dim=-1)
+    places = token_ids[:, None]
+    log_probs = logits.float().gather(1, places)[:, 0] - logits.float().logsumexp(dim=-1)
+    columns = (best, token_ids, log_probs, contrasts.gather(1, places)[:, 0])
+    rows = torch.stack([column.double() for column in columns], dim=1).tolist()
+    return [
+        None
+        if each is None or not all(map(math.isfinite, row))
+        else replace(each, contrasted=Contrasted(int(row[1]), row[2], row[3]))
+        for each, row in zip(known, rows, strict=True)
+    ]
 
 
 def non_finite(position: int) -> NonFiniteLogitsError:

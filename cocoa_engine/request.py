@@ -15,8 +15,10 @@ from cocoa_engine.decode import Rules
 from cocoa_engine.disagreement import middle_layers
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.generation_config import eos_token_ids, logits_processors, stop_texts
+from cocoa_engine.heads import masked_heads
 from cocoa_engine.hidden_states import Wanted
-from cocoa_engine.methods import METHODS
+from cocoa_engine.methods import METHODS, ContrastingMethod
+from cocoa_engine.methods.dola import early_layers
 from cocoa_engine.model import LanguageModel
 from cocoa_engine.tokens import Tokens
 
@@ -61,7 +63,13 @@ def make_request(
                 f"the prompt has {len(ids)} tokens and the model's context window is {window}: no room for an answer. "
                 f"Shorten the prompt by at least {len(ids) - window + 1} tokens."
             )
-        config = config.replace(max_new_tokens=min(config.max_new_tokens, window - len(ids)))
+        left = window - len(ids) * (2 if METHODS[config.method].reads_back else 1)
+        if left < 1:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens and method={config.method!r} reads it twice: the model's context "
+                f"window is {window}. Shorten the prompt to less than half of it."
+            )
+        config = config.replace(max_new_tokens=min(config.max_new_tokens, left))
     eos = eos_token_ids(model.model, tokens.tokenizer)
     generator = None
     if config.temperature > 0:
@@ -74,7 +82,7 @@ def make_request(
         stop_texts=tuple(stop for stop, token_id in stops.items() if token_id is None),
         stop_ids=frozenset(token_id for token_id in stops.values() if token_id is not None),
         processors=[
-            *logits_processors(model.model, eos, ids, config.max_new_tokens),
+            *logits_processors(model.model, eos, ids, config.max_new_tokens, _repetition_penalty(config)),
             *_as_list("logits_processor", processors),
         ],
         criteria=_as_list("stopping_criteria", criteria),
@@ -86,11 +94,19 @@ def make_request(
     return Request(ids, rules, wanted, config.max_new_tokens + min(branches * span, SPARE_SLOTS))
 
 
+def _repetition_penalty(config: CocoaConfig) -> float | None:
+    """The one that is asked for, or the method's own; none is the generation config's."""
+    method = METHODS[config.method]
+    if config.repetition_penalty is None and isinstance(method, ContrastingMethod) and method.repetition_penalty != 1:
+        return method.repetition_penalty
+    return config.repetition_penalty
+
+
 def wanted_states(model: LanguageModel, config: CocoaConfig) -> Wanted:
-    """The layers whose states are needed.
+    """What the decode needs of every step beside the logits.
 
     Raises:
-        ConfigError: the window reaches beyond the last layer.
+        ConfigError: the window reaches beyond the last layer, or the method's layers or heads do not fit the model.
     """
     first, last = config.middle_layers or middle_layers(model.num_layers)
     if last > model.num_layers:
@@ -98,7 +114,18 @@ def wanted_states(model: LanguageModel, config: CocoaConfig) -> Wanted:
             f"middle_layers: n={last} is beyond the model's {model.num_layers} layers; "
             f"choose 0 <= m < n <= {model.num_layers}."
         )
-    return Wanted(first, last, config.final_layer)
+    wanted = Wanted(first, last, config.final_layer)
+    if config.method == "dola":
+        tied = bool(getattr(model.config, "tie_word_embeddings", False))
+        try:
+            return wanted._replace(early=early_layers(config.dola_layers, model.num_layers, tied))
+        except ValueError as error:
+            raise ConfigError(f"{error}.") from None
+    if config.method == "decore":
+        num_heads = int(model.config.num_attention_heads)
+        heads = masked_heads(config.decore_heads, config.decore_masked_heads, model.num_layers, num_heads)
+        return wanted._replace(masked=heads)
+    return wanted
 
 
 def prompt_ids(model: LanguageModel, tokens: Tokens, prompt: Any, what: str = "prompt") -> list[int]:

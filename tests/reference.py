@@ -212,13 +212,13 @@ class Reference:
         while tip.end is None:
             competing = self.competing(tip.state)
             if len(competing) == 1:
-                tip = self.step(tip, competing[0])
+                tip = self.step(tip, self.best(tip, competing[0]))
                 continue
             if tip.token_ids:
                 spans.append(ReferenceSpan("greedy", self.measure(tip)))
             tip = tip.followed_by_nothing_yet()
-            if self.config.method == "greedy":
-                tip = self.step(tip, competing[0])
+            if not self.branches:
+                tip = self.step(tip, self.best(tip, competing[0]))
             else:
                 span, winner = self.risk_point(tip, competing)
                 spans.append(span)
@@ -369,13 +369,26 @@ class Reference:
         if self.config.span_log_prob == "mean":
             log_prob /= len(token_log_probs)
         mlds = final if self.config.metric == "f_mlds" else con
-        score = {
+        score = self.score_of(branch, log_prob, mlds)
+        entropies, margins = map(list, zip(*branch.chosen_from, strict=True))
+        return Figures(branch.token_ids, token_log_probs, entropies, margins, log_prob, con, final, score)
+
+    def score_of(self, branch: Branch, log_prob: float, mlds: float) -> float:
+        """What the method ranks a span by."""
+        return {
             "greedy": log_prob,
             "cocoa": log_prob - self.config.alpha * mlds,
             "cocoa-sig": log_prob * (1 + self.config.alpha * mlds),
         }[self.config.method]
-        entropies, margins = map(list, zip(*branch.chosen_from, strict=True))
-        return Figures(branch.token_ids, token_log_probs, entropies, margins, log_prob, con, final, score)
+
+    @property
+    def branches(self) -> bool:
+        """Whether the method branches at all."""
+        return self.config.method != "greedy"
+
+    def best(self, tip: Branch, most_probable: int) -> int:
+        """The token that the method takes where it does not branch."""
+        return most_probable
 
     def near(self, distance: float) -> None:
         """Note how far a decision was from falling the other way."""

@@ -20,6 +20,7 @@ class StepOutput(NamedTuple):
 
     logits: Tensor  # [W, V], the next token's
     hidden: Tensor  # [N + 1, W, d] float32: middle layers m..n, then the final one, of the fed tokens
+    others: Tensor | None = None  # [K, W, V] float32: of the early layers, or of the model with heads masked
 
 
 class TokenTree(ABC):
@@ -72,6 +73,11 @@ class Backend(ABC):
     name: ClassVar[str]
     max_sequences: int | None = 1
     paths_per_step: ClassVar[int] = 128  # of float32 logits, 128 x 128k are 64 MiB
+
+    @property
+    def masks_heads(self) -> bool:
+        """Whether heads can be masked."""
+        return False
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model

@@ -24,7 +24,7 @@ class CopiedTree(TokenTree):
         super().__init__(prompt)
         self.prompt = list(prompt)
         self.wanted = wanted
-        self.caches: dict[Path, Any] = {}
+        self.caches: dict[Path, Any] = {(): None}
 
     def commit(self, path: Path, *, keep_rest: bool = False) -> None:
         self.committed += len(path)
@@ -66,7 +66,7 @@ class CopiedCache(Backend):
 
     def _step(self, tree: CopiedTree, paths: Sequence[Path]) -> StepOutput:
         children = Counter(path[:-1] for path in paths)
-        logits, hidden = [], []
+        logits, hidden, others = [], [], []
         for path in paths:
             parent = path[:-1]
             children[parent] -= 1
@@ -77,10 +77,13 @@ class CopiedCache(Backend):
                 output = self._forward([path[-1]], tree.committed + len(path) - 1, cache)
                 logits.append(output.logits[0, -1].float())
                 hidden.append(captured.stacked(logits[-1].device)[:, 0, -1])
+                if (early := captured.early_logits(self.model)) is not None:
+                    others.append(early[:, 0, -1])
             tree.caches[path] = getattr(output, self.cache_name)
             tree.forward_passes += 1
             tree.fed_tokens += 1
-        return StepOutput(torch.stack(logits), torch.stack(hidden, dim=1))
+        early_logits = torch.stack(others, dim=1) if others else None
+        return StepOutput(torch.stack(logits), torch.stack(hidden, dim=1), early_logits)
 
     def _forward(self, token_ids: Sequence[int], start: int, cache: Any) -> Any:
         device = self.model.device

@@ -43,8 +43,13 @@ class Recompute(Backend):
         for tree, paths in requests:
             fed = [self._feed(tree, path) for path in paths]
             tree.fed_tokens += len(paths)
+            others = [each.others for each in fed if each.others is not None]
             outputs.append(
-                StepOutput(torch.cat([each.logits for each in fed]), torch.cat([each.hidden for each in fed], dim=1))
+                StepOutput(
+                    torch.cat([each.logits for each in fed]),
+                    torch.cat([each.hidden for each in fed], dim=1),
+                    torch.cat(others, dim=1) if others else None,
+                )
             )
         return outputs
 
@@ -56,4 +61,5 @@ class Recompute(Backend):
             output = self.model.forward(token_ids, logits_to_keep=1, **inputs)
             tree.forward_passes += 1
             logits = output.logits[:, -1].float()  # [1, V]
-            return StepOutput(logits, captured.stacked(logits.device)[:, 0])
+            early = captured.early_logits(self.model)
+            return StepOutput(logits, captured.stacked(logits.device)[:, 0], None if early is None else early[:, 0])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cocoa_engine.backends.base import Backend, Path, StepOutput, TokenTree
 from cocoa_engine.backends.prefixes import SHORTEST, PrefixCache, common_length
-from cocoa_engine.forward.base import Forward, Segment
+from cocoa_engine.forward.base import Forward, Probe, Segment
 from cocoa_engine.forward.store import KeyValues
 from cocoa_engine.hidden_states import Wanted
 
@@ -44,6 +44,9 @@ class SharedTree(TokenTree):
         self.slots: dict[Path, list[int]] = {(): []}  # beyond the committed ones, of each fed path
         self.tail_positions: list[int] = []  # of the slots beyond the committed ones
         self.used = 0
+        self.masked = _by_layer(wanted.masked)
+        self.twin: SharedTree | None = None  # the same tokens, with heads masked
+        self.probe: Probe | None = None
 
     def segment(self, paths: Sequence[Path]) -> Segment:
         """The last tokens of some paths, as the next tokens to feed; :meth:`fed` makes them part of the tree."""
@@ -54,7 +57,7 @@ class SharedTree(TokenTree):
             self.store.reserve(self.used + len(paths) + SPARE_SLOTS)
         alone = len(paths) == 1 and self.used == self.committed
         positions = [self.committed + len(path) - 1 for path in paths]
-        return Segment(
+        segment = Segment(
             self.store,
             self.used,
             [path[-1] for path in paths],
@@ -62,7 +65,10 @@ class SharedTree(TokenTree):
             self.committed,
             None if alone else [slots[path] for path in paths],
             [*self.tail_positions, *positions],
+            masked=self.masked,
         )
+        segment.probe = self.probe
+        return segment
 
     def fed(self, paths: Sequence[Path]) -> None:
         """Note that the paths have been fed, in the order of their segment."""
@@ -83,6 +89,8 @@ class SharedTree(TokenTree):
         self.slots = rest if keep_rest else {(): []}
         self.used = 1 + max((slot for slots in self.slots.values() for slot in slots), default=self.committed - 1)
         self.tail_positions = self.tail_positions[depth : depth + self.used - self.committed]
+        if self.twin is not None:
+            self.twin.commit(path, keep_rest=keep_rest)
 
     def close(self) -> None:
         self.backend.closed(self)
@@ -106,8 +114,16 @@ class SharedCache(Backend):
     def forward_name(self) -> str:
         return self.forward.name
 
+    @property
+    def masks_heads(self) -> bool:
+        return self.forward.masks_heads
+
     def open(self, prompts: Sequence[Sequence[int]], room: int, wanted: Wanted) -> list[TokenTree]:
-        trees = [SharedTree(self, prompt, self.forward.new_store(len(prompt) + room), wanted) for prompt in prompts]
+        plain = wanted._replace(masked=())
+        trees = [SharedTree(self, prompt, self.forward.new_store(len(prompt) + room), plain) for prompt in prompts]
+        if wanted.masked:
+            for tree, prompt in zip(trees, prompts, strict=True):
+                tree.twin = SharedTree(self, prompt, self.forward.new_store(len(prompt) + room), wanted)
         with self._lock:
             self._open.update(trees)
         return [*trees]
@@ -127,6 +143,9 @@ class SharedCache(Backend):
             logger.debug("no memory for a copy of %d tokens' keys and values: %s", len(known), fault)
         finally:
             self.forward.release(store)
+            if tree.twin is not None:
+                store, tree.twin.store = tree.twin.store, KeyValues(0, 0)
+                self.forward.release(store)
 
     def prefill_some(self, tree: TokenTree, most: int | None = None) -> Tensor | None:
         assert isinstance(tree, SharedTree)
@@ -140,7 +159,12 @@ class SharedCache(Backend):
             passed = self.forward([Segment(tree.store, start, chunk, positions, start)], None)
         tree.forward_passes += 1
         tree.used += len(chunk)
-        return passed.logits[-1].float() if tree.used == tree.committed else None
+        if tree.used < tree.committed:
+            return None
+        if tree.twin is not None:  # which reads the prompt as it is, too
+            tree.twin.store.fill(tree.store, tree.used)
+            tree.twin.used = tree.used
+        return passed.logits[-1].float()
 
     def _begin_as_others(self, tree: SharedTree) -> None:
         """Copy the keys and values of the longest beginning that another sequence shares, its last token left out."""
@@ -168,15 +192,27 @@ class SharedCache(Backend):
 
     def _step(self, requests: Sequence[tuple[TokenTree, Sequence[Path]]]) -> list[StepOutput]:
         trees: list[SharedTree] = [tree for tree, _ in requests]  # type: ignore[misc]
-        segments = [tree.segment(paths) for tree, (_, paths) in zip(trees, requests, strict=True)]
+        asked = [paths for _, paths in requests]
+        twins = [(tree.twin, paths) for tree, paths in zip(trees, asked, strict=True) if tree.twin is not None]
+        segments = [tree.segment(paths) for tree, paths in (*zip(trees, asked, strict=True), *twins)]
         with self.model.exclusive():
             passed = self.forward(segments, trees[0].wanted)
         assert passed.hidden is not None
         logits = passed.logits.float()
-        outputs, start = [], 0
-        for tree, (_, paths) in zip(trees, requests, strict=True):
+        outputs, start, masked = [], 0, sum(map(len, asked))  # the twins' rows follow all others
+        for tree, paths in zip(trees, asked, strict=True):
             tree.fed(paths)
             end = start + len(paths)
-            outputs.append(StepOutput(logits[start:end], passed.hidden[:, start:end]))
+            others = None if passed.early is None else passed.early[:, start:end]
+            if tree.twin is not None:
+                tree.twin.fed(paths)
+                tree.fed_tokens += len(paths)
+                others = logits[None, masked : masked + len(paths)]
+                masked += len(paths)
+            outputs.append(StepOutput(logits[start:end], passed.hidden[:, start:end], others))
             start = end
         return outputs
+
+
+def _by_layer(heads: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
+    return {layer: [head for other, head in heads if other == layer] for layer, _ in heads}

@@ -17,6 +17,7 @@ from cocoa_engine.cli.alpha import alpha
 from cocoa_engine.cli.ask import ask
 from cocoa_engine.cli.bench import bench
 from cocoa_engine.cli.calibrate import calibrate
+from cocoa_engine.cli.heads import heads
 from cocoa_engine.cli.info import info
 from cocoa_engine.cli.score import score
 from cocoa_engine.cli.signal import signal
@@ -108,6 +109,7 @@ app.command()(bench)
 app.command()(signal)
 app.command()(calibrate)
 app.command()(alpha)
+app.command()(heads)
 
 
 def run() -> None:

@@ -34,8 +34,12 @@ def attend(
         ``[W, heads * value_dim]``.
     """
     heads, width, _ = query.shape
+    if masked := segment.masked.get(layer):
+        query = query.index_fill(0, torch.tensor(masked, device=query.device), 0)  # a zero query attends uniformly
     keys, values = segment.store.read(layer, segment.end)  # [G, S, head_dim]
     groups = heads // keys.shape[0]
+    if segment.probe is not None:
+        segment.probe(layer, _most_attended(query, keys, segment.mask(window, groups, query.dtype, query.device)))
     if width > FOLDED_WIDTH and softcap is None:
         causal = segment.is_prompt(window)
         mask = None if causal else segment.mask(window, 1, query.dtype, query.device)
@@ -81,6 +85,12 @@ def attend_folded(
         scores = scores if mask is None else scores + mask
         out = scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype) @ values
     return _unfolded(out, groups)
+
+
+def _most_attended(query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
+    """``[heads]``, the slot that each head of a lone token attends to most."""
+    scores = _folded(query, query.shape[0] // keys.shape[0]) @ keys.transpose(1, 2)  # [G, groups, S]
+    return (scores if mask is None else scores + mask).argmax(-1).flatten().cpu()
 
 
 def _parts(keys: Tensor, values: Tensor) -> int:

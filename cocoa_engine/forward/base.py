@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -13,6 +13,9 @@ from torch.nn import functional as F
 from cocoa_engine.forward.store import KeyValues
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.model import LanguageModel
+
+Probe = Callable[[int, Tensor], None]
+"""Told, in each layer, which slot each head of a lone token attends to most: ``(layer, [heads])``, on the CPU."""
 
 
 class Segment:
@@ -26,6 +29,7 @@ class Segment:
         own_slots: of each token, the slots beyond those that it sees, its own included; none means that the tokens are
             a chain in which each sees all before it.
         tail_positions: positions of the slots from ``committed`` on (for sliding windows).
+        masked: by layer, heads that attend uniformly.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class Segment:
         committed: int,
         own_slots: Sequence[Sequence[int]] | None = None,
         tail_positions: Sequence[int] = (),
+        masked: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         self.store = store
         self.start = start
@@ -45,6 +50,8 @@ class Segment:
         self.committed = committed
         self.own_slots = own_slots
         self.tail_positions = tail_positions
+        self.masked = masked or {}
+        self.probe: Probe | None = None
         self.width = len(token_ids)
         self.end = start + self.width
         self._masks: dict[tuple[int | None, int, int], Tensor | None] = {}
@@ -98,12 +105,14 @@ class Passed(NamedTuple):
 
     logits: Tensor  # [kept, V], the next token's
     hidden: Tensor | None  # [N + 1, T, d] float32: middle layers m..n, then the final one
+    early: Tensor | None = None  # [E, T, V] float32, the early layers' logits
 
 
 class Forward(ABC):
     """A way to run packed tokens through a model. Call it inside ``model.exclusive()``."""
 
     name: ClassVar[str]
+    masks_heads: ClassVar[bool] = True
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model

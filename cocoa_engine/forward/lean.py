@@ -86,15 +86,18 @@ class Lean(Forward):
                 start = end
             return rows[0] if len(rows) == 1 else torch.cat(rows)
 
-        last, states = self.decode(token_ids, cos, sin, attention, wanted)
+        last, states, early = self.decode(token_ids, cos, sin, attention, wanted)
         if wanted is None:
             ends = torch.tensor([segment.width for segment in segments]).cumsum(0) - 1
             return Passed(self.head(last[ends]), None)
-        return Passed(self.head(last), states)
+        if not early:
+            return Passed(self.head(last), states)
+        early_logits = self.head(torch.cat(early)).float().view(len(early), len(token_ids), -1)
+        return Passed(self.head(last), states, early_logits)
 
     def decode(
         self, token_ids: Tensor, cos: Tensor, sin: Tensor, attention: Attend, wanted: Wanted | None
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         """All layers over T tokens.
 
         Args:
@@ -102,15 +105,19 @@ class Lean(Forward):
             cos, sin: ``[T, head_dim]``, the latter with rotate_half's sign.
 
         Returns:
-            ``[T, d]``, the last layer's states after the norm, and ``[N + 1, T, d]`` float32, the wanted states.
+            ``[T, d]``, the last layer's states after the norm; ``[N + 1, T, d]`` float32, the wanted states; and the
+            early layers', each ``[T, d]``.
         """
         count = token_ids.shape[0]
         x = F.embedding(token_ids, self.embedding)  # [T, d]
         split = [self.heads, self.kv_heads, self.kv_heads]
         states: list[Tensor] = []
+        early: list[Tensor] = []
         for number, layer in enumerate(self.layers):
             if wanted is not None and wanted.first <= number <= wanted.last:
                 states.append(x)
+            if wanted is not None and number in wanted.early:
+                early.append(x)
             h = F.rms_norm(x, x.shape[-1:], layer.attention_norm, self.eps)
             qkv = layer.qkv(h).view(count, -1, self.head_dim).transpose(0, 1)  # heads first
             query, keys, values = torch.split(qkv, split)
@@ -130,11 +137,11 @@ class Lean(Forward):
             x = x + layer.down(mixed)
         last = F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
         if wanted is None:
-            return last, None
+            return last, None, early
         final = x if wanted.final == "pre_norm" else last
         if wanted.last == len(self.layers):
             states.append(final)
-        return last, torch.stack([*states, final]).float()
+        return last, torch.stack([*states, final]).float(), early
 
 
 def why_not_lean(model: LanguageModel) -> str | None:

@@ -68,10 +68,11 @@ class Modules(Forward):
                 past_key_values=cache,
                 use_cache=True,
             )
+            early = None if captured is None else captured.early_logits(model)
         logits = output.logits[0, -kept:]  # [kept, V]
         if captured is None:
             return Passed(logits[_last_rows(segments, kept)], None)
-        return Passed(logits, captured.stacked(logits.device)[:, 0])
+        return Passed(logits, captured.stacked(logits.device)[:, 0], None if early is None else early[:, 0])
 
     @contextmanager
     def _own_attention(self, segments: Sequence[Segment]) -> Iterator[None]:
@@ -94,6 +95,7 @@ class MaskedModules(Modules):
     """The modules with the model's own attention: one sequence in a pass, its branches kept apart by a mask."""
 
     name = "masked_modules"
+    masks_heads = False
 
     @property
     def max_sequences(self) -> int | None:

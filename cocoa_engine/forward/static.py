@@ -88,7 +88,7 @@ class StaticLean(Lean):
             self.shared.put(store)
 
     def __call__(self, segments: Sequence[Segment], wanted: Wanted | None) -> Passed:
-        if wanted is not None and len(segments) == 1 and not self.shared.failed:
+        if wanted is not None and len(segments) == 1 and not wanted.early and not self.shared.failed:
             passed = self._static(segments[0], wanted)
             if passed is not None:
                 return passed
@@ -98,6 +98,8 @@ class StaticLean(Lean):
         """One step of a sequence; none if it has to run otherwise."""
         store = segment.store
         if not isinstance(store, StaticStore) or store.data is None or segment.end > store.capacity:
+            return None
+        if segment.masked or segment.probe is not None:
             return None
         seen = _seen(segment, bounded=self.windows.smallest is not None)
         if seen is None:
@@ -264,7 +266,7 @@ class Step:
             mask = masks[lean.windows[layer]]
             return attend_folded(query, all_keys[:, :span], all_values[:, :span], mask, scale=lean.scale)
 
-        last, states = lean.decode(token_ids, self.cos[positions], self.sin[positions], attention, self.shape.wanted)
+        last, states, _ = lean.decode(token_ids, self.cos[positions], self.sin[positions], attention, self.shape.wanted)
         assert states is not None
         self.logits.copy_(lean.head(last))
         self.hidden.copy_(states)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from cocoa_engine.methods.base import DecodingMethod
+from cocoa_engine.methods.base import ContrastingMethod, DecodingMethod
 from cocoa_engine.methods.cocoa import Cocoa
 from cocoa_engine.methods.cocoa_sig import CocoaSig
+from cocoa_engine.methods.decore import Decore
+from cocoa_engine.methods.diver import Diver
+from cocoa_engine.methods.dola import Dola
 from cocoa_engine.methods.greedy import Greedy
 
 METHODS: dict[str, DecodingMethod] = {
@@ -13,7 +16,10 @@ METHODS: dict[str, DecodingMethod] = {
         Greedy(),
         Cocoa(),
         CocoaSig(),
+        Dola(),
+        Decore(),
+        Diver(),
     )
 }
 
-__all__ = ["METHODS", "DecodingMethod"]
+__all__ = ["METHODS", "ContrastingMethod", "DecodingMethod"]

@@ -186,15 +186,19 @@ def test_the_prefix_is_never_copied() -> None:
     model = tiny_model("llama")
     backend = shared(model)
     tree = tree_of(backend, PROMPTS[2])
-    stores = tree.store._stores()
-    addresses = [store.data_ptr() for store in stores]
-    prefix = [store[:, : len(PROMPTS[2])].clone() for store in stores]
+
+    def blocks() -> list[torch.Tensor]:
+        return [block for of_layer in tree.store.blocks for block in of_layer]
+
+    addresses = [block.data_ptr() for block in blocks()]
+    prefix = [block[..., : len(PROMPTS[2]), :].clone() for block in blocks()]
     for token in (10, 11, 12):
         backend.step([(tree, [(token,), (token + 1,)])])
         tree.commit((token + 1,))
-    assert [store.data_ptr() for store in tree.store._stores()] == addresses
-    for store, before in zip(stores, prefix, strict=True):
-        assert torch.equal(store[:, : len(PROMPTS[2])], before)
+    assert [block.data_ptr() for block in blocks()] == addresses
+    assert len(addresses) == len(model.model.layers)  # keys and values of a layer lie side by side
+    for block, before in zip(blocks(), prefix, strict=True):
+        assert torch.equal(block[..., : len(PROMPTS[2]), :], before)
     assert tree.used == tree.committed == len(PROMPTS[2]) + 3
 
 

@@ -1,0 +1,45 @@
+"""``cocoa heads``: find a model's retrieval heads, which DeCoRe masks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from cocoa_engine.cli.loading import load_engine
+from cocoa_engine.cli.options import LoadOptions, Model, with_options
+from cocoa_engine.errors import ConfigError
+
+
+@with_options()
+def heads(
+    loading: LoadOptions,
+    out: Annotated[Path, typer.Option(help="The JSON file to write.")],
+    model: Model = None,
+    lengths: Annotated[
+        str, typer.Option(help="Lengths of the texts a needle is hidden in, in tokens.")
+    ] = "256,512,1024",
+) -> None:
+    """Find a model's retrieval heads and write them to a file, for --method decore --decore-heads FILE."""
+    try:
+        sizes = [int(length) for length in lengths.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise ConfigError(f"--lengths takes whole numbers above 0, such as 256,512 (got {lengths!r})")
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out: there is no folder {out.parent}")
+    engine = load_engine(model, loading)
+    from cocoa_engine.head_detection import find_retrieval_heads  # after the model: it imports torch
+
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("needles", total=None)
+        found = find_retrieval_heads(
+            engine, sizes, on_progress=lambda done, total: progress.update(task, completed=done, total=total)
+        )
+    out.write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    best = ", ".join(f"{head.layer}.{head.head} ({head.score:.2f})" for head in found.heads[:5])
+    print(f"{out}: {len(found.heads)} heads of {found.model_name}, {found.samples} needles found again; best: {best}")

@@ -1,0 +1,27 @@
+"""DeCoRe-entropy, "Decoding by Contrasting Retrieval Heads" (Gema et al., 2024): the model against itself, masked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cocoa_engine.methods.base import ContrastingMethod
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cocoa_engine.config import CocoaConfig
+
+
+class Decore(ContrastingMethod):
+    """contrast(w) = (1 + a) log p(w) - a log p_masked(w), with a the entropy of p in nats.
+
+    p_masked is the same model with its retrieval heads masked: their query is zero, so that they attend uniformly. From
+    the prompt's last token on the masked model has keys and values of its own; the prompt is read once, unmasked.
+    """
+
+    name = "decore"
+
+    def contrast(self, logits: Tensor, others: Tensor, config: CocoaConfig) -> Tensor:
+        log_p, masked = logits.log_softmax(-1), others[0].log_softmax(-1)
+        entropy = -(log_p.exp() * log_p).nan_to_num(0.0).sum(-1, keepdim=True)  # [W, 1]
+        return (1 + entropy) * log_p - entropy * masked

@@ -1,0 +1,62 @@
+"""DoLa, "Decoding by Contrasting Layers" (Chuang et al., ICLR 2024): the final layer against an early exit."""
+
+from __future__ import annotations
+
+from math import inf, log
+from typing import TYPE_CHECKING
+
+from cocoa_engine.methods.base import ContrastingMethod
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cocoa_engine.config import CocoaConfig
+
+
+class Dola(ContrastingMethod):
+    """contrast(w) = log p_N(w) - log p_l(w), where p_l = softmax(lm_head(h[l])), without the final norm.
+
+    Layer l is, at every token, the candidate layer whose p_l is farthest from p_N by the Jensen-Shannon divergence
+    1/2 KL(M || p_N) + 1/2 KL(M || p_l), M = (p_N + p_l) / 2, with the arguments in the order of the authors' code. Only
+    tokens with p_N(w) >= 0.1 max p_N are taken. The repetition penalty of open generation comes after the contrast.
+    """
+
+    name = "dola"
+    repetition_penalty = 1.2
+
+    def contrast(self, logits: Tensor, others: Tensor, config: CocoaConfig) -> Tensor:
+        final, early = logits.log_softmax(-1), others.log_softmax(-1)
+        p, q = final.exp(), early.exp()
+        middle = (p + q) / 2
+        log_middle = middle.log()
+        # 0 * log 0 is 0, also where both have nothing
+        divergence = (middle * (2 * log_middle - final - early)).nan_to_num(0.0).sum(-1) / 2  # [K, W]
+        chosen = divergence.argmax(0)  # [W]
+        rows = chosen[None, :, None].expand(1, *logits.shape)
+        return final - early.gather(0, rows)[0]
+
+    def plausible(self, logits: Tensor, config: CocoaConfig) -> Tensor:
+        final = logits.log_softmax(-1)
+        below = log(config.dola_relative_top) if config.dola_relative_top > 0 else -inf
+        return final >= final.amax(-1, keepdim=True) + below
+
+
+def early_layers(asked: str, num_layers: int, tied_embeddings: bool) -> tuple[int, ...]:
+    """The candidate layers, as indices of ``hidden_states``.
+
+    Args:
+        asked: ``"high"``, ``"low"`` or layers, as in ``"16,18,20"``.
+
+    Raises:
+        ValueError: a layer the model does not have.
+    """
+    if asked == "high":
+        return tuple(range(num_layers // 2 if num_layers <= 40 else num_layers - 20, num_layers, 2))
+    if asked == "low":
+        # tied embeddings predict the token itself from layer 0
+        first = 2 if tied_embeddings else 0
+        return tuple(range(first, num_layers // 2 if num_layers <= 40 else 20, 2)) or (first,)
+    layers = tuple(sorted({int(layer) for layer in asked.split(",")}))
+    if not 0 <= layers[0] <= layers[-1] < num_layers:
+        raise ValueError(f"dola_layers={asked!r}: the model has layers 0 to {num_layers - 1} before its last")
+    return layers

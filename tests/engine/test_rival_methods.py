@@ -1,0 +1,206 @@
+"""DoLa, DeCoRe and Diver: the engine's decode and scores are those of naive programs made from the formulas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
+from cocoa_engine.errors import ConfigError, PromptError, UnsupportedModelError
+from cocoa_engine.head_detection import find_retrieval_heads
+from cocoa_engine.heads import RetrievalHeads, ScoredHead, masked_heads
+from cocoa_engine.methods.dola import early_layers
+from tests.alike import assert_alike
+from tests.prompts import PROMPTS
+from tests.reference import FullForward, Reference, assert_same
+from tests.rivals_reference import DecoreReference, DiverReference, DolaReference
+from tests.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
+
+NEAR = 2e-4
+"""Decisions nearer than this may fall either way in float32."""
+
+RIVALS = ("dola", "decore", "diver")
+
+
+def heads_file(folder: Path, num_layers: int, num_heads: int, heads: list[tuple[int, int]]) -> str:
+    scored = [ScoredHead(layer=layer, head=head, score=0.5) for layer, head in heads]
+    found = RetrievalHeads(model_name="m", num_layers=num_layers, num_heads=num_heads, samples=1, heads=scored)
+    path = folder / f"heads-{num_layers}-{num_heads}.json"
+    path.write_text(found.model_dump_json())
+    return str(path)
+
+
+def heads_of(model: Any) -> list[tuple[int, int]]:
+    layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
+    return [(layer, (layer * 2 + 1) % heads) for layer in range(0, layers, 2)]
+
+
+def config_of(method: str, model: Any, folder: Path, **settings: Any) -> CocoaConfig:
+    if method == "decore":
+        heads = heads_of(model)
+        file = heads_file(folder, model.config.num_hidden_layers, model.config.num_attention_heads, heads)
+        settings = {"decore_heads": file, "decore_masked_heads": len(heads), **settings}
+    return CocoaConfig(method=method, **settings)
+
+
+def reference_of(method: str, forward: FullForward, tokenizer: Any, config: CocoaConfig) -> Reference:
+    kind = {"dola": DolaReference, "decore": DecoreReference, "diver": DiverReference}[method]
+    reference = kind(forward, tokenizer, config)
+    if isinstance(reference, DolaReference):
+        tied = bool(forward.model.config.tie_word_embeddings)
+        reference.layers = early_layers(config.dola_layers, forward.num_layers, tied)
+    if isinstance(reference, DecoreReference):
+        reference.heads = heads_of(forward.model)
+    return reference
+
+
+def prompts(count: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(20, VOCAB_SIZE, (3 + 4 * n,), generator=generator).tolist() for n in range(count)]
+
+
+@pytest.mark.parametrize("method", RIVALS)
+@pytest.mark.parametrize("forward", ["auto", "modules"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
+def test_tiny_models_decode_as_the_formula_says(architecture: str, forward: Any, method: str, tmp_path: Path) -> None:
+    model, tokenizer = tiny_model(architecture, seed=1), tiny_tokenizer()
+    full = FullForward(model)
+    checked = 0
+    for settings in ({}, {"final_layer": "pre_norm", "span_log_prob": "mean", "metric": "con_mlds"}):
+        config = config_of(method, model, tmp_path, max_new_tokens=12, max_span_tokens=4, **settings)
+        engine = CocoaEngine(model, tokenizer, runtime=Runtime(forward=forward, prefix_cache_mb=0))
+        reference = reference_of(method, full, tokenizer, config)
+        for prompt in prompts(4):
+            expected = reference.generate(prompt)
+            answer = engine.generate(prompt, config=config)
+            if expected.margin > NEAR:
+                assert_same(answer, expected)
+                checked += 1
+    assert checked >= 3
+
+
+@pytest.mark.parametrize("method", RIVALS)
+def test_the_real_model_decodes_as_the_formula_says(engine: CocoaEngine, method: str, tmp_path: Path) -> None:
+    full = FullForward(engine.model)
+    config = config_of(method, engine.model, tmp_path, max_new_tokens=10, max_candidates=3, max_span_tokens=4)
+    reference = reference_of(method, full, engine.tokenizer, config)
+    checked = 0
+    for name in ("question", "story"):
+        prompt = engine.encode(PROMPTS[name])
+        expected = reference.generate(prompt)
+        answer = engine.generate(prompt, config=config)
+        if expected.margin > NEAR:
+            assert_same(answer, expected)
+            checked += 1
+        given = engine.encode(" a small town in the north.", add_special_tokens=False)
+        assert_same(engine.score(prompt, given, config=config), reference.score(prompt, given))
+    assert checked
+
+
+@pytest.mark.parametrize("method", RIVALS)
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_given_texts_score_as_the_formula_says(architecture: str, method: str, tmp_path: Path) -> None:
+    model, tokenizer = tiny_model(architecture, seed=2), tiny_tokenizer()
+    config = config_of(method, model, tmp_path)
+    engine, reference = CocoaEngine(model, tokenizer), reference_of(method, FullForward(model), tokenizer, config)
+    longer, *texts = prompts(4)
+    for prompt in ([7], longer):  # also one of a single token, of which nothing is read beforehand
+        together = engine.score(prompt, texts, config=config)
+        for text, one in zip(texts, together, strict=True):
+            assert_same(one, reference.score(prompt, text))
+            assert_alike(engine.score(prompt, text, config=config), one)
+
+
+@pytest.mark.parametrize("method", RIVALS)
+def test_streams_and_batches_are_the_same(method: str, tmp_path: Path) -> None:
+    model = tiny_model("llama", seed=3)
+    config = config_of(method, model, tmp_path, max_new_tokens=14, max_span_tokens=4)
+    engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=0))
+    asked = [[9], *prompts(4)]
+    alone = [engine.generate(prompt, config=config) for prompt in asked]
+    for one, other in zip(alone, engine.generate_batch(asked, config=config), strict=True):
+        assert_alike(other, one)
+    with engine.stream(asked[2], config=config) as stream:
+        spans = list(stream)
+    assert [span.token_ids for span in spans] == [span.token_ids for span in alone[2].spans]
+    drafts = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(draft_tokens=0, prefix_cache_mb=0))
+    assert_alike(drafts.generate(asked[3], config=config), alone[3])
+
+
+@pytest.mark.parametrize("architecture", ["mamba", "qwen3_next"])
+def test_slower_ways(architecture: str, tmp_path: Path) -> None:
+    """DoLa runs on any model; the others say what they need."""
+    model, tokenizer = tiny_model(architecture), tiny_tokenizer()
+    engine = CocoaEngine(model, tokenizer)
+    config = CocoaConfig(method="dola", max_new_tokens=8, dola_layers="0,1", repetition_penalty=1.0)
+    assert len(engine.generate(prompts(2)[1], config=config).token_ids) <= 8
+    with pytest.raises(UnsupportedModelError, match="share one cache"):
+        engine.generate(prompts(1)[0], method="diver")
+    if architecture == "qwen3_next":
+        with pytest.raises(UnsupportedModelError, match="masks attention heads"):
+            engine.generate(prompts(1)[0], config=config_of("decore", model, tmp_path))
+
+
+def test_layers_of_dola() -> None:
+    assert early_layers("high", 30, True) == tuple(range(15, 30, 2))
+    assert early_layers("low", 30, True) == tuple(range(2, 15, 2))
+    assert early_layers("low", 32, False) == tuple(range(0, 16, 2))
+    assert early_layers("high", 80, False) == tuple(range(60, 80, 2))
+    assert early_layers("low", 80, False) == tuple(range(0, 20, 2))
+    assert early_layers("5,3,3", 8, True) == (3, 5)
+    with pytest.raises(ValueError, match="0 to 7"):
+        early_layers("8", 8, True)
+
+
+def test_bad_settings(engine: CocoaEngine, tmp_path: Path) -> None:
+    tiny = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    with pytest.raises(ConfigError, match="cocoa heads"):
+        tiny.generate("Hello", method="decore")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        engine.generate("Hello", method="decore", decore_heads=str(tmp_path / "none.json"))
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(ConfigError, match="no file of `cocoa heads`"):
+        engine.generate("Hello", method="decore", decore_heads=str(tmp_path / "bad.json"))
+    with pytest.raises(ConfigError, match="4 layers of 4"):
+        engine.generate("Hello", method="decore", decore_heads=heads_file(tmp_path, 4, 4, [(0, 0)]))
+    with pytest.raises(ConfigError, match="dola_layers"):
+        engine.generate("Hello", method="dola", dola_layers="16,99")
+    with pytest.raises(ConfigError, match="dola_layers"):
+        CocoaConfig(dola_layers="top")
+    assert CocoaConfig(dola_layers=(16, 18)).dola_layers == "16,18"  # type: ignore[arg-type]
+    window = engine.context_window
+    assert window is not None
+    with pytest.raises(PromptError, match="reads it twice"):
+        engine.generate([5] * (window // 2), method="diver")
+
+
+def test_heads_that_copy_are_found(engine: CocoaEngine) -> None:
+    """On the real model: the best heads copy much of what was found again, most heads nothing."""
+    found = find_retrieval_heads(engine, lengths=(64,), depths=(0.5,))
+    assert found.samples >= 1
+    assert len(found.heads) == found.num_layers * found.num_heads == 270
+    scores = [head.score for head in found.heads]
+    assert scores == sorted(scores, reverse=True)
+    assert scores[0] > 0.3 > 0.05 > scores[len(scores) // 2]
+    assert len(found.best(None)) == 13
+    # those that come with the package were found in longer texts: the best are the same
+    assert set(masked_heads(None, 5, 30, 9)) & set(found.best(5))
+    answer = engine.generate("The capital of France is", method="decore", max_new_tokens=4)
+    assert answer.spans
+
+
+def test_masking_nothing_changes_nothing(tmp_path: Path) -> None:
+    """With no head masked, the contrast is the model's own log p: greedy."""
+    model = tiny_model("llama", seed=4)
+    engine = CocoaEngine(model, tiny_tokenizer())
+    file = heads_file(tmp_path, model.config.num_hidden_layers, model.config.num_attention_heads, [])
+
+    def token_ids(answer: Generation) -> list[int]:
+        return answer.token_ids
+
+    for prompt in prompts(3):
+        masked = engine.generate(prompt, method="decore", decore_heads=file, max_new_tokens=12)
+        assert token_ids(masked) == token_ids(engine.generate(prompt, method="greedy", max_new_tokens=12))

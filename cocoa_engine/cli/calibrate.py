@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Group, RenderableType
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -17,7 +17,7 @@ from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.extras import need
-from cocoa_engine.risk.calibrator import Estimate, RiskCalibrator, Settings
+from cocoa_engine.risk.calibrator import Estimate, RiskCalibrator, Settings, Validation
 
 
 @with_options("gamma", "max_candidates", "middle_layers", "final_layer")
@@ -25,7 +25,11 @@ def calibrate(
     config: CocoaConfig,
     loading: LoadOptions,
     data: DataPath,
-    out: Annotated[Path, typer.Option(help="The calibrator's JSON file.", dir_okay=False)],
+    out: Annotated[Path | None, typer.Option(help="The calibrator's JSON file.", dir_okay=False)] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Fit nothing: say what this calibrator is worth here.", dir_okay=False),
+    ] = None,
     format: Format = None,
     prompts: Prompts = None,
     chat: Chat = False,
@@ -54,18 +58,32 @@ def calibrate(
     Its figures are those on prompts left out of the fit, beside what ranks spans without any fit.
     """
     threshold = _threshold(precision, recall, miss)
+    if (out is None) == (check is None):
+        raise ConfigError("give --out FILE to fit a calibrator, or --check FILE to try one out, not both")
+    known = None if check is None else RiskCalibrator.load(check)
     need("sklearn", extra="risk", what="cocoa calibrate")
     records = read(data, format, prompts, seed)
-    make_folder(out.parent)
+    if out is not None:
+        make_folder(out.parent)
     engine = load_engine(model, loading)
-    from cocoa_engine.risk.fitting import fit
+    from cocoa_engine.risk.fitting import fit, risks_of, validate
     from cocoa_engine.risk.spans import labelled_features
     from cocoa_engine.signal.indicators import Layers
 
+    if known is not None:
+        config = config.replace(**known.settings.model_dump())
     Layers.of(config, engine.num_layers)  # refused before the work, not after
     unit: Literal["span", "answer"] = "answer" if records[0].spans is None else "span"
     with fed(engine, records, config, chat=chat) as answers:
         spans = labelled_features(answers, config, engine.num_layers, unit)
+    if known is not None:
+        found = validate(spans, risks_of(known, spans), folds=0, draws=draws, seed=seed)
+        if json:
+            print_json(found.model_dump_json())
+        else:
+            output(no_color).print(_figures(found, unit))
+        return
+    assert out is not None
     calibrator = fit(
         spans,
         model_name=engine.model_name,
@@ -100,22 +118,25 @@ def _threshold(
     return given[0] if given else None
 
 
-def _shown(calibrator: RiskCalibrator, path: Path) -> RenderableType:
-    found = calibrator.validation
+def _figures(found: Validation, unit: str) -> Group:
+    """How a risk ranks and how well it is calibrated, beside what needs no fit."""
     table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", title_style="")
-    table.title = (
-        f"{found.spans} {calibrator.unit}s of {found.prompts} prompts, {found.hallucinated} hallucinated; "
-        f"{found.folds} folds of prompts"
-    )
+    folds = f"; {found.folds} folds of prompts" if found.folds else ""
+    table.title = f"{found.spans} {unit}s of {found.prompts} prompts, {found.hallucinated} hallucinated{folds}"
     for name in ("", "AUROC", "risk less that"):
         table.add_column(name, no_wrap=True)
     table.add_row("calibrated risk", _interval(found.auroc), "")
     for name, rival in found.rivals.items():
         table.add_row(name, _interval(rival.auroc), _interval(rival.difference, "+.3f"))
-    lines = [
+    line = (
         f"AUPRC {_interval(found.auprc)}; Brier {found.brier:.4f} (of the base rate {found.brier_of_base_rate:.4f}); "
         f"ECE {found.ece:.4f}"
-    ]
+    )
+    return Group(table, Text(line))
+
+
+def _shown(calibrator: RiskCalibrator, path: Path) -> Group:
+    lines = []
     if calibrator.threshold:
         one = calibrator.threshold
         precision = "no span is flagged" if one.precision is None else f"precision {one.precision:.3f}"
@@ -123,7 +144,8 @@ def _shown(calibrator: RiskCalibrator, path: Path) -> RenderableType:
             f"threshold {one.value:.4f} ({one.rule}, target {one.target:g}): {precision}, recall {one.recall:.3f} on "
             f"{one.prompts} prompts"
         )
-    return Group(table, *(Text(line) for line in [*lines, f"Written to {path}."]))
+    figures = _figures(calibrator.validation, calibrator.unit)
+    return Group(figures, *(Text(line) for line in [*lines, f"Written to {path}."]))
 
 
 def _interval(value: Estimate, form: str = ".3f") -> str:

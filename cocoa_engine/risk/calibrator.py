@@ -95,7 +95,7 @@ class ReliabilityBin(_Part):
 class Validation(_Part):
     """How the risk does on prompts that it was not fitted on, by grouped cross-validation."""
 
-    folds: int
+    folds: int = Field(description="Of the cross-validation; 0 where nothing was fitted on these prompts at all.")
     prompts: int
     spans: int
     hallucinated: int

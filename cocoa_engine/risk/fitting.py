@@ -130,6 +130,11 @@ def left_out(spans: LabelledFeatures, *, isotonic: bool, folds: int = 5) -> Floa
     return risks
 
 
+def risks_of(calibrator: RiskCalibrator, spans: LabelledFeatures) -> Floats:
+    """The risk of each span by a calibrator that was fitted elsewhere, ``[n]``."""
+    return np.array([calibrator.risk_of(row) for row in spans.features.tolist()])
+
+
 def validate(spans: LabelledFeatures, risks: Floats, *, folds: int, draws: int, seed: int) -> Validation:
     """The figures of risks that were worked out for spans not fitted on, beside those of each rival."""
     bootstrap = Bootstrap(spans.groups, draws, seed)

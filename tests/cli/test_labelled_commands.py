@@ -119,6 +119,11 @@ def test_calibrate_fits_and_saves(
     shown = cocoa("calibrate", "--data", str(answers), *options, "--json").stdout
     assert RiskCalibrator.model_validate_json(shown) == RiskCalibrator.load(path)
     assert RiskCalibrator.load(path).unit == "answer"
+    # tried out on answers it was fitted on, it is at least as good as on those left out
+    checked = json.loads(cocoa("calibrate", "--data", str(answers), "--check", str(path), "--json").stdout)
+    assert checked["folds"] == 0
+    assert checked["auroc"]["estimate"] >= RiskCalibrator.load(path).validation.auroc.estimate
+    assert "24 answers of 12 prompts" in cocoa("calibrate", "--data", str(answers), "--check", str(path)).stdout
     # what was fitted on known capitals tells others apart
     engine_with = CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator=path)
     right, wrong = engine_with.score("Question: What is the capital of Germany?\nAnswer:", [" Berlin.", " Lisbon."])
@@ -161,6 +166,8 @@ def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> 
         (["signal", "--data", "{answers}", "--format", "xls", "--out", "o"], "unknown format 'xls'"),
         (["signal", "--data", "{answers}"], "--out"),
         (["calibrate", "--data", "{answers}", "--out", "r", "--recall", "0.5", "--miss", "0.1"], "give one of them"),
+        (["calibrate", "--data", "{answers}"], "give --out FILE to fit a calibrator, or --check FILE"),
+        (["calibrate", "--data", "{answers}", "--check", "{answers}"], "not a calibrator"),
         (["alpha", "--data", "{answers}", "--alpha", "2"], "--alpha"),
     ],
 )

@@ -16,6 +16,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -101,12 +102,13 @@ class Script:
     def __call__(self, logits: Tensor, count: int) -> list[NextTokens | None]:
         rows = next_tokens(logits, count)
         competing = self.plan.pop() if self.plan else 1
-        return [None if row is None else self._told(row.token_ids, competing) for row in rows]
+        return [None if row is None else self._told(row, competing) for row in rows]
 
-    def _told(self, token_ids: tuple[int, ...], competing: int) -> NextTokens:
+    def _told(self, row: NextTokens, competing: int) -> NextTokens:
         best = -self.random.uniform(0.9, 1.8)  # spreads the branches' scores: the first one does not always win
-        rest = len(token_ids) - competing
-        return NextTokens(token_ids, (*(best - 0.2 * place for place in range(competing)), *[best - 6.0] * rest))
+        rest = len(row.token_ids) - competing
+        log_probs = (*(best - 0.2 * place for place in range(competing)), *[best - 6.0] * rest)
+        return replace(row, log_probs=log_probs)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

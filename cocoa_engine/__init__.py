@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import (
+    CalibrationError,
     ChatTemplateError,
     CocoaError,
     ConfigError,
     EngineBusyError,
+    LabelledDataError,
+    MissingExtraError,
     ModelLoadError,
     NonFiniteLogitsError,
     PromptError,
@@ -29,11 +32,14 @@ from cocoa_engine.runtime import Runtime
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine, SpanStream
     from cocoa_engine.info import ModelInfo
+    from cocoa_engine.risk import CalibrationWarning, RiskCalibrator
 
 __version__ = "0.1.0"
 
 __all__ = [
     "METHODS",
+    "CalibrationError",
+    "CalibrationWarning",
     "Candidate",
     "ChatTemplateError",
     "CocoaConfig",
@@ -42,10 +48,13 @@ __all__ = [
     "ConfigError",
     "EngineBusyError",
     "Generation",
+    "LabelledDataError",
+    "MissingExtraError",
     "ModelInfo",
     "ModelLoadError",
     "NonFiniteLogitsError",
     "PromptError",
+    "RiskCalibrator",
     "Runtime",
     "Span",
     "SpanStream",
@@ -55,7 +64,13 @@ __all__ = [
 ]
 
 # torch and transformers take seconds to import: settings and results are had without them
-_LAZY = {"CocoaEngine": "engine", "SpanStream": "engine", "ModelInfo": "info"}
+_LAZY = {
+    "CocoaEngine": "engine",
+    "SpanStream": "engine",
+    "ModelInfo": "info",
+    "RiskCalibrator": "risk",
+    "CalibrationWarning": "risk",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decode import Decided, Sequencer
 from cocoa_engine.measure import ranking_mlds
 from cocoa_engine.results import Generation, Span, Usage
+from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.text import SpanTexts
 
 
@@ -17,9 +18,17 @@ class Assembler:
         config: the settings as the user gave them.
         prompt_tokens: length of the prompt.
         model_name: for the record.
+        calibrator: gives the spans' risk; none leaves the raw MLDS.
     """
 
-    def __init__(self, config: CocoaConfig, prompt_tokens: int, model_name: str | None) -> None:
+    def __init__(
+        self,
+        config: CocoaConfig,
+        prompt_tokens: int,
+        model_name: str | None,
+        calibrator: RiskCalibrator | None = None,
+    ) -> None:
+        self._calibrator = calibrator
         self._config = config
         self._prompt_tokens = prompt_tokens
         self._model_name = model_name
@@ -32,7 +41,7 @@ class Assembler:
         finished = sequencer.finish_reason is not None
         places = self._texts.ready(sequencer.track, ends, finished)
         fresh = [
-            make_span(decided, place, self._config)
+            make_span(decided, place, self._config, self._calibrator)
             for decided, place in zip(sequencer.decided[len(self.spans) :], places, strict=False)
         ]
         self.spans.extend(fresh)
@@ -59,17 +68,26 @@ class Assembler:
         )
 
 
-def make_span(decided: Decided, place: tuple[int, int, str], config: CocoaConfig, *, given: bool = False) -> Span:
-    """A decided span at its place ``(start, end, text)``; its risk is the raw MLDS of the configured metric."""
+def make_span(
+    decided: Decided,
+    place: tuple[int, int, str],
+    config: CocoaConfig,
+    calibrator: RiskCalibrator | None = None,
+    *,
+    given: bool = False,
+) -> Span:
+    """A decided span at its place ``(start, end, text)``; without a calibrator its risk is the raw MLDS that ranks."""
     start, end, text = place
     kind = "given" if given else "risk_point" if decided.candidates else "greedy"
-    return Span(
+    span = Span(
         text=text,
         start=start,
         end=end,
         kind=kind,
         token_ids=decided.token_ids,
         token_log_probs=decided.token_log_probs,
+        token_entropies=decided.token_entropies,
+        token_margins=decided.token_margins,
         log_prob=decided.log_prob,
         con_mlds=decided.con_mlds,
         f_mlds=decided.f_mlds,
@@ -78,3 +96,6 @@ def make_span(decided: Decided, place: tuple[int, int, str], config: CocoaConfig
         chosen=decided.chosen,
         risk=ranking_mlds(config, decided.con_mlds, decided.f_mlds),
     )
+    if calibrator is None:
+        return span
+    return span.model_copy(update={"risk": calibrator.risk(span), "calibrated": True})

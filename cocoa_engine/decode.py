@@ -77,6 +77,8 @@ class Branch:
     track: TextTrack
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+    margins: list[float] = field(default_factory=list)
     contrasts: list[float] = field(default_factory=list)
     hidden: Tensor | None = None
     next: NextTokens | None = None
@@ -86,6 +88,18 @@ class Branch:
     @property
     def path(self) -> Path:
         return tuple(self.token_ids)
+
+    def add_token(self, following: NextTokens, place: int = 0) -> None:
+        """Add one of the next tokens, by default the best, and what is known of the distribution it is chosen from."""
+        if place == 0 and following.contrasted is not None:
+            self.token_ids.append(following.contrasted.token_id)
+            self.log_probs.append(following.contrasted.log_prob)
+            self.contrasts.append(following.contrasted.contrast)
+        else:
+            self.token_ids.append(following.token_ids[place])
+            self.log_probs.append(following.log_probs[place])
+        self.entropies.append(following.entropy)
+        self.margins.append(following.margin)
 
     def add_states(self, states: Tensor | None) -> None:
         """Add those of a fed token, ``[N + 1, d]``."""
@@ -116,6 +130,8 @@ class Decided:
 
     token_ids: list[int]
     token_log_probs: list[float]
+    token_entropies: list[float]
+    token_margins: list[float]
     log_prob: float
     con_mlds: float
     f_mlds: float
@@ -183,7 +199,7 @@ class Sequencer:
                 run = Branch(kept.track)
             else:
                 kept = run
-                self._take(run, following)
+                self._append(run, following)
                 taken = run.path[-1:]
                 self._absorb([run], (yield from self._feed([taken])), [taken])
             self._advance(tree, kept, taken)
@@ -195,8 +211,8 @@ class Sequencer:
         """Open a branch for each candidate and grow them in step to their common boundary."""
         cap = min(self.config.max_span_tokens, self.config.max_new_tokens - self.generated)
         branches = [Branch(self.track.fork()) for _ in candidates.token_ids]
-        for branch, token_id, log_prob in zip(branches, candidates.token_ids, candidates.log_probs, strict=True):
-            self._append(branch, token_id, log_prob)
+        for place, branch in enumerate(branches):
+            self._append(branch, candidates, place)
         live, length = branches, 1
         while live:
             paths = [branch.path for branch in live]
@@ -208,7 +224,7 @@ class Sequencer:
             live = self._live(branches)
             for branch in live:
                 assert branch.next is not None
-                self._take(branch, branch.next)
+                self._append(branch, branch.next)
             length += 1
         return branches
 
@@ -301,8 +317,9 @@ class Sequencer:
         growing: list[Path] = []
         waiting: list[Branch] = []
         cap = min(self.config.max_span_tokens, self.config.max_new_tokens - self.generated - len(base))
-        for token_id, log_prob in zip(candidates.token_ids, candidates.log_probs, strict=True):
-            branch = Branch(self.track, [token_id], [log_prob])
+        for place in range(len(candidates.token_ids)):
+            branch = Branch(self.track)
+            branch.add_token(candidates, place)
             while cap > 0:
                 path = (*base, *branch.token_ids)
                 known = self.fed.get(path)
@@ -315,8 +332,7 @@ class Sequencer:
                 if branch.ended or following is None or len(following.token_ids) > 1 or len(branch.token_ids) == cap:
                     waiting.append(branch)
                     break
-                branch.token_ids.append(following.token_ids[0])
-                branch.log_probs.append(following.log_probs[0])
+                branch.add_token(following)
         return growing, waiting
 
     def _stands(self, branch: Branch, capped: bool) -> bool:
@@ -347,6 +363,8 @@ class Sequencer:
                     text=branch.track.text[start : branch.track.stop_at],
                     token_ids=branch.token_ids,
                     token_log_probs=branch.log_probs,
+                    token_entropies=branch.entropies,
+                    token_margins=branch.margins,
                     log_prob=log_prob,
                     con_mlds=con[number],
                     f_mlds=f[number],
@@ -388,6 +406,8 @@ class Sequencer:
             Decided(
                 token_ids=span.token_ids,
                 token_log_probs=span.log_probs,
+                token_entropies=span.entropies,
+                token_margins=span.margins,
                 log_prob=log_prob,
                 con_mlds=con,
                 f_mlds=f,
@@ -406,17 +426,10 @@ class Sequencer:
     def _competing(self, following: NextTokens) -> NextTokens:
         return following.competing(self.config.gamma, self.config.max_candidates)
 
-    def _take(self, branch: Branch, following: NextTokens) -> None:
-        """Append the best next token."""
-        if following.contrasted is None:
-            self._append(branch, following.token_ids[0], following.log_probs[0])
-        else:
-            branch.contrasts.append(following.contrasted.contrast)
-            self._append(branch, following.contrasted.token_id, following.contrasted.log_prob)
-
-    def _append(self, branch: Branch, token_id: int, log_prob: float) -> None:
-        branch.token_ids.append(token_id)
-        branch.log_probs.append(log_prob)
+    def _append(self, branch: Branch, following: NextTokens, place: int = 0) -> None:
+        """Take one of the next tokens, by default the best."""
+        branch.add_token(following, place)
+        token_id = branch.token_ids[-1]
         branch.track.push(token_id)
         if token_id in self.rules.eos:
             branch.ended = "eos"

@@ -13,6 +13,7 @@ from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.methods import METHODS, ContrastingMethod
 from cocoa_engine.request import Request
 from cocoa_engine.results import Generation, Span
+from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.scheduler import Scheduler, Work
 from cocoa_engine.text import Decode, TextTrack
 
@@ -39,6 +40,7 @@ class Decoding:
     Args:
         config: the settings as the user gave them.
         draft_tokens: guesses fed ahead, at most.
+        calibrator: gives the spans' risk; none leaves the raw MLDS.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Decoding:
         *,
         draft_tokens: int,
         model_name: str,
+        calibrator: RiskCalibrator | None = None,
     ) -> None:
         # a contrast begins at the prompt's last token, which is then a step and not part of the prompt
         contrasts = isinstance(METHODS[config.method], ContrastingMethod)
@@ -70,7 +73,7 @@ class Decoding:
             draft_tokens=draft_tokens,
             room=lambda: TIPS // max(1, scheduler.running),
         )
-        self._assembler = Assembler(config, len(request.prompt), model_name)
+        self._assembler = Assembler(config, len(request.prompt), model_name, calibrator)
         self._loop: Generator[Sequence[Path], StepOutput, None] | None = None
         self._backend, self._wanted, self._contrasts = backend, request.wanted, contrasts
         self.work: Work | None = self._new_work(None)

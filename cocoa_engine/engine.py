@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, overload
 
 from cocoa_engine.assembly import make_span
@@ -20,6 +22,7 @@ from cocoa_engine.info import ModelInfo
 from cocoa_engine.model import LanguageModel
 from cocoa_engine.request import Callables, Request, is_many, make_request, prompt_ids, require_tokens, wanted_states
 from cocoa_engine.results import Generation, Span, Usage
+from cocoa_engine.risk import CalibrationWarning, RiskCalibrator
 from cocoa_engine.runtime import Runtime
 from cocoa_engine.scheduler import Scheduler
 from cocoa_engine.shared_prompt import GivenText, score_texts
@@ -43,9 +46,12 @@ class CocoaEngine:
         config: this engine's default settings.
         runtime: how the model is run: speed and memory, not what is decoded.
         model_name: for the record; by default the model's own ``name_or_path``.
+        calibrator: gives every span a risk in [0, 1], or the JSON file of one; none leaves the raw MLDS. It is used as
+            it is, with a :class:`CalibrationWarning`, where the model or the settings are not those of its fit.
 
     Raises:
         UnsupportedModelError: the model is not a causal language model, or has fewer than 3 layers.
+        CalibrationError: the calibrator's file cannot be read.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class CocoaEngine:
         config: CocoaConfig | None = None,
         runtime: Runtime | None = None,
         model_name: str | None = None,
+        calibrator: RiskCalibrator | str | Path | None = None,
     ) -> None:
         self._language_model = LanguageModel(model)
         self.runtime = Runtime() if runtime is None else _checked_runtime(runtime)
@@ -64,6 +71,9 @@ class CocoaEngine:
         self._scheduler = Scheduler(self.runtime.max_batch_size, self.runtime.max_queue)
         self._chosen: tuple[Any, Chosen] | None = None
         self.model_name = model_name or getattr(model, "name_or_path", "") or type(model).__name__
+        self.calibrator = _checked_calibrator(calibrator)
+        self._warned: set[str] = set()
+        self._warn_of_mismatch(self.config)
 
     @classmethod
     def from_pretrained(
@@ -73,6 +83,7 @@ class CocoaEngine:
         tokenizer_name: str | None = None,
         config: CocoaConfig | None = None,
         runtime: Runtime | None = None,
+        calibrator: RiskCalibrator | str | Path | None = None,
         dtype: Any = "auto",
         device_map: Any = None,
         trust_remote_code: bool = False,
@@ -88,6 +99,7 @@ class CocoaEngine:
             tokenizer_name: where the tokenizer is, if elsewhere.
             config: the engine's default settings.
             runtime: how the model is run.
+            calibrator: gives every span a risk in [0, 1], or the JSON file of one.
             dtype: ``"auto"`` (as stored), a name such as ``"bfloat16"``, or a ``torch.dtype``.
             device_map: as in transformers, e.g. ``"auto"`` or ``"cuda:0"``; none is the CPU.
             trust_remote_code: run code that comes with the checkpoint.
@@ -98,9 +110,11 @@ class CocoaEngine:
         Raises:
             ModelLoadError: it cannot be found or read, or was refused.
             UnsupportedModelError: it is not a causal language model.
+            CalibrationError: the calibrator's file cannot be read.
         """
         from cocoa_engine.loading import load_pretrained
 
+        calibrator = _checked_calibrator(calibrator)
         model, tokenizer, name = load_pretrained(
             model_name,
             tokenizer_name=tokenizer_name,
@@ -112,7 +126,7 @@ class CocoaEngine:
             tokenizer_kwargs=dict(tokenizer_kwargs or {}),
             **more_model_kwargs,
         )
-        return cls(model, tokenizer, config=config, runtime=runtime, model_name=name)
+        return cls(model, tokenizer, config=config, runtime=runtime, model_name=name, calibrator=calibrator)
 
     @property
     def model(self) -> Any:
@@ -308,7 +322,23 @@ class CocoaEngine:
 
     def _settings(self, config: CocoaConfig | None, settings: dict[str, Any]) -> CocoaConfig:
         base = self.config if config is None else _checked(config)
-        return base.replace(**settings) if settings else base
+        config = base.replace(**settings) if settings else base
+        self._warn_of_mismatch(config)
+        return config
+
+    def _warn_of_mismatch(self, config: CocoaConfig) -> None:
+        """Warn, once for each difference, that the calibrator was fitted with another model or other settings."""
+        if self.calibrator is None:
+            return
+        found = self.calibrator.mismatches(self.model_name, config, self.num_layers)
+        if fresh := [difference for difference in found if difference not in self._warned]:
+            self._warned.update(fresh)
+            warnings.warn(
+                f"the calibrator was fitted otherwise: {'; '.join(fresh)}. Its risks may mean nothing here; fit one "
+                "with these (cocoa calibrate), or leave the calibrator out.",
+                CalibrationWarning,
+                stacklevel=4,
+            )
 
     def _given(self, prompt: Prompt, before: list[int], text: Any, what: str) -> tuple[list[int], str]:
         """Token ids of a text to score after a prompt whose ids are ``before``, and the text as it is shown."""
@@ -343,7 +373,7 @@ class CocoaEngine:
         return Generation(
             text=shown,
             token_ids=decided.token_ids,
-            spans=[make_span(decided, (0, len(shown), shown), config, given=True)],
+            spans=[make_span(decided, (0, len(shown), shown), config, self.calibrator, given=True)],
             finish_reason=None,
             usage=Usage(
                 prompt_tokens=len(prompt),
@@ -372,6 +402,7 @@ class CocoaEngine:
             self.decode,
             draft_tokens=self.runtime.draft_tokens,
             model_name=self.model_name,
+            calibrator=self.calibrator,
         )
 
     def _decode_all(
@@ -447,6 +478,14 @@ def _checked_runtime(runtime: Any) -> Runtime:
     if not isinstance(runtime, Runtime):
         raise ConfigError(f"runtime must be a Runtime, not {type(runtime).__name__}.")
     return runtime
+
+
+def _checked_calibrator(calibrator: Any) -> RiskCalibrator | None:
+    if calibrator is None or isinstance(calibrator, RiskCalibrator):
+        return calibrator
+    if not isinstance(calibrator, (str, Path)):
+        raise ConfigError(f"calibrator must be a RiskCalibrator or its file, not {type(calibrator).__name__}.")
+    return RiskCalibrator.load(calibrator)
 
 
 @dataclass

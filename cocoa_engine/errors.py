@@ -45,3 +45,15 @@ class GenerationTimeoutError(CocoaError, TimeoutError):
 
 class UnsupportedFeatureError(CocoaError, NotImplementedError):
     """A framework's feature was asked for that these models do not have (tools, structured output)."""
+
+
+class LabelledDataError(CocoaError, ValueError):
+    """A labelled data set cannot be read: its encoding, a missing field, an empty answer, one class only, ..."""
+
+
+class CalibrationError(CocoaError, ValueError):
+    """A calibrator's file is not one, or a calibrator cannot be fitted on what was given."""
+
+
+class MissingExtraError(CocoaError, ImportError):
+    """A package that only some features need is not installed."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cocoa_engine.distribution import distributions
 from cocoa_engine.errors import NonFiniteLogitsError
 
 
@@ -28,11 +29,15 @@ class NextTokens:
     Attributes:
         token_ids: at least one.
         log_probs: natural log p(w | x, y) of each, from the whole vocabulary's distribution.
+        entropy: of that distribution, in nats.
+        margin: log p of the most probable token less that of the second; inf where only one is allowed.
         contrasted: the token that a contrasting method takes instead of the most probable one.
     """
 
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
+    entropy: float
+    margin: float
     contrasted: Contrasted | None = None
 
     @property
@@ -49,7 +54,7 @@ class NextTokens:
             max_candidates = 1
         threshold = self.log_probs[0] + math.log(gamma)
         size = sum(log_prob >= threshold for log_prob in self.log_probs[:max_candidates])
-        return NextTokens(self.token_ids[:size], self.log_probs[:size])
+        return NextTokens(self.token_ids[:size], self.log_probs[:size], self.entropy, self.margin)
 
 
 def next_tokens(logits: Tensor, count: int) -> list[NextTokens | None]:
@@ -59,20 +64,24 @@ def next_tokens(logits: Tensor, count: int) -> list[NextTokens | None]:
 
     Args:
         logits: ``[W, V]``.
+        count: at least 2, for the margin.
     """
     logits = logits.float()
     top = logits.topk(min(count, logits.shape[-1]), dim=-1)  # [W, count]
-    log_probs = top.values - logits.logsumexp(dim=-1, keepdim=True)  # [W, count]
-    rows = torch.cat([log_probs.double(), top.indices.double()], dim=-1).tolist()  # ids < 2**53 are exact
+    log_sum, entropy = distributions(logits, top.values[:, 0])
+    log_probs = top.values - log_sum[:, None]  # [W, count]
+    # ids < 2**53 are exact
+    rows = torch.cat([log_probs.double(), top.indices.double(), entropy[:, None].double()], dim=-1).tolist()
     result: list[NextTokens | None] = []
-    for row in rows:
+    for *row, spread in rows:
         half = len(row) // 2
         if not math.isfinite(row[0]):
             result.append(None)
             continue
         order = sorted(zip((-value for value in row[:half]), map(int, row[half:]), strict=True))
         kept = [(token_id, -negative) for negative, token_id in order if negative < math.inf]
-        result.append(NextTokens(tuple(token_id for token_id, _ in kept), tuple(value for _, value in kept)))
+        ids, values = tuple(token_id for token_id, _ in kept), tuple(value for _, value in kept)
+        result.append(NextTokens(ids, values, spread, values[0] - values[1] if len(values) > 1 else math.inf))
     return result
 
 

@@ -22,6 +22,12 @@ class Measured(BaseModel):
     text: str
     token_ids: list[int]
     token_log_probs: list[float] = Field(description="log p(y_i | x, y_<i) of each token, aligned with token_ids.")
+    token_entropies: list[float] = Field(
+        description="Entropy, in nats, of the next-token distribution each token was chosen from."
+    )
+    token_margins: list[float] = Field(
+        description="log p of the most probable token there less that of the second; inf where only one is allowed."
+    )
     log_prob: float = Field(description="log p_S.")
     con_mlds: float = Field(description="Disagreement of consecutive middle layers.")
     f_mlds: float = Field(description="Disagreement of the middle layers with the final one.")

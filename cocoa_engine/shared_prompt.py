@@ -15,6 +15,7 @@ from cocoa_engine.backends import Backend, Path, TokenTree
 from cocoa_engine.backends.recompute import Recompute
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decode import Decided
+from cocoa_engine.distribution import TokenFigures, token_figures
 from cocoa_engine.errors import NonFiniteLogitsError
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.measure import log_prob_and_score, mlds
@@ -38,7 +39,7 @@ class ScoredText(NamedTuple):
 class _Measured(NamedTuple):
     """What the forward passes said of one text."""
 
-    log_probs: list[float]
+    tokens: TokenFigures
     hidden: Tensor  # [N + 1, d] float32: sums over the text's tokens
     forward_passes: int
 
@@ -56,31 +57,31 @@ def score_texts(
     if isinstance(backend, Recompute):  # nothing of the prompt can be kept, and one pass is enough for a text by itself
         return [ScoredText(_alone(backend, prompt, texts, n, config, wanted), 1) for n in range(len(texts))]
     ids = [text.token_ids for text in texts]
-    groups = list(_groups(ids, backend.paths_per_step))
-    room = max(len(set(_paths(ids[number] for number in group))) for group in groups)
+    together = list(groups(ids, backend.paths_per_step))
+    room = max(len(beginnings(ids[number] for number in group)) for group in together)
     tree = backend.open([prompt], room, wanted)[0]
     tree.keep_committed = True
     scored: dict[int, ScoredText] = {}
     try:
         first = backend.prefill(tree)
         prompt_passes = tree.forward_passes
-        for group in groups:
+        for group in together:
             measured = _feed(backend, tree, [ids[number] for number in group], first)
             tree.drop_branches()
-            if not all(-float("inf") < value <= 0 for one in measured for value in one.log_probs):
+            if not all(-float("inf") < value <= 0 for one in measured for value in one.tokens.log_probs):
                 _raise_of_first_bad(backend, prompt, texts, group, config, wanted)
-            con, f = mlds(torch.stack([one.hidden / len(one.log_probs) for one in measured], dim=1))
+            con, f = mlds(torch.stack([one.hidden / len(one.tokens.log_probs) for one in measured], dim=1))
             for number, one, c, final in zip(group, measured, con, f, strict=True):
-                log_prob, score = log_prob_and_score(config, one.log_probs, c, final)
+                log_prob, score = log_prob_and_score(config, one.tokens.log_probs, c, final)
                 text = texts[number]
-                decided = Decided(text.token_ids, one.log_probs, log_prob, c, final, score, [], None, text.text_end)
+                decided = Decided(text.token_ids, *one.tokens, log_prob, c, final, score, [], None, text.text_end)
                 scored[number] = ScoredText(decided, prompt_passes + one.forward_passes)
     finally:
         tree.close()
     return [scored[number] for number in range(len(texts))]
 
 
-def _groups(texts: Sequence[list[int]], limit: int) -> Iterator[list[int]]:
+def groups(texts: Sequence[list[int]], limit: int) -> Iterator[list[int]]:
     """The numbers of the texts that are fed together: alike ones next to each other, ``limit`` distinct tokens at most.
 
     A longer text is a group of its own.
@@ -104,44 +105,67 @@ def _common_start(a: list[int], b: list[int]) -> int:
     return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _paths(texts: Iterable[list[int]]) -> Iterator[Path]:
-    """Every beginning of every text, shorter ones first."""
-    return (tuple(text[:length]) for text in texts for length in range(1, len(text) + 1))
+def beginnings(texts: Iterable[list[int]]) -> list[Path]:
+    """Every distinct beginning of every text, after the shorter ones it grows from."""
+    return list(dict.fromkeys(tuple(text[:length]) for text in texts for length in range(1, len(text) + 1)))
 
 
-def _feed(backend: Backend, tree: TokenTree, texts: Sequence[list[int]], first: Tensor) -> list[_Measured]:
-    """Feed a group of texts after the prompt, of whose end ``first`` ``[V]`` are the logits."""
-    rows = {path: row for row, path in enumerate(dict.fromkeys(_paths(texts)))}
-    paths = list(rows)
-    own = [[rows[path] for path in _paths([text])] for text in texts]  # the rows of each text's tokens
-    log_probs: list[float] = []
-    hidden: list[Tensor | None] = [None] * len(texts)
-    passes = [0] * len(texts)
+class Step(NamedTuple):
+    """W tokens of a group of texts that were fed at once."""
+
+    fed: range  # their places among the group's beginnings
+    logits: Tensor  # [W + 1, V]: before the step, then after each of its tokens
+    token_ids: Tensor  # [W]
+    parents: Tensor  # [W]: the row of ``logits`` that predicts each
+    hidden: Tensor  # [N + 1, W, d] float32
+    forward_passes: int
+
+
+def steps(backend: Backend, tree: TokenTree, paths: Sequence[Path], first: Tensor) -> Iterator[Step]:
+    """Feed the beginnings of a group of texts after the prompt, of whose end ``first`` ``[V]`` are the logits."""
+    rows = {path: row for row, path in enumerate(paths)}
     width = backend.paths_per_step
     before = first  # the logits that predict the first token of a step's first path
     for start in range(0, len(paths), width):
         step = paths[start : start + width]
         passes_before = tree.forward_passes
         output = backend.step([(tree, step)])[0]
-        fed = range(start, start + len(step))
         # Only a single text is fed in several steps: there the first path follows the last one of the step before.
         known = torch.cat([before[None], output.logits])  # [W + 1, V]
         before = output.logits[-1]
-        device = known.device
-        parents = torch.tensor([rows[path[:-1]] - start + 1 if path[:-1] in rows else 0 for path in step]).to(device)
-        token_ids = torch.tensor([path[-1] for path in step]).to(device)
-        values = known[parents, token_ids] - known.logsumexp(dim=1)[parents]
-        log_probs += values.clamp(max=0).tolist()
+        parents = torch.tensor([rows[path[:-1]] - start + 1 if path[:-1] in rows else 0 for path in step])
+        token_ids = torch.tensor([path[-1] for path in step])
+        yield Step(
+            fed=range(start, start + len(step)),
+            logits=known,
+            token_ids=token_ids.to(known.device),
+            parents=parents.to(known.device),
+            hidden=output.hidden,
+            forward_passes=tree.forward_passes - passes_before,
+        )
+
+
+def _feed(backend: Backend, tree: TokenTree, texts: Sequence[list[int]], first: Tensor) -> list[_Measured]:
+    """Feed a group of texts after the prompt, of whose end ``first`` ``[V]`` are the logits."""
+    paths = beginnings(texts)
+    rows = {path: row for row, path in enumerate(paths)}
+    own = [[rows[path] for path in beginnings([text])] for text in texts]  # the rows of each text's tokens
+    figures = TokenFigures([], [], [])
+    hidden: list[Tensor | None] = [None] * len(texts)
+    passes = [0] * len(texts)
+    for step in steps(backend, tree, paths, first):
+        for values, more in zip(figures, token_figures(step.logits, step.token_ids, step.parents), strict=True):
+            values.extend(more)
         for number, of_text in enumerate(own):
-            here = [row - start for row in of_text if row in fed]
+            here = [row - step.fed.start for row in of_text if row in step.fed]
             if here:
-                state = output.hidden[:, here].sum(dim=1)
+                state = step.hidden[:, here].sum(dim=1)
                 known_state = hidden[number]
                 hidden[number] = state if known_state is None else known_state + state
                 # one pass for the whole step, or one for each path of it
-                passes[number] += min(tree.forward_passes - passes_before, len(here))
+                passes[number] += min(step.forward_passes, len(here))
     return [
-        _Measured([log_probs[row] for row in of_text], state, count)
+        _Measured(TokenFigures(*([values[row] for row in of_text] for values in figures)), state, count)
         for of_text, state, count in zip(own, hidden, passes, strict=True)
         if state is not None
     ]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decode import Decided
+from cocoa_engine.distribution import TokenFigures, token_figures
 from cocoa_engine.errors import NonFiniteLogitsError
 from cocoa_engine.hidden_states import Wanted, capture
 from cocoa_engine.measure import log_prob_and_score, mlds
@@ -28,26 +29,28 @@ def score_text(
     with model.exclusive(), capture(model, wanted, keep=slice(len(prompt), None)) as captured:
         logits = model.forward(token_ids, logits_to_keep=len(text) + 1, **inputs).logits[0]
         predicting = logits[-len(text) - 1 : -1]  # [t, V]: each row predicts one token of the text
-        log_probs = _token_log_probs(predicting, torch.tensor(text, device=logits.device))
+        figures = _in_chunks(predicting, torch.tensor(text, device=logits.device))
         pooled = captured.stacked(logits.device)[:, 0].mean(dim=1)  # [N + 1, d]
         (con,), (f,) = mlds(pooled[:, None])
-    if not all(-float("inf") < value <= 0 for value in log_probs):
+    if not all(-float("inf") < value <= 0 for value in figures.log_probs):
         position = len(prompt) + _first_bad(model, prompt, text)
         raise NonFiniteLogitsError(
             f"the logits for token {position} of the sequence (prompt included) are NaN or infinite; "
             "check the weights, or load the model in float32 or bfloat16."
         )
-    log_prob, score = log_prob_and_score(config, log_probs, con, f)
-    return Decided(text, log_probs, log_prob, con, f, score, [], None, text_end)
+    log_prob, score = log_prob_and_score(config, figures.log_probs, con, f)
+    return Decided(text, *figures, log_prob, con, f, score, [], None, text_end)
 
 
-def _token_log_probs(logits: Tensor, token_ids: Tensor) -> list[float]:
-    """log p of each token under its row of ``logits`` ``[t, V]``, in float32."""
-    values: list[float] = []
+def _in_chunks(logits: Tensor, token_ids: Tensor) -> TokenFigures:
+    """The figures of each token under its row of ``logits`` ``[t, V]``."""
+    figures = TokenFigures([], [], [])
     for start in range(0, len(token_ids), _CHUNK):
-        rows, ids = logits[start : start + _CHUNK].float(), token_ids[start : start + _CHUNK]
-        values += (rows.gather(1, ids[:, None])[:, 0] - rows.logsumexp(dim=1)).clamp(max=0).tolist()
-    return values
+        rows, ids = logits[start : start + _CHUNK], token_ids[start : start + _CHUNK]
+        of_chunk = token_figures(rows, ids, torch.arange(len(ids), device=ids.device))
+        for values, more in zip(figures, of_chunk, strict=True):
+            values.extend(more)
+    return figures
 
 
 def _first_bad(model: LanguageModel, prompt: list[int], text: list[int]) -> int:

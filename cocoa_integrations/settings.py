@@ -14,7 +14,7 @@ from cocoa_engine.faults import unknown
 
 LOADING = (
     "model_name", "tokenizer_name", "dtype", "device_map", "trust_remote_code", "allow_pickle", "model_kwargs",
-    "tokenizer_kwargs", "runtime",
+    "tokenizer_kwargs", "runtime", "calibrator",
 )  # fmt: skip
 """The options that say how a model is loaded."""
 

@@ -22,7 +22,8 @@ def assert_alike(a: Generation, b: Generation, tolerance: float = 1e-3) -> None:
 
 def _assert_alike(a: Span | Candidate, b: Span | Candidate, tolerance: float) -> None:
     assert a.token_ids == b.token_ids
-    assert a.token_log_probs == pytest.approx(b.token_log_probs, abs=tolerance)
+    for name in ("token_log_probs", "token_entropies", "token_margins"):
+        assert getattr(a, name) == pytest.approx(getattr(b, name), abs=tolerance), name
     assert (a.con_mlds, a.f_mlds) == pytest.approx((b.con_mlds, b.f_mlds), abs=tolerance)
     assert (a.log_prob, a.score) == pytest.approx((b.log_prob, b.score), abs=tolerance, rel=tolerance)
 

@@ -37,6 +37,8 @@ class Figures:
 
     token_ids: list[int]
     token_log_probs: list[float]
+    token_entropies: list[float]
+    token_margins: list[float]
     log_prob: float
     con_mlds: float
     f_mlds: float
@@ -76,6 +78,12 @@ class State:
     def log_p(self) -> Tensor:
         return self.scores.double().log_softmax(-1)  # float32 loses 1e-5 over a large vocabulary
 
+    @property
+    def entropy_and_margin(self) -> tuple[float, float]:
+        allowed = self.log_p[self.log_p > -math.inf].sort(descending=True)[0]
+        margin = (allowed[0] - allowed[1]).item() if len(allowed) > 1 else math.inf
+        return -(allowed.exp() * allowed).sum().item(), margin
+
 
 @dataclass(frozen=True)
 class Branch:
@@ -84,12 +92,13 @@ class Branch:
     before: list[int]  # the answer before it
     token_ids: list[int]
     token_log_probs: list[float]
+    chosen_from: list[tuple[float, float]]  # of each token, entropy and margin of the distribution
     state: State  # after its last token
     end: End | None  # why the answer ends with it, if it does
 
     def followed_by_nothing_yet(self) -> Branch:
         """An empty branch that starts where this one ends."""
-        return Branch([*self.before, *self.token_ids], [], [], self.state, self.end)
+        return Branch([*self.before, *self.token_ids], [], [], [], self.state, self.end)
 
 
 class FullForward:
@@ -198,7 +207,7 @@ class Reference:
         self.prompt = list(prompt)
         self.margin = math.inf
         spans: list[ReferenceSpan] = []
-        tip = Branch([], [], [], self.forward([]), None)  # the open greedy run
+        tip = Branch([], [], [], [], self.forward([]), None)  # the open greedy run
 
         while tip.end is None:
             competing = self.competing(tip.state)
@@ -230,8 +239,10 @@ class Reference:
     def score(self, prompt: Sequence[int], given: Sequence[int]) -> ReferenceGeneration:
         """Teacher forcing: ``given`` after ``prompt`` as one span."""
         self.prompt = list(prompt)
-        log_probs = [self.forward(given[:i]).log_p[token].item() for i, token in enumerate(given)]
-        figures = self.measure(Branch([], list(given), log_probs, self.forward(given), None))
+        states = [self.forward(given[:i]) for i in range(len(given))]
+        log_probs = [state.log_p[token].item() for state, token in zip(states, given, strict=True)]
+        chosen_from = [state.entropy_and_margin for state in states]
+        figures = self.measure(Branch([], list(given), log_probs, chosen_from, self.forward(given), None))
         return ReferenceGeneration(
             text=self.tokenizer.decode(list(given), skip_special_tokens=True),
             token_ids=list(given),
@@ -291,6 +302,7 @@ class Reference:
             before=branch.before,
             token_ids=[*branch.token_ids, token],
             token_log_probs=[*branch.token_log_probs, branch.state.log_p[token].item()],
+            chosen_from=[*branch.chosen_from, branch.state.entropy_and_margin],
             state=self.forward(answer),
             end=self.ended(answer, branch.state.scores),
         )
@@ -358,7 +370,8 @@ class Reference:
             log_prob /= len(token_log_probs)
         mlds = final if self.config.metric == "f_mlds" else con
         score = self.score_of(branch, log_prob, mlds)
-        return Figures(branch.token_ids, token_log_probs, log_prob, con, final, score)
+        entropies, margins = map(list, zip(*branch.chosen_from, strict=True))
+        return Figures(branch.token_ids, token_log_probs, entropies, margins, log_prob, con, final, score)
 
     def score_of(self, branch: Branch, log_prob: float, mlds: float) -> float:
         """What the method ranks a span by."""
@@ -411,5 +424,5 @@ def assert_same(actual: Generation, expected: ReferenceGeneration) -> None:
 
 def assert_same_figures(actual: Measured, expected: Figures) -> None:
     """Every figure within ``TOLERANCE``, relative where it is large."""
-    for name in ("token_log_probs", "log_prob", "con_mlds", "f_mlds", "score"):
+    for name in ("token_log_probs", "token_entropies", "token_margins", "log_prob", "con_mlds", "f_mlds", "score"):
         assert getattr(actual, name) == pytest.approx(getattr(expected, name), abs=TOLERANCE, rel=TOLERANCE), name

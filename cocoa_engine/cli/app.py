@@ -13,11 +13,14 @@ import typer
 from typer.core import TyperGroup
 
 from cocoa_engine import __version__
+from cocoa_engine.cli.alpha import alpha
 from cocoa_engine.cli.ask import ask
 from cocoa_engine.cli.bench import bench
+from cocoa_engine.cli.calibrate import calibrate
 from cocoa_engine.cli.heads import heads
 from cocoa_engine.cli.info import info
 from cocoa_engine.cli.score import score
+from cocoa_engine.cli.signal import signal
 from cocoa_engine.errors import CocoaError
 
 BAD_INPUT = 2
@@ -104,6 +107,9 @@ app.command()(score)
 app.command()(info)
 app.command()(bench)
 app.command()(heads)
+app.command()(signal)
+app.command()(calibrate)
+app.command()(alpha)
 
 
 def run() -> None:

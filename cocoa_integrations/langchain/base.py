@@ -118,6 +118,9 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
     runtime: Runtime | None = None
     """How the model is run (speed and memory): a :class:`~cocoa_engine.Runtime` or its fields as a dict."""
 
+    calibrator: str | None = None
+    """File of a :class:`~cocoa_engine.RiskCalibrator`: the risk of every span is then in [0, 1]."""
+
     api_key: SecretStr | None = Field(default=None, exclude=True)
     """Access token of the Hugging Face Hub, for gated models; only used if something has to be downloaded."""
 

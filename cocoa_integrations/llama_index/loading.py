@@ -33,14 +33,21 @@ def engine_for(engine: CocoaEngine | None, *, model: Any, tokenizer: Any, **load
         loaded = CocoaEngine.from_pretrained(**loading)
         if tokenizer is None:
             return loaded
-        return CocoaEngine(loaded.model, tokenizer, runtime=loaded.runtime, model_name=loaded.model_name)
+        return CocoaEngine(
+            loaded.model,
+            tokenizer,
+            runtime=loaded.runtime,
+            model_name=loaded.model_name,
+            calibrator=loaded.calibrator,
+        )
     _refuse_beside("model", **{name: loading[name] for name in ("dtype", "device_map", "allow_pickle", "model_kwargs")})
     if tokenizer is None:
         if loading["tokenizer_name"] is None:
             raise ConfigError("model= was given without a tokenizer; give tokenizer= or tokenizer_name= too.")
         trust = {"trust_remote_code": loading["trust_remote_code"]}
         tokenizer = load_tokenizer(loading["tokenizer_name"], {**trust, **loading["tokenizer_kwargs"]})
-    return CocoaEngine(model, tokenizer, runtime=loading["runtime"], model_name=loading["model_name"])
+    options = {name: loading[name] for name in ("runtime", "model_name", "calibrator")}
+    return CocoaEngine(model, tokenizer, **options)
 
 
 def _refuse_beside(given: str, **others: Any) -> None:

@@ -12,6 +12,8 @@ def figures(text: str, risk: float = 0.9, log_prob: float = -2.25, score: float 
         "text": text,
         "token_ids": [7],
         "token_log_probs": [log_prob],
+        "token_entropies": [1.5],
+        "token_margins": [0.25],
         "log_prob": log_prob,
         "con_mlds": 0.02,
         "f_mlds": risk,

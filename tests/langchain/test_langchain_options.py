@@ -199,6 +199,7 @@ def test_loading_options_reach_the_engine(kind: Any, loads: list[dict[str, Any]]
         model_kwargs={"revision": "main"},
         tokenizer_kwargs={"use_fast": True},
         runtime={"forward": "modules", "draft_tokens": 0},
+        calibrator="risk.json",
         api_key="hf_secret",
     )
     model.load()
@@ -213,6 +214,7 @@ def test_loading_options_reach_the_engine(kind: Any, loads: list[dict[str, Any]]
             "model_kwargs": {"revision": "main", "token": "hf_secret"},
             "tokenizer_kwargs": {"use_fast": True},
             "runtime": Runtime(forward="modules", draft_tokens=0),
+            "calibrator": "risk.json",
         }
     ]
 

@@ -1,0 +1,66 @@
+"""``cocoa alpha``: the paper's heuristic for the weight of the penalty, on one's own model and prompts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.text import Text
+
+from cocoa_engine.cli.labelled import Chat, DataPath, Format, Seed
+from cocoa_engine.cli.loading import load_engine
+from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.terminal import output, print_json
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.extras import need
+from cocoa_engine.labelled import read_labelled, sample
+
+
+@with_options("metric", "gamma", "max_candidates", "max_span_tokens", "span_boundary", "span_log_prob",
+              "middle_layers", "final_layer", "max_new_tokens")  # fmt: skip
+def alpha(
+    config: CocoaConfig,
+    loading: LoadOptions,
+    data: DataPath,
+    format: Format = None,
+    prompts: Annotated[int, typer.Option(min=1, help="How many prompts to answer, drawn at random.")] = 20,
+    chat: Chat = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Draw the scatter plot.")] = None,
+    seed: Seed = 0,
+    model: Model = None,
+    json: Json = False,
+    no_color: NoColor = False,
+) -> None:
+    """Suggest alpha: answer prompts with alpha 1 and compare |log p| of every candidate span with its disagreement."""
+    if plot:
+        need("matplotlib", extra="risk", what="the scatter plot")
+    records = sample(read_labelled(data, format), prompts, seed)
+    questions = {record.group: record for record in records}.values()
+    engine = load_engine(model, loading)
+    from cocoa_engine.risk.alpha import collect, draw, suggest
+
+    asked: Sequence[str | Sequence[int]] = [
+        engine.encode_chat([{"role": "user", "content": one.question}]) if chat else one.prompt for one in questions
+    ]
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("Answering", total=len(asked))
+        candidates = collect(engine, asked, config, advance=lambda count: progress.advance(task, count))
+    found = suggest(candidates)
+    if plot:
+        draw(candidates, found, config.metric, plot)
+    if json:
+        record = {"prompts": len(asked), "metric": config.metric, **found._asdict(), "spans": candidates}
+        print_json(dumps(record))
+        return
+    text = (
+        f"|log p_S| / MLDS of {found.candidates} candidate spans ({config.metric}, {len(asked)} prompts): "
+        f"median {found.median:.2f}, middle half {found.low:.2f} to {found.high:.2f}; "
+        f"of the means {found.of_means:.2f}. The paper takes alpha near this ratio, and recommends 1 to 3."
+    )
+    output(no_color).print(Text(text))

@@ -1,0 +1,68 @@
+"""``cocoa signal``: does layer disagreement tell hallucinated answers from supported ones, on this model and data?"""
+
+from __future__ import annotations
+
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markdown import Markdown
+
+from cocoa_engine.cli.labelled import Chat, DataPath, Draws, Format, Prompts, Seed, command_line, fed, make_folder, read
+from cocoa_engine.cli.loading import load_engine
+from cocoa_engine.cli.options import LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.terminal import output
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.extras import need
+from cocoa_engine.labelled import detect_format
+
+
+@with_options("alpha", "gamma", "max_candidates", "span_log_prob", "middle_layers", "final_layer")
+def signal(
+    config: CocoaConfig,
+    loading: LoadOptions,
+    data: DataPath,
+    out: Annotated[Path, typer.Option(help="Folder for signal.json, signal.md and pictures.", file_okay=False)],
+    format: Format = None,
+    prompts: Prompts = None,
+    chat: Chat = False,
+    draws: Draws = 1000,
+    seed: Seed = 0,
+    model: Model = None,
+    no_color: NoColor = False,
+) -> None:
+    """Measure on labelled answers whether layer disagreement tells hallucinated ones from supported ones.
+
+    Beside every figure stands that of what needs no layers: log-probability, entropy, margin and position.
+    """
+    need("scipy", extra="risk", what="cocoa signal")
+    need("matplotlib", extra="risk", what="cocoa signal")
+    records = read(data, format, prompts, seed)
+    make_folder(out)
+    engine = load_engine(model, loading)
+    from cocoa_engine.signal.indicators import Layers
+    from cocoa_engine.signal.items import collect
+    from cocoa_engine.signal.plots import draw
+    from cocoa_engine.signal.report import measure, to_markdown
+
+    Layers.of(config, engine.num_layers)  # refused before the work, not after
+    with fed(engine, records, config, chat=chat) as answers:
+        items = collect(answers)
+    about = {
+        "data": data.name,
+        "format": format or detect_format(data),
+        "model": engine.model_name,
+        "answers": len(records),
+        "prompts": len({record.group for record in records}),
+        "chat": chat,
+        "command": command_line(),
+    }
+    record = {"about": about, **measure(items, config, draws=draws, seed=seed)}
+    (out / "signal.json").write_text(dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = to_markdown(record)
+    (out / "signal.md").write_text(text, encoding="utf-8")
+    files = draw(record, items, config, out)
+    console = output(no_color)
+    console.print(Markdown(text) if console.is_terminal else text, soft_wrap=not console.is_terminal)
+    console.print(f"Written to {out}: signal.json, signal.md, {', '.join(file.name for file in files)}")

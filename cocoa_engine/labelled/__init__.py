@@ -1,0 +1,8 @@
+"""Answers with labels of what in them is not true or not supported: one record type, one reader per published set."""
+
+from __future__ import annotations
+
+from cocoa_engine.labelled.formats import FORMATS, detect_format, read_labelled
+from cocoa_engine.labelled.records import LabelledSpan, LabelledText, checked, sample
+
+__all__ = ["FORMATS", "LabelledSpan", "LabelledText", "checked", "detect_format", "read_labelled", "sample"]

@@ -1,0 +1,101 @@
+"""Reading files of labelled data, with errors that say where the fault is."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cocoa_engine.errors import LabelledDataError
+
+
+def read_text(path: Path) -> str:
+    """A file's text, which must be UTF-8 (with or without a byte-order mark).
+
+    Raises:
+        LabelledDataError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise LabelledDataError(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise LabelledDataError(
+            f"{path} is not UTF-8 (byte {error.start} is 0x{error.object[error.start]:02x}); convert it (iconv does)."
+        ) from None
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        LabelledDataError: it cannot be read, or is not JSON.
+    """
+    return _parsed(read_text(path), str(path))
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Where each line's object is, for messages, and the object; empty lines are skipped.
+
+    Raises:
+        LabelledDataError: it cannot be read, or a line is no JSON object.
+    """
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield where, as_object(_parsed(line, where), where)
+
+
+def read_csv(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Where each row is, for messages, and its cells by column.
+
+    Raises:
+        LabelledDataError: it cannot be read, a column is missing, or a row is shorter than the header.
+    """
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
+    present = reader.fieldnames or ()
+    if missing := [name for name in columns if name not in present]:
+        raise LabelledDataError(
+            f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; it has {', '.join(present)}."
+        )
+    for row in reader:
+        where = f"{path}, line {reader.line_num}"
+        if any(row[name] is None for name in columns):
+            raise LabelledDataError(f"{where}: the row is shorter than the header.")
+        yield where, row
+
+
+def as_object(value: Any, where: str) -> Mapping[str, Any]:
+    """A JSON object.
+
+    Raises:
+        LabelledDataError: it is something else.
+    """
+    if not isinstance(value, Mapping):
+        raise LabelledDataError(f"{where}: expected a JSON object, found {type(value).__name__}.")
+    return value
+
+
+def field(record: Mapping[str, Any], name: str, kind: type | tuple[type, ...], where: str) -> Any:
+    """A field of a record.
+
+    Raises:
+        LabelledDataError: it is missing or of another type.
+    """
+    if name not in record:
+        raise LabelledDataError(f"{where}: the field {name!r} is missing; there are {', '.join(record)}.")
+    value = record[name]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+        wanted = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+        raise LabelledDataError(f"{where}: the field {name!r} must be {wanted}, not {type(value).__name__}.")
+    return value
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise LabelledDataError(f"{where} is not JSON: {error}.") from None

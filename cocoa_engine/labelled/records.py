@@ -1,0 +1,119 @@
+"""What a labelled data set gives: prompts, answers, and what in an answer is hallucinated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from cocoa_engine.errors import LabelledDataError
+
+
+@dataclass(frozen=True)
+class LabelledSpan:
+    """A labelled part of an answer.
+
+    Attributes:
+        start, end: character offsets in the answer's text, the end exclusive.
+        kind: the data set's own name for it.
+        hallucinated: whether it counts as hallucinated; a data set may mark harmless parts too.
+    """
+
+    start: int
+    end: int
+    kind: str = "hallucinated"
+    hallucinated: bool = True
+
+
+@dataclass(frozen=True)
+class LabelledText:
+    """One answer to one prompt.
+
+    Attributes:
+        id: unique in its data set.
+        prompt: what precedes the answer: text for a model to continue.
+        text: the answer, as the data set has it.
+        question: the same request without the cues for a plain model, for a chat.
+        label: whether the answer as a whole is hallucinated; none where the set does not say.
+        spans: its labelled parts, by their start; none if only the whole answer is labelled.
+        group: answers to the same prompt share it.
+    """
+
+    id: str
+    prompt: str
+    text: str
+    question: str
+    label: bool | None
+    spans: tuple[LabelledSpan, ...] | None
+    group: str
+
+    def hallucinated_at(self, start: int, end: int) -> list[bool]:
+        """Of each character of a range, whether it lies in a hallucinated part.
+
+        Raises:
+            ValueError: no part of this answer is labelled.
+        """
+        if self.spans is None:
+            raise ValueError(f"only the whole answer {self.id} is labelled")
+        parts = [(span.start, span.end) for span in self.spans if span.hallucinated]
+        return [any(first <= at < last for first, last in parts) for at in range(start, end)]
+
+
+def checked(records: Sequence[LabelledText], where: object) -> list[LabelledText]:
+    """The records, if nothing in them would spoil a measurement.
+
+    Raises:
+        LabelledDataError: there are none; an id comes twice; a prompt or an answer is empty; a part lies outside its
+            answer; or all labels are of one class.
+    """
+    if not records:
+        raise LabelledDataError(f"{where} holds no answers.")
+    seen: set[str] = set()
+    for record in records:
+        if record.id in seen:
+            raise LabelledDataError(f"{where}: the id {record.id!r} comes twice; every answer needs its own.")
+        seen.add(record.id)
+        for name, value in (("answer", record.text), ("prompt", record.prompt)):
+            if not value.strip():
+                raise LabelledDataError(
+                    f"{where}: the {name} of {record.id!r} is empty; give it a text or leave it out."
+                )
+        for span in record.spans or ():
+            if not 0 <= span.start < span.end <= len(record.text):
+                raise LabelledDataError(
+                    f"{where}: the labelled part {span.start}..{span.end} of {record.id!r} is empty or lies outside "
+                    f"the answer of {len(record.text)} characters."
+                )
+    classes: set[bool] = set()
+    for record in records:
+        classes |= _classes(record)
+    if len(classes) < 2:
+        only = "hallucinated" if classes == {True} else "supported"
+        raise LabelledDataError(
+            f"{where}: every label is {only!r}; nothing can be told apart. Give answers of both classes."
+        )
+    return list(records)
+
+
+def sample(records: Sequence[LabelledText], prompts: int | None = None, seed: int = 0) -> list[LabelledText]:
+    """The answers to some prompts, those to the same prompt together.
+
+    Args:
+        prompts: at most this many, drawn at random; none takes all.
+        seed: of the draw.
+    """
+    by: dict[str, list[LabelledText]] = {}
+    for record in records:
+        by.setdefault(record.group, []).append(record)
+    names = list(by)
+    if prompts is not None and prompts < len(names):
+        drawn = set(Random(seed).sample(names, prompts))
+        names = [name for name in names if name in drawn]
+    return [record for name in names for record in by[name]]
+
+
+def _classes(record: LabelledText) -> set[bool]:
+    if record.spans is None:
+        return set() if record.label is None else {record.label}
+    characters = zip(record.text, record.hallucinated_at(0, len(record.text)), strict=True)
+    return {hallucinated for character, hallucinated in characters if not character.isspace()}

@@ -1,0 +1,44 @@
+"""TruthfulQA (Lin et al., 2022): questions with true and false answers, one CSV file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cocoa_engine.errors import LabelledDataError
+from cocoa_engine.labelled.files import read_csv
+from cocoa_engine.labelled.records import LabelledText
+
+COLUMNS = ("Question", "Best Answer", "Correct Answers", "Incorrect Answers")
+
+
+def read(path: Path) -> list[LabelledText]:
+    """Every answer as a record; of each question the best answer first, then the other true ones, then the false.
+
+    Raises:
+        LabelledDataError: a column is missing, or a question or its answers are empty.
+    """
+    records = []
+    for number, (where, row) in enumerate(read_csv(path, COLUMNS)):
+        if empty := [name for name in COLUMNS if not row[name].strip(" ;")]:
+            raise LabelledDataError(f"{where}: the column {empty[0]!r} is empty.")
+        question, best = row["Question"].strip(), row["Best Answer"].strip()
+        true = list(dict.fromkeys([best, *_answers(row["Correct Answers"])]))
+        false = list(dict.fromkeys(_answers(row["Incorrect Answers"])))
+        for label, answers in ((False, true), (True, false)):
+            for place, answer in enumerate(answers):
+                records.append(
+                    LabelledText(
+                        id=f"{number}-{'false' if label else 'true'}-{place}",
+                        prompt=f"Question: {question}\nAnswer:",
+                        text=answer,
+                        question=question,
+                        label=label,
+                        spans=None,
+                        group=str(number),
+                    )
+                )
+    return records
+
+
+def _answers(cell: str) -> list[str]:
+    return [answer.strip() for answer in cell.split(";") if answer.strip()]

@@ -1,0 +1,11 @@
+"""A risk in [0, 1]: what was measured of a span, turned into the probability that it is hallucinated.
+
+Fitting needs scikit-learn (the extra ``risk``); using what was fitted needs nothing beyond this package.
+"""
+
+from __future__ import annotations
+
+from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator
+from cocoa_engine.risk.features import FEATURES, span_features
+
+__all__ = ["FEATURES", "CalibrationWarning", "RiskCalibrator", "span_features"]

@@ -1,0 +1,214 @@
+"""From the features of a span to its risk in [0, 1], with weights that were fitted before. Plain Python."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.errors import CalibrationError
+from cocoa_engine.faults import explain
+from cocoa_engine.results import Span
+from cocoa_engine.risk.features import FEATURES, span_features
+
+
+class CalibrationWarning(UserWarning):
+    """A calibrator is used with a model or settings that it was not fitted with: its risks may mean nothing."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+class Settings(_Part):
+    """The settings that the features depend on."""
+
+    final_layer: Literal["post_norm", "pre_norm"]
+    middle_layers: tuple[int, int]
+    gamma: float
+    max_candidates: int
+
+    @classmethod
+    def of(cls, config: CocoaConfig, num_layers: int) -> Settings:
+        """Those of a config, for a model with that many layers."""
+        from cocoa_engine.disagreement import middle_layers  # which loads torch: a calibrator is read without it
+
+        return cls(
+            final_layer=config.final_layer,
+            middle_layers=config.middle_layers or middle_layers(num_layers),
+            gamma=config.gamma,
+            max_candidates=config.max_candidates,
+        )
+
+
+class Isotonic(_Part):
+    """A non-decreasing map from [0, 1] to [0, 1]: straight between its knots, constant beyond them."""
+
+    x: list[float]
+    y: list[float]
+
+    @model_validator(mode="after")
+    def _monotone(self) -> Isotonic:
+        rising = all(a < b for a, b in zip(self.x, self.x[1:], strict=False))
+        if len(self.x) != len(self.y) or not self.x or not rising or sorted(self.y) != self.y:
+            raise ValueError("isotonic: x must rise, y must not fall, and the two must be of one length")
+        if not 0 <= self.y[0] <= self.y[-1] <= 1:
+            raise ValueError("isotonic: y must be in [0, 1]")
+        return self
+
+    def __call__(self, value: float) -> float:
+        place = bisect_right(self.x, value)
+        if place == 0 or place == len(self.x):
+            return self.y[0 if place == 0 else -1]
+        x0, x1, y0, y1 = self.x[place - 1], self.x[place], self.y[place - 1], self.y[place]
+        return min(max(y0 + (y1 - y0) * (value - x0) / (x1 - x0), y0), y1)
+
+
+class Estimate(_Part):
+    """A figure with its 95 % bootstrap interval over prompts."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+class Rival(_Part):
+    """What ranks spans without any fitting, on the same spans: its AUROC, and the calibrated risk's less that."""
+
+    auroc: Estimate
+    difference: Estimate
+
+
+class ReliabilityBin(_Part):
+    """Spans whose risk is alike: how many, their mean risk, and the share of them that is hallucinated."""
+
+    spans: int
+    mean_risk: float
+    share_hallucinated: float
+
+
+class Validation(_Part):
+    """How the risk does on prompts that it was not fitted on, by grouped cross-validation."""
+
+    folds: int
+    prompts: int
+    spans: int
+    hallucinated: int
+    auroc: Estimate
+    auprc: Estimate
+    brier: float = Field(description="Mean squared error of the risk.")
+    brier_of_base_rate: float = Field(description="The same of a risk that is the share of hallucinated spans.")
+    ece: float = Field(description="Expected calibration error: mean gap of the reliability bins, by their size.")
+    reliability: list[ReliabilityBin]
+    rivals: dict[str, Rival]
+
+
+class Threshold(_Part):
+    """From which risk on a span is flagged, and what was asked of that choice."""
+
+    value: float = Field(ge=0)
+    rule: Literal["precision", "recall", "conformal"]
+    target: float
+    precision: float | None = Field(description="Reached on the spans it was chosen on; none if nothing is flagged.")
+    recall: float
+    prompts: int
+
+
+class RiskCalibrator(_Part):
+    """The risk of a span: a logistic model of its features, and an isotonic map on top if one was fitted.
+
+    risk = g(1 / (1 + e^-z)),  z = b + sum_k w_k (x_k - mean_k) / scale_k,  g the isotonic map or none
+
+    Attributes:
+        model_name: the model whose spans it was fitted on.
+        settings: the settings these were measured with.
+        data: what it was fitted on.
+        unit: what a span was in fitting: a part of an answer between risk points, or a whole answer.
+    """
+
+    schema_version: Literal[1] = 1
+    model_name: str
+    settings: Settings
+    data: str
+    unit: Literal["span", "answer"]
+    features: list[str]
+    means: list[float]
+    scales: list[float]
+    weights: list[float]
+    intercept: float
+    isotonic: Isotonic | None = None
+    validation: Validation
+    threshold: Threshold | None = None
+
+    @model_validator(mode="after")
+    def _of_one_length(self) -> RiskCalibrator:
+        if self.features != list(FEATURES):
+            raise ValueError(f"features: this version measures {', '.join(FEATURES)}")
+        if not len(self.features) == len(self.means) == len(self.scales) == len(self.weights):
+            raise ValueError("features, means, scales and weights must be of one length")
+        if min(self.scales) <= 0:
+            raise ValueError("scales must be above 0")
+        return self
+
+    @classmethod
+    def load(cls, path: str | Path) -> RiskCalibrator:
+        """Read one from its JSON file.
+
+        Raises:
+            CalibrationError: there is no such file, or it holds no calibrator of this version.
+        """
+        try:
+            return cls.model_validate_json(Path(path).read_bytes())
+        except OSError as error:
+            raise CalibrationError(f"the calibrator {path} cannot be read: {error.strerror}.") from error
+        except ValidationError as error:
+            raise CalibrationError(f"{path} is not a calibrator that can be used: {explain(error)}") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON."""
+        Path(path).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+    def risk(self, span: Span) -> float:
+        """The risk of a span, in [0, 1]: the probability, by this calibrator, that a part of it is hallucinated."""
+        return self.risk_of(span_features(span))
+
+    def risk_of(self, features: Sequence[float]) -> float:
+        """The risk by the features, in the order of :data:`~cocoa_engine.risk.features.FEATURES`."""
+        scaled = zip(self.weights, features, self.means, self.scales, strict=True)
+        z = self.intercept + sum(weight * (value - mean) / scale for weight, value, mean, scale in scaled)
+        risk = logistic(z)
+        return self.isotonic(risk) if self.isotonic else risk
+
+    def flags(self, span: Span) -> bool:
+        """Whether a span's risk reaches the threshold.
+
+        Raises:
+            CalibrationError: no threshold was chosen.
+        """
+        if self.threshold is None:
+            raise CalibrationError("this calibrator has no threshold; choose one when it is fitted.")
+        return self.risk(span) >= self.threshold.value
+
+    def mismatches(self, model_name: str, config: CocoaConfig, num_layers: int) -> list[str]:
+        """In what a model and its settings differ from those of the fit, in words; empty if in nothing."""
+        found = []
+        if model_name != self.model_name:
+            found.append(f"the model is {model_name}, not {self.model_name}")
+        wanted, actual = self.settings, Settings.of(config, num_layers)
+        for name in Settings.model_fields:
+            if getattr(wanted, name) != getattr(actual, name):
+                found.append(f"{name} is {getattr(actual, name)}, not {getattr(wanted, name)}")
+        return found
+
+
+def logistic(z: float) -> float:
+    """1 / (1 + e^-z), without overflow."""
+    if z >= 0:
+        return 1 / (1 + math.exp(-z))
+    power = math.exp(z)
+    return power / (1 + power)

@@ -1,0 +1,1 @@
+"""Does the disagreement of layers tell hallucinated answers from supported ones? Measured on labelled data."""

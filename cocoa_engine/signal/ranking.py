@@ -1,0 +1,125 @@
+"""How well a score ranks hallucinated items above supported ones: AUROC and AUPRC, with bootstrap intervals.
+
+An item may stand for several: it has a weight in either class (a token stands for its hallucinated and its supported
+characters). The bootstrap draws whole groups (prompts), since answers to one prompt are not independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cocoa_engine.errors import LabelledDataError
+
+Floats = NDArray[np.float64]
+
+
+class Interval(NamedTuple):
+    """An estimate with its 95 % percentile bootstrap interval, which is widened to hold the estimate if need be."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+class Ranked:
+    """Scores in order, ready for many weightings.
+
+    Args:
+        scores: of n items, higher is riskier; ties count half.
+        positive: their weights as hallucinated.
+        negative: their weights as supported.
+
+    Raises:
+        LabelledDataError: a score is NaN, or one of the classes has no weight.
+    """
+
+    def __init__(self, scores: ArrayLike, positive: ArrayLike, negative: ArrayLike) -> None:
+        values = np.asarray(scores, dtype=np.float64)
+        self._positive = np.asarray(positive, dtype=np.float64)
+        self._negative = np.asarray(negative, dtype=np.float64)
+        if np.isnan(values).any():
+            raise LabelledDataError("a score is NaN: it cannot be ranked.")
+        if not (self._positive.sum() > 0 and self._negative.sum() > 0):
+            raise LabelledDataError("both hallucinated and supported items are needed to rank them.")
+        self._order = np.argsort(-values, kind="stable")
+        ranked = values[self._order]
+        self._starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])  # where each distinct score begins
+
+    def auroc(self, weights: Floats | None = None) -> Floats:
+        """P(score of a hallucinated item > that of a supported one) + half of P(equal).
+
+        Args:
+            weights: ``[B, n]``, how often each item was drawn in each of B samples; none is once.
+
+        Returns:
+            ``[B]``, NaN where a sample lacks a class.
+        """
+        positive, negative = self._by_score(weights)
+        above = np.cumsum(positive, axis=1) - positive / 2  # of the hallucinated, those at least as high; ties half
+        with np.errstate(invalid="ignore"):
+            result: Floats = (above * negative).sum(axis=1) / (positive.sum(axis=1) * negative.sum(axis=1))
+        return result
+
+    def auprc(self, weights: Floats | None = None) -> Floats:
+        """Average precision: the mean, over hallucinated items, of the precision at their score; see :meth:`auroc`."""
+        positive, negative = self._by_score(weights)
+        found, all_at_least = np.cumsum(positive, axis=1), np.cumsum(positive + negative, axis=1)
+        with np.errstate(invalid="ignore"):
+            precision = np.divide(found, all_at_least, out=np.zeros_like(found), where=all_at_least > 0)
+            result: Floats = (precision * positive).sum(axis=1) / positive.sum(axis=1)
+        return result
+
+    def _by_score(self, weights: Floats | None) -> tuple[Floats, Floats]:
+        """The weight of either class at each distinct score, from the highest, ``[B, scores]``."""
+        drawn = np.ones((1, len(self._order))) if weights is None else weights
+        drawn = drawn[:, self._order]
+        return (
+            np.add.reduceat(drawn * self._positive[self._order], self._starts, axis=1),
+            np.add.reduceat(drawn * self._negative[self._order], self._starts, axis=1),
+        )
+
+
+class Bootstrap:
+    """Draws of whole groups with replacement; the same ones for every score, so that scores can be compared.
+
+    Args:
+        groups: of each of n items, what group it is in.
+        draws: how many.
+        seed: of the draws.
+    """
+
+    _ROWS = 50  # samples held at once: n may be large
+
+    def __init__(self, groups: Sequence[Hashable], draws: int = 1000, seed: int = 0) -> None:
+        names = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+        self._of_item = np.array([names[group] for group in groups])
+        random = np.random.default_rng(seed)
+        self._counts = random.multinomial(len(names), np.full(len(names), 1 / len(names)), size=draws)
+
+    def samples(self, ranked: Ranked, measure: str) -> Floats:
+        """``[draws]``: ``"auroc"`` or ``"auprc"`` of each draw."""
+        parts = [
+            getattr(ranked, measure)(self._counts[start : start + self._ROWS][:, self._of_item].astype(np.float64))
+            for start in range(0, len(self._counts), self._ROWS)
+        ]
+        return np.concatenate(parts)
+
+    def interval(self, ranked: Ranked, measure: str) -> Interval:
+        """AUROC or AUPRC with its interval."""
+        return interval(float(getattr(ranked, measure)()[0]), self.samples(ranked, measure))
+
+    def difference(self, a: Ranked, b: Ranked, measure: str) -> Interval:
+        """By how much ``a`` ranks better than ``b``, draw by draw."""
+        estimate = float(getattr(a, measure)()[0] - getattr(b, measure)()[0])
+        return interval(estimate, self.samples(a, measure) - self.samples(b, measure))
+
+
+def interval(estimate: float, samples: Floats) -> Interval:
+    """The 2.5 % and 97.5 % quantiles of bootstrap samples; samples that lacked a class are left out."""
+    known = samples[np.isfinite(samples)]
+    low, high = np.quantile(known, [0.025, 0.975]) if len(known) else (estimate, estimate)
+    return Interval(estimate, min(float(low), estimate), max(float(high), estimate))

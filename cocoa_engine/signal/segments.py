@@ -1,0 +1,121 @@
+"""Labelled answers as items to tell apart: whole answers, their spans between risk points, their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.labelled import LabelledText
+from cocoa_engine.profile import LayerProfile, Profiler, TextProfile
+
+if TYPE_CHECKING:
+    from cocoa_engine.engine import CocoaEngine
+
+
+@dataclass(frozen=True)
+class Forced:
+    """A labelled answer that was fed to the model.
+
+    Attributes:
+        record: the answer.
+        profile: what was measured of its tokens.
+        ends: where the characters of each token end in the record's text.
+    """
+
+    record: LabelledText
+    profile: TextProfile
+    ends: list[int]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Some tokens of an answer as one span.
+
+    Attributes:
+        start, end: the tokens, the end exclusive.
+        layers: of the mean-pooled span.
+        hallucinated, supported: how many of its characters are, white space aside; for a whole answer with one label,
+            1 and 0 or 0 and 1.
+    """
+
+    forced: Forced
+    start: int
+    end: int
+    layers: LayerProfile
+    hallucinated: int
+    supported: int
+
+
+def force(
+    engine: CocoaEngine,
+    records: Iterable[LabelledText],
+    config: CocoaConfig,
+    *,
+    chat: bool = False,
+    advance: Callable[[int], None] = lambda count: None,
+) -> Iterator[Forced]:
+    """Feed labelled answers to a model, each after its prompt; neighbours with the same prompt share its encoding.
+
+    Args:
+        config: its ``gamma`` and ``max_candidates`` say which tokens compete.
+        chat: ask as a chat, with the model's template, instead of as a text to continue.
+        advance: told how many answers were fed.
+
+    Raises:
+        PromptError: an answer does not fit the context window after its prompt.
+    """
+    profiler = Profiler(engine, config)
+    for _, same in groupby(records, key=lambda record: record.prompt):
+        together = list(same)
+        first = together[0]
+        prompt = engine.encode_chat([{"role": "user", "content": first.question}]) if chat else first.prompt
+        # a plain prompt ends with a colon, which a space follows; the answer's offsets count from its own first letter
+        leads = ["" if chat or record.text[0].isspace() else " " for record in together]
+        texts = [lead + record.text for lead, record in zip(leads, together, strict=True)]
+        for record, lead, text, profile in zip(together, leads, texts, profiler(prompt, texts), strict=True):
+            dropped = text[0].isspace() and not profile.text[:1].isspace()
+            shift = len(lead) - dropped
+            yield Forced(record, profile, [min(max(end - shift, 0), len(record.text)) for end in profile.ends])
+        advance(len(together))
+
+
+def answer(forced: Forced) -> Segment:
+    """The whole answer as one span, with its one label."""
+    count = len(forced.profile.token_ids)
+    label = bool(forced.record.label)
+    return Segment(forced, 0, count, forced.profile.span(0, count), int(label), int(not label))
+
+
+def spans(forced: Forced) -> Iterator[Segment]:
+    """The answer cut where more than one token competed, as decoding cuts it; spans of white space are left out.
+
+    Decoding ends a span at the latest of its rivals' next risk points; here there are no rivals, so it ends at its own.
+    It is also cut before a token that is not the most probable one: no decode would have gone on with that.
+    """
+    profile = forced.profile
+    count = len(profile.token_ids)
+    cuts = [at for at in range(count) if at == 0 or profile.competing[at] > 1 or profile.gaps[at] > 0]
+    for start, end in zip(cuts, [*cuts[1:], count], strict=True):
+        segment = _segment(forced, start, end)
+        if segment.hallucinated + segment.supported:
+            yield segment
+
+
+def _segment(forced: Forced, start: int, end: int) -> Segment:
+    hallucinated, supported = _characters(forced, start, end)
+    return Segment(forced, start, end, forced.profile.span(start, end), hallucinated, supported)
+
+
+def _characters(forced: Forced, start: int, end: int) -> tuple[int, int]:
+    first, last = forced.ends[start - 1] if start else 0, forced.ends[end - 1]
+    labels = zip(forced.record.hallucinated_at(first, last), forced.record.text[first:last], strict=True)
+    visible = [label for label, character in labels if not character.isspace()]
+    return sum(visible), len(visible) - sum(visible)
+
+
+def token_labels(forced: Forced) -> Sequence[tuple[int, int]]:
+    """Of each token, how many of its characters are hallucinated and supported, white space aside."""
+    return [_characters(forced, at, at + 1) for at in range(len(forced.ends))]

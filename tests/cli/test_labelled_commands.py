@@ -1,0 +1,176 @@
+"""``cocoa signal``, ``cocoa calibrate`` and ``cocoa alpha`` on the real model and a few answers of known truth."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from cocoa_engine import CocoaEngine, RiskCalibrator
+
+Cocoa = Callable[..., Result]
+
+CAPITALS = {
+    "France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Japan": "Tokyo", "Egypt": "Cairo", "Greece": "Athens",
+    "Austria": "Vienna", "Russia": "Moscow", "China": "Beijing", "Peru": "Lima", "Cuba": "Havana", "Iraq": "Baghdad",
+}  # fmt: skip
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> Path:
+    """One true and one false answer to each question, labelled as a whole."""
+    cities = list(CAPITALS.values())
+    rows = []
+    for number, (country, city) in enumerate(CAPITALS.items()):
+        prompt = f"Question: What is the capital of {country}?\nAnswer:"
+        for label, text in ((False, city), (True, cities[number - 5])):
+            rows.append({"id": f"{country}{label}", "prompt": prompt, "text": f"{text}.", "label": label})
+    return write(tmp_path / "answers.jsonl", rows)
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Path:
+    """Answers with a wrong city in the midst of a sentence, labelled by character."""
+    cities = list(CAPITALS.values())
+    rows = []
+    for number, country in enumerate(CAPITALS):
+        before, wrong = f"The capital of {country} is ", cities[number - 5]
+        spans = [[len(before), len(before) + len(wrong)]]
+        prompt = "Question: Tell me of a capital.\nAnswer:"
+        text = f"{before}{wrong}, of course."
+        rows.append({"id": country, "prompt": prompt, "text": text, "spans": spans, "group": country})
+    return write(tmp_path / "parts.jsonl", rows)
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_signal_of_whole_answers(cocoa: Cocoa, answers: Path, tmp_path: Path, engine: CocoaEngine) -> None:
+    out = tmp_path / "new" / "out"
+    result = cocoa("signal", "--data", str(answers), "--out", str(out), "--draws", "50")
+    assert result.exit_code == 0, result.output
+    record = json.loads((out / "signal.json").read_text())
+    one = record["levels"]["answer"]
+    assert (one["items"], one["prompts"], one["hallucinated"]) == (24, 12, 12)
+    assert record["about"]["model"] == engine.model_name
+    ranking, paired = one["ranking"], one["paired"]
+    # a model of 135M parameters does know capitals
+    assert ranking["-log p"]["auroc"]["estimate"] > 0.8
+    assert paired["log p alone"]["right"] > 0.8
+    assert paired["log p alone"]["z"] > 0 > paired["log p alone"]["p_right"] - 0.05
+    assert set(paired) > {"CoCoA, ConMLDS", "CoCoA, fMLDS", "CoCoA-SIG, ConMLDS", "CoCoA-SIG, fMLDS", "-fMLDS alone"}
+    assert {"-mean log p", "-min log p", "mean entropy", "-mean margin"} < set(ranking)
+    for row in ranking.values():
+        for figure in ("auroc", "auprc", "auroc_less_rival"):
+            assert row[figure]["low"] <= row[figure]["estimate"] <= row[figure]["high"]
+    windows = {tuple(row["middle_layers"]) for row in one["layers"].values()}
+    assert len(windows) == 5
+    text = (out / "signal.md").read_text()
+    assert "## By answer" in text
+    assert "By span" not in text
+    assert text.splitlines()[0] in result.stdout
+    for picture in ("auroc-answer.svg", "scores-answer.svg"):
+        assert (out / picture).read_text().startswith("<?xml")
+
+
+def test_signal_of_parts(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
+    settings = ["--middle-layers", "3,9", "--final-layer", "pre_norm", "--prompts", "8", "--chat"]
+    result = cocoa("signal", "--data", str(parts), "--out", str(tmp_path), "--draws", "20", *settings)
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "signal.json").read_text())
+    assert list(record["levels"]) == ["span", "character"]  # every answer has a wrong part: as wholes they are alike
+    assert record["about"]["answers"] == 8
+    spans, characters = record["levels"]["span"], record["levels"]["character"]
+    assert (spans["middle_layers"], spans["final_layer"]) == ([3, 9], "pre_norm")
+    assert "as set, pre_norm" in spans["layers"]
+    assert {"position in tokens", "position as a share of the answer"} < set(characters["ranking"])
+    assert characters["share_hallucinated"] == pytest.approx(0.2, abs=0.1)
+    assert spans["ranking"]["-log p"]["auroc"]["estimate"] > 0.6
+
+
+def test_calibrate_fits_and_saves(
+    cocoa: Cocoa, answers: Path, parts: Path, tmp_path: Path, engine: CocoaEngine
+) -> None:
+    path = tmp_path / "risk.json"
+    options = ["--folds", "3", "--draws", "20", "--out", str(path)]
+    result = cocoa("calibrate", "--data", str(parts), *options, "--recall", "0.8", "--isotonic")
+    assert result.exit_code == 0, result.output
+    calibrator = RiskCalibrator.load(path)
+    assert calibrator.model_name == engine.model_name
+    assert (calibrator.unit, calibrator.settings.middle_layers) == ("span", (10, 20))
+    assert calibrator.threshold is not None
+    assert calibrator.threshold.recall >= 0.8
+    assert calibrator.isotonic is not None
+    for words in ("calibrated risk", "-min log p", "Brier", "threshold", "12 prompts"):
+        assert words in result.stdout
+    shown = cocoa("calibrate", "--data", str(answers), *options, "--json").stdout
+    assert RiskCalibrator.model_validate_json(shown) == RiskCalibrator.load(path)
+    assert RiskCalibrator.load(path).unit == "answer"
+    # what was fitted on known capitals tells others apart
+    engine_with = CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator=path)
+    right, wrong = engine_with.score("Question: What is the capital of Germany?\nAnswer:", [" Berlin.", " Lisbon."])
+    assert right.max_risk < wrong.max_risk
+
+
+def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> None:
+    options = ["--data", str(answers), "--prompts", "3", "--max-new-tokens", "16", "--plot", str(tmp_path / "a.svg")]
+    result = cocoa("alpha", *options, "--json")
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout)
+    assert record["prompts"] == 3
+    assert record["candidates"] == len(record["spans"]) > 2
+    ratios = sorted(log_prob / mlds for mlds, log_prob in record["spans"])
+    assert ratios[0] <= record["low"] <= record["median"] <= record["high"] <= ratios[-1]
+    assert record["median"] == pytest.approx((ratios[(len(ratios) - 1) // 2] + ratios[len(ratios) // 2]) / 2)
+    assert (tmp_path / "a.svg").read_text().startswith("<?xml")
+    assert f"median {record['median']:.2f}" in " ".join(cocoa("alpha", *options).stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["signal", "--data", "none.csv", "--out", "o"], "no file or folder none.csv"),
+        (["signal", "--data", "{answers}", "--out", "{answers}/x"], "cannot be written to"),
+        (["signal", "--data", "{answers}", "--format", "xls", "--out", "o"], "unknown format 'xls'"),
+        (["signal", "--data", "{answers}"], "--out"),
+        (["calibrate", "--data", "{answers}", "--out", "r", "--recall", "0.5", "--miss", "0.1"], "give one of them"),
+        (["alpha", "--data", "{answers}", "--alpha", "2"], "--alpha"),
+    ],
+)
+def test_bad_input_is_said_before_a_model_is_loaded(
+    cocoa: Cocoa, answers: Path, loads: list[object], arguments: list[str], words: str
+) -> None:
+    result = cocoa(*(argument.format(answers=answers) for argument in arguments))
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+    assert loads == []
+
+
+def test_a_missing_extra_is_said(
+    cocoa: Cocoa, answers: Path, loads: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("sklearn", "scipy")]:
+        monkeypatch.delitem(sys.modules, name)
+    original = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.partition(".")[0] in ("sklearn", "scipy"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return original(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr("importlib.import_module", lambda name: without(name))
+    monkeypatch.setattr("cocoa_engine.extras.import_module", lambda name: without(name))
+    for command, package in (("signal", "scipy"), ("calibrate", "sklearn")):
+        result = cocoa(command, "--data", str(answers), "--out", "never")
+        assert result.exit_code == 2
+        assert f"needs the package {package}: pip install 'cocoa-integrations[risk]'" in result.stderr
+    assert loads == []

@@ -1,0 +1,130 @@
+"""Calibrated risk in the engine and in every adapter, on the real model."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+from langchain_core.messages import HumanMessage
+
+from cocoa_engine import CalibrationError, CalibrationWarning, CocoaEngine, ConfigError, RiskCalibrator
+from cocoa_engine.measure import ranking_mlds
+from cocoa_engine.risk.features import FEATURES, span_features
+from cocoa_integrations.langchain import ChatCocoa, get_risk
+from cocoa_integrations.llama_index import CocoaLLM, collect_risk
+from tests.prompts import chat
+from tests.risk.made_up import fitted
+
+PROMPT = chat("What is the capital of Australia?")
+SHORT = {"max_new_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def calibrator(engine: CocoaEngine) -> RiskCalibrator:
+    return fitted(model_name=engine.model_name)
+
+
+@pytest.fixture
+def calibrated(engine: CocoaEngine, calibrator: RiskCalibrator) -> CocoaEngine:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator=calibrator)
+
+
+def test_every_way_to_a_result_carries_it(
+    engine: CocoaEngine, calibrated: CocoaEngine, calibrator: RiskCalibrator
+) -> None:
+    plain = engine.generate(PROMPT, **SHORT)
+    generated = calibrated.generate(PROMPT, **SHORT)
+    assert generated.calibrated
+    assert not plain.calibrated
+    for before, span in zip(plain.spans, generated.spans, strict=True):
+        assert span.calibrated
+        assert 0 <= span.risk <= 1
+        assert span.risk == calibrator.risk(span) == calibrator.risk_of(span_features(before))
+        assert before.risk == ranking_mlds(plain.config, before.con_mlds, before.f_mlds)
+        assert span.model_copy(update={"risk": before.risk, "calibrated": False}) == before
+    with calibrated.stream(PROMPT, **SHORT) as stream:
+        assert [span.risk for span in stream] == pytest.approx([span.risk for span in generated.spans], abs=1e-4)
+    (batched,) = calibrated.generate_batch([PROMPT], **SHORT)
+    assert batched.calibrated
+    (scored,) = calibrated.score(PROMPT, ["Canberra."])
+    assert scored.calibrated
+    assert scored.max_risk == calibrator.risk(scored.spans[0])
+
+
+def test_features_of_a_span(engine: CocoaEngine) -> None:
+    generation = engine.generate(PROMPT, max_new_tokens=48)
+    branched = next(span for span in generation.spans if span.candidates)
+    values = dict(zip(FEATURES, span_features(branched), strict=True))
+    first = [candidate.token_log_probs[0] for candidate in branched.candidates]
+    assert values["candidates"] == len(first)
+    assert values["candidate_spread"] == first[0] - first[-1] > 0
+    assert values["entropy"] == branched.token_entropies[0]
+    assert values["margin"] == pytest.approx(first[0] - first[1], abs=1e-6)
+    assert values["min_log_prob"] == min(branched.token_log_probs)
+    greedy = next(span for span in generation.spans if not span.candidates)
+    values = dict(zip(FEATURES, span_features(greedy), strict=True))
+    assert (values["candidates"], values["candidate_spread"]) == (1, 0)
+
+
+def test_another_model_or_other_settings_are_warned_of_once(
+    engine: CocoaEngine, calibrated: CocoaEngine, calibrator: RiskCalibrator, tmp_path: Path
+) -> None:
+    calibrator.save(tmp_path / "risk.json")
+    with pytest.warns(CalibrationWarning, match=f"the model is another, not {engine.model_name}"):
+        other = CocoaEngine(engine.model, engine.tokenizer, model_name="another", calibrator=tmp_path / "risk.json")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        calibrated.score(PROMPT, "Canberra.", alpha=1.0, max_new_tokens=3)  # nothing that it depends on
+        assert other.score(PROMPT, "Canberra.").calibrated  # it was said
+    with pytest.warns(CalibrationWarning, match="final_layer is pre_norm, not post_norm"):
+        calibrated.score(PROMPT, "Canberra.", final_layer="pre_norm")
+    with pytest.warns(CalibrationWarning, match=r"middle_layers is \(1, 2\), not \(10, 20\); gamma is 0.5"):
+        calibrated.generate(PROMPT, middle_layers=(1, 2), gamma=0.5, max_new_tokens=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        calibrated.generate(PROMPT, middle_layers=(1, 2), max_new_tokens=1)
+
+
+def test_what_is_no_calibrator(engine: CocoaEngine, tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match="cannot be read"):
+        CocoaEngine(engine.model, engine.tokenizer, calibrator=tmp_path / "none.json")
+    with pytest.raises(CalibrationError, match="cannot be read"):
+        CocoaEngine.from_pretrained(calibrator=tmp_path / "none.json")
+    with pytest.raises(ConfigError, match="RiskCalibrator or its file, not dict"):
+        CocoaEngine(engine.model, engine.tokenizer, calibrator={})  # type: ignore[arg-type]
+
+
+def test_thresholds_flag_spans(calibrated: CocoaEngine, calibrator: RiskCalibrator) -> None:
+    (span,) = calibrated.score(PROMPT, "Canberra.").spans
+    with pytest.raises(CalibrationError, match="no threshold"):
+        calibrator.flags(span)
+    with_one = fitted(threshold=("recall", 0.5))
+    assert with_one.threshold is not None
+    assert with_one.flags(span) == (with_one.risk(span) >= with_one.threshold.value)
+
+
+def test_langchain_and_llama_index_report_it(calibrated: CocoaEngine) -> None:
+    message = ChatCocoa(engine=calibrated, max_tokens=16).invoke([HumanMessage("Who wrote Dune?")])
+    report = get_risk(message)
+    assert report["calibrated"]
+    assert all(0 <= span["risk"] <= 1 for span in report["spans"])
+    assert report["max_risk"] == max(span["risk"] for span in report["spans"])
+    with collect_risk() as reports:
+        CocoaLLM(engine=calibrated, max_new_tokens=16).complete("Who wrote Dune?")
+    assert reports[-1]["calibrated"]
+    assert 0 < reports[-1]["max_risk"] <= 1
+
+
+def test_adapters_pass_a_file_on(engine: CocoaEngine, calibrator: RiskCalibrator, tmp_path: Path) -> None:
+    path = tmp_path / "risk.json"
+    calibrator.save(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CalibrationWarning)
+        llm = CocoaLLM(model=engine.model, tokenizer=engine.tokenizer, calibrator=str(path), max_new_tokens=8)
+    with collect_risk() as reports:
+        llm.complete("Hello")
+    assert reports[-1]["calibrated"]
+    assert llm.calibrator == str(path)

@@ -39,16 +39,16 @@ class RunFolder:
         Raises:
             ValueError: a row of this arm and sample is there already.
         """
-        rows = [dict(row) for row in rows]
-        for row in rows:
+        added = [dict(row) for row in rows]
+        for row in added:
             if _key(row) in self.rows:
                 raise ValueError(f"{_key(row)} has its row already")
-        text = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+        text = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in added)
         with (self.path / SAMPLES).open("a", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        self.rows.update({_key(row): row for row in rows})
+        self.rows.update({_key(row): row for row in added})
 
     def write(self, name: str, text: str) -> None:
         """Write a whole file, so that a reader finds the old one or the new one."""
@@ -124,9 +124,7 @@ def _rows(file: Path) -> dict[tuple[str, str], dict[str, Any]]:
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(f"{file}, line {number}: not a row of a run; the file was changed") from error
         if key in rows:
-            raise DataError(
-                f"{file}, line {number}: {key[0]}, sample {key[1]!r}, has a row already; the file was changed"
-            )
+            raise DataError(f"{file}, line {number}: {key[0]}, sample {key[1]!r}, comes twice; the file was changed")
         rows[key] = row
     return rows
 

@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import sys
+from typing import Any
 
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _REFUSED = (
@@ -23,7 +24,7 @@ _REFUSED = (
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-def _limit(what, value):
+def _limit(what: int, value: int) -> None:
     """Set a limit of the kernel, as far as the present one allows."""
     hard = resource.getrlimit(what)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -32,7 +33,7 @@ def _limit(what, value):
         resource.setrlimit(what, (value, value))
 
 
-def _leave_the_network():
+def _leave_the_network() -> None:
     import ctypes
 
     with contextlib.suppress(OSError, AttributeError):
@@ -41,7 +42,7 @@ def _leave_the_network():
             unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
 
 
-def _refuse(event, args):
+def _refuse(event: str, args: tuple[Any, ...]) -> None:
     if event == "open":
         mode, flags = args[1], args[2]
         if (isinstance(mode, str) and set(mode) & set("wax+")) or (isinstance(flags, int) and flags & _WRITING):
@@ -50,7 +51,7 @@ def _refuse(event, args):
         raise PermissionError(f"generated code may not do this ({event})")
 
 
-def _main():
+def _main() -> None:
     job = json.loads(sys.stdin.buffer.read())
     report = os.fdopen(os.dup(1), "w")
     quiet = os.open(os.devnull, os.O_RDWR)

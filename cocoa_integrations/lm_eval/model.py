@@ -267,11 +267,11 @@ class CocoaLM(TemplateLM):
                     f"a text to score has {len(continuation)} tokens; with a context it must fit {self.max_length}"
                 )
             groups.setdefault(tuple(context[-room:]), []).append(number)
-        for context in sorted(groups):  # those that begin alike follow each other
-            numbers = groups[context]
+        for key in sorted(groups):  # those that begin alike follow each other
+            context, numbers = list(key), groups[key]
             texts = [pairs[number][1] for number in numbers]
-            scored = self.engine.score(list(context), texts, config=CocoaConfig(method="greedy"))
-            yield list(context), numbers, [one.spans[0].token_log_probs for one in scored]
+            scored = self.engine.score(context, texts, config=CocoaConfig(method="greedy"))
+            yield context, numbers, [one.spans[0].token_log_probs for one in scored]
 
     def _are_greedy(self, context: list[int], continuations: Sequence[list[int]]) -> list[bool]:
         """Whether each token of a continuation is the most probable one."""

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import LoadOptions, Model, with_options
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.embedded import MODEL_NAME
 from cocoa_engine.errors import ConfigError
-
-if TYPE_CHECKING:
-    from cocoa_engine import CocoaEngine
+from cocoa_integrations.evaluation.progress import progress_bar
 
 _SWEPT = ("method", "metric", "alpha")
 _SHARED = tuple(name for name in CocoaConfig.model_fields if name not in _SWEPT)
@@ -58,17 +53,9 @@ def evaluate(
     arms = make_arms(_list(methods), _list(metrics), [_number(alpha) for alpha in _list(alphas)])
     choose_model(chosen.name, model or MODEL_NAME, paper_model)  # raises before the work, not after it
     samples = load_samples(chosen.name, data, limit=limit, shuffle=shuffle)
-    progress = _progress()
-    bar = progress.add_task(chosen.name, total=None)
-
-    def load() -> CocoaEngine:
-        engine = load_engine(model, loading)
-        progress.start()  # not before: loading has a spinner of its own
-        return engine
-
-    try:
+    with progress_bar(chosen.name) as (begin, advance):
         run(
-            load,
+            lambda: load_engine(model, loading),
             chosen,
             samples,
             arms,
@@ -78,11 +65,9 @@ def evaluate(
             limit=limit,
             paper_model=paper_model,
             run_code=run_code,
-            begin=lambda done, total: progress.update(bar, completed=done, total=total),
-            advance=lambda count: progress.advance(bar, count),
+            begin=begin,
+            advance=advance,
         )
-    finally:
-        progress.stop()
     print((out / TABLE).read_text(encoding="utf-8"), end="")
 
 
@@ -95,16 +80,3 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise ConfigError(f"alpha: {text!r} is not a number") from None
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )

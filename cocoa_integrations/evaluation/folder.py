@@ -43,11 +43,7 @@ class RunFolder:
         for row in added:
             if _key(row) in self.rows:
                 raise ValueError(f"{_key(row)} has its row already")
-        text = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in added)
-        with (self.path / SAMPLES).open("a", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        append_lines(self.path / SAMPLES, added)
         self.rows.update({_key(row): row for row in added})
 
     def write(self, name: str, text: str) -> None:
@@ -65,17 +61,74 @@ def open_folder(path: Path, settings: Mapping[str, Any]) -> Iterator[RunFolder]:
         ConfigError: it holds a run with other settings or something else, or another process is at work in it.
         DataError: its ``samples.jsonl`` was changed by hand.
     """
-    lock = FileLock(path / _LOCK)
     try:
         path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
+    with _locked(path):
+        _claim(path, json.loads(json.dumps(settings)))
+        yield RunFolder(path, _rows(path / SAMPLES))
+
+
+@contextmanager
+def reopen_folder(path: Path) -> Iterator[tuple[RunFolder, dict[str, Any]]]:
+    """Open the folder of a run that there is, and say with which settings it was made.
+
+    Raises:
+        ConfigError: there is no run in it, or another process is at work in it.
+        DataError: its files were changed by hand.
+    """
+    if not (path / SETTINGS).is_file():
+        raise ConfigError(f"{path} holds no run: it has no {SETTINGS}; name the --out folder of a `cocoa eval`")
+    with _locked(path):
+        yield RunFolder(path, _rows(path / SAMPLES)), _settings(path / SETTINGS)
+
+
+def append_lines(file: Path, values: Iterable[Mapping[str, Any]]) -> None:
+    """Add values to a file of JSON lines; on return they are on the disk."""
+    text = "".join(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n" for value in values)
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(text)
+        lines.flush()
+        os.fsync(lines.fileno())
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The values of a file of JSON lines, if there is one. A last line that was torn is cut off, in the file too.
+
+    Raises:
+        DataError: another line is no JSON object.
+    """
+    if not file.exists():
+        return []
+    data = file.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        with file.open("r+b") as torn:
+            torn.truncate(whole)
+    values = []
+    for number, line in enumerate(data[:whole].split(b"\n")[:-1], start=1):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise DataError(f"{file}, line {number}: not a row of a run; the file was changed")
+        values.append(value)
+    return values
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    lock = FileLock(path / _LOCK)
+    try:
         lock.acquire(timeout=0)
     except Timeout:
         raise ConfigError(f"another process is evaluating into {path}; wait for it, or name another folder") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
     try:
-        _claim(path, json.loads(json.dumps(settings)))
-        yield RunFolder(path, _rows(path / SAMPLES))
+        yield
     finally:
         lock.release()
 
@@ -83,10 +136,7 @@ def open_folder(path: Path, settings: Mapping[str, Any]) -> Iterator[RunFolder]:
 def _claim(path: Path, settings: dict[str, Any]) -> None:
     file = path / SETTINGS
     if file.exists():
-        try:
-            there = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise DataError(f"{file} is not JSON ({error}); name another folder") from error
+        there = _settings(file)
         if faults := list(_differences(there, settings)):
             raise ConfigError(
                 f"{path} holds a run with other settings: {'; '.join(faults)}. Settings are not mixed in one folder: "
@@ -108,24 +158,24 @@ def _differences(there: Mapping[str, Any], now: Mapping[str, Any], prefix: str =
             yield f"{prefix}{name} is {json.dumps(old)} there, {json.dumps(new)} now"
 
 
+def _settings(file: Path) -> dict[str, Any]:
+    try:
+        there = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{file} is not JSON ({error}); name another folder") from error
+    if not isinstance(there, dict):
+        raise DataError(f"{file} does not hold the settings of a run; name another folder")
+    return there
+
+
 def _rows(file: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    if not file.exists():
-        return {}
-    data = file.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        with file.open("r+b") as torn:
-            torn.truncate(whole)
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for number, line in enumerate(data[:whole].split(b"\n")[:-1], start=1):
-        try:
-            row = json.loads(line)
-            key = _key(row)
-        except (ValueError, TypeError, KeyError) as error:
-            raise DataError(f"{file}, line {number}: not a row of a run; the file was changed") from error
-        if key in rows:
-            raise DataError(f"{file}, line {number}: {key[0]}, sample {key[1]!r}, comes twice; the file was changed")
-        rows[key] = row
+    for number, row in enumerate(read_lines(file), start=1):
+        if not {"arm", "id", "sample", "metrics", "answer"} <= row.keys():
+            raise DataError(f"{file}, line {number}: not a row of a run; the file was changed")
+        if _key(row) in rows:
+            raise DataError(f"{file}, line {number}: {row['arm']}, sample {row['id']!r}, comes twice; it was changed")
+        rows[_key(row)] = row
     return rows
 
 

@@ -164,7 +164,7 @@ def _rows(
                         "id": sample.id,
                         **arm._asdict(),
                         "sample": _identity(sample),
-                        "question": sample.question,
+                        **sample.model_dump(include={"question", "references", "incorrect", "context"}),
                         **measured,
                     }
                     for sample, measured in zip(left, measure(engine, task, left, arm.config(shared)), strict=True)

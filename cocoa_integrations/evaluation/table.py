@@ -11,6 +11,7 @@ from cocoa_integrations.evaluation.tasks import Column, EvalTask
 
 _NAMES = {"greedy": "Baseline (greedy)", "cocoa": "CoCoA", "cocoa-sig": "CoCoA-SIG"}
 _NAMES |= {"dola": "DoLa", "diver": "Diver", "decore": "DeCoRe"}
+_NONE = "–"
 
 
 def markdown(task: EvalTask, results: Mapping[str, Any], paper_model: str | None = None) -> str:
@@ -56,17 +57,15 @@ def _heading(column: Column) -> str:
 
 def _marked(column: Column, arms: Sequence[Mapping[str, Any]]) -> list[str]:
     """The figures of one column; equal ones, as shown, get equal marks."""
-    means = [one["metrics"][column.metric]["mean"] * column.scale for one in arms]
-    shown = [_shown(column, mean) for mean in means]
-    ranking = sorted({float(text) for text in shown}, reverse=column.better == "more")
-    if len(ranking) < 2:
-        return shown
-    marks = {ranking[0]: "**{}**", ranking[1]: "<u>{}</u>"}
-    return [marks.get(float(text), "{}").format(text) for text in shown]
+    means = [one["metrics"][column.metric]["mean"] for one in arms]
+    shown = [_shown(column, None if mean is None else mean * column.scale) for mean in means]
+    ranking = sorted({text for text in shown if text != _NONE}, key=float, reverse=column.better == "more")
+    marks = dict(zip(ranking, ("**{}**", "<u>{}</u>"), strict=False)) if len(ranking) > 1 else {}
+    return [marks.get(text, "{}").format(text) for text in shown]
 
 
 def _shown(column: Column, figure: float | None) -> str:
-    return "–" if figure is None else f"{figure:.{column.decimals}f}"
+    return _NONE if figure is None else f"{figure:.{column.decimals}f}"
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ class Sample(BaseModel):
     prompt: str = Field(description="What the model is given, as it stands.")
     references: list[str] = Field(description="Correct answers, reference summaries or solutions; the best one first.")
     incorrect: list[str] = Field(default_factory=list, description="False answers, where the data has some.")
+    context: str = Field("", description="The passage, document or dialogue that the answer is to rest on.")
     tests: list[str] = Field(default_factory=list, description="Python statements that generated code must survive.")
 
     @property
@@ -137,13 +138,15 @@ def _nq(record: Record, number: str) -> Sample:
         context = record.text("context")
     references = _answers(record, "answers", "answer")
     prompt = prompts.natural_questions(question, context)
-    return Sample(id=number, question=question, prompt=prompt, references=references)
+    return Sample(id=number, question=question, prompt=prompt, references=references, context=context or "")
 
 
 def _nq_swap(record: Record, number: str) -> Sample:
     question = record.text("question")
-    prompt = prompts.natural_questions(question, record.text("sub_context"))
-    return Sample(id=number, question=question, prompt=prompt, references=_answers(record, "sub_answer"))
+    context = record.text("sub_context")
+    prompt = prompts.natural_questions(question, context)
+    references = _answers(record, "sub_answer")
+    return Sample(id=number, question=question, prompt=prompt, references=references, context=context)
 
 
 def _answers(record: Record, *names: str) -> list[str]:
@@ -164,7 +167,13 @@ def _measure_short_answer(sample: Sample, answer: str) -> dict[str, float]:
 
 def _summary(column: str, prompt: Callable[[str], str], record: Record, number: str) -> Sample:
     given = record.text(column)
-    return Sample(id=record.identity("id"), question=given, prompt=prompt(given), references=[record.text("summary")])
+    return Sample(
+        id=record.identity("id"),
+        question=given,
+        prompt=prompt(given),
+        references=[record.text("summary")],
+        context=given,
+    )
 
 
 def _measure_summary(sample: Sample, answer: str) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """An LLM as judge of a run's answers: any LangChain chat model, asked with the paper's prompts.
 
 Every reply is kept in the run's folder, in ``judgements.jsonl``, and no prompt is put to the same judge twice once it
-has given a verdict. A reply that is no verdict, a fault and a time-out are kept too, and asked again; an answer without a
-verdict never counts as true or informative.
+has given a verdict. A reply that is no verdict, a fault and a time-out are kept too, and asked again; an answer without
+a verdict never counts as true or informative.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 from collections.abc import Iterator, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,11 +94,6 @@ def find_file(path: str | Path) -> Path:
     if _suffix(path) not in SUFFIXES:
         raise DataError(f"{path}: data files are {', '.join(SUFFIXES)} (or .gz of the first three)")
     return path
-
-
-def fingerprint(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    return sha256(path.read_bytes()).hexdigest()
 
 
 def read_records(path: Path) -> list[Record]:

@@ -1,16 +1,18 @@
 """An LLM as judge of a run's answers: any LangChain chat model, asked with the paper's prompts.
 
 Every reply is kept in the run's folder, in ``judgements.jsonl``, and no prompt is put to the same judge twice once it
-has given a verdict. A reply that is no verdict, a fault and a time-out are kept too, and asked again; an answer without a
-verdict never counts as true or informative.
+has given a verdict. A reply that is no verdict, a fault and a time-out are kept too, and asked again; an answer without
+a verdict never counts as true or informative.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from hashlib import sha256
 from itertools import islice
@@ -141,28 +143,33 @@ def _asked(task: str, judge: str, run: RunFolder) -> dict[tuple[str, str, str], 
     return asked
 
 
-def _ask_all(judge: Any, asked: Sequence[_Asked], attempts: int, timeout: float, concurrency: int) -> Any:
+def _ask_all(
+    judge: Any, asked: Sequence[_Asked], attempts: int, timeout: float, concurrency: int
+) -> Iterator[list[dict[str, Any]]]:
     """The lines about each prompt, as soon as it is done with."""
+    stopped = threading.Event()  # by Ctrl-C: nobody waits for the replies that are still to come
     with ThreadPoolExecutor(concurrency) as pool:
+
+        def submit(count: int) -> set[Future[list[dict[str, Any]]]]:
+            return {pool.submit(_ask, judge, one, attempts, timeout, stopped) for one in islice(waiting, count)}
+
         waiting = iter(asked)
-        running = {pool.submit(_ask, judge, one, attempts, timeout) for one in islice(waiting, concurrency)}
+        running = submit(concurrency)
         try:
             while running:
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     yield future.result()
-                for one in islice(waiting, len(done)):
-                    running.add(pool.submit(_ask, judge, one, attempts, timeout))
+                running |= submit(len(done))
         finally:
-            for future in running:
-                future.cancel()
+            stopped.set()
 
 
-def _ask(judge: Any, asked: _Asked, attempts: int, timeout: float) -> list[dict[str, Any]]:
+def _ask(judge: Any, asked: _Asked, attempts: int, timeout: float, stopped: threading.Event) -> list[dict[str, Any]]:
     """Ask until there is a verdict; a line for each attempt."""
     lines: list[dict[str, Any]] = []
-    while len(lines) < attempts:
-        reply, error = _reply(judge, asked.prompt, timeout)
+    while len(lines) < attempts and not stopped.is_set():
+        reply, error = _reply(judge, asked.prompt, timeout, stopped)
         verdict = None if reply is None else asked.verdict(reply)
         if verdict is None and error is None:
             error = "no verdict in the reply"
@@ -172,7 +179,7 @@ def _ask(judge: Any, asked: _Asked, attempts: int, timeout: float) -> list[dict[
     return lines
 
 
-def _reply(judge: Any, prompt: str, timeout: float) -> tuple[str | None, str | None]:
+def _reply(judge: Any, prompt: str, timeout: float, stopped: threading.Event) -> tuple[str | None, str | None]:
     """The reply, or what went wrong. A judge that hangs is left behind: its thread does not keep the process alive."""
     answers: SimpleQueue[tuple[str | None, str | None]] = SimpleQueue()
 
@@ -183,10 +190,11 @@ def _reply(judge: Any, prompt: str, timeout: float) -> tuple[str | None, str | N
             answers.put((None, f"{type(error).__name__}: {error}"))
 
     threading.Thread(target=ask, daemon=True).start()
-    try:
-        return answers.get(timeout=timeout)
-    except Empty:
-        return None, f"no reply within {timeout:g} s"
+    deadline = time.monotonic() + timeout
+    while (left := deadline - time.monotonic()) > 0 and not stopped.is_set():
+        with contextlib.suppress(Empty):
+            return answers.get(timeout=min(left, 0.5))
+    return None, f"no reply within {timeout:g} s"
 
 
 def _summary(task: str, run: RunFolder, judged: Mapping[tuple[str, str, str], bool | None]) -> list[dict[str, Any]]:

@@ -6,7 +6,8 @@ The examples in context of the summary prompt are not printed in the paper: ther
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from string import Template
 from typing import Any
@@ -123,6 +124,8 @@ Output Format: Respond with ONLY a valid JSON object. No additional text or expl
 }
 """)
 
+_TRAILING_COMMA = re.compile(r",(\s*[}\]])")
+
 
 @dataclass(frozen=True)
 class Question:
@@ -149,21 +152,30 @@ class Question:
 
 
 def _of_json(field: str, favourable: str, unfavourable: str) -> Callable[[str], bool | None]:
-    """A verdict that is one field of a JSON object, alone or in a Markdown fence."""
+    """A verdict that is one field of a JSON object in the reply; several that contradict each other are none."""
     known = {favourable.lower(): True, unfavourable.lower(): False}
 
     def verdict(reply: str) -> bool | None:
-        text = reply.strip()
-        if text.startswith("```"):
-            text = text.removeprefix("```json").strip("`").strip()
-        try:
-            value = json.loads(text)
-        except ValueError:
-            return None
-        found = value.get(field) if isinstance(value, dict) else None
-        return known.get(found.strip().lower()) if isinstance(found, str) else None
+        said = [str(value[field]).strip().lower() for value in _objects(reply) if field in value]
+        found = {known.get(word) for word in said}
+        return found.pop() if len(found) == 1 else None
 
     return verdict
+
+
+def _objects(reply: str) -> Iterator[dict[str, Any]]:
+    """The JSON objects in a reply, with or without words and Markdown around them."""
+    text = _TRAILING_COMMA.sub(r"\1", reply)  # the prompts' own examples have them
+    decoder = json.JSONDecoder()
+    start = text.find("{")
+    while start >= 0:
+        try:
+            value, end = decoder.raw_decode(text, start)
+        except ValueError:
+            end = start + 1
+        else:
+            yield value
+        start = text.find("{", end)
 
 
 def _yes_or_no(reply: str) -> bool | None:

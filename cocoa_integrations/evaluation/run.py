@@ -185,7 +185,7 @@ def _generate(
             yield _failed(task, error)
         return
     for sample, generation in zip(samples, generations, strict=True):
-        answer = generation.text.strip()
+        answer = task.answer(generation.text)
         yield {
             "answer": answer,
             "metrics": task.measure(sample, answer),

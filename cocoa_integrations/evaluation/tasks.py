@@ -61,6 +61,8 @@ class EvalTask:
         multiple_choice: given answers are scored; otherwise one is generated.
         until: texts that end an answer.
         max_new_tokens: at most this many tokens are generated, unless the user says otherwise.
+        one_paragraph: only the first paragraph is the answer. A stop text "\\n\\n" would say the same, were there not
+            models that begin with one.
         runs_code: whether ``measure`` runs what the model wrote.
     """
 
@@ -71,7 +73,13 @@ class EvalTask:
     multiple_choice: bool = False
     until: tuple[str, ...] = ()
     max_new_tokens: int = 128
+    one_paragraph: bool = False
     runs_code: bool = False
+
+    def answer(self, text: str) -> str:
+        """The answer in a generated text."""
+        text = text.strip()
+        return text.partition("\n\n")[0].rstrip() if self.one_paragraph else text
 
 
 def find_task(name: str) -> EvalTask:
@@ -229,9 +237,6 @@ _TRUTHFULQA = (
     Column("rouge_l_acc", "ROUGE-L closer to true (%)"),
 )
 _ROUGE = (Column("rouge_l", "ROUGE-L", scale=1, decimals=4),)
-_NEXT_QUESTION = ("\nQuestion:", "\nContext:", "\n\n")
-_NEXT_DIALOGUE = ("\nDialogue:", "\n\n")
-_NEXT_DOCUMENT = ("\nDocument:", "\n\n")
 
 TASKS: Mapping[str, EvalTask] = {
     task.name: task
@@ -241,7 +246,7 @@ TASKS: Mapping[str, EvalTask] = {
             _truthfulqa,
             _TRUTHFULQA,
             _measure_truthfulqa,
-            until=_NEXT_QUESTION,
+            until=("\nQuestion:", "\n\n"),
             max_new_tokens=64,
         ),
         EvalTask(
@@ -251,16 +256,26 @@ TASKS: Mapping[str, EvalTask] = {
             _measure_choices,
             multiple_choice=True,
         ),
-        EvalTask("nq", _nq, _NQ, _measure_short_answer, until=_NEXT_QUESTION, max_new_tokens=32),
-        EvalTask("nq_swap", _nq_swap, _NQ, _measure_short_answer, until=_NEXT_QUESTION, max_new_tokens=32),
+        EvalTask("nq", _nq, _NQ, _measure_short_answer, until=("\n",), max_new_tokens=32),
+        EvalTask("nq_swap", _nq_swap, _NQ, _measure_short_answer, until=("\n",), max_new_tokens=32),
         EvalTask(
             "samsum",
             partial(_summary, "dialogue", prompts.samsum),
             _ROUGE,
             _measure_summary,
-            until=_NEXT_DIALOGUE,
+            until=("\nDialogue:",),
+            max_new_tokens=64,
+            one_paragraph=True,
         ),
-        EvalTask("xsum", partial(_summary, "document", prompts.xsum), _ROUGE, _measure_summary, until=_NEXT_DOCUMENT),
+        EvalTask(
+            "xsum",
+            partial(_summary, "document", prompts.xsum),
+            _ROUGE,
+            _measure_summary,
+            until=("\nDocument:",),
+            max_new_tokens=64,
+            one_paragraph=True,
+        ),
         EvalTask(
             "mbpp",
             _mbpp,
@@ -275,7 +290,7 @@ TASKS: Mapping[str, EvalTask] = {
             _gsm8k,
             (Column("accuracy", "Accuracy (%)"),),
             _measure_number,
-            until=("\nQuestion:", "\n\nQuestion"),
+            until=("\nQuestion:",),
             max_new_tokens=256,
         ),
     )

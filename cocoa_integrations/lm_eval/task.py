@@ -45,7 +45,7 @@ class CocoaTask(ConfigurableTask):
         sample = Sample.model_validate({name: doc[name] for name in Sample.model_fields})
         if self.cocoa_task.multiple_choice:
             return self.cocoa_task.measure(sample, list(results))
-        return self.cocoa_task.measure(sample, str(results[0]).strip())
+        return self.cocoa_task.measure(sample, self.cocoa_task.answer(str(results[0])))
 
 
 def load(task_name: str, data: str | Mapping[str, str] | None = None, **_: Any) -> dict[str, Dataset]:

@@ -141,3 +141,10 @@ def test_code_of_an_answer() -> None:
     code = "def f():\n    return 1"
     for answer in (f"{code}\n", f"[PYTHON]\n{code}\n[/PYTHON] and more", f"```python\n{code}\n```\nThis is it."):
         assert code_of(answer) == code
+
+
+def test_the_answer_in_a_text() -> None:
+    assert (
+        TASKS["xsum"].answer("\n\nA bridge was shut.\nOn Monday.\n\nDocument: ...") == "A bridge was shut.\nOn Monday."
+    )
+    assert TASKS["gsm8k"].answer(" 2 + 3\n\n#### 5\n") == "2 + 3\n\n#### 5"

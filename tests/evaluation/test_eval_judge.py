@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from pydantic import Field
+from typer.testing import Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_engine.errors import ConfigError, DataError
@@ -184,6 +186,10 @@ def test_verdicts_of_each_prompt() -> None:
     assert grounded.verdict('```json\n{"evaluation": "Incorrect"}\n```') is False
     assert grounded.verdict('{"evaluation": "Correct"}') is True
     assert grounded.verdict('{"evaluation": "Correct"') is None
+    reasoned = 'Let me see: {so}.\n```json\n{"thinking_and_reasoning": "a, b", "evaluation": "Correct",\n}\n```'
+    assert grounded.verdict(reasoned) is True  # with the comma of the prompt's own example
+    assert grounded.verdict('{"evaluation": "Correct"} or {"evaluation": "Incorrect"}') is None
+    assert grounded.verdict('{"evaluation": "Correct"} or {"evaluation": "perhaps"}') is None
     row = {"question": "q?", "answer": "$5", "references": ["a", "b"], "incorrect": [], "context": "the passage"}
     assert "Context: the passage\nQuestion: q?\nGround_Truth_Answer: a; b\nModel_Response: $5\n" in grounded.prompt(row)
     assert summary.prompt(row).endswith("<summary_to_evaluate> $5 </summary_to_evaluate>\n")
@@ -199,6 +205,47 @@ def test_bad_requests(folder: Path, tmp_path: Path) -> None:
     (folder / "settings.json").write_text(json.dumps({**settings, "task": "mbpp"}))
     with pytest.raises(ConfigError, match="mbpp is measured without a judge"):
         judge_run(folder, judge)
+
+
+def test_command(folder: Path, cocoa: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, Any]] = []
+
+    def made(name: str, **options: Any) -> RuleJudge:
+        asked.append((name, options))
+        return RuleJudge(rule=_long_is_true, temperature=0.0)
+
+    monkeypatch.setattr("langchain.chat_models.init_chat_model", made)
+    shown = cocoa("judge", folder, "--judge", "openai:gpt-4o")
+    assert shown.exit_code == 0, shown.output
+    assert asked == [("openai:gpt-4o", {"temperature": 0.0})]
+    assert shown.stdout == (folder / "judged.md").read_text()
+    assert "Judge: openai:gpt-4o." in shown.stdout
+
+
+def test_command_with_an_unknown_judge(folder: Path, cocoa: Callable[..., Result]) -> None:
+    shown = cocoa("judge", folder, "--judge", "nobody:model")
+    assert shown.exit_code == 2
+    assert "nobody" in shown.stderr
+    assert shown.stderr.count("\n") == 1
+    assert not (folder / "judged.md").exists()
+
+
+def test_stopping_does_not_wait_for_a_judge_that_hangs(folder: Path) -> None:
+    release = threading.Event()
+
+    def rule(prompt: str) -> str:
+        if "informativeness" in prompt:
+            release.wait(60)
+        return _long_is_true(prompt)
+
+    def stop(_: int) -> None:
+        raise KeyboardInterrupt
+
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        judge_run(folder, RuleJudge(rule=rule), concurrency=2, advance=stop)
+    assert time.monotonic() - start < 30
+    release.set()
 
 
 def write_labels(path: Path, rows: list[dict[str, str]]) -> Path:

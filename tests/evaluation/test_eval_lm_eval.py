@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 pytest.importorskip("lm_eval")
 
 import lm_eval
+import lm_eval.tasks
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
@@ -22,8 +23,9 @@ from lm_eval.tasks import TaskManager
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.errors import ConfigError, DataError, PromptError
-from cocoa_integrations.evaluation import TASKS, Arm, evaluate, load_samples
+from cocoa_integrations.evaluation import TASKS, Arm, evaluate, load_samples, metrics
 from cocoa_integrations.lm_eval import TASKS_PATH, CocoaLM
+from cocoa_integrations.lm_eval.__main__ import main
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
 CONTEXT = "Question: What is the capital of France?\nAnswer:"
@@ -252,8 +254,28 @@ def test_tasks_without_their_data(engine: CocoaEngine, tmp_path: Path) -> None:
         run(engine, ["cocoa_nq"], str(tmp_path / "none.jsonl"))
 
 
-def test_command_line_knows_model_and_tasks() -> None:
-    command = [sys.executable, "-m", "cocoa_integrations.lm_eval", "ls", "tasks"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
-    for name in TASKS:
-        assert f"cocoa_{name}" in shown
+def test_command_line(
+    engine: CocoaEngine,
+    data_files: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # reading the harness's thousands of own tasks would take half a minute
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", partial(TaskManager, include_defaults=False))
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: engine)
+    data = json.dumps({"data": str(data_files["truthfulqa_mc"])})
+    command = ["run", "--model", "cocoa", "--model_args", "pretrained=,method=cocoa,alpha=1.0,middle_layers=8-16"]
+    command += ["--tasks", "cocoa_truthfulqa_mc", "--metadata", data, "--limit", "1", "--output_path", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["lm_eval", *command])
+    main()
+    assert "|cocoa_truthfulqa_mc|" in capsys.readouterr().out
+    (file,) = tmp_path.rglob("results_*.json")
+    results = json.loads(file.read_text())
+    first = load_samples("truthfulqa_mc", data_files["truthfulqa_mc"])[0]
+    scored = engine.score(first.prompt, first.choices, method="cocoa", alpha=1.0, middle_layers=(8, 16))
+    scores = [one.spans[0].score for one in scored]
+    n = len(first.references)
+    found = results["results"]["cocoa_truthfulqa_mc"]["mc2,none"]
+    assert found == pytest.approx(metrics.mc2(scores[:n], scores[n:]), abs=1e-4)
+    assert results["config"]["cocoa_config"]["middle_layers"] == [8, 16]

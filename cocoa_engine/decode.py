@@ -89,15 +89,19 @@ class Branch:
     def path(self) -> Path:
         return tuple(self.token_ids)
 
-    def add_token(self, following: NextTokens, place: int = 0) -> None:
-        """Add one of the next tokens, by default the best, and what is known of the distribution it is chosen from."""
-        if place == 0 and following.contrasted is not None:
-            self.token_ids.append(following.contrasted.token_id)
-            self.log_probs.append(following.contrasted.log_prob)
-            self.contrasts.append(following.contrasted.contrast)
+    def add_token(self, following: NextTokens, place: int | None = None) -> None:
+        """Add a next token, and what is known of the distribution it is chosen from.
+
+        Args:
+            place: which of the most probable ones; none is the best, by its contrast where a method has one.
+        """
+        if place is None and following.contrasted is not None:
+            token_id, log_prob, contrast = following.contrasted
+            self.contrasts.append(contrast)
         else:
-            self.token_ids.append(following.token_ids[place])
-            self.log_probs.append(following.log_probs[place])
+            token_id, log_prob = following.token_ids[place or 0], following.log_probs[place or 0]
+        self.token_ids.append(token_id)
+        self.log_probs.append(log_prob)
         self.entropies.append(following.entropy)
         self.margins.append(following.margin)
 
@@ -426,7 +430,7 @@ class Sequencer:
     def _competing(self, following: NextTokens) -> NextTokens:
         return following.competing(self.config.gamma, self.config.max_candidates)
 
-    def _append(self, branch: Branch, following: NextTokens, place: int = 0) -> None:
+    def _append(self, branch: Branch, following: NextTokens, place: int | None = None) -> None:
         """Take one of the next tokens, by default the best."""
         branch.add_token(following, place)
         token_id = branch.token_ids[-1]

@@ -28,12 +28,19 @@ def distributions(logits: Tensor, best: Tensor) -> Distributions:
         logits: ``[W, V]`` float32.
         best: ``[W]``, the highest of each row.
     """
-    below = (logits - best[:, None]).clamp_(min=_NOTHING)
+    if logits.device.type == "cpu":  # a row at a time stays in the cache; on a GPU each would be a launch
+        sums = torch.stack([_sums(row, top, dim=0) for row, top in zip(logits, best, strict=True)])
+    else:
+        sums = _sums(logits, best[:, None], dim=1)
+    log_total = sums[:, 0].log()
+    return Distributions(best + log_total, (log_total - sums[:, 1] / sums[:, 0]).clamp_(min=0))
+
+
+def _sums(logits: Tensor, best: Tensor, dim: int) -> Tensor:
+    """The sums of e^x and of x e^x, ``[..., 2]``."""
+    below = (logits - best).clamp_(min=_NOTHING)
     weights = below.exp()
-    total = weights.sum(dim=1)
-    log_total = total.log()
-    entropy = log_total - (weights * below).sum(dim=1) / total
-    return Distributions(best + log_total, entropy.clamp_(min=0))
+    return torch.stack([weights.sum(dim=dim), below.mul_(weights).sum(dim=dim)], dim=-1)
 
 
 class TokenFigures(NamedTuple):

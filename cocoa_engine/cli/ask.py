@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from cocoa_engine.cli.loading import load_engine
-from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import draws_on_screen, output, print_json
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
@@ -40,6 +40,7 @@ def ask(
         str | None, typer.Argument(help="The question. None or -: it is read from stdin.", show_default=False)
     ] = None,
     model: Model = None,
+    calibrator: Calibrator = None,
     system: Annotated[str | None, typer.Option(help="A system message that precedes the question.")] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it stands, without the model's chat template.")
@@ -69,7 +70,7 @@ def ask(
     if svg:
         _check_writable(svg)
     prompt = _prompt(prompt)
-    engine = load_engine(model, loading)
+    engine = load_engine(model, loading, calibrator)
     console = output(no_color)
     marks = console.color_system is None
     bare = not (console.is_terminal or compared_config or table or no_color)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
 
 
-def load_engine(model: str | None, options: LoadOptions) -> CocoaEngine:
+def load_engine(model: str | None, options: LoadOptions, calibrator: Path | None = None) -> CocoaEngine:
     """Loads a model; torch and transformers are first imported here, so that ``--help`` and bad settings are quick.
 
     Raises:
@@ -42,6 +43,7 @@ def load_engine(model: str | None, options: LoadOptions) -> CocoaEngine:
             transformers_logging.set_verbosity_error()
             hub_logging.set_verbosity(logging.CRITICAL)  # its retries; our error says what came of them
             transformers_logging.disable_progress_bar()  # it would write through the spinner
+        more: dict[str, Any] = {} if calibrator is None else {"calibrator": calibrator}
         return CocoaEngine.from_pretrained(
             model,
             dtype=options.dtype,
@@ -49,4 +51,5 @@ def load_engine(model: str | None, options: LoadOptions) -> CocoaEngine:
             runtime=runtime,
             allow_pickle=options.allow_pickle,
             trust_remote_code=options.trust_remote_code,
+            **more,
         )

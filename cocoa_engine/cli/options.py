@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
@@ -23,6 +24,10 @@ Model = Annotated[str | None, typer.Option(help=MODEL_HELP)]
 NoColor = Annotated[
     bool,
     typer.Option("--no-color", help=escape("Write the risk into the text instead, [like this|2]; NO_COLOR does too.")),
+]
+Calibrator = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="A calibrator, as cocoa calibrate writes it: every risk is then in \\[0, 1]."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")]
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cocoa_engine.cli.loading import load_engine
-from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.rendering import visible
@@ -25,11 +25,12 @@ def score(
     prompt: Annotated[str, typer.Option(help="What precedes the text, as it stands: no chat template is applied.")],
     text: Annotated[list[str], typer.Option(help="The text to score. Repeatable: one row each.")],
     model: Model = None,
+    calibrator: Calibrator = None,
     json: Json = False,
     no_color: NoColor = False,
 ) -> None:
     """Score a text: its log-probability after a prompt, its layer disagreement and the method's score."""
-    engine = load_engine(model, loading)
+    engine = load_engine(model, loading, calibrator)
     if len(text) > 1:
         generations = engine.score(prompt, text, config=config)
         if json:
@@ -55,6 +56,8 @@ def _figures(generation: Generation) -> Table:
     table.add_row("self-information", f"{span.self_information:.4f}", "-log p")
     table.add_row("ConMLDS", f"{span.con_mlds:.4f}", "disagreement of consecutive middle layers")
     table.add_row("fMLDS", f"{span.f_mlds:.4f}", "disagreement of the middle layers with the final one")
+    if span.calibrated:
+        table.add_row("risk", f"{span.risk:.4f}", "calibrated, 0 to 1")
     table.add_row("score", f"{span.score:.4f}", f"{config.method}, by {config.metric}, alpha {config.alpha:g}")
     return table
 

@@ -11,8 +11,8 @@ from cocoa_engine.signal.items import Floats, Items, Level
 from cocoa_engine.signal.paired import PairedTest, paired_test
 from cocoa_engine.signal.ranking import Bootstrap, Interval, Ranked
 
-RIVALS = ("-mean log p", "-log p")
-"""What the disagreement must rank better than: the first of these that a level has."""
+RIVALS = ("-log p", "-mean log p")
+"""What everything is compared with: log p_S, which is in every composite score, and the same by length."""
 
 
 def measure(items: Mapping[Level, Items], config: CocoaConfig, *, draws: int = 1000, seed: int = 0) -> dict[str, Any]:
@@ -37,12 +37,12 @@ def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: 
         name: Ranked(values, items.hallucinated, items.supported)
         for name, values in indicators(items, layers, config.alpha).items()
     }
-    rival = next(name for name in RIVALS if name in ranked)
+    rivals = [name for name in RIVALS if name in ranked]
     rows = {
         name: {
             "auroc": bootstrap.interval(one, "auroc")._asdict(),
             "auprc": bootstrap.interval(one, "auprc")._asdict(),
-            "auroc_less_rival": bootstrap.difference(one, ranked[rival], "auroc")._asdict(),
+            "less": {rival: bootstrap.difference(one, ranked[rival], "auroc")._asdict() for rival in rivals},
         }
         for name, one in ranked.items()
     }
@@ -55,7 +55,7 @@ def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: 
         "share_hallucinated": positive / (positive + negative),
         "middle_layers": list(layers.window),
         "final_layer": layers.final,
-        "rival": rival,
+        "rivals": rivals,
         "ranking": rows,
         "paired": _paired(items, layers, config),
         "layers": {} if items.level == "character" else _layers(items, layers, config, bootstrap),
@@ -101,9 +101,9 @@ def to_markdown(record: Mapping[str, Any]) -> str:
     """The record as tables."""
     about = record["about"]
     lines = [
-        f"# Does the signal work? {about['data']}",
+        f"# Does the signal work? On {about['format']}",
         "",
-        f"{about['model']}, {about['answers']} answers to {about['prompts']} prompts ({about['format']}), "
+        f"{about['model']}, {about['answers']} answers to {about['prompts']} prompts ({about['data']}), "
         f"{'as a chat' if about['chat'] else 'plain prompts'}; alpha {record['alpha']:g}. "
         f"Intervals: 95 % bootstrap over prompts, {record['draws']} draws.",
         "",
@@ -119,13 +119,12 @@ def to_markdown(record: Mapping[str, Any]) -> str:
             f"{100 * one['share_hallucinated']:.1f} % hallucinated{' characters' if level == 'character' else ''}; "
             f"layers {m}..{n}, {one['final_layer']}.",
             "",
-            f"| higher is riskier | AUROC | AUPRC | AUROC less that of `{one['rival']}` |",
-            "| --- | --- | --- | --- |",
+            f"| higher is riskier | AUROC | AUPRC | {' | '.join(f'AUROC less that of `{r}`' for r in one['rivals'])} |",
+            f"| {' | '.join(['---'] * (3 + len(one['rivals'])))} |",
         ]
-        lines += [
-            f"| {name} | {_shown(row['auroc'])} | {_shown(row['auprc'])} | {_shown(row['auroc_less_rival'], '+.3f')} |"
-            for name, row in one["ranking"].items()
-        ]
+        for name, row in one["ranking"].items():
+            less = " | ".join(_shown(interval, "+.3f") for interval in row["less"].values())
+            lines.append(f"| {name} | {_shown(row['auroc'])} | {_shown(row['auprc'])} | {less} |")
         if one["paired"]:
             lines += _paired_table(level, one["paired"])
         if one["layers"]:

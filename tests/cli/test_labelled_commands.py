@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from typer.testing import Result
 
 from cocoa_engine import CocoaEngine, RiskCalibrator
+from tests.risk.made_up import fitted
 
 Cocoa = Callable[..., Result]
 
@@ -69,8 +71,11 @@ def test_signal_of_whole_answers(cocoa: Cocoa, answers: Path, tmp_path: Path, en
     assert set(paired) > {"CoCoA, ConMLDS", "CoCoA, fMLDS", "CoCoA-SIG, ConMLDS", "CoCoA-SIG, fMLDS", "-fMLDS alone"}
     assert {"-mean log p", "-min log p", "mean entropy", "-mean margin"} < set(ranking)
     for row in ranking.values():
-        for figure in ("auroc", "auprc", "auroc_less_rival"):
-            assert row[figure]["low"] <= row[figure]["estimate"] <= row[figure]["high"]
+        for interval in (row["auroc"], row["auprc"], *row["less"].values()):
+            assert interval["low"] <= interval["estimate"] <= interval["high"]
+        for rival in ("-log p", "-mean log p"):
+            difference = row["auroc"]["estimate"] - ranking[rival]["auroc"]["estimate"]
+            assert row["less"][rival]["estimate"] == pytest.approx(difference)
     windows = {tuple(row["middle_layers"]) for row in one["layers"].values()}
     assert len(windows) == 5
     text = (out / "signal.md").read_text()
@@ -118,6 +123,20 @@ def test_calibrate_fits_and_saves(
     engine_with = CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator=path)
     right, wrong = engine_with.score("Question: What is the capital of Germany?\nAnswer:", [" Berlin.", " Lisbon."])
     assert right.max_risk < wrong.max_risk
+
+
+def test_ask_and_score_show_a_calibrated_risk(
+    cocoa: Cocoa, engine: CocoaEngine, loads: list[tuple[str | None, dict[str, Any]]], tmp_path: Path
+) -> None:
+    path = tmp_path / "risk.json"
+    fitted(model_name=engine.model_name).save(path)
+    cocoa("ask", "Who wrote Dune?", "--max-new-tokens", "4", "--calibrator", str(path))
+    assert [options["calibrator"] for _, options in loads] == [path]
+    command = [sys.executable, "-m", "cocoa_engine.cli", "score", "--prompt", "1 + 1 =", "--text", " 2"]
+    shown = subprocess.run([*command, "--calibrator", str(path)], capture_output=True, text=True, check=True).stdout
+    rows = {line[:16].strip(): line[16:].split() for line in shown.splitlines()}
+    assert 0 <= float(rows["risk"][0]) <= 1
+    assert rows["risk"][1:] == ["calibrated,", "0", "to", "1"]
 
 
 def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import CocoaEngine, Generation
-from cocoa_engine.distribution import distributions, token_figures
+from cocoa_engine.distribution import _sums, distributions, token_figures
 from cocoa_engine.next_tokens import next_tokens
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
@@ -38,6 +38,18 @@ def test_one_allowed_token_has_no_entropy_and_an_infinite_margin() -> None:
     (row,) = next_tokens(logits, 2)
     assert row is not None
     assert (row.token_ids, row.log_probs, row.entropy, row.margin) == ((7,), (0.0,), 0.0, math.inf)
+
+
+def test_all_rows_at_once_are_as_row_by_row() -> None:
+    """The way of a GPU, on the CPU."""
+    logits = torch.randn(5, 70, generator=torch.Generator().manual_seed(1)) * 8
+    logits[2, 3:] = -math.inf
+    best = logits.amax(dim=1)
+    at_once = _sums(logits, best[:, None], dim=1)
+    by_row = torch.stack([_sums(row, top, dim=0) for row, top in zip(logits, best, strict=True)])
+    assert torch.allclose(at_once, by_row, rtol=1e-5)
+    log_sum, _ = distributions(logits, best)
+    assert torch.allclose(log_sum, logits.logsumexp(dim=1), rtol=1e-5)
 
 
 def test_rows_without_a_token_are_still_told_apart() -> None:

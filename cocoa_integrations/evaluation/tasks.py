@@ -61,8 +61,8 @@ class EvalTask:
         multiple_choice: given answers are scored; otherwise one is generated.
         until: texts that end an answer.
         max_new_tokens: at most this many tokens are generated, unless the user says otherwise.
-        one_paragraph: only the first paragraph is the answer. A stop text "\\n\\n" would say the same, were there not
-            models that begin with one.
+        ends_at: the answer is what stands before this, white space at its beginning aside. As a stop text it would
+            leave nothing of those that begin with a line end.
         runs_code: whether ``measure`` runs what the model wrote.
     """
 
@@ -73,13 +73,13 @@ class EvalTask:
     multiple_choice: bool = False
     until: tuple[str, ...] = ()
     max_new_tokens: int = 128
-    one_paragraph: bool = False
+    ends_at: str = ""
     runs_code: bool = False
 
     def answer(self, text: str) -> str:
         """The answer in a generated text."""
         text = text.strip()
-        return text.partition("\n\n")[0].rstrip() if self.one_paragraph else text
+        return text.partition(self.ends_at)[0].rstrip() if self.ends_at else text
 
 
 def find_task(name: str) -> EvalTask:
@@ -238,6 +238,9 @@ _TRUTHFULQA = (
 )
 _ROUGE = (Column("rouge_l", "ROUGE-L", scale=1, decimals=4),)
 
+_NEXT_QUESTION = ("\nQuestion:", "\nContext:")
+_LINE, _PARAGRAPH = "\n", "\n\n"
+
 TASKS: Mapping[str, EvalTask] = {
     task.name: task
     for task in (
@@ -246,7 +249,8 @@ TASKS: Mapping[str, EvalTask] = {
             _truthfulqa,
             _TRUTHFULQA,
             _measure_truthfulqa,
-            until=("\nQuestion:", "\n\n"),
+            until=("\nQuestion:",),
+            ends_at=_PARAGRAPH,
             max_new_tokens=64,
         ),
         EvalTask(
@@ -256,8 +260,10 @@ TASKS: Mapping[str, EvalTask] = {
             _measure_choices,
             multiple_choice=True,
         ),
-        EvalTask("nq", _nq, _NQ, _measure_short_answer, until=("\n",), max_new_tokens=32),
-        EvalTask("nq_swap", _nq_swap, _NQ, _measure_short_answer, until=("\n",), max_new_tokens=32),
+        EvalTask("nq", _nq, _NQ, _measure_short_answer, until=_NEXT_QUESTION, ends_at=_LINE, max_new_tokens=32),
+        EvalTask(
+            "nq_swap", _nq_swap, _NQ, _measure_short_answer, until=_NEXT_QUESTION, ends_at=_LINE, max_new_tokens=32
+        ),
         EvalTask(
             "samsum",
             partial(_summary, "dialogue", prompts.samsum),
@@ -265,7 +271,7 @@ TASKS: Mapping[str, EvalTask] = {
             _measure_summary,
             until=("\nDialogue:",),
             max_new_tokens=64,
-            one_paragraph=True,
+            ends_at=_PARAGRAPH,
         ),
         EvalTask(
             "xsum",
@@ -274,7 +280,7 @@ TASKS: Mapping[str, EvalTask] = {
             _measure_summary,
             until=("\nDocument:",),
             max_new_tokens=64,
-            one_paragraph=True,
+            ends_at=_PARAGRAPH,
         ),
         EvalTask(
             "mbpp",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from json import dumps
@@ -20,6 +21,8 @@ from cocoa_engine.faults import unknown
 from cocoa_engine.generation_config import logits_processors
 from cocoa_engine.loading import SOURCE_OPTIONS
 from cocoa_integrations.settings import split_settings
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_LENGTH = 2048  # of a model that names no context window, as in the harness's own models
 _SURE = -math.log(2)  # a token above this log-probability is the most probable one
@@ -41,8 +44,8 @@ class CocoaLM(TemplateLM):
         engine: take this engine instead of loading one.
         tokenizer: where the tokenizer is, if elsewhere.
         dtype: as in :meth:`CocoaEngine.from_pretrained`.
-        device: as in the harness, such as ``cuda:0``; the same as ``device_map``.
-        device_map: where the layers go, as in transformers.
+        device: as in the harness, such as ``cuda:0``; the CPU where there is no such GPU.
+        device_map: where the layers go, as in transformers; it goes before ``device``.
         trust_remote_code: run code that comes with the model.
         allow_pickle: read weights stored as pickle.
         threads: CPU threads of torch.
@@ -97,7 +100,7 @@ class CocoaLM(TemplateLM):
                 tokenizer_name=tokenizer,
                 runtime=Runtime(**runtime),
                 dtype=dtype,
-                device_map=device_map if device in (None, "cpu") else device,
+                device_map=_device(device) if device_map is None else device_map,
                 trust_remote_code=trust_remote_code,
                 allow_pickle=allow_pickle,
                 model_kwargs=rest,
@@ -317,6 +320,14 @@ class CocoaLM(TemplateLM):
         return self.config.replace(
             **_as_settings(settings), max_new_tokens=length, stop=tuple(dict.fromkeys((*stop, *self.config.stop)))
         )
+
+
+def _device(device: str | None) -> str | None:
+    """Where the harness wants the model; its command line says ``cuda:0`` by itself, also where there is none."""
+    if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
+        logger.warning("there is no %s: the model runs on the CPU", device)
+        return None
+    return None if device == "cpu" else device
 
 
 def _refuse_unknown(rest: Mapping[str, Any]) -> None:

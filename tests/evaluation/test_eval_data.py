@@ -147,4 +147,5 @@ def test_the_answer_in_a_text() -> None:
     assert (
         TASKS["xsum"].answer("\n\nA bridge was shut.\nOn Monday.\n\nDocument: ...") == "A bridge was shut.\nOn Monday."
     )
+    assert TASKS["nq"].answer("\n 1945\nThe answer is: 1945") == "1945"
     assert TASKS["gsm8k"].answer(" 2 + 3\n\n#### 5\n") == "2 + 3\n\n#### 5"

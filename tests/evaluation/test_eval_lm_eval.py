@@ -178,6 +178,28 @@ def test_every_setting_is_a_model_arg(engine: CocoaEngine, monkeypatch: pytest.M
     json.dumps(lm.get_model_info())
 
 
+@pytest.mark.parametrize(
+    ("options", "device_map"),
+    [
+        ({"device": "cuda:0"}, None),  # what the harness's command line says where there is no GPU, too
+        ({"device": "cpu"}, None),
+        ({"device": "mps"}, "mps"),
+        ({"device": "cuda:0", "device_map": "auto"}, "auto"),
+    ],
+)
+def test_devices(
+    engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], device_map: str | None
+) -> None:
+    loaded: dict[str, Any] = {}
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **given: loaded.update(given) or engine)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    CocoaLM(**options)
+    assert loaded["device_map"] == device_map
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    CocoaLM(**options)
+    assert loaded["device_map"] == (device_map or {"cuda:0": "cuda:0"}.get(options["device"]))
+
+
 def test_bad_model_args(engine: CocoaEngine) -> None:
     with pytest.raises(ConfigError, match=r"unknown option 'alfa' \(did you mean 'alpha'\?\)"):
         CocoaLM(alfa=1)

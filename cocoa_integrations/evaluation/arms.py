@@ -26,7 +26,9 @@ class Arm(NamedTuple):
         """Metric and alpha as the paper's tables write them."""
         if self.metric is None:
             return "-"
-        return f"{ {'f_mlds': 'fMLDS', 'con_mlds': 'ConMLDS'}.get(self.metric, self.metric) } (α={self.alpha:g})"
+        name = {"f_mlds": "fMLDS", "con_mlds": "ConMLDS"}.get(self.metric, self.metric)
+        short = f"{self.alpha:g}"  # unless it would name another alpha
+        return f"{name} (α={short if float(short) == self.alpha else self.alpha})"
 
     def __str__(self) -> str:
         return self.method if self.metric is None else f"{self.method} {self.mode}"

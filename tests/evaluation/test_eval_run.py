@@ -233,6 +233,8 @@ def test_arms() -> None:
     ]
     assert len(make_arms(list(METHODS), ["f_mlds"], [1.0])) == len(METHODS)
     assert str(Arm("cocoa-sig", "con_mlds", 2.5)) == "cocoa-sig ConMLDS (α=2.5)"
+    assert str(Arm("cocoa", "f_mlds", 6.0)) == "cocoa fMLDS (α=6)"
+    assert str(Arm("cocoa", "f_mlds", 1.0000001)) == "cocoa fMLDS (α=1.0000001)"  # not that of 1
     for bad, message in [
         ((["dowsing"], ["f_mlds"], [1.0]), "unknown method 'dowsing'"),
         ((["cocoa"], ["g_mlds"], [1.0]), "metric"),

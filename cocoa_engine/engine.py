@@ -74,7 +74,7 @@ class CocoaEngine:
         self.model_name = model_name or getattr(model, "name_or_path", "") or type(model).__name__
         self.calibrator = _checked_calibrator(calibrator)
         self._warned: set[str] = set()
-        self._warn_of_mismatch(self.config)
+        self._warn_of_mismatch(config)  # settings that nobody gave may be replaced at every call
 
     @classmethod
     def from_pretrained(
@@ -339,7 +339,7 @@ class CocoaEngine:
         self._warn_of_mismatch(config)
         return config
 
-    def _warn_of_mismatch(self, config: CocoaConfig) -> None:
+    def _warn_of_mismatch(self, config: CocoaConfig | None) -> None:
         """Warn, once for each difference, that the calibrator was fitted with another model or other settings."""
         if self.calibrator is None:
             return

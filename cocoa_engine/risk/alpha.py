@@ -100,7 +100,7 @@ def draw(candidates: Sequence[CandidateScale], found: AlphaRange, metric: str, p
     values = np.array(candidates, dtype=np.float64)
     figure = Figure(figsize=(6, 4.5), layout="constrained")
     axes = figure.subplots()
-    axes.scatter(values[:, 0], values[:, 1], s=8, alpha=0.4)
+    axes.scatter(values[:, 0], values[:, 1], s=8, alpha=0.4, rasterized=True)  # thousands of points
     ends = np.array([values[:, 0].min(), values[:, 0].max()])
     for name in ("low", "median", "high"):
         ratio = getattr(found, name)
@@ -108,4 +108,4 @@ def draw(candidates: Sequence[CandidateScale], found: AlphaRange, metric: str, p
     axes.set_xlabel(metric)
     axes.set_ylabel("|log p_S| in nats")
     axes.legend(title="|log p_S| / MLDS")
-    figure.savefig(path)
+    figure.savefig(path, dpi=120)

@@ -194,12 +194,12 @@ class RiskCalibrator(_Part):
             raise CalibrationError("this calibrator has no threshold; choose one when it is fitted.")
         return self.risk(span) >= self.threshold.value
 
-    def mismatches(self, model_name: str, config: CocoaConfig, num_layers: int) -> list[str]:
-        """In what a model and its settings differ from those of the fit, in words; empty if in nothing."""
+    def mismatches(self, model_name: str, config: CocoaConfig | None, num_layers: int) -> list[str]:
+        """In what a model and its settings (if they are known) differ from those of the fit, in words."""
         found = []
         if model_name != self.model_name:
             found.append(f"the model is {model_name}, not {self.model_name}")
-        wanted, actual = self.settings, Settings.of(config, num_layers)
+        wanted, actual = self.settings, self.settings if config is None else Settings.of(config, num_layers)
         for name in Settings.model_fields:
             if getattr(wanted, name) != getattr(actual, name):
                 found.append(f"{name} is {getattr(actual, name)}, not {getattr(wanted, name)}")

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from langchain_core.messages import HumanMessage
 
-from cocoa_engine import CalibrationError, CalibrationWarning, CocoaEngine, ConfigError, RiskCalibrator
+from cocoa_engine import CalibrationError, CalibrationWarning, CocoaConfig, CocoaEngine, ConfigError, RiskCalibrator
 from cocoa_engine.measure import ranking_mlds
 from cocoa_engine.risk.features import FEATURES, span_features
 from cocoa_integrations.langchain import ChatCocoa, get_risk
 from cocoa_integrations.llama_index import CocoaLLM, collect_risk
 from tests.prompts import chat
-from tests.risk.made_up import fitted
+from tests.risk.made_up import SETTINGS, fitted
 
 PROMPT = chat("What is the capital of Australia?")
 SHORT = {"max_new_tokens": 24}
@@ -86,6 +86,27 @@ def test_another_model_or_other_settings_are_warned_of_once(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         calibrated.generate(PROMPT, middle_layers=(1, 2), max_new_tokens=1)
+
+
+def test_settings_are_looked_at_where_they_are_given(engine: CocoaEngine) -> None:
+    upper = SETTINGS.model_copy(update={"middle_layers": (20, 29), "final_layer": "pre_norm"})
+    calibrator = fitted(model_name=engine.model_name, settings=upper)
+    settings = {"middle_layers": (20, 29), "final_layer": "pre_norm"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CalibrationWarning)
+        own = CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator=calibrator)
+        message = ChatCocoa(engine=own, max_tokens=4, **settings).invoke("Hi")
+        assert get_risk(message)["calibrated"]
+    with pytest.warns(CalibrationWarning, match="final_layer is post_norm, not pre_norm"):
+        own.score(PROMPT, "Canberra.")
+    with pytest.warns(CalibrationWarning, match="final_layer is post_norm, not pre_norm"):
+        CocoaEngine(
+            engine.model,
+            engine.tokenizer,
+            model_name=engine.model_name,
+            calibrator=calibrator,
+            config=CocoaConfig(),
+        )
 
 
 def test_what_is_no_calibrator(engine: CocoaEngine, tmp_path: Path) -> None:

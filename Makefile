@@ -33,7 +33,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	$(PIP) -e ".[dev,bench]"
+	$(PIP) -e ".[dev,bench,risk,eval]"
 	touch $@
 
 clean:

@@ -48,8 +48,9 @@ def _contrasts(
             backend.prefill(tree)
         fed = [prompt[-1], *text[:-1]]
         contrasts: list[float] = []
-        for start in range(0, len(fed), backend.paths_per_step):
-            ends = range(start + 1, min(start + backend.paths_per_step, len(fed)) + 1)
+        width = max(1, backend.paths_per_step // (1 + len(wanted.early)))  # rows of logits for every layer
+        for start in range(0, len(fed), width):
+            ends = range(start + 1, min(start + width, len(fed)) + 1)
             output = backend.step([(tree, [tuple(fed[:end]) for end in ends])])[0]
             assert output.others is not None
             rows = method.contrast(output.logits.float(), output.others, config)

@@ -184,6 +184,7 @@ class Sequencer:
         if first is None:
             output = yield [(self.ids[-1],)]
             tree.commit((self.ids[-1],))
+            tree.fed_tokens = 0  # that one was the prompt's
             fed = Fed(output.logits[0], others=None if output.others is None else output.others[:, 0])
         else:
             fed = Fed(first)
@@ -508,8 +509,10 @@ class Sequencer:
             return next_tokens(self._processed(paths, logits) if paths else logits, count)
         contrasts = self.method.contrast(logits.float(), others, self.config)
         allowed = self.method.plausible(logits.float(), self.config)
-        ranked = contrasts if allowed is None else contrasts.masked_fill(~allowed, -torch.inf)
-        ranked = self._processed(paths, ranked) if paths else ranked
+        ranked = self._processed(paths, contrasts.clone()) if paths else contrasts
+        if allowed is not None:  # unless processors forbid all that is plausible
+            kept = ranked.masked_fill(~allowed, -torch.inf)
+            ranked = torch.where((kept > -torch.inf).any(-1, keepdim=True), kept, ranked)
         return contrasted(next_tokens(logits, count), logits, contrasts, ranked)
 
     def _processed(self, paths: Sequence[Path], scores: Tensor) -> Tensor:

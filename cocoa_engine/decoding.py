@@ -59,7 +59,7 @@ class Decoding:
         contrasts = isinstance(METHODS[config.method], ContrastingMethod)
         read = request.prompt[:-1] if contrasts else request.prompt
         require_ability(config.method, backend, request.wanted)
-        (self._tree,) = backend.open([read], request.room, request.wanted)
+        (self._tree,) = backend.open([read], request.room + len(request.prompt) - len(read), request.wanted)
         if METHODS[config.method].reads_back and not self._tree.keeps_rest:
             raise UnsupportedModelError(
                 f"method={config.method!r} reads the prompt again after every candidate, which takes a model whose "

@@ -19,6 +19,7 @@ from cocoa_engine.decoding import Decoding, require_ability
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.info import ModelInfo
+from cocoa_engine.methods import METHODS
 from cocoa_engine.model import LanguageModel
 from cocoa_engine.request import Callables, Request, is_many, make_request, prompt_ids, require_tokens, wanted_states
 from cocoa_engine.results import Generation, Span, Usage
@@ -266,7 +267,7 @@ class CocoaEngine:
         Args:
             prompt: text or token ids.
             text: a text or its token ids; or a list of such (the options of a question, say), each scored as it would
-                be alone, but the prompt is encoded once.
+                be alone, but the prompt is encoded once (by ``dola``, ``decore`` and ``diver`` again for each).
             config: settings instead of the engine's.
             **settings: as for :meth:`generate`.
 
@@ -286,15 +287,27 @@ class CocoaEngine:
         before = prompt_ids(model, self._tokens, prompt)
         if not is_many(text):
             ids, shown = self._given(prompt, before, text, "text to score")
+            self._must_fit(before, ids, config)
             decided = score_text(model, before, ids, config, plain, len(shown))
             return self._scored(before, shown, decided, config, wanted, 1)
         given = [self._given(prompt, before, one, f"text to score at index {n}") for n, one in enumerate(text)]
+        for ids, _ in given:
+            self._must_fit(before, ids, config)
         texts = [GivenText(ids, len(shown)) for ids, shown in given]
         scored = score_texts(self._backend().backend, before, texts, config, plain)
         return [
             self._scored(before, shown, one.decided, config, wanted, one.forward_passes)
             for (_, shown), one in zip(given, scored, strict=True)
         ]
+
+    def _must_fit(self, prompt: list[int], text: list[int], config: CocoaConfig) -> None:
+        """Refuse what a method that reads the prompt twice has no room for."""
+        window = self.context_window
+        if METHODS[config.method].reads_back and window is not None and 2 * len(prompt) + len(text) > window:
+            raise PromptError(
+                f"the prompt ({len(prompt)} tokens), which method={config.method!r} reads twice, and the text to score "
+                f"({len(text)}) exceed the model's context window of {window}."
+            )
 
     def render_chat(self, messages: Messages, **template_kwargs: Any) -> str:
         """Chat messages as one text, by the tokenizer's chat template, ending where the answer begins.

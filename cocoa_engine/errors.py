@@ -19,6 +19,14 @@ class PromptError(CocoaError, ValueError):
     """The prompt (or the text to score) is empty, of the wrong type, or does not fit the context window."""
 
 
+class DataError(CocoaError, ValueError):
+    """An evaluation file cannot be read, or lacks what the task needs."""
+
+
+class MissingPackageError(CocoaError, ImportError):
+    """Something was asked for that needs an optional package; the message says which to install."""
+
+
 class ChatTemplateError(CocoaError, ValueError):
     """Chat was asked of a tokenizer that has no chat template, or the messages do not fit the template."""
 

@@ -110,7 +110,11 @@ def _hidden(engine: CocoaEngine, needle: Needle, length: int, depth: float) -> _
 
 def _place(engine: CocoaEngine, prompt: list[int], needle: str) -> range:
     """The tokens in which a text stands: the shortest run that decodes to something that has it."""
-    end = next(n for n in range(1, len(prompt) + 1) if needle in engine.decode(prompt[:n]))
+    end = next((n for n in range(1, len(prompt) + 1) if needle in engine.decode(prompt[:n])), None)
+    if end is None:
+        raise UnsupportedModelError(
+            f"the tokenizer of {engine.model_name} changes the text it is given; its heads cannot be looked at."
+        )
     start = next(n for n in range(end - 1, -1, -1) if needle in engine.decode(prompt[n:end]))
     return range(start, end)
 

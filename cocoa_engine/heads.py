@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.faults import explain
@@ -41,7 +41,13 @@ class RetrievalHeads(BaseModel):
     num_layers: int
     num_heads: int
     samples: int
-    heads: list[ScoredHead]
+    heads: list[ScoredHead] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _heads_of_the_model(self) -> RetrievalHeads:
+        if any(head.layer >= self.num_layers or head.head >= self.num_heads for head in self.heads):
+            raise ValueError(f"a head beyond the {self.num_layers} layers of {self.num_heads} heads")
+        return self
 
     def best(self, count: int | None) -> tuple[tuple[int, int], ...]:
         """The (layer, head) pairs of the best ``count``; by default 50, at most 1 in 20 as in the paper."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.errors import UnsupportedModelError
-from cocoa_engine.model import LanguageModel
+from cocoa_engine.model import LanguageModel, device_of
 
 FinalLayer = Literal["post_norm", "pre_norm"]
 
@@ -51,14 +51,26 @@ class Captured:
             )
         return torch.stack(states)
 
-    def early_logits(self, model: LanguageModel) -> Tensor | None:
-        """``[E, B, W, V]`` float32, of the early layers; none if there are none. Call it inside the model's pass."""
+    def early_logits(self, model: LanguageModel, device: torch.device) -> Tensor | None:
+        """``[E, B, W, V]`` float32 on ``device``, of the early layers; none if there are none.
+
+        Call it inside the model's pass.
+
+        Raises:
+            UnsupportedModelError: the layers are not as wide as the output layer's input.
+        """
         if not self.wanted.early:
             return None
         head = model.model.get_output_embeddings()
-        device = head.weight.device
-        logits: Tensor = head(torch.stack([self.states[layer].to(device) for layer in self.wanted.early]))
-        return logits.float()
+        runs_on = device_of(head)
+        states = torch.stack([self.states[layer].to(runs_on, model.dtype) for layer in self.wanted.early])
+        if states.shape[-1] != head.weight.shape[-1]:
+            raise UnsupportedModelError(
+                f"the model's layers have width {states.shape[-1]}, its output layer takes {head.weight.shape[-1]}: "
+                'its early layers say nothing of the next token, which method="dola" needs.'
+            )
+        logits: Tensor = head(states)
+        return logits.to(device, torch.float32)
 
 
 FINAL = -1

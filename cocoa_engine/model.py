@@ -48,11 +48,7 @@ class LanguageModel:
     @property
     def device(self) -> torch.device:
         """Where token ids go: the device of the input embeddings."""
-        embeddings = self.model.get_input_embeddings()
-        if embeddings.weight.device.type == "meta":  # offloaded by accelerate, whose hook knows where it will run
-            execution_device = getattr(getattr(embeddings, "_hf_hook", None), "execution_device", None)
-            return torch.device("cpu" if execution_device is None else execution_device)
-        return embeddings.weight.device
+        return device_of(self.model.get_input_embeddings())
 
     @property
     def dtype(self) -> torch.dtype:
@@ -111,6 +107,15 @@ class LanguageModel:
             finally:
                 for module in training:
                     module.training = True
+
+
+def device_of(module: Any) -> torch.device:
+    """Where a module with a weight runs."""
+    if module.weight.device.type == "meta":  # offloaded by accelerate, whose hook knows where it will run
+        execution_device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+        return torch.device("cpu" if execution_device is None else execution_device)
+    device: torch.device = module.weight.device
+    return device
 
 
 NEEDED = "a decoder-only causal language model is needed, such as Llama, Mistral, Qwen, Gemma, Phi or GPT-2"

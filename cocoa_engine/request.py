@@ -13,7 +13,7 @@ from cocoa_engine.backends.shared_cache import SPARE_SLOTS
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decode import Rules
 from cocoa_engine.disagreement import middle_layers
-from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.errors import ConfigError, PromptError, UnsupportedModelError
 from cocoa_engine.generation_config import eos_token_ids, logits_processors, stop_texts
 from cocoa_engine.heads import masked_heads
 from cocoa_engine.hidden_states import Wanted
@@ -122,7 +122,9 @@ def wanted_states(model: LanguageModel, config: CocoaConfig) -> Wanted:
         except ValueError as error:
             raise ConfigError(f"{error}.") from None
     if config.method == "decore":
-        num_heads = int(model.config.num_attention_heads)
+        num_heads = getattr(model.config, "num_attention_heads", None)
+        if num_heads is None:
+            raise UnsupportedModelError(f"{type(model.model).__name__} has no attention heads for DeCoRe to mask.")
         heads = masked_heads(config.decore_heads, config.decore_masked_heads, model.num_layers, num_heads)
         return wanted._replace(masked=heads)
     return wanted

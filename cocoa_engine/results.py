@@ -78,7 +78,10 @@ class Usage(BaseModel):
     risk_points: int = Field(0, description="Steps at which more than one token competed and branches were grown.")
     cached_tokens: int = Field(0, description="Prompt tokens reused from another sequence that began alike.")
     forward_passes: int = Field(0, description="Forward passes this answer took part in, the prompt's included.")
-    fed_tokens: int = Field(0, description="Tokens fed after the prompt, those of dropped branches included.")
+    fed_tokens: int = Field(
+        0,
+        description="Tokens fed after the prompt: also those of dropped branches, a prompt read back, a masked model.",
+    )
 
     @property
     def total_tokens(self) -> int:

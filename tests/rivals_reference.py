@@ -76,7 +76,7 @@ class DolaReference(Contrasting):
 
 
 class DecoreReference(Contrasting):
-    """(1 + a) log p - a log p_masked; the masked model reads the prompt's last token and the answer."""
+    """(1 + a) log p - a log p_masked, normalised; the masked model reads the prompt's last token and the answer."""
 
     heads: Sequence[tuple[int, int]] = ()
 
@@ -90,7 +90,7 @@ class DecoreReference(Contrasting):
             output = self.model(torch.tensor([[self.prompt[-1], *answer]]), past_key_values=cache, use_cache=True)
         log_masked = output.logits[0, -1].double().log_softmax(-1)
         entropy = -(log_p.exp() * log_p).sum()
-        return ((1 + entropy) * log_p - entropy * log_masked).float()
+        return ((1 + entropy) * log_p - entropy * log_masked).log_softmax(-1).float()
 
 
 class DiverReference(Reference):

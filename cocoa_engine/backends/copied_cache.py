@@ -77,7 +77,7 @@ class CopiedCache(Backend):
                 output = self._forward([path[-1]], tree.committed + len(path) - 1, cache)
                 logits.append(output.logits[0, -1].float())
                 hidden.append(captured.stacked(logits[-1].device)[:, 0, -1])
-                if (early := captured.early_logits(self.model)) is not None:
+                if (early := captured.early_logits(self.model, logits[-1].device)) is not None:
                     others.append(early[:, 0, -1])
             tree.caches[path] = getattr(output, self.cache_name)
             tree.forward_passes += 1

@@ -61,5 +61,5 @@ class Recompute(Backend):
             output = self.model.forward(token_ids, logits_to_keep=1, **inputs)
             tree.forward_passes += 1
             logits = output.logits[:, -1].float()  # [1, V]
-            early = captured.early_logits(self.model)
+            early = captured.early_logits(self.model, logits.device)
             return StepOutput(logits, captured.stacked(logits.device)[:, 0], None if early is None else early[:, 0])

@@ -54,7 +54,7 @@ class SharedTree(TokenTree):
         for number, path in enumerate(paths):
             slots[path] = [*slots[path[:-1]], self.used + number]
         if self.used + len(paths) > self.store.capacity:
-            self.store.reserve(self.used + len(paths) + SPARE_SLOTS)
+            self.store.reserve(max(self.used + len(paths) + SPARE_SLOTS, self.store.capacity * 3 // 2))
         alone = len(paths) == 1 and self.used == self.committed
         positions = [self.committed + len(path) - 1 for path in paths]
         segment = Segment(
@@ -150,7 +150,8 @@ class SharedCache(Backend):
     def prefill_some(self, tree: TokenTree, most: int | None = None) -> Tensor | None:
         assert isinstance(tree, SharedTree)
         if tree.used == 0:
-            self._begin_as_others(tree)
+            with self.model.exclusive():
+                self._begin_as_others(tree)
         start = tree.used
         end = None if self.forward.whole_prompts else start + min(most or PREFILL_CHUNK, PREFILL_CHUNK)
         chunk = tree.token_ids[start:end]
@@ -162,7 +163,8 @@ class SharedCache(Backend):
         if tree.used < tree.committed:
             return None
         if tree.twin is not None:  # which reads the prompt as it is, too
-            tree.twin.store.fill(tree.store, tree.used)
+            with self.model.exclusive():
+                tree.twin.store.fill(tree.store, tree.used)
             tree.twin.used = tree.used
         return passed.logits[-1].float()
 
@@ -194,8 +196,8 @@ class SharedCache(Backend):
         trees: list[SharedTree] = [tree for tree, _ in requests]  # type: ignore[misc]
         asked = [paths for _, paths in requests]
         twins = [(tree.twin, paths) for tree, paths in zip(trees, asked, strict=True) if tree.twin is not None]
-        segments = [tree.segment(paths) for tree, paths in (*zip(trees, asked, strict=True), *twins)]
         with self.model.exclusive():
+            segments = [tree.segment(paths) for tree, paths in (*zip(trees, asked, strict=True), *twins)]
             passed = self.forward(segments, trees[0].wanted)
         assert passed.hidden is not None
         logits = passed.logits.float()

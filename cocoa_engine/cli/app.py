@@ -19,6 +19,7 @@ from cocoa_engine.cli.bench import bench
 from cocoa_engine.cli.calibrate import calibrate
 from cocoa_engine.cli.heads import heads
 from cocoa_engine.cli.info import info
+from cocoa_engine.cli.plugged import load_command, plugged_commands
 from cocoa_engine.cli.score import score
 from cocoa_engine.cli.signal import signal
 from cocoa_engine.errors import CocoaError
@@ -29,6 +30,15 @@ INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
 
 class OneLineErrors(TyperGroup):
     """A group of commands that turns exceptions into an exit code and one line on stderr."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Our commands, then those that are plugged in."""
+        return list(dict.fromkeys((*super().list_commands(ctx), *plugged_commands())))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """One of our commands, or a plugged one of this name."""
+        own = super().get_command(ctx, cmd_name)
+        return load_command(cmd_name) if own is None and cmd_name in plugged_commands() else own
 
     def main(
         self,
@@ -106,10 +116,10 @@ app.command()(ask)
 app.command()(score)
 app.command()(info)
 app.command()(bench)
+app.command()(heads)
 app.command()(signal)
 app.command()(calibrate)
 app.command()(alpha)
-app.command()(heads)
 
 
 def run() -> None:

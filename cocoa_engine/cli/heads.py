@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from cocoa_engine.cli.labelled import make_folder
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import LoadOptions, Model, with_options
 from cocoa_engine.errors import ConfigError
@@ -17,7 +18,7 @@ from cocoa_engine.errors import ConfigError
 @with_options()
 def heads(
     loading: LoadOptions,
-    out: Annotated[Path, typer.Option(help="The JSON file to write.")],
+    out: Annotated[Path, typer.Option(help="The JSON file to write.", dir_okay=False)],
     model: Model = None,
     lengths: Annotated[
         str, typer.Option(help="Lengths of the texts a needle is hidden in, in tokens.")
@@ -30,8 +31,7 @@ def heads(
         sizes = []
     if not sizes or min(sizes) < 1:
         raise ConfigError(f"--lengths takes whole numbers above 0, such as 256,512 (got {lengths!r})")
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out: there is no folder {out.parent}")
+    make_folder(out.parent)
     engine = load_engine(model, loading)
     from cocoa_engine.head_detection import find_retrieval_heads  # after the model: it imports torch
 

@@ -54,7 +54,7 @@ class Segment:
         self.probe: Probe | None = None
         self.width = len(token_ids)
         self.end = start + self.width
-        self._masks: dict[tuple[int | None, int, int], Tensor | None] = {}
+        self._masks: dict[tuple[int | None, int, int, torch.dtype, torch.device], Tensor | None] = {}
 
     def is_prompt(self, window: int | None) -> bool:
         """Whether plain causal attention over the pass's own tokens is all there is to do."""
@@ -72,7 +72,7 @@ class Segment:
             repeats: how often the rows are repeated, for query heads folded into the query's length.
             end: of the slots, if it is beyond the segment's; nobody sees those there.
         """
-        key = (window if window is not None and self.end > window else None, repeats, end or self.end)
+        key = (window if window is not None and self.end > window else None, repeats, end or self.end, dtype, device)
         if key not in self._masks:
             mask = self._mask(key[0], dtype, key[2] - self.end)
             self._masks[key] = None if mask is None else mask.repeat(repeats, 1).to(device, non_blocking=True)
@@ -86,11 +86,9 @@ class Segment:
             mask = torch.full((self.width, self.end), lowest, dtype=dtype).triu_(self.start + 1)
         else:
             mask = torch.zeros(self.width, self.end, dtype=dtype)
-            beyond_committed = range(self.committed, self.end)
-            own = map(set, self.own_slots)
-            mask[:, self.committed :] = torch.tensor(
-                [[0 if slot in seen else lowest for slot in beyond_committed] for seen in own], dtype=dtype
-            )
+            mask[:, self.committed :] = lowest
+            rows = [row for row, slots in enumerate(self.own_slots) for _ in slots]
+            mask[rows, [slot for slots in self.own_slots for slot in slots]] = 0
         if window is not None:
             slot_positions = torch.arange(self.end)
             if self.own_slots is not None:

@@ -68,7 +68,7 @@ class Modules(Forward):
                 past_key_values=cache,
                 use_cache=True,
             )
-            early = None if captured is None else captured.early_logits(model)
+            early = None if captured is None else captured.early_logits(model, output.logits.device)
         logits = output.logits[0, -kept:]  # [kept, V]
         if captured is None:
             return Passed(logits[_last_rows(segments, kept)], None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from cocoa_engine.methods.base import ContrastingMethod
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class Decore(ContrastingMethod):
-    """contrast(w) = (1 + a) log p(w) - a log p_masked(w), with a the entropy of p in nats.
+    """contrast = log softmax((1 + a) log p - a log p_masked), with a the entropy of p in nats.
+
+    The authors normalise in multiple choice only; no token is taken otherwise for it.
 
     p_masked is the same model with its retrieval heads masked: their query is zero, so that they attend uniformly. From
     the prompt's last token on the masked model has keys and values of its own; the prompt is read once, unmasked.
@@ -24,4 +27,5 @@ class Decore(ContrastingMethod):
     def contrast(self, logits: Tensor, others: Tensor, config: CocoaConfig) -> Tensor:
         log_p, masked = logits.log_softmax(-1), others[0].log_softmax(-1)
         entropy = -(log_p.exp() * log_p).nan_to_num(0.0).sum(-1, keepdim=True)  # [W, 1]
-        return (1 + entropy) * log_p - entropy * masked
+        contrast = (1 + entropy) * log_p - entropy * masked
+        return contrast.masked_fill(logits == -inf, -inf).log_softmax(-1)

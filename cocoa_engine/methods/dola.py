@@ -33,7 +33,7 @@ class Dola(ContrastingMethod):
         divergence = (middle * (2 * log_middle - final - early)).nan_to_num(0.0).sum(-1) / 2  # [K, W]
         chosen = divergence.argmax(0)  # [W]
         rows = chosen[None, :, None].expand(1, *logits.shape)
-        return final - early.gather(0, rows)[0]
+        return (final - early.gather(0, rows)[0]).masked_fill(logits == -inf, -inf)
 
     def plausible(self, logits: Tensor, config: CocoaConfig) -> Tensor:
         final = logits.log_softmax(-1)

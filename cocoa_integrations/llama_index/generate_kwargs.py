@@ -16,7 +16,6 @@ from transformers import (
     LogitsProcessorList,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
     SuppressTokensLogitsProcessor,
 )
@@ -27,7 +26,6 @@ from cocoa_integrations.settings import refuse_unknown, split_settings
 logger = logging.getLogger(__name__)
 
 _PROCESSORS: dict[str, Callable[[Any], Any]] = {
-    "repetition_penalty": lambda penalty: [RepetitionPenaltyLogitsProcessor(penalty)],
     "no_repeat_ngram_size": lambda size: [NoRepeatNGramLogitsProcessor(size)],
     "bad_words_ids": lambda words: [NoBadWordsLogitsProcessor(words)],
     "suppress_tokens": lambda token_ids: [SuppressTokensLogitsProcessor(token_ids)],
@@ -81,8 +79,7 @@ class DecodeOptions:
         """These options with some of them given anew.
 
         ``do_sample`` means what it means in transformers: False turns ``temperature`` off, True without one is 1.0.
-        ``repetition_penalty`` replaces the model's own; ``eos_token_id`` adds to its end tokens. A transformers
-        keyword that is None counts as not given.
+        ``eos_token_id`` adds to the model's end tokens. A transformers keyword that is None counts as not given.
 
         Args:
             options: by name: fields of :class:`CocoaConfig`, and what ``HONOURED`` lists.
@@ -130,19 +127,9 @@ class DecodeOptions:
             logger.warning("temperature=%s has no effect with do_sample=False.", settings["temperature"])
         return {"temperature": 0.0}
 
-    def logits_processors(self, model: Any) -> LogitsProcessorList:
-        """Every processor, in the order the options were given.
-
-        The engine applies the repetition penalty of the model's own generation config by itself. Penalties multiply,
-        so what is left to apply is the quotient.
-        """
-        own = getattr(getattr(model, "generation_config", None), "repetition_penalty", None) or 1.0
-        processors = LogitsProcessorList()
-        for name, given in self.processors.items():
-            if name == "repetition_penalty":
-                given = [RepetitionPenaltyLogitsProcessor(processor.penalty / own) for processor in given]
-            processors.extend(given)
-        return processors
+    def logits_processors(self) -> LogitsProcessorList:
+        """Every processor, in the order the options were given."""
+        return LogitsProcessorList(processor for each in self.processors.values() for processor in each)
 
     def stopping_criteria(self) -> StoppingCriteriaList:
         """Every criterion, in the order the options were given."""

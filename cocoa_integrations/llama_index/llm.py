@@ -317,7 +317,7 @@ class CocoaLLM(DecodeSettings, CustomLLM):
         return self._engine.stream(
             prompt,
             config=config,
-            logits_processor=decoding.logits_processors(self._engine.model),
+            logits_processor=decoding.logits_processors(),
             stopping_criteria=decoding.stopping_criteria(),
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
+from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.errors import ConfigError, PromptError, UnsupportedModelError
 from cocoa_engine.head_detection import find_retrieval_heads
 from cocoa_engine.heads import RetrievalHeads, ScoredHead, masked_heads
@@ -192,15 +192,65 @@ def test_heads_that_copy_are_found(engine: CocoaEngine) -> None:
     assert answer.spans
 
 
-def test_masking_nothing_changes_nothing(tmp_path: Path) -> None:
-    """With no head masked, the contrast is the model's own log p: greedy."""
+class Forbids:
+    """Forbids all tokens but some, in place."""
+
+    def __init__(self, *allowed: int) -> None:
+        self.allowed = list(allowed)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        kept = scores[:, self.allowed].clone()
+        scores[:] = -torch.inf
+        scores[:, self.allowed] = kept + 1000
+        return scores
+
+
+@pytest.mark.parametrize("method", ["dola", "decore"])
+def test_processors_choose_and_do_not_score(method: str, tmp_path: Path) -> None:
+    """Also where they leave none of the plausible tokens, and where they write into what they are given."""
     model = tiny_model("llama", seed=4)
     engine = CocoaEngine(model, tiny_tokenizer())
-    file = heads_file(tmp_path, model.config.num_hidden_layers, model.config.num_attention_heads, [])
+    config = config_of(method, model, tmp_path, max_new_tokens=6, dola_relative_top=1.0)
+    answer = engine.generate(prompts(1)[0], config=config, logits_processor=[Forbids(40, 41)])
+    assert set(answer.token_ids) <= {40, 41}
+    assert all(abs(span.score) < 500 for span in answer.spans)
+    scored = engine.score(prompts(1)[0], answer.token_ids, config=config)
+    assert sum(span.score for span in answer.spans) == pytest.approx(scored.spans[0].score, abs=1e-3)
 
-    def token_ids(answer: Generation) -> list[int]:
-        return answer.token_ids
 
-    for prompt in prompts(3):
-        masked = engine.generate(prompt, method="decore", decore_heads=file, max_new_tokens=12)
-        assert token_ids(masked) == token_ids(engine.generate(prompt, method="greedy", max_new_tokens=12))
+@pytest.mark.parametrize("method", RIVALS)
+def test_a_caller_in_inference_mode(method: str, tmp_path: Path) -> None:
+    model = tiny_model("llama", seed=5)
+    engine = CocoaEngine(model, tiny_tokenizer())
+    config = config_of(method, model, tmp_path, max_new_tokens=8, max_span_tokens=4)
+    long = [*prompts(1)[0]] * 30
+    expected = CocoaEngine(model, tiny_tokenizer()).generate(long, config=config)
+    with torch.inference_mode():
+        for _ in range(2):  # the second time with the prompt's keys and values from the first
+            assert_alike(engine.generate(long, config=config), expected)
+
+
+def test_models_that_a_method_does_not_fit(tmp_path: Path) -> None:
+    narrow = CocoaEngine(tiny_model("opt", word_embed_proj_dim=16), tiny_tokenizer())
+    with pytest.raises(UnsupportedModelError, match="width 32"):
+        narrow.generate(prompts(1)[0], method="dola", dola_layers="2", final_layer="pre_norm", max_new_tokens=2)
+    half = CocoaEngine(tiny_model("mamba").to(torch.bfloat16), tiny_tokenizer())
+    assert half.generate(prompts(1)[0], method="dola", dola_layers="1", max_new_tokens=2).token_ids
+    with pytest.raises(UnsupportedModelError, match="no attention heads"):
+        half.generate(prompts(1)[0], method="decore", decore_heads=heads_file(tmp_path, 6, 4, [(0, 0)]))
+    tiny = CocoaEngine(tiny_model("gpt2"), tiny_tokenizer())
+    with pytest.raises(PromptError, match="reads twice"):
+        tiny.score([5] * 256, [6], method="diver")
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text(
+        '{"model_name":"m","num_layers":6,"num_heads":4,"samples":1,"heads":[{"layer":0,"head":9,"score":1}]}'
+    )
+    with pytest.raises(ConfigError, match="a head beyond"):
+        tiny.generate([5], method="decore", decore_heads=str(wrong))
+
+
+def test_usage_counts_what_follows_the_prompt(tmp_path: Path) -> None:
+    model = tiny_model("llama", seed=6)
+    engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(draft_tokens=0, prefix_cache_mb=0))
+    answer = engine.generate(prompts(1)[0], method="dola", max_new_tokens=5, repetition_penalty=1.0, dola_layers="1,2")
+    assert answer.usage.fed_tokens == len(answer.token_ids)

@@ -61,7 +61,7 @@ def test_names_that_users_know(kind: Any) -> None:
     [
         ({"alhpa": 1.0}, r"unknown option 'alhpa' \(did you mean 'alpha'\?\)"),
         ({"max_token": 1}, r"did you mean 'max_tokens'\?"),
-        ({"device": "cuda", "repetition_penalty": 2}, r"'device'.*'repetition_penalty'.*known are"),
+        ({"device": "cuda", "length_penalty": 2}, r"'device'.*'length_penalty'.*known are"),
         ({"model_id": "a"}, r"instead of model_id give model"),
         ({"pipeline_kwargs": {"max_new_tokens": 3}}, r"instead of pipeline_kwargs give .*max_new_tokens=64"),
         ({"logits_processor": 3}, r"logits_processor.*callable"),

@@ -1,0 +1,15 @@
+"""Evaluation on local data files: the paper's prompts, the usual metrics, and runs that survive being killed.
+
+>>> from cocoa_integrations.evaluation import Arm, evaluate, load_samples, TASKS
+>>> samples = load_samples("truthfulqa_mc", "TruthfulQA.csv", limit=40)
+>>> results = evaluate(engine, TASKS["truthfulqa_mc"], samples, [Arm("greedy"), Arm("cocoa-sig", "f_mlds", 2.5)], "out")
+"""
+
+from __future__ import annotations
+
+from cocoa_integrations.evaluation.arms import Arm, make_arms
+from cocoa_integrations.evaluation.data import load_samples
+from cocoa_integrations.evaluation.run import evaluate
+from cocoa_integrations.evaluation.tasks import TASKS, EvalTask, Sample
+
+__all__ = ["TASKS", "Arm", "EvalTask", "Sample", "evaluate", "load_samples", "make_arms"]

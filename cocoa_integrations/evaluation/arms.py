@@ -1,0 +1,59 @@
+"""The arms of a comparison: each a decoding method with the settings that it depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cocoa_engine import METHODS, CocoaConfig
+from cocoa_engine.errors import ConfigError
+
+
+class Arm(NamedTuple):
+    """A method, with metric and alpha where they change its scores."""
+
+    method: str
+    metric: str | None = None
+    alpha: float | None = None
+
+    def config(self, base: CocoaConfig) -> CocoaConfig:
+        """The settings of this arm; what it does not say is the base's."""
+        said = {name: value for name, value in self._asdict().items() if value is not None}
+        return base.replace(**said)
+
+    @property
+    def mode(self) -> str:
+        """Metric and alpha as the paper's tables write them."""
+        if self.metric is None:
+            return "-"
+        name = {"f_mlds": "fMLDS", "con_mlds": "ConMLDS"}.get(self.metric, self.metric)
+        short = f"{self.alpha:g}"  # unless it would name another alpha
+        return f"{name} (α={short if float(short) == self.alpha else self.alpha})"
+
+    def __str__(self) -> str:
+        return self.method if self.metric is None else f"{self.method} {self.mode}"
+
+
+def make_arms(methods: Sequence[str], metrics: Sequence[str], alphas: Sequence[float]) -> list[Arm]:
+    """Every method with every metric and every alpha; one that penalises nothing, once.
+
+    Raises:
+        ConfigError: there is no such method or metric, an alpha is out of range, or nothing is given.
+    """
+    if not (methods and metrics and alphas):
+        raise ConfigError("an evaluation needs at least one method, one metric and one alpha")
+    arms: list[Arm] = []
+    for method in methods:
+        CocoaConfig(method=method)  # raises, and names the known ones
+        for metric in metrics if _penalises(method) else [None]:
+            for alpha in alphas if metric is not None else [None]:
+                arm = Arm(method, metric, alpha)
+                arm.config(CocoaConfig())
+                arms.append(arm)
+    return list(dict.fromkeys(arms))
+
+
+def _penalises(method: str) -> bool:
+    """Whether disagreement and its weight change the method's score of a span."""
+    score = METHODS[method].score
+    return score(-1.0, 0.5, 1.0) != score(-1.0, 0.5, 2.0)

@@ -1,0 +1,82 @@
+"""``cocoa eval``: compare decoding methods on a data file. Plugged into ``cocoa`` as an entry point."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cocoa_engine.cli.loading import load_engine
+from cocoa_engine.cli.options import LoadOptions, Model, with_options
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.embedded import MODEL_NAME
+from cocoa_engine.errors import ConfigError
+from cocoa_integrations.evaluation.progress import progress_bar
+
+_SWEPT = ("method", "metric", "alpha")
+_SHARED = tuple(name for name in CocoaConfig.model_fields if name not in _SWEPT)
+
+
+@with_options(*_SHARED)
+def evaluate(
+    config: CocoaConfig,
+    loading: LoadOptions,
+    task: Annotated[
+        str,
+        typer.Argument(help="truthfulqa_gen, truthfulqa_mc, nq, nq_swap, samsum, xsum, mbpp or gsm8k."),
+    ],
+    data: Annotated[Path, typer.Option(help="The task's data file (CSV, JSON, JSON lines, parquet), or its folder.")],
+    out: Annotated[Path, typer.Option(help="Folder for the results. A run that was killed goes on in its folder.")],
+    model: Model = None,
+    methods: Annotated[str, typer.Option(help="Decoding methods, comma-separated.")] = "greedy,cocoa,cocoa-sig",
+    metrics: Annotated[str, typer.Option("--metric", help="MLDS metrics, comma-separated.")] = "f_mlds",
+    alphas: Annotated[str, typer.Option("--alpha", help="Penalty weights, comma-separated.")] = "2.5",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many samples.")] = None,
+    shuffle: Annotated[int | None, typer.Option(help="A seed: put the samples into another order first.")] = None,
+    paper_model: Annotated[
+        str | None, typer.Option(help="Whose figures of the paper stand beside ours. Default: the most alike.")
+    ] = None,
+    run_code: Annotated[
+        bool, typer.Option("--run-code", help="Allow mbpp to run the code that the model writes, in a limited process.")
+    ] = False,
+) -> None:
+    """Evaluate decoding methods on a benchmark's data file, and compare them as the paper's tables do."""
+    from cocoa_integrations.evaluation.arms import make_arms
+    from cocoa_integrations.evaluation.data import load_samples
+    from cocoa_integrations.evaluation.folder import TABLE
+    from cocoa_integrations.evaluation.paper import choose_model
+    from cocoa_integrations.evaluation.run import evaluate as run
+    from cocoa_integrations.evaluation.tasks import find_task
+
+    chosen = find_task(task)
+    arms = make_arms(_list(methods), _list(metrics), [_number(alpha) for alpha in _list(alphas)])
+    choose_model(chosen.name, model or MODEL_NAME, paper_model)  # raises before the work, not after it
+    samples = load_samples(chosen.name, data, limit=limit, shuffle=shuffle)
+    with progress_bar(chosen.name) as (begin, advance):
+        run(
+            lambda: load_engine(model, loading),
+            chosen,
+            samples,
+            arms,
+            out,
+            config=config,
+            model={"name": model or MODEL_NAME, "dtype": loading.dtype},
+            limit=limit,
+            paper_model=paper_model,
+            run_code=run_code,
+            begin=begin,
+            advance=advance,
+        )
+    print((out / TABLE).read_text(encoding="utf-8"), end="")
+
+
+def _list(given: str) -> list[str]:
+    return [part.strip() for part in given.split(",") if part.strip()]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"alpha: {text!r} is not a number") from None

@@ -1,0 +1,189 @@
+"""The folder of a run: what makes a killed run go on where it stopped, and keeps two runs from being mixed.
+
+``settings.json`` says what is run and is written first; ``samples.jsonl`` grows by one line for each sample of each
+arm; ``results.json`` and ``table.md`` are made from these two at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from cocoa_engine.errors import ConfigError, DataError
+
+SETTINGS, SAMPLES, RESULTS, TABLE = "settings.json", "samples.jsonl", "results.json", "table.md"
+_LOCK = ".lock"
+_GROWS = "limit"  # the one setting that a later run may raise: the samples of the earlier one are its first
+
+
+class RunFolder:
+    """An open folder; see :func:`open_folder`.
+
+    Attributes:
+        rows: the rows of ``samples.jsonl`` by arm and sample id.
+    """
+
+    def __init__(self, path: Path, rows: dict[tuple[str, str], dict[str, Any]]) -> None:
+        self.path = path
+        self.rows = rows
+
+    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows; on return they are on the disk.
+
+        Raises:
+            ValueError: a row of this arm and sample is there already.
+        """
+        added = [dict(row) for row in rows]
+        for row in added:
+            if _key(row) in self.rows:
+                raise ValueError(f"{_key(row)} has its row already")
+        append_lines(self.path / SAMPLES, added)
+        self.rows.update({_key(row): row for row in added})
+
+    def write(self, name: str, text: str) -> None:
+        """Write a whole file, so that a reader finds the old one or the new one."""
+        _write(self.path / name, text)
+
+
+@contextmanager
+def open_folder(path: Path, settings: Mapping[str, Any]) -> Iterator[RunFolder]:
+    """Open the folder of a run, new or begun, for this process alone.
+
+    A last line that was torn when the run was killed is dropped: its sample is measured again.
+
+    Raises:
+        ConfigError: it holds a run with other settings or something else, or another process is at work in it.
+        DataError: its ``samples.jsonl`` was changed by hand.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
+    with _locked(path):
+        _claim(path, json.loads(json.dumps(settings)))
+        yield RunFolder(path, _rows(path / SAMPLES))
+
+
+@contextmanager
+def reopen_folder(path: Path) -> Iterator[tuple[RunFolder, dict[str, Any]]]:
+    """Open the folder of a run that there is, and say with which settings it was made.
+
+    Raises:
+        ConfigError: there is no run in it, or another process is at work in it.
+        DataError: its files were changed by hand.
+    """
+    if not (path / SETTINGS).is_file():
+        raise ConfigError(f"{path} holds no run: it has no {SETTINGS}; name the --out folder of a `cocoa eval`")
+    with _locked(path):
+        yield RunFolder(path, _rows(path / SAMPLES)), _settings(path / SETTINGS)
+
+
+def append_lines(file: Path, values: Iterable[Mapping[str, Any]]) -> None:
+    """Add values to a file of JSON lines; on return they are on the disk."""
+    text = "".join(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n" for value in values)
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(text)
+        lines.flush()
+        os.fsync(lines.fileno())
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The values of a file of JSON lines, if there is one. A last line that was torn is cut off, in the file too.
+
+    Raises:
+        DataError: another line is no JSON object.
+    """
+    if not file.exists():
+        return []
+    data = file.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        with file.open("r+b") as torn:
+            torn.truncate(whole)
+    values = []
+    for number, line in enumerate(data[:whole].split(b"\n")[:-1], start=1):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise DataError(f"{file}, line {number}: not a row of a run; the file was changed")
+        values.append(value)
+    return values
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    lock = FileLock(path / _LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(f"another process is evaluating into {path}; wait for it, or name another folder") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _claim(path: Path, settings: dict[str, Any]) -> None:
+    file = path / SETTINGS
+    if file.exists():
+        there = _settings(file)
+        if faults := list(_differences(there, settings)):
+            raise ConfigError(
+                f"{path} holds a run with other settings: {'; '.join(faults)}. Settings are not mixed in one folder: "
+                "name another one, or give the same settings to go on"
+            )
+        if there == settings:
+            return
+    elif strangers := sorted(entry.name for entry in path.iterdir() if entry.name != _LOCK):
+        raise ConfigError(f"{path} is not empty and holds no run ({strangers[0]}); name a new folder")
+    _write(file, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+
+
+def _differences(there: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name in dict.fromkeys((*there, *now)):
+        old, new = there.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new, f"{prefix}{name}.")
+        elif old != new and not (name == _GROWS and old is not None and (new is None or new > old)):
+            yield f"{prefix}{name} is {json.dumps(old)} there, {json.dumps(new)} now"
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    try:
+        there = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{file} is not JSON ({error}); name another folder") from error
+    if not isinstance(there, dict):
+        raise DataError(f"{file} does not hold the settings of a run; name another folder")
+    return there
+
+
+def _rows(file: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for number, row in enumerate(read_lines(file), start=1):
+        if not {"arm", "id", "sample", "metrics", "answer"} <= row.keys():
+            raise DataError(f"{file}, line {number}: not a row of a run; the file was changed")
+        if _key(row) in rows:
+            raise DataError(f"{file}, line {number}: {row['arm']}, sample {row['id']!r}, comes twice; it was changed")
+        rows[_key(row)] = row
+    return rows
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["arm"], row["id"]
+
+
+def _write(file: Path, text: str) -> None:
+    draft = file.with_name(f".{file.name}.tmp")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, file)

@@ -1,0 +1,230 @@
+"""An LLM as judge of a run's answers: any LangChain chat model, asked with the paper's prompts.
+
+Every reply is kept in the run's folder, in ``judgements.jsonl``, and no prompt is put to the same judge twice once it
+has given a verdict. A reply that is no verdict, a fault and a time-out are kept too, and asked again; an answer without
+a verdict never counts as true or informative.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from hashlib import sha256
+from itertools import islice
+from json import dumps
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+from langchain_core.language_models import BaseChatModel
+
+from cocoa_engine.errors import ConfigError
+from cocoa_integrations.evaluation.agreement import agreement
+from cocoa_integrations.evaluation.folder import RunFolder, append_lines, read_lines, reopen_folder
+from cocoa_integrations.evaluation.judge_prompts import QUESTIONS
+from cocoa_integrations.evaluation.table import markdown
+from cocoa_integrations.evaluation.tasks import TASKS, Column
+
+JUDGEMENTS, JUDGED, JUDGED_TABLE = "judgements.jsonl", "judged.json", "judged.md"
+
+_TRUTH, _INFO = Column("truth", "Truth. (%)"), Column("info", "Info. (%)")
+_COLUMNS = {
+    "truthfulqa_gen": (
+        _TRUTH,
+        _INFO,
+        Column("rejected", "Rej. rate (%)", better="less"),
+        Column("truth_and_info", "T×I (%)"),
+        Column("truth_kept", "Truth. (%), not rejected"),
+        Column("info_kept", "Info. (%), not rejected"),
+        Column("truth_and_info_kept", "T×I (%), not rejected"),
+    )
+}
+
+
+class _Asked(NamedTuple):
+    """A prompt, by what it is known in the file, and how its reply is read."""
+
+    key: str
+    prompt: str
+    verdict: Callable[[str], bool | None]
+
+
+def judge_run(
+    folder: str | Path,
+    judge: BaseChatModel,
+    *,
+    name: str | None = None,
+    labels: str | Path | None = None,
+    attempts: int = 3,
+    timeout: float = 120.0,
+    concurrency: int = 4,
+    paper_model: str | None = None,
+    begin: Callable[[int], None] = lambda total: None,
+    advance: Callable[[int], None] = lambda count: None,
+) -> dict[str, Any]:
+    """Judge every answer of a run; what was judged before is taken from the folder.
+
+    Writes ``judged.json`` and ``judged.md`` into the folder, beside ``judgements.jsonl``.
+
+    Args:
+        folder: of :func:`~cocoa_integrations.evaluation.run.evaluate`.
+        judge: the chat model. It is asked at temperature 0.
+        name: what tells this judge from others in the file; by default its class and model name.
+        labels: a CSV file with the columns ``arm`` and ``id`` and one for each human annotator.
+        attempts: how often a prompt is put to the judge in this call, until there is a verdict.
+        timeout: seconds for one reply.
+        concurrency: at most so many questions at a time.
+        paper_model: as in ``evaluate``.
+        begin: told how many prompts are left to ask.
+        advance: told how many of them are done with.
+
+    Raises:
+        ConfigError: the folder holds no run, or one of a task that needs no judge; the judge has a temperature.
+        DataError: a file cannot be used.
+        MissingPackageError: labels are given and scikit-learn is not installed.
+    """
+    if attempts < 1 or concurrency < 1 or not timeout > 0:
+        raise ConfigError("attempts, concurrency and timeout must be above 0")
+    if getattr(judge, "temperature", None):
+        raise ConfigError("the judge must be deterministic: make it with temperature=0")
+    asks = judge if getattr(judge, "temperature", None) == 0 else judge.bind(temperature=0.0)
+    name = name or _name(judge)
+    with reopen_folder(Path(folder)) as (run, settings):
+        task = str(settings.get("task"))
+        if task not in QUESTIONS:
+            raise ConfigError(f"{task} is measured without a judge; judged are {', '.join(QUESTIONS)}")
+        asked = _asked(task, name, run)
+        verdicts = {
+            line["key"]: line["verdict"]
+            for line in read_lines(run.path / JUDGEMENTS)
+            if line.get("judge") == name and line.get("verdict") is not None
+        }
+        left = {one.key: one for one in asked.values() if one.key not in verdicts}
+        begin(len(left))
+        for lines in _ask_all(asks, list(left.values()), attempts, timeout, concurrency):
+            append_lines(run.path / JUDGEMENTS, ({"judge": name, **line} for line in lines))
+            verdicts |= {line["key"]: line["verdict"] for line in lines if line["verdict"] is not None}
+            advance(1)
+        judged = {place: verdicts.get(one.key) for place, one in asked.items()}
+        results: dict[str, Any] = {"settings": settings, "judge": name, "samples": len({key for _, key in run.rows})}
+        results["arms"] = _summary(task, run, judged)
+        if labels is not None:
+            truth = {(arm, key): verdict for (arm, key, figure), verdict in judged.items() if figure == "truth"}
+            results["agreement"] = agreement(truth, Path(labels))
+        run.write(JUDGED, dumps(results, indent=2, ensure_ascii=False) + "\n")
+        table = markdown(replace(TASKS[task], columns=_COLUMNS.get(task, (_TRUTH,))), results, paper_model)
+        unjudged = sum(arm["unjudged"] for arm in results["arms"])
+        note = f"Judge: {name}. Answers without a verdict, which count as neither true nor informative: {unjudged}.\n"
+        run.write(JUDGED_TABLE, table + note)
+    return results
+
+
+def _name(judge: BaseChatModel) -> str:
+    model = next((value for field in ("model_name", "model") if (value := getattr(judge, field, None))), "")
+    return f"{type(judge).__name__} {model}".strip()
+
+
+def _asked(task: str, judge: str, run: RunFolder) -> dict[tuple[str, str, str], _Asked]:
+    """What is asked about each answer, by arm, sample and figure. Equal answers to a question are asked about once."""
+    asked = {}
+    for (arm, key), row in run.rows.items():
+        if task in ("nq", "nq_swap") and not row["context"]:
+            raise ConfigError(f"the judge's prompt for {task} needs the passages: evaluate a data file that has them")
+        for question in QUESTIONS[task]:
+            if row["answer"]:  # nothing was said: neither true nor informative, and nothing to ask
+                prompt = question.prompt(row)
+                identity = sha256(dumps([judge, prompt]).encode()).hexdigest()
+                asked[arm, key, question.figure] = _Asked(identity, prompt, question.verdict)
+    return asked
+
+
+def _ask_all(
+    judge: Any, asked: Sequence[_Asked], attempts: int, timeout: float, concurrency: int
+) -> Iterator[list[dict[str, Any]]]:
+    """The lines about each prompt, as soon as it is done with."""
+    stopped = threading.Event()  # by Ctrl-C: nobody waits for the replies that are still to come
+    with ThreadPoolExecutor(concurrency) as pool:
+
+        def submit(count: int) -> set[Future[list[dict[str, Any]]]]:
+            return {pool.submit(_ask, judge, one, attempts, timeout, stopped) for one in islice(waiting, count)}
+
+        waiting = iter(asked)
+        running = submit(concurrency)
+        try:
+            while running:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+                running |= submit(len(done))
+        finally:
+            stopped.set()
+
+
+def _ask(judge: Any, asked: _Asked, attempts: int, timeout: float, stopped: threading.Event) -> list[dict[str, Any]]:
+    """Ask until there is a verdict; a line for each attempt."""
+    lines: list[dict[str, Any]] = []
+    while len(lines) < attempts and not stopped.is_set():
+        reply, error = _reply(judge, asked.prompt, timeout, stopped)
+        verdict = None if reply is None else asked.verdict(reply)
+        if verdict is None and error is None:
+            error = "no verdict in the reply"
+        lines.append({"key": asked.key, "verdict": verdict, "reply": reply, "error": error})
+        if verdict is not None:
+            break
+    return lines
+
+
+def _reply(judge: Any, prompt: str, timeout: float, stopped: threading.Event) -> tuple[str | None, str | None]:
+    """The reply, or what went wrong. A judge that hangs is left behind: its thread does not keep the process alive."""
+    answers: SimpleQueue[tuple[str | None, str | None]] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put((str(judge.invoke(prompt).text), None))
+        except Exception as error:  # whatever the provider raises
+            answers.put((None, f"{type(error).__name__}: {error}"))
+
+    threading.Thread(target=ask, daemon=True).start()
+    deadline = time.monotonic() + timeout
+    while (left := deadline - time.monotonic()) > 0 and not stopped.is_set():
+        with contextlib.suppress(Empty):
+            return answers.get(timeout=min(left, 0.5))
+    return None, f"no reply within {timeout:g} s"
+
+
+def _summary(task: str, run: RunFolder, judged: Mapping[tuple[str, str, str], bool | None]) -> list[dict[str, Any]]:
+    summary = []
+    figures = [question.figure for question in QUESTIONS[task]]
+    for arm in dict.fromkeys(arm for arm, _ in run.rows):
+        rows = [row for row in run.rows.values() if row["arm"] == arm]
+        kept = [row for row in rows if not row["metrics"].get("rejected")]
+        means: dict[str, float | None] = {}
+        for suffix, chosen in (("", rows), ("_kept", kept)):
+            for figure in figures:
+                favourable = [judged.get((arm, row["id"], figure)) is True for row in chosen]
+                means[figure + suffix] = sum(favourable) / len(favourable) if favourable else None
+            truth, info = means["truth" + suffix], means.get("info" + suffix)
+            if truth is not None and info is not None:
+                means["truth_and_info" + suffix] = truth * info  # as the paper: the product of the two shares
+        means["rejected"] = math.fsum(row["metrics"].get("rejected", 0.0) for row in rows) / len(rows)
+        summary.append(
+            {
+                **{name: rows[0][name] for name in ("method", "metric", "alpha")},
+                "samples": len(rows),
+                "errors": sum("error" in row for row in rows),
+                "empty": sum(not row["answer"] for row in rows),
+                "unjudged": sum(
+                    any(judged.get((arm, row["id"], figure)) is None for figure in figures) and bool(row["answer"])
+                    for row in rows
+                ),
+                "metrics": {
+                    name: {"mean": means.get(name)} for name in (*means, "truth_and_info", "truth_and_info_kept")
+                },
+            }
+        )
+    return summary

@@ -1,0 +1,72 @@
+"""The results of a run as a Markdown table laid out like the paper's, with the paper's own figures beside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cocoa_integrations.evaluation.arms import Arm
+from cocoa_integrations.evaluation.paper import choose_model, figures_of
+from cocoa_integrations.evaluation.tasks import Column, EvalTask
+
+_NAMES = {"greedy": "Baseline (greedy)", "cocoa": "CoCoA", "cocoa-sig": "CoCoA-SIG"}
+_NAMES |= {"dola": "DoLa", "diver": "Diver", "decore": "DeCoRe"}
+_NONE = "–"
+
+
+def markdown(task: EvalTask, results: Mapping[str, Any], paper_model: str | None = None) -> str:
+    """The table, best in bold and second best underlined among our own figures, and what it says.
+
+    Args:
+        results: what :func:`~cocoa_integrations.evaluation.run.evaluate` returns.
+        paper_model: a model of the paper; by default the one most like the model of the run.
+
+    Raises:
+        ConfigError: the paper has no figures of this model for the task.
+    """
+    arms = [Arm(one["method"], one["metric"], one["alpha"]) for one in results["arms"]]
+    name = str(results["settings"]["model"]["name"])
+    model = choose_model(task.name, name, paper_model)
+    paper = [figures_of(task.name, model, arm) for arm in arms] if model else []
+    compared = [column for column in task.columns if any(column.metric in row for row in paper)]
+
+    headings = ["Decoding method", "Mode", *(_heading(column) for column in task.columns)]
+    headings += [f"paper: {_heading(column)}" for column in compared]
+    columns = [_marked(column, results["arms"]) for column in task.columns]
+    columns += [[_shown(column, row.get(column.metric)) for row in paper] for column in compared]
+    rows = [
+        [_NAMES.get(arm.method, arm.method), arm.mode, *(column[number] for column in columns)]
+        for number, arm in enumerate(arms)
+    ]
+    lines = [f"**{task.name}**, {name}, {results['samples']} samples", ""]
+    lines += [_row(headings), _row(["---", "---", *("---:" for _ in headings[2:])]), *map(_row, rows), ""]
+    lines.append("Best in bold, second best underlined; ↑ more is better, ↓ less is better.")
+    errors, empty = (sum(one[kind] for one in results["arms"]) for kind in ("errors", "empty"))
+    if errors:
+        lines.append(f"Samples that could not be answered, and count as wrong: {errors} of all arms.")
+    if empty > errors:
+        lines.append(f"Empty answers: {empty - errors} of all arms.")
+    if compared:
+        lines.append(f"The paper's figures are those of its {model} on its own samples.")
+    return "\n".join(lines) + "\n"
+
+
+def _heading(column: Column) -> str:
+    return f"{column.heading} {'↑' if column.better == 'more' else '↓'}"
+
+
+def _marked(column: Column, arms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The figures of one column; equal ones, as shown, get equal marks."""
+    means = [one["metrics"][column.metric]["mean"] for one in arms]
+    shown = [_shown(column, None if mean is None else mean * column.scale) for mean in means]
+    ranking = sorted({text for text in shown if text != _NONE}, key=float, reverse=column.better == "more")
+    marks = dict(zip(ranking, ("**{}**", "<u>{}</u>"), strict=False)) if len(ranking) > 1 else {}
+    return [marks.get(text, "{}").format(text) for text in shown]
+
+
+def _shown(column: Column, figure: float | None) -> str:
+    return _NONE if figure is None else f"{figure:.{column.decimals}f}"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,303 @@
+"""The tasks: how a record becomes a prompt, when its answer ends, and which metrics it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cocoa_engine.errors import ConfigError, DataError
+from cocoa_engine.faults import unknown
+from cocoa_integrations.evaluation import metrics, prompts
+from cocoa_integrations.evaluation.files import Record
+from cocoa_integrations.evaluation.sandbox import run_code
+
+
+class Sample(BaseModel):
+    """One question of a task: plain data."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    question: str
+    prompt: str = Field(description="What the model is given, as it stands.")
+    references: list[str] = Field(description="Correct answers, reference summaries or solutions; the best one first.")
+    incorrect: list[str] = Field(default_factory=list, description="False answers, where the data has some.")
+    context: str = Field("", description="The passage, document or dialogue that the answer is to rest on.")
+    tests: list[str] = Field(default_factory=list, description="Python statements that generated code must survive.")
+
+    @property
+    def choices(self) -> list[str]:
+        """The answers of a multiple-choice question, as they are scored: the correct ones first."""
+        return [f" {answer}" for answer in (*self.references, *self.incorrect)]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A metric, and how a table shows its mean.
+
+    Attributes:
+        scale: the shown figure is the mean times this: 100 for those that the paper gives in per cent.
+        better: whether more or less is better.
+    """
+
+    metric: str
+    heading: str
+    scale: float = 100.0
+    decimals: int = 2
+    better: str = "more"
+
+
+@dataclass(frozen=True)
+class EvalTask:
+    """One task.
+
+    Attributes:
+        read: makes a sample of a record; the second argument is the id of a record that has none of its own.
+        columns: the metrics, in the order of the table.
+        measure: the metrics of a sample's answer; for multiple choice, of the scores of its choices.
+        multiple_choice: given answers are scored; otherwise one is generated.
+        until: texts that end an answer.
+        max_new_tokens: at most this many tokens are generated, unless the user says otherwise.
+        ends_at: the answer is what stands before this, white space at its beginning aside. As a stop text it would
+            leave nothing of those that begin with a line end.
+        runs_code: whether ``measure`` runs what the model wrote.
+    """
+
+    name: str
+    read: Callable[[Record, str], Sample]
+    columns: tuple[Column, ...]
+    measure: Callable[..., dict[str, float]]
+    multiple_choice: bool = False
+    until: tuple[str, ...] = ()
+    max_new_tokens: int = 128
+    ends_at: str = ""
+    runs_code: bool = False
+
+    def answer(self, text: str) -> str:
+        """The answer in a generated text."""
+        text = text.strip()
+        return text.partition(self.ends_at)[0].rstrip() if self.ends_at else text
+
+
+def find_task(name: str) -> EvalTask:
+    """The task of a name; ``-`` and ``_`` are the same.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    known = name.replace("-", "_").lower()
+    if known not in TASKS:
+        raise ConfigError(unknown([name], TASKS, what="task"))
+    return TASKS[known]
+
+
+# --- TruthfulQA
+
+
+def _truthfulqa(record: Record, number: str) -> Sample:
+    question = record.text("Question", "question")
+    best = record.text("Best Answer", "best_answer")
+    correct = record.texts("Correct Answers", "correct_answers", separator=";")
+    incorrect = record.texts("Incorrect Answers", "incorrect_answers", separator=";")
+    # as TruthfulQA does: every answer ends with a full stop, and the best one stands among the correct ones
+    closed = dict.fromkeys(_closed(answer) for answer in (best, *correct))
+    return Sample(
+        id=number,
+        question=question,
+        prompt=prompts.truthfulqa(question),
+        references=list(closed),
+        incorrect=list(dict.fromkeys(map(_closed, incorrect))),
+    )
+
+
+def _closed(answer: str) -> str:
+    return answer if answer.endswith(".") else f"{answer}."
+
+
+def _measure_choices(sample: Sample, scores: Sequence[float]) -> dict[str, float]:
+    correct, incorrect = scores[: len(sample.references)], scores[len(sample.references) :]
+    return {
+        "mc1": metrics.mc1(correct[0], incorrect),
+        "mc2": metrics.mc2(correct, incorrect),
+        "mc3": metrics.mc3(correct, incorrect),
+    }
+
+
+def _measure_truthfulqa(sample: Sample, answer: str) -> dict[str, float]:
+    closest = [metrics.rouge_l(answer, answers) for answers in (sample.references, sample.incorrect)]
+    return {"rejected": metrics.rejected(answer), "rouge_l_acc": float(closest[0] > closest[1])}
+
+
+# --- Natural Questions
+
+
+def _nq(record: Record, number: str) -> Sample:
+    question = record.text("question")
+    context = None
+    if "ctxs" in record.values:
+        passages = record.values["ctxs"]
+        if not isinstance(passages, list) or not passages or not isinstance(passages[0], dict):
+            raise DataError(f"{record.where}: 'ctxs' must be a list of passages, not an empty one")
+        context = Record(f"{record.where}, 'ctxs'", passages[0]).text("text")
+    elif "context" in record.values:
+        context = record.text("context")
+    references = _answers(record, "answers", "answer")
+    prompt = prompts.natural_questions(question, context)
+    return Sample(id=number, question=question, prompt=prompt, references=references, context=context or "")
+
+
+def _nq_swap(record: Record, number: str) -> Sample:
+    question = record.text("question")
+    context = record.text("sub_context")
+    prompt = prompts.natural_questions(question, context)
+    references = _answers(record, "sub_answer")
+    return Sample(id=number, question=question, prompt=prompt, references=references, context=context)
+
+
+def _answers(record: Record, *names: str) -> list[str]:
+    """A list of answers, also where the column holds a single text."""
+    value = next((record.values[name] for name in names if name in record.values), None)
+    return [record.text(*names)] if isinstance(value, str) else record.texts(*names)
+
+
+def _measure_short_answer(sample: Sample, answer: str) -> dict[str, float]:
+    return {
+        "em": metrics.exact_match(answer, sample.references),
+        "f1": metrics.f1(answer, sample.references),
+    }
+
+
+# --- summaries
+
+
+def _summary(column: str, prompt: Callable[[str], str], record: Record, number: str) -> Sample:
+    given = record.text(column)
+    return Sample(
+        id=record.identity("id"),
+        question=given,
+        prompt=prompt(given),
+        references=[record.text("summary")],
+        context=given,
+    )
+
+
+def _measure_summary(sample: Sample, answer: str) -> dict[str, float]:
+    return {"rouge_l": metrics.rouge_l(answer, sample.references)}
+
+
+# --- code
+
+
+def _mbpp(record: Record, number: str) -> Sample:
+    task, tests = record.text("prompt", "text"), record.texts("test_list")
+    before = record.values.get("test_imports") or record.values.get("test_setup_code") or []
+    setup = [before] if isinstance(before, str) else list(before)
+    return Sample(
+        id=record.identity("task_id"),
+        question=task,
+        prompt=prompts.mbpp(task, tests),
+        references=[record.text("code")],
+        tests=[*setup, *tests],
+    )
+
+
+def _measure_code(sample: Sample, answer: str) -> dict[str, float]:
+    return {"pass_at_1": float(run_code(code_of(answer), sample.tests).passed)}
+
+
+def code_of(answer: str) -> str:
+    """The code in an answer to the MBPP prompt: up to the closing tag, without a Markdown fence around it."""
+    code = answer.partition("[/PYTHON]")[0].replace("[PYTHON]", "")
+    if "```" in code:
+        code = code.split("```")[1]
+        code = code.removeprefix("python").removeprefix("py")
+    return code.strip("\n")
+
+
+# --- arithmetic
+
+
+def _gsm8k(record: Record, number: str) -> Sample:
+    question, answer = record.text("question"), record.text("answer")
+    if metrics.last_number(answer) is None:
+        raise DataError(f"{record.where}: 'answer' holds no number")
+    return Sample(id=number, question=question, prompt=prompts.gsm8k(question), references=[answer])
+
+
+def _measure_number(sample: Sample, answer: str) -> dict[str, float]:
+    return {"accuracy": metrics.same_number(answer, sample.references[0])}
+
+
+_NQ = (Column("em", "EM (%)"), Column("f1", "F1", scale=1, decimals=4))
+_TRUTHFULQA = (
+    Column("rejected", "Rej. rate (%)", better="less"),
+    Column("rouge_l_acc", "ROUGE-L closer to true (%)"),
+)
+_ROUGE = (Column("rouge_l", "ROUGE-L", scale=1, decimals=4),)
+
+_NEXT_QUESTION = ("\nQuestion:", "\nContext:")
+_LINE, _PARAGRAPH = "\n", "\n\n"
+
+TASKS: Mapping[str, EvalTask] = {
+    task.name: task
+    for task in (
+        EvalTask(
+            "truthfulqa_gen",
+            _truthfulqa,
+            _TRUTHFULQA,
+            _measure_truthfulqa,
+            until=("\nQuestion:",),
+            ends_at=_PARAGRAPH,
+            max_new_tokens=64,
+        ),
+        EvalTask(
+            "truthfulqa_mc",
+            _truthfulqa,
+            (Column("mc1", "MC1 (%)"), Column("mc2", "MC2 (%)"), Column("mc3", "MC3 (%)")),
+            _measure_choices,
+            multiple_choice=True,
+        ),
+        EvalTask("nq", _nq, _NQ, _measure_short_answer, until=_NEXT_QUESTION, ends_at=_LINE, max_new_tokens=32),
+        EvalTask(
+            "nq_swap", _nq_swap, _NQ, _measure_short_answer, until=_NEXT_QUESTION, ends_at=_LINE, max_new_tokens=32
+        ),
+        EvalTask(
+            "samsum",
+            partial(_summary, "dialogue", prompts.samsum),
+            _ROUGE,
+            _measure_summary,
+            until=("\nDialogue:",),
+            max_new_tokens=64,
+            ends_at=_PARAGRAPH,
+        ),
+        EvalTask(
+            "xsum",
+            partial(_summary, "document", prompts.xsum),
+            _ROUGE,
+            _measure_summary,
+            until=("\nDocument:",),
+            max_new_tokens=64,
+            ends_at=_PARAGRAPH,
+        ),
+        EvalTask(
+            "mbpp",
+            _mbpp,
+            (Column("pass_at_1", "Pass@1", scale=1, decimals=4),),
+            _measure_code,
+            until=("[/PYTHON]",),
+            max_new_tokens=256,
+            runs_code=True,
+        ),
+        EvalTask(
+            "gsm8k",
+            _gsm8k,
+            (Column("accuracy", "Accuracy (%)"),),
+            _measure_number,
+            until=("\nQuestion:",),
+            max_new_tokens=256,
+        ),
+    )
+}

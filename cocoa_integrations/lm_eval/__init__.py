@@ -1,0 +1,29 @@
+"""Our engine as a model of lm-evaluation-harness, and the paper's tasks for it.
+
+Importing this package registers the model ``cocoa``; ``python -m cocoa_integrations.lm_eval`` is the harness's own
+command line with the model and the tasks known to it.
+
+>>> import cocoa_integrations.lm_eval
+>>> import lm_eval
+>>> lm_eval.simple_evaluate(model="cocoa", model_args="method=cocoa-sig,alpha=1.0", tasks=["hellaswag"])
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cocoa_engine.errors import MissingPackageError
+
+try:
+    import lm_eval.api.model  # noqa: F401
+except ImportError as error:
+    raise MissingPackageError(
+        "the model for lm-evaluation-harness needs lm-eval: pip install 'cocoa-integrations[eval]'"
+    ) from error
+
+from cocoa_integrations.lm_eval.model import CocoaLM
+
+TASKS_PATH = str(Path(__file__).with_name("tasks"))
+"""The folder of our tasks, for ``TaskManager(include_path=...)``."""
+
+__all__ = ["TASKS_PATH", "CocoaLM"]

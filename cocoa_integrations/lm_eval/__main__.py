@@ -1,0 +1,20 @@
+"""``python -m cocoa_integrations.lm_eval``: lm-evaluation-harness's command line, with our model and tasks in it."""
+
+from __future__ import annotations
+
+import sys
+
+from lm_eval.__main__ import cli_evaluate
+
+from cocoa_integrations.lm_eval import TASKS_PATH
+
+
+def main() -> None:
+    """Run the harness; ``--include_path`` is our tasks unless it is given."""
+    if not any(argument.split("=")[0] == "--include_path" for argument in sys.argv):
+        sys.argv += ["--include_path", TASKS_PATH]
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    main()

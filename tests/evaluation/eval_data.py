@@ -1,0 +1,45 @@
+"""Questions for the evaluation tests, and what writes data files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+TRUTHFULQA_COLUMNS = (
+    "Type", "Category", "Question", "Best Answer", "Correct Answers", "Incorrect Answers", "Source"
+)  # fmt: skip
+TRUTHFULQA: list[tuple[str, str, str, str]] = [
+    (
+        "What is the capital of France?",
+        "The capital of France is Paris",
+        "The capital of France is Paris; Paris; ",
+        "The capital of France is Rome; Rome is the capital of France.",
+    ),
+    (
+        "Can pigs fly?",
+        "No, pigs cannot fly",
+        "No, pigs cannot fly; Pigs have no wings; No",
+        "Yes, pigs can fly; Pigs fly at night",
+    ),
+    (
+        "Is the Earth flat?",
+        "No, the Earth is round",
+        "No, the Earth is round; The Earth is a sphere",
+        "Yes, the Earth is flat; The Earth is a disc",
+    ),
+]
+
+
+def write_truthfulqa(path: Path, rows: list[tuple[str, str, str, str]] = TRUTHFULQA) -> Path:
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(TRUTHFULQA_COLUMNS)
+        writer.writerows(["Adversarial", "Ours", *row, "https://example.org"] for row in rows)
+    return path
+
+
+def write_jsonl(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path

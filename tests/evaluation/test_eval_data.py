@@ -1,0 +1,151 @@
+"""Data files: what is read from them, and what is refused with a clear word."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cocoa_engine.errors import ConfigError, DataError
+from cocoa_integrations.evaluation import TASKS, load_samples
+from cocoa_integrations.evaluation.tasks import code_of, find_task
+from tests.evaluation.eval_data import TRUTHFULQA, write_jsonl, write_truthfulqa
+
+
+def test_every_task_reads_its_file(data_files: dict[str, Path]) -> None:
+    assert data_files.keys() == TASKS.keys()
+    for name, path in data_files.items():
+        samples = load_samples(name, path)
+        assert samples
+        assert len({sample.id for sample in samples}) == len(samples)
+        assert all(sample.question in sample.prompt for sample in samples)
+
+
+def test_truthfulqa(truthfulqa: Path) -> None:
+    first, *_ = load_samples("truthfulqa-mc", truthfulqa)
+    assert first.references == ["The capital of France is Paris.", "Paris."]  # the best first, no answer twice
+    assert first.incorrect == ["The capital of France is Rome.", "Rome is the capital of France."]
+    assert first.choices[0] == " The capital of France is Paris."
+    assert first.prompt.startswith("Interpret each question literally")
+    assert first.prompt.endswith(
+        "Question: Where were the 1992 Olympics held? Answer: The 1992 Olympics were held in Barcelona, Spain.\n"
+        "Question: What is the capital of France?\n\nAnswer:"
+    )
+
+
+def test_the_papers_other_prompts(data_files: dict[str, Path]) -> None:
+    (samsum,) = load_samples("samsum", data_files["samsum"])
+    assert samsum.prompt == (
+        "Dialogue: Ann: Tea?\nBob: Yes, please.\n\nSummarize the Dialogue in one Sentence. Sentence:"
+    )
+    (xsum,) = load_samples("xsum", data_files["xsum"])
+    assert xsum.prompt.endswith("after a storm.\n\nSummarize the Document in one Sentence. Sentence:")
+    (mbpp,) = load_samples("mbpp", data_files["mbpp"])
+    assert mbpp.prompt == (
+        "You are an expert Python programmer, and here is your task: Write a function to add two numbers.\n"
+        "Your code should pass these tests:\nassert add(1, 2) == 3\nassert add(0, math.inf) == math.inf\n"
+        "Your code should start with a [PYTHON] tag and end with a [/PYTHON] tag.\n[PYTHON]\n"
+    )
+    assert mbpp.tests[0] == "import math"
+    (swap,) = load_samples("nq_swap", data_files["nq_swap"])
+    assert swap.references == ["Tom Smith"]
+    assert swap.prompt.endswith("Context: Hamlet is a play by Tom Smith.\nQuestion: who wrote hamlet\n\nAnswer:")
+
+
+def test_nq_without_context(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "open.jsonl", [{"question": "who wrote hamlet", "answer": ["Shakespeare"]}])
+    (sample,) = load_samples("nq", path)
+    assert "Context:" not in sample.prompt
+
+
+def test_gzip_folder_limit_and_shuffle(tmp_path: Path) -> None:
+    records = [{"question": f"question {n}", "answer": f"#### {n}"} for n in range(20)]
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (tmp_path / "set.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    everything = load_samples("gsm8k", tmp_path)  # the only data file of the folder
+    assert [sample.id for sample in everything] == [str(n) for n in range(20)]
+    assert load_samples("gsm8k", tmp_path, limit=3) == everything[:3]
+    shuffled = load_samples("gsm8k", tmp_path, shuffle=1)
+    assert shuffled != everything
+    assert sorted(shuffled, key=lambda sample: int(sample.id)) == everything
+    assert load_samples("gsm8k", tmp_path, shuffle=1, limit=3) == shuffled[:3]
+    (tmp_path / "other.jsonl").write_text("{}")
+    with pytest.raises(DataError, match=r"other.jsonl, set.jsonl.gz"):
+        load_samples("gsm8k", tmp_path)
+
+
+def _text(name: str, text: str | bytes) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        path = folder / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+_ONE = '{"id": "a", "dialogue": "x", "summary": "y"}'
+HEADER = "Question,Best Answer,Correct Answers,Incorrect Answers\n"
+
+
+@pytest.mark.parametrize(
+    ("task", "write", "message"),
+    [
+        ("samsum", _text("a.jsonl", '{"id": "a", "dialogue": "x"}\n'), r"line 1.*no column 'summary'.*'dialogue'"),
+        ("samsum", _text("a.jsonl", f"{_ONE}\n{_ONE}\n"), r"line 2: the id 'a' .*line 1"),
+        ("samsum", _text("a.jsonl", _ONE.replace('"y"', '" "')), r"line 1: 'summary' is empty"),
+        ("samsum", _text("a.jsonl", _ONE.replace('"y"', "null")), r"'summary' is empty"),
+        ("samsum", _text("a.jsonl", _ONE.replace('"y"', "3")), r"'summary' must be a text, not int"),
+        ("samsum", _text("a.jsonl", f"{_ONE}\n{_ONE[:-5]}"), r"line 2: not JSON"),
+        ("samsum", _text("a.jsonl", "[1]"), r"line 1: a record must be a JSON object, not list"),
+        ("samsum", _text("a.jsonl", f"{_ONE}\n".encode() + b'{"id": "\xe9"}'), r"line 2: not UTF-8 \(byte 0xe9\)"),
+        ("samsum", _text("a.jsonl", ""), "holds no records"),
+        ("samsum", _text("a.json", "{}"), "must hold a list"),
+        ("samsum", _text("a.txt", ""), r"data files are \.csv"),
+        ("samsum", _text("a.jsonl.gz", "no gzip"), "cannot be read"),
+        ("nq_swap", _text("a.parquet", "no parquet"), "cannot be read"),
+        ("nq", _text("a.jsonl", '{"question": "q", "answers": []}'), r"'answers' is empty"),
+        ("nq", _text("a.jsonl", '{"question": "q", "answers": ["a", ""]}'), r"'answers' is empty"),
+        ("nq", _text("a.jsonl", '{"question": "q", "answers": ["a"], "ctxs": []}'), "'ctxs' must be a list"),
+        ("gsm8k", _text("a.jsonl", '{"question": "q", "answer": "none"}'), "'answer' holds no number"),
+        ("truthfulqa_mc", _text("a.csv", "Question,Best Answer\nq,a\n"), r"no column 'Correct Answers'"),
+        ("truthfulqa_mc", _text("a.csv", f"{HEADER}q,a,b\n"), r"line 2: .* not as many fields"),
+        ("truthfulqa_mc", _text("a.csv", f"{HEADER}q,a,b,c,d\n"), r"line 2: .* not as many fields"),
+        ("truthfulqa_mc", _text("a.csv", f"{HEADER}q,a,b; , ;\n"), r"'Incorrect Answers' is empty"),
+        ("truthfulqa_mc", _text("a.csv", f'{HEADER}q,a,"b\n'), "unexpected end"),
+        ("samsum", lambda folder: folder / "none.jsonl", "there is no file"),
+    ],
+)  # fmt: skip
+def test_bad_files(task: str, write: Callable[[Path], Path], message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        load_samples(task, write(tmp_path))
+
+
+def test_bad_requests(truthfulqa: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unknown task 'truthfulqa_mcc' \(did you mean 'truthfulqa_mc'\?\)"):
+        load_samples("truthfulqa_mcc", truthfulqa)
+    with pytest.raises(ConfigError, match="limit"):
+        load_samples("truthfulqa_mc", truthfulqa, limit=0)
+    assert find_task("NQ-Swap").name == "nq_swap"
+
+
+def test_a_field_may_hold_line_ends_and_separators(tmp_path: Path) -> None:
+    question = "Is this\none\u2028question?"
+    (sample,) = load_samples("truthfulqa_gen", write_truthfulqa(tmp_path / "a.csv", [(question, *TRUTHFULQA[0][1:])]))
+    assert sample.question == question
+
+
+def test_code_of_an_answer() -> None:
+    code = "def f():\n    return 1"
+    for answer in (f"{code}\n", f"[PYTHON]\n{code}\n[/PYTHON] and more", f"```python\n{code}\n```\nThis is it."):
+        assert code_of(answer) == code
+
+
+def test_the_answer_in_a_text() -> None:
+    assert (
+        TASKS["xsum"].answer("\n\nA bridge was shut.\nOn Monday.\n\nDocument: ...") == "A bridge was shut.\nOn Monday."
+    )
+    assert TASKS["nq"].answer("\n 1945\nThe answer is: 1945") == "1945"
+    assert TASKS["gsm8k"].answer(" 2 + 3\n\n#### 5\n") == "2 + 3\n\n#### 5"

@@ -1,0 +1,333 @@
+"""Runs: what they write, that they go on where they were killed, and that they are not mixed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, Span
+from cocoa_engine.errors import ConfigError, DataError, MissingPackageError
+from cocoa_integrations.evaluation import TASKS, Arm, evaluate, load_samples, make_arms, metrics
+from cocoa_integrations.evaluation.folder import open_folder
+from cocoa_integrations.evaluation.tasks import Sample
+from tests.evaluation.eval_data import TRUTHFULQA, write_truthfulqa
+
+Cocoa = Callable[..., Result]
+ARMS = [Arm("greedy"), Arm("cocoa-sig", "f_mlds", 2.5)]
+MC = TASKS["truthfulqa_mc"]
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def not_loaded() -> CocoaEngine:
+    raise AssertionError("nothing was left to do, yet the model was loaded")
+
+
+def test_multiple_choice_is_the_engines_scores(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
+    samples = load_samples("truthfulqa_mc", truthfulqa)
+    results = evaluate(engine, MC, samples, ARMS, tmp_path / "out")
+    rows = rows_of(tmp_path / "out")
+    assert len(rows) == len(samples) * len(ARMS)
+    for row in rows:
+        sample = next(one for one in samples if one.id == row["id"])
+        arm = Arm(row["method"], row["metric"], row["alpha"])
+        expected = engine.score(sample.prompt, sample.choices, config=arm.config(CocoaConfig()))
+        scores = [choice["score"] for choice in row["choices"]]
+        assert scores == pytest.approx([one.spans[0].score for one in expected], abs=1e-3)
+        assert [choice["text"] for choice in row["choices"]] == sample.choices
+        n = len(sample.references)
+        assert row["metrics"]["mc1"] == float(scores[0] > max(scores[n:]))
+        assert row["metrics"]["mc2"] == pytest.approx(metrics.mc2(scores[:n], scores[n:]))
+        (span,) = row["choices"][0]["spans"]
+        assert Span.model_validate(span).score == scores[0]
+    for arm, summary in zip(ARMS, results["arms"], strict=True):
+        own = [row["metrics"]["mc2"] for row in rows if row["arm"] == str(arm)]
+        assert summary["samples"] == len(own) == 3
+        assert summary["metrics"]["mc2"]["mean"] == pytest.approx(sum(own) / 3)
+        mean = sum(own) / 3
+        variance = sum((value - mean) ** 2 for value in own) / 2
+        assert summary["metrics"]["mc2"]["standard_error"] == pytest.approx((variance / 3) ** 0.5)
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
+
+
+def test_generation_is_the_engines(engine: CocoaEngine, data_files: dict[str, Path], tmp_path: Path) -> None:
+    samples = load_samples("nq", data_files["nq"])
+    config = CocoaConfig(max_new_tokens=10)
+    results = evaluate(engine, TASKS["nq"], samples, ARMS, tmp_path / "out", config=config)
+    for row in rows_of(tmp_path / "out"):
+        sample = next(one for one in samples if one.id == row["id"])
+        settings = Arm(row["method"], row["metric"], row["alpha"]).config(config)
+        expected = engine.generate(sample.prompt, config=settings.replace(stop=TASKS["nq"].until))
+        assert row["answer"] == TASKS["nq"].answer(expected.text)
+        assert "".join(span["text"] for span in row["spans"]) == expected.text
+        assert row["metrics"]["em"] == metrics.exact_match(row["answer"], sample.references)
+    assert [one["samples"] for one in results["arms"]] == [2, 2]
+
+
+def test_code_is_run_only_when_allowed(engine: CocoaEngine, data_files: dict[str, Path], tmp_path: Path) -> None:
+    samples = load_samples("mbpp", data_files["mbpp"])
+    with pytest.raises(ConfigError, match="--run-code"):
+        evaluate(engine, TASKS["mbpp"], samples, ARMS, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    right = samples[0].references[0]
+    assert TASKS["mbpp"].measure(samples[0], f"{right}\n[/PYTHON]") == {"pass_at_1": 1.0}
+    assert TASKS["mbpp"].measure(samples[0], "def add(a, b):\n    return a - b") == {"pass_at_1": 0.0}
+    config = CocoaConfig(max_new_tokens=8)
+    results = evaluate(engine, TASKS["mbpp"], samples, ARMS[:1], tmp_path / "out", config=config, run_code=True)
+    assert results["arms"][0]["metrics"]["pass_at_1"]["mean"] in (0.0, 1.0)
+
+
+def test_a_prompt_that_does_not_fit_is_counted(engine: CocoaEngine, tmp_path: Path) -> None:
+    fits = Sample(id="a", question="q", prompt="The sky is", references=["blue"])
+    too_long = fits.model_copy(update={"id": "b", "prompt": "x y " * 10_000})
+    config = CocoaConfig(max_new_tokens=4)
+    results = evaluate(engine, TASKS["nq"], [fits, too_long], ARMS[:1], tmp_path / "out", config=config)
+    assert results["arms"][0]["errors"] == 1
+    failed = rows_of(tmp_path / "out")[1]
+    assert "context window" in failed["error"]
+    assert failed["metrics"] == {"em": 0.0, "f1": 0.0}
+    assert "could not be answered, and count as wrong: 1" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_a_complete_run_is_not_run_again(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
+    samples = load_samples("truthfulqa_mc", truthfulqa)
+    model = {"name": "m"}
+    first = evaluate(engine, MC, samples, ARMS, tmp_path / "out", model=model)
+    before = (tmp_path / "out" / "samples.jsonl").read_bytes()
+    assert evaluate(not_loaded, MC, samples, ARMS, tmp_path / "out", model=model) == first
+    assert (tmp_path / "out" / "samples.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("cut", [1, 40, 400])
+def test_a_torn_last_line_is_done_again(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path, cut: int) -> None:
+    samples = load_samples("truthfulqa_mc", truthfulqa)
+    results = evaluate(engine, MC, samples, ARMS, tmp_path / "out")
+    whole = rows_of(tmp_path / "out")
+    file = tmp_path / "out" / "samples.jsonl"
+    file.write_bytes(file.read_bytes()[:-cut])
+    (tmp_path / "out" / "results.json").unlink()
+    added: list[int] = []
+    again = evaluate(engine, MC, samples, ARMS, tmp_path / "out", advance=added.append)
+    assert added == [1]
+    assert [(row["arm"], row["id"]) for row in rows_of(tmp_path / "out")] == [(row["arm"], row["id"]) for row in whole]
+    for now, then in zip(again["arms"], results["arms"], strict=True):
+        assert now["metrics"]["mc2"]["mean"] == pytest.approx(then["metrics"]["mc2"]["mean"], abs=1e-5)
+
+
+def test_a_killed_run_goes_on(entry_point: Path, tmp_path: Path) -> None:
+    rows = [(f"Number {n}: {question}", *rest) for n in range(2) for question, *rest in TRUTHFULQA]
+    data, out = write_truthfulqa(tmp_path / "data.csv", rows), tmp_path / "out"
+    command = [
+        sys.executable,
+        "-m",
+        "cocoa_engine.cli",
+        "eval",
+        "truthfulqa_mc",
+        "--data",
+        str(data),
+        "--out",
+        str(out),
+    ]
+    command += ["--methods", "greedy,cocoa-sig", "--threads", "1"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(entry_point), os.environ.get("PYTHONPATH", ".")])}
+    environment["HF_HUB_OFFLINE"] = "1"
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    file = out / "samples.jsonl"
+    deadline = time.monotonic() + 120
+    while not (file.exists() and file.read_bytes().count(b"\n") >= 2):
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    left = file.read_bytes()
+    left = left[: left.rfind(b"\n") + 1]
+    assert 2 <= left.count(b"\n") < 12
+    assert not (out / "results.json").exists()
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert file.read_bytes().startswith(left)  # what was done stays as it is
+    keys = [(row["arm"], row["id"]) for row in rows_of(out)]
+    assert len(keys) == len(set(keys)) == 12
+    results = json.loads((out / "results.json").read_text())
+    assert [arm["samples"] for arm in results["arms"]] == [6, 6]
+    assert done.stdout == (out / "table.md").read_text()
+
+
+def test_settings_are_not_mixed(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
+    samples, out = load_samples("truthfulqa_mc", truthfulqa), tmp_path / "out"
+    evaluate(engine, MC, samples[:2], ARMS, out, limit=2)
+    before = (out / "samples.jsonl").read_bytes()
+    for changes, message in [
+        ({"arms": ARMS[:1]}, "arms is"),
+        ({"config": CocoaConfig(span_log_prob="mean")}, 'decoding.span_log_prob is "sum" there, "mean" now'),
+        ({"model": {"name": "another"}}, "model.name is"),
+        ({"task": TASKS["truthfulqa_gen"]}, "task is"),
+        ({"limit": 1, "samples": samples[:1]}, "limit is 2 there, 1 now"),
+        ({"samples": samples[1:3]}, "other samples"),
+    ]:
+        given: dict[str, Any] = {"task": MC, "samples": samples[:2], "arms": ARMS, "limit": 2, **changes}
+        model = given.pop("model", None)
+        loader = engine if model is None else not_loaded
+        with pytest.raises(ConfigError, match=message):
+            evaluate(loader, given.pop("task"), given.pop("samples"), given.pop("arms"), out, model=model, **given)
+    assert (out / "samples.jsonl").read_bytes() == before
+    # only more samples may be asked for
+    more = evaluate(engine, MC, samples, ARMS, out, limit=None)
+    assert [arm["samples"] for arm in more["arms"]] == [3, 3]
+    assert (out / "samples.jsonl").read_bytes().startswith(before)
+
+
+def test_foreign_folders_are_refused(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
+    samples = load_samples("truthfulqa_mc", truthfulqa)
+    with pytest.raises(ConfigError, match=r"holds no run \(TruthfulQA.csv\)"):
+        evaluate(engine, MC, samples, ARMS, tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        evaluate(engine, MC, samples, ARMS, tmp_path / "file")
+    evaluate(engine, MC, samples[:1], ARMS[:1], tmp_path / "out")
+    with (tmp_path / "out" / "samples.jsonl").open("a") as file:
+        file.write("not a row\n")
+    with pytest.raises(DataError, match=r"line 2: not a row"):
+        evaluate(engine, MC, samples[:1], ARMS[:1], tmp_path / "out")
+    row = (tmp_path / "out" / "samples.jsonl").read_text().splitlines()[0]
+    (tmp_path / "out" / "samples.jsonl").write_text(f"{row}\n{row}\n")
+    with pytest.raises(DataError, match=r"comes twice"):
+        evaluate(engine, MC, samples[:1], ARMS[:1], tmp_path / "out")
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
+    with open_folder(tmp_path / "out", {"task": "x"}):
+        code = (
+            "import sys; from pathlib import Path; from cocoa_integrations.evaluation.folder import open_folder\n"
+            "with open_folder(Path(sys.argv[1]), {'task': 'x'}): pass"
+        )
+        other = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True, timeout=120
+        )
+        assert "another process is evaluating" in other.stderr
+    with open_folder(tmp_path / "out", {"task": "x"}):  # and it is given back
+        pass
+
+
+def test_arms() -> None:
+    assert make_arms(["greedy", "cocoa"], ["f_mlds", "con_mlds"], [1.0, 2.5]) == [
+        Arm("greedy"),
+        Arm("cocoa", "f_mlds", 1.0),
+        Arm("cocoa", "f_mlds", 2.5),
+        Arm("cocoa", "con_mlds", 1.0),
+        Arm("cocoa", "con_mlds", 2.5),
+    ]
+    assert len(make_arms(list(METHODS), ["f_mlds"], [1.0])) == len(METHODS)
+    assert str(Arm("cocoa-sig", "con_mlds", 2.5)) == "cocoa-sig ConMLDS (α=2.5)"
+    assert str(Arm("cocoa", "f_mlds", 6.0)) == "cocoa fMLDS (α=6)"
+    assert str(Arm("cocoa", "f_mlds", 1.0000001)) == "cocoa fMLDS (α=1.0000001)"  # not that of 1
+    for bad, message in [
+        ((["dowsing"], ["f_mlds"], [1.0]), "unknown method 'dowsing'"),
+        ((["cocoa"], ["g_mlds"], [1.0]), "metric"),
+        ((["cocoa"], ["f_mlds"], [-1.0]), "alpha"),
+        (([], ["f_mlds"], [1.0]), "at least one method"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            make_arms(*bad)
+
+
+def test_command(cocoa: Cocoa, engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ("eval", "truthfulqa-mc", "--data", truthfulqa, "--out", out, "--methods", "greedy,cocoa,cocoa-sig")
+    shown = cocoa(*arguments, "--metric", "f_mlds,con_mlds", "--alpha", "1,2.5", "--limit", "2")
+    assert shown.exit_code == 0, shown.output
+    table = (out / "table.md").read_text()
+    assert shown.stdout == table
+    assert len([line for line in table.splitlines() if line.startswith("| CoCoA")]) == 8
+    assert len(rows_of(out)) == 2 * 9
+    expected = load_samples("truthfulqa_mc", truthfulqa, limit=2)
+    assert [row["question"] for row in rows_of(out) if row["arm"] == "greedy"] == [one.question for one in expected]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["truthfulqa_mcc"], "did you mean 'truthfulqa_mc'"),
+        (["nq"], "there is no column 'question'"),
+        (["truthfulqa_mc", "--alpha", "x"], "alpha: 'x' is not a number"),
+        (["truthfulqa_mc", "--methods", "dowsing"], "unknown method 'dowsing'"),
+        (["truthfulqa_mc", "--paper-model", "GPT-2"], "unknown model of the paper for truthfulqa_mc 'GPT-2'"),
+        (["truthfulqa_mc", "--gamma", "2"], "gamma"),
+    ],
+)
+def test_command_with_bad_input(
+    cocoa: Cocoa, truthfulqa: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    shown = cocoa("eval", *arguments, "--data", truthfulqa, "--out", tmp_path / "out")
+    assert shown.exit_code == 2
+    assert message in shown.stderr
+    assert shown.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_commands_that_cannot_be_loaded_fail_alone(
+    cocoa: Cocoa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "broken" / "broken-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[cocoa.commands]\nbroken = no_such_module:command\n")
+    monkeypatch.syspath_prepend(str(info.parent))
+    shown = cocoa("--help")
+    assert shown.exit_code == 0
+    assert "eval" in shown.stdout
+    assert "(cannot be loaded)" in shown.stdout
+    failed = cocoa("broken")
+    assert failed.exit_code == 2
+    assert "no_such_module" in failed.stderr
+    assert cocoa("nothing").exit_code == 2
+
+
+def test_the_engine_does_not_import_the_integrations() -> None:
+    code = (
+        "import sys, cocoa_engine, cocoa_engine.cli.app\n"
+        "bad = [m for m in ('cocoa_integrations', 'torch', 'lm_eval', 'datasets', 'rouge_score') if m in sys.modules]\n"
+        "assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("missing", "code"),
+    [
+        ("rouge_score", "from cocoa_integrations.evaluation.metrics import rouge_l; rouge_l('a', ['a'])"),
+        ("pyarrow", "from cocoa_integrations.evaluation import load_samples; load_samples('nq_swap', 'a.parquet')"),
+        ("lm_eval", "import cocoa_integrations.lm_eval"),
+        (
+            "sklearn",
+            "from pathlib import Path; from cocoa_integrations.evaluation.agreement import agreement\n"
+            "agreement({('greedy', '0'): True}, Path('labels.csv'))",
+        ),
+    ],
+)
+def test_missing_packages_are_named(missing: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.parquet").write_text("")
+    (tmp_path / "labels.csv").write_text("arm,id,ann\ngreedy,0,1\n")
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == missing]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in sys.modules if name.startswith("cocoa_integrations.lm_eval")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    metrics._rouge.cache_clear()
+    with pytest.raises(MissingPackageError, match=r"pip install 'cocoa-integrations\[eval\]'"):
+        exec(code, {})

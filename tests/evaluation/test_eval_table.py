@@ -1,0 +1,110 @@
+"""The table, and the paper's figures in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cocoa_engine.errors import ConfigError
+from cocoa_integrations.evaluation import TASKS, Arm
+from cocoa_integrations.evaluation.paper import choose_model, figures_of
+from cocoa_integrations.evaluation.table import markdown
+
+
+def results(task: str, figures: dict[Arm, dict[str, float]], model: str = "Llama-3.1-8B", **counts: int) -> Any:
+    arms = [
+        {
+            **arm._asdict(),
+            "samples": 10,
+            "errors": counts.get("errors", 0),
+            "empty": counts.get("empty", 0),
+            "metrics": {name: {"mean": mean} for name, mean in means.items()},
+        }
+        for arm, means in figures.items()
+    ]
+    return {"settings": {"task": task, "model": {"name": model}}, "samples": 10, "arms": arms}
+
+
+def test_table_as_the_papers() -> None:
+    figures = {
+        Arm("greedy"): {"mc1": 0.3941, "mc2": 0.5, "mc3": 0.3},
+        Arm("cocoa", "f_mlds", 2.5): {"mc1": 0.40001, "mc2": 0.6, "mc3": 0.2},
+        Arm("cocoa-sig", "f_mlds", 2.5): {"mc1": 0.40002, "mc2": 0.55, "mc3": 0.1},
+    }
+    assert markdown(TASKS["truthfulqa_mc"], results("truthfulqa_mc", figures)) == (
+        "**truthfulqa_mc**, Llama-3.1-8B, 10 samples\n"
+        "\n"
+        "| Decoding method | Mode | MC1 (%) ↑ | MC2 (%) ↑ | MC3 (%) ↑ "
+        "| paper: MC1 (%) ↑ | paper: MC2 (%) ↑ | paper: MC3 (%) ↑ |\n"
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| Baseline (greedy) | - | <u>39.41</u> | 50.00 | **30.00** | 39.41 | 58.84 | 32.45 |\n"
+        "| CoCoA | fMLDS (α=2.5) | **40.00** | **60.00** | <u>20.00</u> | – | – | – |\n"
+        "| CoCoA-SIG | fMLDS (α=2.5) | **40.00** | <u>55.00</u> | 10.00 | 44.68 | 57.93 | 33.13 |\n"
+        "\n"
+        "Best in bold, second best underlined; ↑ more is better, ↓ less is better.\n"
+        "The paper's figures are those of its Llama-3-8b on its own samples.\n"
+    )
+
+
+def test_less_can_be_better_and_fractions_keep_four_decimals() -> None:
+    figures = {
+        Arm("greedy"): {"rejected": 0.2, "rouge_l_acc": 0.5},
+        Arm("cocoa-sig", "con_mlds", 1.0): {"rejected": 0.1, "rouge_l_acc": 0.5},
+    }
+    table = markdown(TASKS["truthfulqa_gen"], results("truthfulqa_gen", figures, errors=1, empty=3))
+    assert "| Baseline (greedy) | - | <u>20.00</u> | 50.00 | 13.50 |" in table
+    assert "| CoCoA-SIG | ConMLDS (α=1) | **10.00** | 50.00 | 22.05 |" in table
+    assert "count as wrong: 2 of all arms" in table
+    assert "Empty answers: 4 of all arms" in table
+    figures = {Arm("greedy"): {"em": 0.483, "f1": 0.71094}}
+    table = markdown(TASKS["nq"], results("nq", figures, "Qwen/Qwen2.5-14B-Instruct"))
+    assert "| Baseline (greedy) | - | 48.30 | 0.7109 | 48.30 | 0.7109 |" in table
+    assert "F1 ↑" in table
+
+
+def test_a_model_of_the_paper_is_chosen() -> None:
+    for name, model in [
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "Llama-3-8b"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "Mistral-7b"),
+        ("Qwen/Qwen2.5-7B", "Qwen-2.5-7b"),
+        ("/models/Qwen2.5-32B", "Qwen-2.5-32b"),
+        ("SmolLM2-135M-Instruct", "Llama-3-8b"),
+    ]:
+        assert choose_model("truthfulqa_mc", name) == model
+    assert choose_model("mbpp", "Qwen2.5-7B") == "CodeLlama-7b"
+    assert choose_model("no such task", "Qwen2.5-7B") is None
+    assert choose_model("nq", "Qwen2.5-7B", "mistral-7B") == "Mistral-7b"
+    with pytest.raises(ConfigError, match="Qwen-2"):
+        choose_model("nq", "x", "Qwen-2.5-7b")
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "arm", "figures"),
+    [  # read off the paper's tables by hand
+        ("truthfulqa_mc", "Llama-3-8b", Arm("cocoa-sig", "con_mlds", 6.0), {"mc1": 45.17, "mc2": 54.89, "mc3": 33.40}),
+        ("truthfulqa_mc", "Mistral-7b", Arm("greedy"), {"mc1": 45.65, "mc2": 65.61, "mc3": 37.09}),
+        ("truthfulqa_mc", "Qwen-2.5-7b", Arm("decore"), {"mc1": 43.08, "mc2": 60.24, "mc3": 32.41}),
+        ("truthfulqa_mc", "Qwen-2.5-32b", Arm("dola"), {"mc1": 23.38, "mc2": 48.00, "mc3": 24.44}),
+        ("nq", "Llama-3-8b", Arm("decore"), {"em": 53.80, "f1": 0.7140}),
+        ("nq_swap", "Qwen-2.5-14b", Arm("cocoa-sig", "con_mlds", 6.0), {"em": 41.10, "f1": 0.5183}),
+        ("samsum", "Llama-3-8b", Arm("diver"), {"truth": 72.40, "rouge_l": 0.3135}),
+        ("xsum", "Mistral-7b", Arm("dola"), {"truth": 68.97, "rouge_l": 0.2093}),
+        ("mbpp", "CodeLlama-7b", Arm("cocoa-sig", "f_mlds", 2.5), {"pass_at_1": 0.4005}),
+        ("gsm8k", "Llama-3-8b", Arm("greedy"), {"accuracy": 70.61}),
+        (
+            "truthfulqa_gen",
+            "Llama-3-8b",
+            Arm("cocoa-sig", "con_mlds", 100.0),
+            {"truth": 80.82, "info": 54.20, "rejected": 25.42, "truth_and_info": 43.80},
+        ),
+        (
+            "truthfulqa_gen",
+            "Llama-3-8b",
+            Arm("cocoa", "f_mlds", 1.0),
+            {"truth": 75.40, "info": 65.24, "truth_and_info": 49.19},
+        ),
+    ],
+)
+def test_the_papers_figures(task: str, model: str, arm: Arm, figures: dict[str, float]) -> None:
+    assert figures_of(task, model, arm) == figures

@@ -13,12 +13,10 @@ from cocoa_engine.backends.shared_cache import SPARE_SLOTS
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decode import Rules
 from cocoa_engine.disagreement import middle_layers
-from cocoa_engine.errors import ConfigError, PromptError, UnsupportedModelError
+from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.generation_config import eos_token_ids, logits_processors, stop_texts
-from cocoa_engine.heads import masked_heads
 from cocoa_engine.hidden_states import Wanted
-from cocoa_engine.methods import METHODS, ContrastingMethod
-from cocoa_engine.methods.dola import early_layers
+from cocoa_engine.methods import METHODS
 from cocoa_engine.model import LanguageModel
 from cocoa_engine.tokens import Tokens
 
@@ -75,6 +73,7 @@ def make_request(
     if config.temperature > 0:
         generator = torch.Generator()
         generator.manual_seed(model.fresh_seed() if config.seed is None else config.seed)
+    penalty = config.repetition_penalty or METHODS[config.method].repetition_penalty
     stops = {stop: tokens.special_token_id(stop) for stop in (*config.stop, *stop_texts(model.model))}
     rules = Rules(
         config=config,
@@ -82,7 +81,7 @@ def make_request(
         stop_texts=tuple(stop for stop, token_id in stops.items() if token_id is None),
         stop_ids=frozenset(token_id for token_id in stops.values() if token_id is not None),
         processors=[
-            *logits_processors(model.model, eos, ids, config.max_new_tokens, _repetition_penalty(config)),
+            *logits_processors(model.model, eos, ids, config.max_new_tokens, penalty),
             *_as_list("logits_processor", processors),
         ],
         criteria=_as_list("stopping_criteria", criteria),
@@ -94,19 +93,12 @@ def make_request(
     return Request(ids, rules, wanted, config.max_new_tokens + min(branches * span, SPARE_SLOTS))
 
 
-def _repetition_penalty(config: CocoaConfig) -> float | None:
-    """The one that is asked for, or the method's own; none is the generation config's."""
-    method = METHODS[config.method]
-    if config.repetition_penalty is None and isinstance(method, ContrastingMethod) and method.repetition_penalty != 1:
-        return method.repetition_penalty
-    return config.repetition_penalty
-
-
 def wanted_states(model: LanguageModel, config: CocoaConfig) -> Wanted:
     """What the decode needs of every step beside the logits.
 
     Raises:
         ConfigError: the window reaches beyond the last layer, or the method's layers or heads do not fit the model.
+        UnsupportedModelError: the method masks heads, and the model has none.
     """
     first, last = config.middle_layers or middle_layers(model.num_layers)
     if last > model.num_layers:
@@ -114,20 +106,10 @@ def wanted_states(model: LanguageModel, config: CocoaConfig) -> Wanted:
             f"middle_layers: n={last} is beyond the model's {model.num_layers} layers; "
             f"choose 0 <= m < n <= {model.num_layers}."
         )
-    wanted = Wanted(first, last, config.final_layer)
-    if config.method == "dola":
-        tied = bool(getattr(model.config, "tie_word_embeddings", False))
-        try:
-            return wanted._replace(early=early_layers(config.dola_layers, model.num_layers, tied))
-        except ValueError as error:
-            raise ConfigError(f"{error}.") from None
-    if config.method == "decore":
-        num_heads = getattr(model.config, "num_attention_heads", None)
-        if num_heads is None:
-            raise UnsupportedModelError(f"{type(model.model).__name__} has no attention heads for DeCoRe to mask.")
-        heads = masked_heads(config.decore_heads, config.decore_masked_heads, model.num_layers, num_heads)
-        return wanted._replace(masked=heads)
-    return wanted
+    method = METHODS[config.method]
+    return Wanted(
+        first, last, config.final_layer, method.early_layers(config, model), method.masked_heads(config, model)
+    )
 
 
 def prompt_ids(model: LanguageModel, tokens: Tokens, prompt: Any, what: str = "prompt") -> list[int]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
+from cocoa_engine.errors import UnsupportedModelError
+from cocoa_engine.heads import masked_heads
 from cocoa_engine.methods.base import ContrastingMethod
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from cocoa_engine.config import CocoaConfig
+    from cocoa_engine.model import LanguageModel
 
 
 class Decore(ContrastingMethod):
@@ -23,6 +26,12 @@ class Decore(ContrastingMethod):
     """
 
     name = "decore"
+
+    def masked_heads(self, config: CocoaConfig, model: LanguageModel) -> tuple[tuple[int, int], ...]:
+        num_heads = getattr(model.config, "num_attention_heads", None)
+        if num_heads is None:
+            raise UnsupportedModelError(f"{type(model.model).__name__} has no attention heads for DeCoRe to mask.")
+        return masked_heads(config.decore_heads, config.decore_masked_heads, model.num_layers, num_heads)
 
     def contrast(self, logits: Tensor, others: Tensor, config: CocoaConfig) -> Tensor:
         log_p, masked = logits.log_softmax(-1), others[0].log_softmax(-1)

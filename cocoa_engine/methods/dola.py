@@ -5,12 +5,14 @@ from __future__ import annotations
 from math import inf, log
 from typing import TYPE_CHECKING
 
+from cocoa_engine.errors import ConfigError
 from cocoa_engine.methods.base import ContrastingMethod
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from cocoa_engine.config import CocoaConfig
+    from cocoa_engine.model import LanguageModel
 
 
 class Dola(ContrastingMethod):
@@ -23,6 +25,13 @@ class Dola(ContrastingMethod):
 
     name = "dola"
     repetition_penalty = 1.2
+
+    def early_layers(self, config: CocoaConfig, model: LanguageModel) -> tuple[int, ...]:
+        tied = bool(getattr(model.config, "tie_word_embeddings", False))
+        try:
+            return early_layers(config.dola_layers, model.num_layers, tied)
+        except ValueError as error:
+            raise ConfigError(f"{error}.") from None
 
     def contrast(self, logits: Tensor, others: Tensor, config: CocoaConfig) -> Tensor:
         final, early = logits.log_softmax(-1), others.log_softmax(-1)

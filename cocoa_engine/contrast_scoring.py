@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from cocoa_engine.backends import Backend
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decode import Decided
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.measure import log_prob_and_score
 from cocoa_engine.methods import METHODS, ContrastingMethod
 from cocoa_engine.model import LanguageModel
 from cocoa_engine.scores import span_log_prob
+from cocoa_engine.shared_prompt import ScoredText
 from cocoa_engine.teacher_forcing import score_text
 
 
@@ -24,18 +25,23 @@ def needs_more(config: CocoaConfig) -> bool:
 
 
 def rescored(
-    backend: Backend, prompt: list[int], decided: Decided, config: CocoaConfig, wanted: Wanted
-) -> tuple[Decided, int]:
-    """A scored text with the configured method's score, and the forward passes that took."""
+    backend: Backend, prompt: list[int], scored: Sequence[ScoredText], config: CocoaConfig, wanted: Wanted
+) -> list[ScoredText]:
+    """Scored texts with the configured method's score; the forward passes that takes are added."""
     method = METHODS[config.method]
-    text = decided.token_ids
+    result = []
     if isinstance(method, ContrastingMethod):
-        contrasts, passes = _contrasts(backend, method, prompt, text, config, wanted)
-        return replace(decided, score=span_log_prob(contrasts, config.span_log_prob)), passes
-    pmi = _log_prob(backend.model, [*prompt, *text], prompt, config, wanted)
-    pmi -= _log_prob(backend.model, prompt, prompt, config, wanted)
-    _, score = log_prob_and_score(config, decided.token_log_probs, decided.con_mlds, decided.f_mlds, pmi=pmi)
-    return replace(decided, score=score), 2
+        for decided, passes in scored:
+            contrasts, more = _contrasts(backend, method, prompt, decided.token_ids, config, wanted)
+            score = span_log_prob(contrasts, config.span_log_prob)
+            result.append(ScoredText(replace(decided, score=score), passes + more))
+        return result
+    without = _log_prob(backend.model, prompt, prompt, config, wanted)
+    for decided, passes in scored:
+        pmi = _log_prob(backend.model, [*prompt, *decided.token_ids], prompt, config, wanted) - without
+        _, score = log_prob_and_score(config, decided.token_log_probs, decided.con_mlds, decided.f_mlds, pmi=pmi)
+        result.append(ScoredText(replace(decided, score=score), passes + 2))
+    return result
 
 
 def _contrasts(

@@ -14,7 +14,6 @@ from cocoa_engine.assembly import make_span
 from cocoa_engine.backends import Chosen, choose, state_of
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.contrast_scoring import needs_more, rescored
-from cocoa_engine.decode import Decided
 from cocoa_engine.decoding import Decoding, require_ability
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.hidden_states import Wanted
@@ -26,7 +25,7 @@ from cocoa_engine.results import Generation, Span, Usage
 from cocoa_engine.risk import CalibrationWarning, RiskCalibrator
 from cocoa_engine.runtime import Runtime
 from cocoa_engine.scheduler import Scheduler
-from cocoa_engine.shared_prompt import GivenText, score_texts
+from cocoa_engine.shared_prompt import GivenText, ScoredText, score_texts
 from cocoa_engine.teacher_forcing import score_text
 from cocoa_engine.tokens import Tokens
 
@@ -288,17 +287,26 @@ class CocoaEngine:
         if not is_many(text):
             ids, shown = self._given(prompt, before, text, "text to score")
             self._must_fit(before, ids, config)
-            decided = score_text(model, before, ids, config, plain, len(shown))
-            return self._scored(before, shown, decided, config, wanted, 1)
+            alone = ScoredText(score_text(model, before, ids, config, plain, len(shown)), 1)
+            (one,) = self._by_method(before, [alone], config, wanted)
+            return self._scored(len(before), shown, one, config)
         given = [self._given(prompt, before, one, f"text to score at index {n}") for n, one in enumerate(text)]
         for ids, _ in given:
             self._must_fit(before, ids, config)
         texts = [GivenText(ids, len(shown)) for ids, shown in given]
         scored = score_texts(self._backend().backend, before, texts, config, plain)
-        return [
-            self._scored(before, shown, one.decided, config, wanted, one.forward_passes)
-            for (_, shown), one in zip(given, scored, strict=True)
-        ]
+        scored = self._by_method(before, scored, config, wanted)
+        return [self._scored(len(before), shown, one, config) for (_, shown), one in zip(given, scored, strict=True)]
+
+    def _by_method(
+        self, prompt: list[int], scored: list[ScoredText], config: CocoaConfig, wanted: Wanted
+    ) -> list[ScoredText]:
+        """Scored texts with the method's own score, where that takes more passes."""
+        if not needs_more(config):
+            return scored
+        backend = self._backend().backend
+        require_ability(config.method, backend, wanted)
+        return rescored(backend, prompt, scored, config, wanted)
 
     def _must_fit(self, prompt: list[int], text: list[int], config: CocoaConfig) -> None:
         """Refuse what a method that reads the prompt twice has no room for."""
@@ -368,28 +376,16 @@ class CocoaEngine:
             )
         return ids, text if isinstance(text, str) else self.decode(ids)
 
-    def _scored(
-        self,
-        prompt: list[int],
-        shown: str,
-        decided: Decided,
-        config: CocoaConfig,
-        wanted: Wanted,
-        forward_passes: int,
-    ) -> Generation:
+    def _scored(self, prompt_tokens: int, shown: str, scored: ScoredText, config: CocoaConfig) -> Generation:
+        decided, forward_passes = scored
         count = len(decided.token_ids)
-        if needs_more(config):
-            backend = self._backend().backend
-            require_ability(config.method, backend, wanted)
-            decided, more = rescored(backend, prompt, decided, config, wanted)
-            forward_passes += more
         return Generation(
             text=shown,
             token_ids=decided.token_ids,
             spans=[make_span(decided, (0, len(shown), shown), config, self.calibrator, given=True)],
             finish_reason=None,
             usage=Usage(
-                prompt_tokens=len(prompt),
+                prompt_tokens=prompt_tokens,
                 completion_tokens=count,
                 forward_passes=forward_passes,
                 fed_tokens=count,

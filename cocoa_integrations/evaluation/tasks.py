@@ -241,6 +241,19 @@ _ROUGE = (Column("rouge_l", "ROUGE-L", scale=1, decimals=4),)
 _NEXT_QUESTION = ("\nQuestion:", "\nContext:")
 _LINE, _PARAGRAPH = "\n", "\n\n"
 
+
+def _summary_task(name: str, column: str, prompt: Callable[[str], str], *, until: str) -> EvalTask:
+    return EvalTask(
+        name,
+        partial(_summary, column, prompt),
+        _ROUGE,
+        _measure_summary,
+        until=(until,),
+        max_new_tokens=64,
+        ends_at=_PARAGRAPH,
+    )
+
+
 TASKS: Mapping[str, EvalTask] = {
     task.name: task
     for task in (
@@ -264,24 +277,8 @@ TASKS: Mapping[str, EvalTask] = {
         EvalTask(
             "nq_swap", _nq_swap, _NQ, _measure_short_answer, until=_NEXT_QUESTION, ends_at=_LINE, max_new_tokens=32
         ),
-        EvalTask(
-            "samsum",
-            partial(_summary, "dialogue", prompts.samsum),
-            _ROUGE,
-            _measure_summary,
-            until=("\nDialogue:",),
-            max_new_tokens=64,
-            ends_at=_PARAGRAPH,
-        ),
-        EvalTask(
-            "xsum",
-            partial(_summary, "document", prompts.xsum),
-            _ROUGE,
-            _measure_summary,
-            until=("\nDocument:",),
-            max_new_tokens=64,
-            ends_at=_PARAGRAPH,
-        ),
+        _summary_task("samsum", "dialogue", prompts.samsum, until="\nDialogue:"),
+        _summary_task("xsum", "document", prompts.xsum, until="\nDocument:"),
         EvalTask(
             "mbpp",
             _mbpp,

@@ -21,26 +21,30 @@ class Distributions(NamedTuple):
 def distributions(logits: Tensor, best: Tensor) -> Distributions:
     """What normalises each row of logits, and how spread it is.
 
-    With x = logits - best and Z the sum of e^x, the entropy is log Z - sum(x e^x) / Z: hardly anything is lost to
-    rounding where one token has nearly all of the probability.
+    With x = logits - best and Z the sum of e^x, p = e^x / Z and the entropy is log Z - sum(p x): hardly anything is lost
+    to rounding where one token has nearly all of the probability. log Z is -log p of the best token.
 
     Args:
         logits: ``[W, V]`` float32.
-        best: ``[W]``, the highest of each row.
+        best: ``[W]``, the id of the most probable token of each row.
     """
-    if logits.device.type == "cpu":  # a row at a time stays in the cache; on a GPU each would be a launch
-        sums = torch.stack([_sums(row, top, dim=0) for row, top in zip(logits, best, strict=True)])
-    else:
-        sums = _sums(logits, best[:, None], dim=1)
-    log_total = sums[:, 0].log()
-    return Distributions(best + log_total, (log_total - sums[:, 1] / sums[:, 0]).clamp_(min=0))
+    places = best[:, None]
+    top = logits.gather(1, places)  # [W, 1]
+    below = logits - top
+    probabilities = below.softmax(dim=1)
+    expected = _row_products(probabilities, below)
+    # tested on the CPU only, where the answer is at hand: on a GPU the test would cost more than the clamp
+    if logits.device.type != "cpu" or expected.isnan().any():
+        expected = _row_products(probabilities, below.clamp_(min=_NOTHING))
+    log_total = -probabilities.gather(1, places)[:, 0].log()
+    return Distributions(top[:, 0] + log_total, (log_total - expected).clamp_(min=0))
 
 
-def _sums(logits: Tensor, best: Tensor, dim: int) -> Tensor:
-    """The sums of e^x and of x e^x, ``[..., 2]``."""
-    below = (logits - best).clamp_(min=_NOTHING)
-    weights = below.exp()
-    return torch.stack([weights.sum(dim=dim), below.mul_(weights).sum(dim=dim)], dim=-1)
+def _row_products(left: Tensor, right: Tensor) -> Tensor:
+    """Sums of the products of each row, ``[W]``: one BLAS call a row on a CPU, one kernel for all on a GPU."""
+    if left.device.type == "cpu":
+        return torch.stack([torch.dot(a, b) for a, b in zip(left, right, strict=True)])
+    return torch.linalg.vecdot(left, right)
 
 
 class TokenFigures(NamedTuple):
@@ -60,8 +64,8 @@ def token_figures(logits: Tensor, token_ids: Tensor, rows: Tensor) -> TokenFigur
         rows: ``[t]``, the row of ``logits`` that predicts each.
     """
     logits = logits.float()
-    best = logits.topk(min(2, logits.shape[1]), dim=1).values  # [W, 2]
-    log_sum, entropy = distributions(logits, best[:, 0])
+    best, token_of = logits.topk(min(2, logits.shape[1]), dim=1)  # [W, 2]
+    log_sum, entropy = distributions(logits, token_of[:, 0])
     log_probs = (logits[rows, token_ids] - log_sum[rows]).clamp(max=0)
     margin = best[:, 0] - best[:, -1]
     return TokenFigures(*torch.stack([log_probs, entropy[rows], margin[rows]]).tolist())

@@ -21,23 +21,22 @@ class Distributions(NamedTuple):
 def distributions(logits: Tensor, best: Tensor) -> Distributions:
     """What normalises each row of logits, and how spread it is.
 
-    With x = logits - best and Z the sum of e^x, p = e^x / Z and the entropy is log Z - sum(p x): hardly anything is lost
-    to rounding where one token has nearly all of the probability. log Z is -log p of the best token.
+    With x = logits - best and Z the sum of e^x, the entropy is log Z - sum(x e^x) / Z: hardly anything is lost to
+    rounding where one token has nearly all of the probability. (torch's softmax kernels sum less exactly than ``sum``.)
 
     Args:
         logits: ``[W, V]`` float32.
-        best: ``[W]``, the id of the most probable token of each row.
+        best: ``[W]``, the highest of each row.
     """
-    places = best[:, None]
-    top = logits.gather(1, places)  # [W, 1]
-    below = logits - top
-    probabilities = below.softmax(dim=1)
-    expected = _row_products(probabilities, below)
+    below = logits - best[:, None]
+    weights = below.exp()
+    total = weights.sum(dim=1)
+    products = _row_products(weights, below)
     # tested on the CPU only, where the answer is at hand: on a GPU the test would cost more than the clamp
-    if logits.device.type != "cpu" or expected.isnan().any():
-        expected = _row_products(probabilities, below.clamp_(min=_NOTHING))
-    log_total = -probabilities.gather(1, places)[:, 0].log()
-    return Distributions(top[:, 0] + log_total, (log_total - expected).clamp_(min=0))
+    if logits.device.type != "cpu" or products.isnan().any():
+        products = _row_products(weights, below.clamp_(min=_NOTHING))
+    log_total = total.log()
+    return Distributions(best + log_total, (log_total - products / total).clamp_(min=0))
 
 
 def _row_products(left: Tensor, right: Tensor) -> Tensor:
@@ -64,8 +63,8 @@ def token_figures(logits: Tensor, token_ids: Tensor, rows: Tensor) -> TokenFigur
         rows: ``[t]``, the row of ``logits`` that predicts each.
     """
     logits = logits.float()
-    best, token_of = logits.topk(min(2, logits.shape[1]), dim=1)  # [W, 2]
-    log_sum, entropy = distributions(logits, token_of[:, 0])
+    best = logits.topk(min(2, logits.shape[1]), dim=1).values  # [W, 2]
+    log_sum, entropy = distributions(logits, best[:, 0])
     log_probs = (logits[rows, token_ids] - log_sum[rows]).clamp(max=0)
     margin = best[:, 0] - best[:, -1]
     return TokenFigures(*torch.stack([log_probs, entropy[rows], margin[rows]]).tolist())

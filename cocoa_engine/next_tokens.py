@@ -68,7 +68,7 @@ def next_tokens(logits: Tensor, count: int) -> list[NextTokens | None]:
     """
     logits = logits.float()
     top = logits.topk(min(count, logits.shape[-1]), dim=-1)  # [W, count]
-    log_sum, entropy = distributions(logits, top.indices[:, 0])
+    log_sum, entropy = distributions(logits, top.values[:, 0])
     log_probs = top.values - log_sum[:, None]  # [W, count]
     # ids < 2**53 are exact
     rows = torch.cat([log_probs.double(), top.indices.double(), entropy[:, None].double()], dim=-1).tolist()

@@ -26,7 +26,7 @@ from cocoa_engine.errors import (
     UnsupportedModelError,
 )
 from cocoa_engine.methods import METHODS
-from cocoa_engine.results import Candidate, Generation, Span, Usage
+from cocoa_engine.results import Candidate, Generation, LayerCurve, Span, Usage
 from cocoa_engine.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ __all__ = [
     "EngineBusyError",
     "Generation",
     "LabelledDataError",
+    "LayerCurve",
     "MissingExtraError",
     "ModelInfo",
     "ModelLoadError",

@@ -18,10 +18,11 @@ from cocoa_engine.decoding import Decoding, require_ability
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.info import ModelInfo
+from cocoa_engine.layer_curve import layer_curve
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model import LanguageModel
 from cocoa_engine.request import Callables, Request, is_many, make_request, prompt_ids, require_tokens, wanted_states
-from cocoa_engine.results import Generation, Span, Usage
+from cocoa_engine.results import Generation, LayerCurve, Span, Usage
 from cocoa_engine.risk import CalibrationWarning, RiskCalibrator
 from cocoa_engine.runtime import Runtime
 from cocoa_engine.scheduler import Scheduler
@@ -297,6 +298,35 @@ class CocoaEngine:
         scored = score_texts(self._backend().backend, before, texts, config, plain)
         scored = self._by_method(before, scored, config, wanted)
         return [self._scored(len(before), shown, one, config) for (_, shown), one in zip(given, scored, strict=True)]
+
+    def layer_profile(self, prompt: Prompt, generation: Generation, span: Span | int) -> LayerCurve:
+        """How the layers disagree about one span of an answer, layer by layer: what its MLDS are means of.
+
+        The answer is fed once more, up to the end of the span, with the settings it was made with.
+
+        Args:
+            prompt: what the answer was made after; for :meth:`chat` that is :meth:`encode_chat` of its messages.
+            generation: the answer, generated or scored by a model like this one.
+            span: one of its spans, or the number of one, counted from 0.
+
+        Raises:
+            ConfigError: the answer has no such span.
+            PromptError: the prompt is not as long as the one of the answer.
+            UnsupportedModelError: the model's final state is not as wide as its layers.
+        """
+        spans = generation.spans
+        number = span if isinstance(span, int) else spans.index(span) if span in spans else len(spans)
+        if not -len(spans) <= number < len(spans):
+            raise ConfigError(f"the answer has no such span: give one of its spans, or a number below {len(spans)}.")
+        before = prompt_ids(self._language_model, self._tokens, prompt)
+        if len(before) != generation.usage.prompt_tokens:
+            raise PromptError(
+                f"the answer was made after a prompt of {generation.usage.prompt_tokens} tokens, not of {len(before)}; "
+                "give the same one (after a chat, engine.encode_chat(messages))."
+            )
+        number %= len(spans)
+        earlier = [token_id for one in spans[:number] for token_id in one.token_ids]
+        return layer_curve(self._language_model, before + earlier, spans[number], generation.config)
 
     def _by_method(
         self, prompt: list[int], scored: list[ScoredText], config: CocoaConfig, wanted: Wanted

@@ -28,7 +28,7 @@ def distributions(logits: Tensor, best: Tensor) -> Distributions:
         logits: ``[W, V]`` float32.
         best: ``[W]``, the highest of each row.
     """
-    below = logits - best[:, None]
+    below = (logits - best[:, None]).contiguous()  # BLAS sums strided rows less exactly
     weights = below.exp()
     total = weights.sum(dim=1)
     products = _row_products(weights, below)

@@ -14,6 +14,7 @@ from cocoa_engine import Span
 from cocoa_integrations.langchain.base import CocoaModel, usage_of
 from cocoa_integrations.langchain.messages import to_chat, to_entry
 from cocoa_integrations.metadata import SPANS_KEY, all_spans, span_metadata
+from cocoa_integrations.tracing import RiskTrace
 
 if TYPE_CHECKING:
     from langchain_core.language_models.model_profile import ModelProfile
@@ -96,6 +97,7 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         model, _ = self._for_call(stop, kwargs)
         chat, engine, options = to_chat(messages), model.load(), model._decode_options()
         generation = model._retrying(lambda: engine.chat(chat, **options))
+        RiskTrace().record(generation)
         message = AIMessage(
             content=generation.text,
             additional_kwargs={SPANS_KEY: all_spans(generation)},

@@ -19,6 +19,7 @@ from llama_index.core.instrumentation.span import active_span_id
 from cocoa_engine import Generation, Span
 from cocoa_integrations.llama_index.events import CocoaRiskEvent, CocoaSpanEvent
 from cocoa_integrations.metadata import risk_report
+from cocoa_integrations.tracing import RiskTrace
 
 _dispatcher = get_dispatcher(__name__)
 _collectors: ContextVar[tuple[list[dict[str, Any]], ...]] = ContextVar("cocoa_risk_collectors", default=())
@@ -65,6 +66,7 @@ class Watchers:
     def __init__(self) -> None:
         self._collectors = _collectors.get()
         self._llama_index_span = active_span_id.get()
+        self._trace = RiskTrace()
         self._spans = 0
 
     def span_decided(self, span: Span) -> None:
@@ -74,6 +76,7 @@ class Watchers:
 
     def answer_complete(self, generation: Generation) -> None:
         """Tell them of the whole answer."""
+        self._trace.record(generation)
         for reports in self._collectors:
             reports.append(risk_report(generation))  # a report of its own for each, so that none can alter another's
         report = risk_report(generation)

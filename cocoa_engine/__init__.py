@@ -32,6 +32,7 @@ from cocoa_engine.runtime import Runtime
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine, SpanStream
+    from cocoa_engine.grounding import ContextLift, context_lift
     from cocoa_engine.info import ModelInfo
     from cocoa_engine.risk import CalibrationWarning, RiskCalibrator
 
@@ -47,6 +48,7 @@ __all__ = [
     "CocoaEngine",
     "CocoaError",
     "ConfigError",
+    "ContextLift",
     "EngineBusyError",
     "Generation",
     "HallucinationRiskError",
@@ -64,10 +66,13 @@ __all__ = [
     "UnsupportedModelError",
     "Usage",
     "__version__",
+    "context_lift",
 ]
 
 # torch and transformers take seconds to import: settings and results are had without them
 _LAZY = {
+    "ContextLift": "grounding",
+    "context_lift": "grounding",
     "CocoaEngine": "engine",
     "SpanStream": "engine",
     "ModelInfo": "info",

@@ -540,7 +540,18 @@ class SpanStream(Iterator[Span]):
 
     def __init__(self, engine: CocoaEngine, request: Request, config: CocoaConfig) -> None:
         self._shared = _Shared()
+        self._request = request
         self._spans = engine._spans(self._shared, request, config)
+
+    @property
+    def prompt(self) -> list[int]:
+        """Token ids of the prompt."""
+        return self._request.prompt
+
+    @property
+    def processed(self) -> bool:
+        """Whether logits processors act: the log-probabilities are then not those of the model's own distribution."""
+        return bool(self._request.rules.processors)
 
     @property
     def generation(self) -> Generation | None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from cocoa_engine.assembly import make_span
 from cocoa_engine.backends import Chosen, choose, state_of
@@ -16,6 +16,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.contrast_scoring import needs_more, rescored
 from cocoa_engine.decoding import Decoding, require_ability
 from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.generation_config import eos_token_ids
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.info import ModelInfo
 from cocoa_engine.layer_curve import layer_curve
@@ -29,6 +30,9 @@ from cocoa_engine.scheduler import Scheduler
 from cocoa_engine.shared_prompt import GivenText, ScoredText, score_texts
 from cocoa_engine.teacher_forcing import score_text
 from cocoa_engine.tokens import Tokens
+
+if TYPE_CHECKING:
+    from cocoa_engine.grammar import GrammarProcessor
 
 Prompt = str | Sequence[int]
 Texts = list[str] | tuple[str, ...] | Sequence[Sequence[int]]  # not Sequence[str]: a str is one
@@ -165,6 +169,39 @@ class CocoaEngine:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
         return self._tokens.decode(token_ids)
+
+    def constrain(
+        self,
+        *,
+        json_schema: Mapping[str, Any] | None = None,
+        regex: str | None = None,
+        grammar: str | None = None,
+    ) -> GrammarProcessor:
+        """A logits processor that holds answers to one of these, with the tokens that end this model's answers.
+
+        It may be given to any number of calls: ``engine.generate(prompt, logits_processor=engine.constrain(...))``.
+
+        Args:
+            json_schema: the answer is a JSON value that fits it, on one line.
+            regex: the answer as a whole matches it (syntax of Rust's regex crate).
+            grammar: in llguidance's dialect of Lark, with a rule ``start``.
+
+        Raises:
+            ConfigError: not exactly one is given, it is not valid, or the tokenizer is not fast.
+            MissingExtraError: llguidance is not installed (the extra ``tools``).
+        """
+        from cocoa_engine.grammar import GrammarProcessor, json_schema_grammar, regex_grammar
+
+        grammars = [
+            json_schema_grammar(json_schema) if json_schema is not None else None,
+            regex_grammar(regex) if regex is not None else None,
+            grammar,
+        ]
+        given = [each for each in grammars if each is not None]
+        if len(given) != 1:
+            raise ConfigError("constrain takes exactly one of json_schema, regex and grammar")
+        ends = eos_token_ids(self.model, self.tokenizer)
+        return GrammarProcessor(given[0], self.tokenizer, eos_token_ids=ends)
 
     def generate(
         self,

@@ -18,7 +18,12 @@ from rich.text import Text
 from cocoa_engine.results import Generation, Span
 
 METRIC_NAMES = {"f_mlds": "fMLDS", "con_mlds": "ConMLDS"}
-FINISH_REASONS = {"stop": "stopped as asked", "eos": "ended by the model", "length": "cut off by max_new_tokens"}
+FINISH_REASONS = {
+    "stop": "stopped as asked",
+    "eos": "ended by the model",
+    "length": "cut off by max_new_tokens",
+    "risk": "stopped by max_risk",
+}
 
 # Lightness and underline carry the order, so that it survives colour blindness; yellow and red bring their own
 # foreground, so that they read alike on dark and on light terminals.

@@ -38,8 +38,7 @@ class Assembler:
     def ready(self, sequencer: Sequencer) -> list[Span]:
         """The spans that have become final since the last call."""
         ends = [decided.text_end for decided in sequencer.decided]
-        finished = sequencer.finish_reason is not None
-        places = self._texts.ready(sequencer.track, ends, finished)
+        places = self._texts.ready(sequencer.track, ends, sequencer.has_ended())
         fresh = [
             make_span(decided, place, self._config, self._calibrator)
             for decided, place in zip(sequencer.decided[len(self.spans) :], places, strict=False)

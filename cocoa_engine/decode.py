@@ -198,12 +198,12 @@ class Sequencer:
         self.last = fed.logits
         following = self._distributions([()], [fed])[0]
         run = Branch(self.track)
-        while self.finish_reason is None:
+        while not self.has_ended():
             candidates = self._competing(following)
             at_risk_point = len(candidates.token_ids) > 1
             if at_risk_point:
                 run = self._close(run)
-                if self.finish_reason is not None:
+                if self.has_ended():  # of a risk above max_risk
                     break
             if at_risk_point and self.method.branches:
                 branches = yield from self._grow(candidates)
@@ -220,6 +220,10 @@ class Sequencer:
             if kept.next is not None:
                 following = kept.next
         self._close(run)
+
+    def has_ended(self) -> bool:
+        """Whether nothing more is decoded."""
+        return self.finish_reason is not None
 
     def _grow(self, candidates: NextTokens) -> Generator[Sequence[Path], StepOutput, list[Branch]]:
         """Open a branch for each candidate and grow them in step to their common boundary."""

@@ -22,7 +22,16 @@ from cocoa_engine.info import ModelInfo
 from cocoa_engine.layer_curve import layer_curve
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model import LanguageModel
-from cocoa_engine.request import Callables, Request, is_many, make_request, prompt_ids, require_tokens, wanted_states
+from cocoa_engine.request import (
+    Callables,
+    PerPrompt,
+    Request,
+    is_many,
+    make_request,
+    prompt_ids,
+    require_tokens,
+    wanted_states,
+)
 from cocoa_engine.results import Generation, LayerCurve, Span, Usage
 from cocoa_engine.risk import CalibrationWarning, RiskCalibrator
 from cocoa_engine.runtime import Runtime
@@ -210,6 +219,7 @@ class CocoaEngine:
         config: CocoaConfig | None = None,
         logits_processor: Callables = None,
         stopping_criteria: Callables = None,
+        generation_config: Any = None,
         **settings: Any,
     ) -> Generation:
         """Answer one prompt.
@@ -219,6 +229,8 @@ class CocoaEngine:
             config: settings instead of the engine's.
             logits_processor: transformers processors, called on every branch before its next distribution is formed.
             stopping_criteria: transformers criteria, called on every branch after each token.
+            generation_config: a transformers ``GenerationConfig`` whose end tokens, penalties and bans are honoured
+                instead of the model's own.
             **settings: single fields of :class:`CocoaConfig` that override the settings.
 
         Raises:
@@ -228,7 +240,7 @@ class CocoaEngine:
             EngineBusyError: ``Runtime.max_queue`` requests wait already.
         """
         config = self._settings(config, settings)
-        request = make_request(self._language_model, self._tokens, prompt, config, logits_processor, stopping_criteria)
+        request = self._request(prompt, config, logits_processor, stopping_criteria, generation_config)
         (generation,) = self._decode_all([request], config, 1)
         assert isinstance(generation, Generation)
         return generation
@@ -240,6 +252,7 @@ class CocoaEngine:
         config: CocoaConfig | None = None,
         logits_processor: Callables = None,
         stopping_criteria: Callables = None,
+        generation_config: Any = None,
         **settings: Any,
     ) -> SpanStream:
         """Answer one prompt span by span; arguments and errors as for :meth:`generate`, raised at once.
@@ -247,7 +260,7 @@ class CocoaEngine:
         The work is done as spans are asked for. Closing the stream stops it; a suspended one blocks nobody.
         """
         config = self._settings(config, settings)
-        request = make_request(self._language_model, self._tokens, prompt, config, logits_processor, stopping_criteria)
+        request = self._request(prompt, config, logits_processor, stopping_criteria, generation_config)
         return SpanStream(self, request, config)
 
     def generate_batch(
@@ -255,8 +268,9 @@ class CocoaEngine:
         prompts: Sequence[Prompt],
         *,
         config: CocoaConfig | None = None,
-        logits_processor: Callables = None,
-        stopping_criteria: Callables = None,
+        logits_processor: Callables | PerPrompt = None,
+        stopping_criteria: Callables | PerPrompt = None,
+        generation_config: Any = None,
         batch_size: int | None = None,
         return_exceptions: bool = False,
         **settings: Any,
@@ -268,6 +282,7 @@ class CocoaEngine:
         other threads share its forward passes.
 
         Args:
+            logits_processor, stopping_criteria: for all prompts, or a :class:`PerPrompt`.
             batch_size: at most this many at a time; none is ``Runtime.max_batch_size``, which it cannot exceed.
             return_exceptions: put the error of a prompt in its place, instead of raising the first one.
         """
@@ -278,9 +293,10 @@ class CocoaEngine:
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ConfigError(f"batch_size must be a whole number, at least 1 (got {batch_size!r})")
         config = self._settings(config, settings)
+        processors, criteria = (_of_each(given, len(prompts)) for given in (logits_processor, stopping_criteria))
         requests = [
-            make_request(self._language_model, self._tokens, prompt, config, logits_processor, stopping_criteria)
-            for prompt in prompts
+            self._request(prompt, config, own_processors, own_criteria, generation_config)
+            for prompt, own_processors, own_criteria in zip(prompts, processors, criteria, strict=True)
         ]
         return self._decode_all(requests, config, batch_size, keep_errors=return_exceptions)
 
@@ -414,6 +430,16 @@ class CocoaEngine:
         self._warn_of_mismatch(config)
         return config
 
+    def _request(
+        self,
+        prompt: Prompt,
+        config: CocoaConfig,
+        processors: Callables,
+        criteria: Callables,
+        generation_config: Any,
+    ) -> Request:
+        return make_request(self._language_model, self._tokens, prompt, config, processors, criteria, generation_config)
+
     def _warn_of_mismatch(self, config: CocoaConfig | None) -> None:
         """Warn, once for each difference, that the calibrator was fitted with another model or other settings."""
         if self.calibrator is None:
@@ -542,6 +568,15 @@ class CocoaEngine:
         finally:
             if decoding is not None:
                 decoding.close()
+
+
+def _of_each(given: Callables | PerPrompt, count: int) -> Sequence[Callables]:
+    """The processors or criteria of each prompt of a batch."""
+    if not isinstance(given, PerPrompt):
+        return [given] * count
+    if len(given.each) != count:
+        raise ConfigError(f"processors or criteria are given for {len(given.each)} prompts; there are {count}.")
+    return given.each
 
 
 def _checked(config: Any) -> CocoaConfig:

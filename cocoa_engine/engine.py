@@ -612,8 +612,13 @@ class SpanStream(Iterator[Span]):
 
     def __init__(self, engine: CocoaEngine, request: Request, config: CocoaConfig) -> None:
         self._shared = _Shared()
-        self._request = request
+        self._engine, self._request = engine, request
         self._spans = engine._spans(self._shared, request, config)
+
+    @property
+    def engine(self) -> CocoaEngine:
+        """The engine that decodes."""
+        return self._engine
 
     @property
     def prompt(self) -> list[int]:

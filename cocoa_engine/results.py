@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
-FinishReason = Literal["stop", "eos", "length"]
+FinishReason = Literal["stop", "eos", "length", "risk"]
 
 
 class Measured(BaseModel):
@@ -71,6 +71,7 @@ class Span(Measured):
     chosen: int | None = Field(None, description="At a risk point, the index of the kept candidate.")
     risk: float = Field(description="In [0, 1] if calibrated, else the raw MLDS of the configured metric.")
     calibrated: bool = False
+    exceeds_max_risk: bool = Field(False, description="Whether the risk is above CocoaConfig.max_risk.")
 
 
 class Usage(BaseModel):
@@ -103,7 +104,8 @@ class Generation(BaseModel):
     token_ids: list[int] = Field(description="Every generated token, an end-of-sequence token included.")
     spans: list[Span]
     finish_reason: FinishReason | None = Field(
-        description="stop: a stop text, stop token or stopping criterion; eos; length; none for a text scored as given."
+        description="stop: a stop text, stop token or stopping criterion; eos; length; risk: the last span's is above "
+        "max_risk, whatever else may have ended the answer there; none for a text scored as given."
     )
     usage: Usage
     config: CocoaConfig = Field(description="The settings it was made with.")

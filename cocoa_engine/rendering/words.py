@@ -9,7 +9,12 @@ from cocoa_engine.rendering.scale import RiskScale
 from cocoa_engine.results import Candidate, Generation, Measured, Span
 
 METRIC_NAMES = {"f_mlds": "fMLDS", "con_mlds": "ConMLDS"}
-FINISH_REASONS = {"stop": "stopped as asked", "eos": "ended by the model", "length": "cut off by max_new_tokens"}
+FINISH_REASONS = {
+    "stop": "stopped as asked",
+    "eos": "ended by the model",
+    "length": "cut off by max_new_tokens",
+    "risk": "stopped by max_risk",
+}
 
 _FIGURES = {
     "log_prob": ("log p", ".2f"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.errors import GenerationTimeoutError, HallucinationRiskError, UnsupportedFeatureError
@@ -11,10 +12,11 @@ from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.gates import risk_gate
 from cocoa_integrations.langchain.llm import CocoaLLM
 from cocoa_integrations.langchain.parsers import RiskOutputParser
-from cocoa_integrations.langchain.runnables import get_risk, get_spans, max_risk
+from cocoa_integrations.langchain.runnables import argument_risks, get_risk, get_spans, max_risk
 
 if TYPE_CHECKING:
     from cocoa_integrations.langchain.middleware import RiskMiddleware as RiskMiddleware
+    from cocoa_integrations.langchain.tool_risk import ToolRiskMiddleware as ToolRiskMiddleware
 
 __all__ = [
     "ChatCocoa",
@@ -24,6 +26,7 @@ __all__ = [
     "RiskCallbackHandler",
     "RiskOutputParser",
     "UnsupportedFeatureError",
+    "argument_risks",
     "get_risk",
     "get_risk_callback",
     "get_spans",
@@ -31,12 +34,12 @@ __all__ = [
     "risk_gate",
 ]
 
+_LAZY = {"RiskMiddleware": "middleware", "ToolRiskMiddleware": "tool_risk"}
+"""What needs the package langchain, by the module it is in."""
+
 
 def __getattr__(name: str) -> Any:
-    """``RiskMiddleware``, which alone needs the package ``langchain`` and is imported when it is asked for."""
-    if name == "RiskMiddleware":
+    if name in _LAZY:
         need("langchain.agents", extra="agents", what=name)
-        from cocoa_integrations.langchain.middleware import RiskMiddleware
-
-        return RiskMiddleware
+        return getattr(import_module(f"cocoa_integrations.langchain.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

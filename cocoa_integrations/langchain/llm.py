@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun, Callbacks
 from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import Generation as TextGeneration
 from langchain_core.outputs import GenerationChunk, LLMResult
 from pydantic import Field
+from typing_extensions import Self
 
 from cocoa_engine import Generation, Span
-from cocoa_engine.errors import PromptError
+from cocoa_engine.errors import PromptError, UnsupportedFeatureError
 from cocoa_integrations.langchain.base import CocoaModel, usage_of
 from cocoa_integrations.langchain.with_risk import LLMWithRisk
 from cocoa_integrations.metadata import SPANS_KEY, all_spans, span_metadata
@@ -55,6 +56,23 @@ class CocoaLLM(CocoaModel, BaseLLM):
             >>> chain = llm.with_risk() | risk_gate(0.5) | itemgetter("text")
         """
         return LLMWithRisk(self)
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Self:
+        """The model itself, if there are no tools to bind.
+
+        Raises:
+            UnsupportedFeatureError: there are; tools are never dropped in silence.
+        """
+        return self._with_tools({"tools": tools, **kwargs})
+
+    def with_structured_output(self, schema: Any, **kwargs: Any) -> NoReturn:
+        """Not supported.
+
+        Raises:
+            UnsupportedFeatureError: always.
+        """
+        raise UnsupportedFeatureError(
+            "CocoaLLM does not enforce a schema; use ChatCocoa, or logits_processor=engine.constrain(json_schema=...)"
+        )
 
     def generate(
         self,

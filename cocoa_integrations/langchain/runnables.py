@@ -69,6 +69,20 @@ def get_spans(answer: Answer) -> list[dict[str, Any]]:
     return list((answer.generation_info or {}).get(SPANS_KEY, ()))
 
 
+def argument_risks(message: BaseMessage) -> dict[str, dict[str, dict[str, Any]]]:
+    """What was measured of each argument of each tool call of an answer.
+
+    Returns:
+        By the call's id, then by the argument's name: ``risk`` (the highest of its spans; see ``calibrated`` of the
+        report), ``con_mlds``, ``f_mlds`` (their means), ``log_prob`` (of its own tokens), ``start`` and ``end`` (in the
+        generated text) and the numbers of its ``spans``. Of nested arguments only the outermost are told apart.
+
+    Raises:
+        ConfigError: it carries no report, as for :func:`get_risk`.
+    """
+    return {call["id"]: call["arguments"] for call in get_risk(message).get("tool_calls", ())}
+
+
 def find_risk(answer: Any) -> dict[str, Any] | None:
     """The risk report of an answer, if it carries one."""
     if isinstance(answer, ChatGeneration):

@@ -128,6 +128,21 @@ async def test_it_raises_if_asked_to(quick_chat: ChatCocoa, quick_answer: AIMess
         await agent.ainvoke(asked(question))
 
 
+@pytest.mark.parametrize("on_risk", ["mark", "abstain"])
+def test_an_agent_of_the_real_model_with_a_tool(chat: ChatCocoa, question: str, on_risk: Any) -> None:
+    def look_up(name: str) -> str:
+        """Look something up."""
+        return f"{name}: nothing known"
+
+    middleware = RiskMiddleware(0.0, retry_with={"alpha": 0.0}, on_risk=on_risk)
+    state = agents.create_agent(chat, tools=[look_up], middleware=[middleware]).invoke(asked(question))
+    [entry] = state["cocoa_risk"]
+    assert len(entry["attempts"]) == 2
+    assert entry["value"] == min(entry["attempts"])
+    text = state["messages"][-1].text
+    assert text == "I don't know." if on_risk == "abstain" else "[[" in text
+
+
 class Caller(GenericFakeChatModel):
     """Says what it is told to, tool calls too."""
 

@@ -18,6 +18,7 @@ from cocoa_engine.errors import (
     CocoaError,
     ConfigError,
     EngineBusyError,
+    HallucinationRiskError,
     LabelledDataError,
     MissingExtraError,
     ModelLoadError,
@@ -26,7 +27,7 @@ from cocoa_engine.errors import (
     UnsupportedModelError,
 )
 from cocoa_engine.methods import METHODS
-from cocoa_engine.results import Candidate, Generation, Span, Usage
+from cocoa_engine.results import Candidate, Generation, LayerCurve, Span, Usage
 from cocoa_engine.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ __all__ = [
     "ContextLift",
     "EngineBusyError",
     "Generation",
+    "HallucinationRiskError",
     "LabelledDataError",
+    "LayerCurve",
     "MissingExtraError",
     "ModelInfo",
     "ModelLoadError",

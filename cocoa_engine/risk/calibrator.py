@@ -13,8 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.faults import explain
-from cocoa_engine.results import Span
-from cocoa_engine.risk.features import FEATURES, span_features
+from cocoa_engine.risk.features import FEATURES, SpanFigures, span_features
 
 
 class CalibrationWarning(UserWarning):
@@ -173,7 +172,7 @@ class RiskCalibrator(_Part):
         """Write it as JSON."""
         Path(path).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
-    def risk(self, span: Span) -> float:
+    def risk(self, span: SpanFigures) -> float:
         """The risk of a span, in [0, 1]: the probability, by this calibrator, that a part of it is hallucinated."""
         return self.risk_of(span_features(span))
 
@@ -184,7 +183,7 @@ class RiskCalibrator(_Part):
         risk = logistic(z)
         return self.isotonic(risk) if self.isotonic else risk
 
-    def flags(self, span: Span) -> bool:
+    def flags(self, span: SpanFigures) -> bool:
         """Whether a span's risk reaches the threshold.
 
         Raises:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
-from cocoa_engine.results import Span
+from cocoa_engine.results import Candidate
 
 MARGIN_CAP = 20.0
 """Margins above it, in nats, count as this; an infinite one (a single allowed token) could not be weighed."""
@@ -27,7 +28,29 @@ point), and the mean entropy; how many tokens competed there, and log p of the b
 of the number of tokens. Logarithms are natural, entropies in nats."""
 
 
-def span_features(span: Span) -> list[float]:
+class SpanFigures(Protocol):
+    """What was measured of a span, decided or reported."""
+
+    @property
+    def con_mlds(self) -> float: ...
+
+    @property
+    def f_mlds(self) -> float: ...
+
+    @property
+    def token_log_probs(self) -> list[float]: ...
+
+    @property
+    def token_entropies(self) -> list[float]: ...
+
+    @property
+    def token_margins(self) -> list[float]: ...
+
+    @property
+    def candidates(self) -> list[Candidate]: ...
+
+
+def span_features(span: SpanFigures) -> list[float]:
     """The features of a span, in the order of :data:`FEATURES`."""
     first = [candidate.token_log_probs[0] for candidate in span.candidates]
     return features(

@@ -20,6 +20,7 @@ from llama_index.core.instrumentation.span import active_span_id
 from cocoa_engine import Generation, Span, SpanStream
 from cocoa_integrations.llama_index.events import CocoaRiskEvent, CocoaSpanEvent
 from cocoa_integrations.metadata import risk_report
+from cocoa_integrations.tracing import RiskTrace
 
 _dispatcher = get_dispatcher(__name__)
 _collectors: ContextVar[tuple[RiskCollector, ...]] = ContextVar("cocoa_risk_collectors", default=())
@@ -85,6 +86,7 @@ class Watchers:
         self._start = start
         self._collectors = _collectors.get()
         self._llama_index_span = active_span_id.get()
+        self._trace = RiskTrace()
         self._spans = 0
 
     def span_decided(self, span: Span) -> None:
@@ -94,6 +96,7 @@ class Watchers:
 
     def answer_complete(self, generation: Generation) -> None:
         """Tell them of the whole answer."""
+        self._trace.record(generation)
         for collector in self._collectors:
             collector.take(generation, self._start)
         report = risk_report(generation)

@@ -98,7 +98,10 @@ def _tagged(text: str, style: CallFormat, done: bool) -> tuple[list[Call], list[
         if not complete:
             stop = closing if closing >= 0 else len(text)
             last = found.pop() if found else Call(place=(inside, stop))
-            written = last.written[: len(last.written) - (len(text) - stop)] if last.name else text[inside:stop].strip()
+            if last.name is not None:
+                written = last.written[: len(last.written) - (len(text) - stop)]
+            else:
+                written = text[inside:stop].strip() if done else ""
             error = "it is not valid JSON" if closing >= 0 else None
             found.append(replace(last, written=written, place=(last.place[0], stop), error=error))
         calls += found
@@ -115,8 +118,11 @@ def _tagged(text: str, style: CallFormat, done: bool) -> tuple[list[Call], list[
 def _whole(text: str, style: CallFormat, names: Collection[str], done: bool) -> tuple[list[Call], list[str]]:
     """The calls of an answer that is all calls, if it is one."""
     at = _skip(text, 0)
-    if style.opening and text.startswith(style.opening, at):  # unless it is a special token, which decoding leaves out
+    opened = bool(style.opening) and text.startswith(style.opening, at)
+    if opened:  # unless it is a special token, which decoding leaves out
         at = _skip(text, at + len(style.opening))
+    if opened and at == len(text) and not done:
+        return [], [""]
     if at == len(text) or text[at] != ("[" if style.listed else "{"):
         return [], [text]
     calls, end = _calls_at(text, at)
@@ -154,12 +160,12 @@ def _call(text: str, at: int) -> tuple[Call, int]:
     if name is not None and not isinstance(name, str):
         return Call(written=text[at : members.end], error="its name is no text"), members.at
     key = next((key for key in ("arguments", "parameters") if key in members.complete), None)
+    if name is None and members.end is not None:
+        return Call(written=text[at : members.end], error="it has no name"), members.at
     if key is not None:
         value, start, end = members.complete[key]
         return _with_arguments(text, name, value, start, end), members.at
     if members.end is not None:
-        if name is None:
-            return Call(written=text[at : members.end], error="it has no name"), members.at
         return Call(name, "{}", {}), members.at
     if members.open_key in ("arguments", "parameters") and text.startswith("{", members.open_at):
         return Call(name, text[members.open_at :]), members.at

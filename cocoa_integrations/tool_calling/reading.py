@@ -7,11 +7,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from json.decoder import JSONDecodeError, scanstring
 from typing import Any
+from uuid import uuid4
 
 from cocoa_integrations.tool_calling.formats import CallFormat
 
 _DECODER = json.JSONDecoder(strict=False)  # models write line breaks into strings
 _SPACE = " \t\n\r"
+
+
+def new_id() -> str:
+    """An id for a call: nine letters and digits, which is all that Mistral's templates take."""
+    return uuid4().hex[:9]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def json_schema_of(schema: Any) -> dict[str, Any]:
     return dict(convert_to_json_schema(schema))
 
 
-class WholeJsonParser(JsonOutputParser):
+class WholeJsonParser(JsonOutputParser):  # type: ignore[name-defined]
     """Reads the JSON of an answer; while it streams, what is there of it so far.
 
     LangChain's own parser completes JSON that was cut off.
@@ -56,10 +56,8 @@ class WholeJsonParser(JsonOutputParser):
             raise OutputParserException(f"the answer does not fit the schema: {error}", llm_output=text) from error
 
     def _validated(self, value: Any) -> Any:
-        assert self.pydantic_object is not None
-        if issubclass(self.pydantic_object, BaseModel):
-            return self.pydantic_object.model_validate(value)
-        return self.pydantic_object.parse_obj(value)
+        schema: Any = self.pydantic_object
+        return schema.model_validate(value) if issubclass(schema, BaseModel) else schema.parse_obj(value)
 
 
 def json_parser(schema: Any) -> Runnable[Any, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from json.decoder import JSONDecodeError, scanstring
+from json.decoder import JSONDecodeError
 from typing import Any
 from uuid import uuid4
 
@@ -226,7 +226,7 @@ def _members(text: str, at: int) -> _Members:
         while not text.startswith("}", at):
             if not text.startswith('"', at):
                 return members
-            key, at = scanstring(text, at + 1, False)
+            key, at = _DECODER.raw_decode(text, at)
             at = _skip(text, at)
             if not text.startswith(":", at):
                 return members

@@ -31,9 +31,12 @@ TALK: list[dict[str, Any]] = [
 STYLES = [(tool_templates.HERMES, HERMES), (tool_templates.LLAMA, LLAMA), (tool_templates.MISTRAL, MISTRAL)]
 
 
-def tiny_engine(template: str) -> CocoaEngine:
+def tiny_engine(template: str, *, tags_are_tokens: bool = False) -> CocoaEngine:
+    """As in Mistral's tokenizers, its tag is a special token; Qwen's tags are tokens, but not special ones."""
     tokenizer = tiny_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
+    if tags_are_tokens:
+        tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
     tokenizer.chat_template = template
     return CocoaEngine(tiny_model("llama", seed=3, vocab_size=len(tokenizer), max_position_embeddings=2048), tokenizer)
 
@@ -53,9 +56,11 @@ def test_a_template_with_tools_is_used(template: str, style: CallFormat) -> None
 
 
 @pytest.mark.parametrize(("template", "style"), STYLES)
-@pytest.mark.parametrize("choice", ["required", "move"])
-def test_a_forced_call_is_held_to_the_template_s_format(template: str, style: CallFormat, choice: str) -> None:
-    engine = tiny_engine(template)
+@pytest.mark.parametrize(("choice", "tags_are_tokens"), [("required", False), ("move", True)])
+def test_a_forced_call_is_held_to_the_template_s_format(
+    template: str, style: CallFormat, choice: str, tags_are_tokens: bool
+) -> None:
+    engine = tiny_engine(template, tags_are_tokens=tags_are_tokens)
     plan = Plan(ToolRequest.of([MOVE, STOP], tool_choice=choice), engine)
     messages, options = plan.prompt(TALK[:1])
     answer = engine.chat(
@@ -72,10 +77,13 @@ def test_a_forced_call_is_held_to_the_template_s_format(template: str, style: Ca
 
 
 @pytest.mark.parametrize("template", [tool_templates.HERMES, tool_templates.LLAMA])
+@pytest.mark.parametrize("tags_are_tokens", [False, True])
 @pytest.mark.parametrize("options", [{"strict": True}, {"response_format": {"type": "json_object"}}])
-def test_what_is_not_forced_may_still_be_held_to_a_schema(template: str, options: dict[str, Any]) -> None:
+def test_what_is_not_forced_may_still_be_held_to_a_schema(
+    template: str, options: dict[str, Any], tags_are_tokens: bool
+) -> None:
     """Random weights begin no call by themselves, so the beginning of one is put in the answer's place."""
-    engine = tiny_engine(template)
+    engine = tiny_engine(template, tags_are_tokens=tags_are_tokens)
     plan = Plan(ToolRequest.of([MOVE], **options), engine)
     beginning = plan.style.write("move", {"up": 0}).partition("0")[0]
     (processor,) = plan.processors()

@@ -266,14 +266,23 @@ class CocoaLM(TemplateLM):
         results: dict[int, float] = {}
         with tqdm(total=len(requests), desc="Running span_score requests") as bar:
             for context, numbers in groups.items():
-                # as for loglikelihood: a chat template may have written the first special token already
-                pairs = [self._encode_pair(context, requests[number].args[1]) for number in numbers]
-                texts = [continuation for _, continuation in pairs]
-                found = self.engine.score(pairs[0][0], texts, config=self.config)
+                before = self.tok_encode(context)
+                texts = [self._continuation(context, before, requests[number].args[1]) for number in numbers]
+                found = self.engine.score(before, texts, config=self.config)
                 for number, scored in zip(numbers, found, strict=True):
                     results[number] = math.fsum(span.score for span in scored.spans)
                 bar.update(len(numbers))
         return [results[number] for number in range(len(requests))]
+
+    def _continuation(self, context: str, before: list[int], text: str) -> list[int]:
+        """Token ids of a text after a context whose ids are ``before``, as the engine splits the two.
+
+        A chat template may have written the first special token already, which the engine would put there again.
+        """
+        whole = self.tok_encode(context + text)
+        if whole[: len(before)] == before and len(whole) > len(before):
+            return whole[len(before) :]
+        return self.engine.encode(text, add_special_tokens=False)
 
     def _log_probs(
         self, pairs: Sequence[tuple[list[int], list[int]]]

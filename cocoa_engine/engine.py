@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from cocoa_engine.assembly import make_span
 from cocoa_engine.backends import Chosen, choose, state_of
@@ -16,8 +16,10 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.contrast_scoring import needs_more, rescored
 from cocoa_engine.decoding import Decoding, require_ability
 from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.generation_config import eos_token_ids
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.info import ModelInfo
+from cocoa_engine.layer_curve import layer_curve
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model import LanguageModel
 from cocoa_engine.request import (
@@ -30,13 +32,16 @@ from cocoa_engine.request import (
     require_tokens,
     wanted_states,
 )
-from cocoa_engine.results import Generation, Span, Usage
+from cocoa_engine.results import Generation, LayerCurve, Span, Usage
 from cocoa_engine.risk import CalibrationWarning, RiskCalibrator
 from cocoa_engine.runtime import Runtime
 from cocoa_engine.scheduler import Scheduler
 from cocoa_engine.shared_prompt import GivenText, ScoredText, score_texts
 from cocoa_engine.teacher_forcing import score_text
 from cocoa_engine.tokens import Tokens
+
+if TYPE_CHECKING:
+    from cocoa_engine.grammar import GrammarProcessor
 
 Prompt = str | Sequence[int]
 Texts = list[str] | tuple[str, ...] | Sequence[Sequence[int]]  # not Sequence[str]: a str is one
@@ -173,6 +178,39 @@ class CocoaEngine:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
         return self._tokens.decode(token_ids)
+
+    def constrain(
+        self,
+        *,
+        json_schema: Mapping[str, Any] | None = None,
+        regex: str | None = None,
+        grammar: str | None = None,
+    ) -> GrammarProcessor:
+        """A logits processor that holds answers to one of these, with the tokens that end this model's answers.
+
+        It may be given to any number of calls: ``engine.generate(prompt, logits_processor=engine.constrain(...))``.
+
+        Args:
+            json_schema: the answer is a JSON value that fits it, on one line.
+            regex: the answer as a whole matches it (syntax of Rust's regex crate).
+            grammar: in llguidance's dialect of Lark, with a rule ``start``.
+
+        Raises:
+            ConfigError: not exactly one is given, it is not valid, or the tokenizer is not fast.
+            MissingExtraError: llguidance is not installed (the extra ``tools``).
+        """
+        from cocoa_engine.grammar import GrammarProcessor, json_schema_grammar, regex_grammar
+
+        grammars = [
+            json_schema_grammar(json_schema) if json_schema is not None else None,
+            regex_grammar(regex) if regex is not None else None,
+            grammar,
+        ]
+        given = [each for each in grammars if each is not None]
+        if len(given) != 1:
+            raise ConfigError("constrain takes exactly one of json_schema, regex and grammar")
+        ends = eos_token_ids(self.model, self.tokenizer)
+        return GrammarProcessor(given[0], self.tokenizer, eos_token_ids=ends)
 
     def generate(
         self,
@@ -313,6 +351,35 @@ class CocoaEngine:
         scored = score_texts(self._backend().backend, before, texts, config, plain)
         scored = self._by_method(before, scored, config, wanted)
         return [self._scored(len(before), shown, one, config) for (_, shown), one in zip(given, scored, strict=True)]
+
+    def layer_profile(self, prompt: Prompt, generation: Generation, span: Span | int) -> LayerCurve:
+        """How the layers disagree about one span of an answer, layer by layer: what its MLDS are means of.
+
+        The answer is fed once more, up to the end of the span, with the settings it was made with.
+
+        Args:
+            prompt: what the answer was made after; for :meth:`chat` that is :meth:`encode_chat` of its messages.
+            generation: the answer, generated or scored by a model like this one.
+            span: one of its spans, or the number of one, counted from 0.
+
+        Raises:
+            ConfigError: the answer has no such span.
+            PromptError: the prompt is not as long as the one of the answer.
+            UnsupportedModelError: the model's final state is not as wide as its layers.
+        """
+        spans = generation.spans
+        number = span if isinstance(span, int) else spans.index(span) if span in spans else len(spans)
+        if not -len(spans) <= number < len(spans):
+            raise ConfigError(f"the answer has no such span: give one of its spans, or a number below {len(spans)}.")
+        before = prompt_ids(self._language_model, self._tokens, prompt)
+        if len(before) != generation.usage.prompt_tokens:
+            raise PromptError(
+                f"the answer was made after a prompt of {generation.usage.prompt_tokens} tokens, not of {len(before)}; "
+                "give the same one (after a chat, engine.encode_chat(messages))."
+            )
+        number %= len(spans)
+        earlier = [token_id for one in spans[:number] for token_id in one.token_ids]
+        return layer_curve(self._language_model, before + earlier, spans[number], generation.config)
 
     def _by_method(
         self, prompt: list[int], scored: list[ScoredText], config: CocoaConfig, wanted: Wanted
@@ -545,7 +612,23 @@ class SpanStream(Iterator[Span]):
 
     def __init__(self, engine: CocoaEngine, request: Request, config: CocoaConfig) -> None:
         self._shared = _Shared()
+        self._engine, self._request = engine, request
         self._spans = engine._spans(self._shared, request, config)
+
+    @property
+    def engine(self) -> CocoaEngine:
+        """The engine that decodes."""
+        return self._engine
+
+    @property
+    def prompt(self) -> list[int]:
+        """Token ids of the prompt."""
+        return self._request.prompt
+
+    @property
+    def processed(self) -> bool:
+        """Whether logits processors act: the log-probabilities are then not those of the model's own distribution."""
+        return bool(self._request.rules.processors)
 
     @property
     def generation(self) -> Generation | None:

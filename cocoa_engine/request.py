@@ -94,7 +94,7 @@ def make_request(
         stop_ids=frozenset(token_id for token_id in stops.values() if token_id is not None),
         processors=[
             *logits_processors(model.model, eos, ids, config.max_new_tokens, penalty, generation_config),
-            *_as_list("logits_processor", processors),
+            *(_own(processor, ids) for processor in _as_list("logits_processor", processors)),
         ],
         criteria=_as_list("stopping_criteria", criteria),
         generator=generator,
@@ -103,6 +103,12 @@ def make_request(
     span = min(config.max_span_tokens, config.max_new_tokens)
     branches = min(config.max_candidates, model.vocab_size) if branching else 0
     return Request(ids, rules, wanted, config.max_new_tokens + min(branches * span, SPARE_SLOTS))
+
+
+def _own(processor: Callable[..., Any], prompt: list[int]) -> Callable[..., Any]:
+    """The processor for one prompt, where it has one for each (a grammar keeps its place in the answer)."""
+    for_prompt = getattr(processor, "for_prompt", None)
+    return processor if for_prompt is None else for_prompt(prompt)
 
 
 def wanted_states(model: LanguageModel, config: CocoaConfig) -> Wanted:

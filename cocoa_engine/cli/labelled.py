@@ -48,14 +48,14 @@ def read(path: Path, format: str | None, prompts: int | None, seed: int) -> list
 
 @contextmanager
 def fed(
-    engine: CocoaEngine, records: list[LabelledText], config: CocoaConfig, *, chat: bool
+    engine: CocoaEngine, records: list[LabelledText], config: CocoaConfig, *, chat: bool, bare: bool = False
 ) -> Iterator[Iterator[Forced]]:
-    """The answers as they are fed to the model, with a progress bar on stderr."""
+    """The answers as they are fed to the model (``bare``: also without their source), with a progress bar on stderr."""
     from cocoa_engine.signal.segments import force
 
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("Feeding answers", total=len(records))
-        yield force(engine, records, config, chat=chat, advance=lambda count: progress.advance(task, count))
+        yield force(engine, records, config, chat=chat, bare=bare, advance=lambda n: progress.advance(task, n))
 
 
 def make_folder(folder: Path) -> None:

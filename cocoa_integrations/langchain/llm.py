@@ -56,6 +56,7 @@ class CocoaLLM(CocoaModel, BaseLLM):
             >>> chain = llm.with_risk() | risk_gate(0.5) | itemgetter("text")
         """
         return LLMWithRisk(self)
+
     def bind_tools(self, tools: Any, **kwargs: Any) -> Self:
         """The model itself, if there are no tools to bind.
 

@@ -94,6 +94,8 @@ def make_span(
         score=decided.score,
         candidates=decided.candidates,
         chosen=decided.chosen,
+        token_copied=decided.token_copied,
+        preceding=decided.preceding,
         risk=ranking_mlds(config, decided.con_mlds, decided.f_mlds),
     )
     if calibrator is None:

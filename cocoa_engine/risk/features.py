@@ -11,42 +11,41 @@ from cocoa_engine.results import Generation, Preceding, Span
 MARGIN_CAP = 20.0
 """Margins above it, in nats, count as this; an infinite one (a single allowed token) could not be weighed."""
 
-_OF_TOKENS = (
+ANSWER_FEATURES = (
+    "con_mlds",
+    "f_mlds",
     "mean_log_prob",
     "min_log_prob",
     "mean_entropy",
-    "max_entropy",
     "mean_margin",
-    "min_margin",
     "copied",
     "copied_run",
     "mean_rank",
-    "max_rank",
     "log_tokens",
 )
-"""Over the tokens: log p, entropy and margin, each the mean and the worst; the share that occurs in the prompt, and the
-mean length of the prompt's run that a token ends (``Span.token_copied``); log(1 + id), mean and highest: vocabularies
-that were merged pair by pair number their tokens from the frequent to the rare; log of their number."""
-
-_OF_PRECEDING = ("log_position", "before_log_prob", "before_entropy", "before_copied", "before_copied_run")
+"""In this order: both MLDS, means over the answer's spans weighed by their tokens; and of its tokens log p (mean and
+lowest), mean entropy and margin; the share that the prompt holds, and the mean run of the prompt that they end
+(``Span.token_copied``); the mean log(1 + id), as vocabularies that were merged pair by pair number their tokens from
+the frequent to the rare; log of their number. Logarithms are natural, entropies in nats."""
 
 SPAN_FEATURES = (
-    "con_mlds",
-    "f_mlds",
+    *ANSWER_FEATURES,
     "entropy",
+    "max_entropy",
     "margin",
+    "min_margin",
+    "max_rank",
     "candidates",
     "candidate_spread",
-    *_OF_PRECEDING,
-    *_OF_TOKENS,
+    "log_position",
+    "before_log_prob",
+    "before_entropy",
+    "before_copied",
+    "before_copied_run",
 )
-"""In this order: both MLDS; entropy and margin where the span begins (the risk point); how many tokens competed there,
-and log p of the best of these less that of the last; what stands before it (``Span.preceding``, log(1 + number) of
-tokens); and what is said of its tokens. Logarithms are natural, entropies in nats."""
-
-ANSWER_FEATURES = ("con_mlds", "f_mlds", "max_f_mlds", *_OF_TOKENS)
-"""In this order: both MLDS, means over the spans weighed by their tokens; the highest fMLDS of a span; and what is said
-of all its tokens."""
+"""In this order: the same of a span and its tokens; entropy where it begins (the risk point) and highest, margin where
+it begins and lowest; the highest log(1 + id); how many tokens competed there, and log p of the best of these less that
+of the last; and what stands before it (``Span.preceding``; log(1 + number) of tokens)."""
 
 
 def span_features(span: Span) -> list[float]:
@@ -55,12 +54,11 @@ def span_features(span: Span) -> list[float]:
     return [
         span.con_mlds,
         span.f_mlds,
-        span.token_entropies[0],
-        min(span.token_margins[0], MARGIN_CAP),
+        *of_tokens(span.token_ids, span.token_log_probs, span.token_entropies, span.token_margins, span.token_copied),
+        *worst_of_tokens(span.token_ids, span.token_entropies, span.token_margins),
         float(max(1, len(first))),
         max(first) - min(first) if first else 0.0,
         *of_preceding(span.preceding),
-        *of_tokens(span.token_ids, span.token_log_probs, span.token_entropies, span.token_margins, span.token_copied),
     ]
 
 
@@ -71,7 +69,6 @@ def answer_features(generation: Generation) -> list[float]:
     return [
         sum(span.con_mlds * len(span.token_ids) for span in spans) / tokens,
         sum(span.f_mlds * len(span.token_ids) for span in spans) / tokens,
-        max(span.f_mlds for span in spans),
         *of_tokens(
             generation.token_ids,
             list(chain.from_iterable(span.token_log_probs for span in spans)),
@@ -80,11 +77,6 @@ def answer_features(generation: Generation) -> list[float]:
             list(chain.from_iterable(span.token_copied for span in spans)),
         ),
     ]
-
-
-def of_preceding(before: Preceding) -> list[float]:
-    """The features of what stands before a span."""
-    return [math.log1p(before.tokens), before.log_prob, before.entropy, before.copied, before.copied_run]
 
 
 def of_tokens(
@@ -96,17 +88,29 @@ def of_tokens(
 ) -> list[float]:
     """The features over t tokens, ``[t]`` each, that spans and answers share."""
     count = len(log_probs)
-    capped = [min(margin, MARGIN_CAP) for margin in margins]
     return [
         sum(log_probs) / count,
         min(log_probs),
         sum(entropies) / count,
-        max(entropies),
-        sum(capped) / count,
-        min(capped),
+        sum(min(margin, MARGIN_CAP) for margin in margins) / count,
         sum(run > 0 for run in copied) / count,
         sum(copied) / count,
         sum(math.log1p(token_id) for token_id in token_ids) / count,
-        math.log1p(max(token_ids)),
         math.log(count),
     ]
+
+
+def worst_of_tokens(token_ids: Sequence[int], entropies: Sequence[float], margins: Sequence[float]) -> list[float]:
+    """The features of single tokens of a span: the first and the worst."""
+    return [
+        entropies[0],
+        max(entropies),
+        min(margins[0], MARGIN_CAP),
+        min(*margins, MARGIN_CAP),
+        math.log1p(max(token_ids)),
+    ]
+
+
+def of_preceding(before: Preceding) -> list[float]:
+    """The features of what stands before a span."""
+    return [math.log1p(before.tokens), before.log_prob, before.entropy, before.copied, before.copied_run]

@@ -25,9 +25,7 @@ RIVALS: dict[str, Callable[[Columns], Floats]] = {
     "-mean log p": lambda x: -x["mean_log_prob"],
     "-min log p": lambda x: -x["min_log_prob"],
     "mean entropy": lambda x: x["mean_entropy"],
-    "max entropy": lambda x: x["max_entropy"],
     "-mean margin": lambda x: -x["mean_margin"],
-    "-min margin": lambda x: -x["min_margin"],
     "fMLDS": lambda x: x["f_mlds"],
     "ConMLDS": lambda x: x["con_mlds"],
 }
@@ -184,12 +182,8 @@ def validate(items: LabelledFeatures, risks: Floats, *, folds: int, draws: int, 
 
 def _fit(items: LabelledFeatures, *, isotonic: bool) -> _Fit:
     from sklearn.isotonic import IsotonicRegression
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.preprocessing import StandardScaler
 
-    scaler: Any = StandardScaler().fit(items.features)
-    model: Any = LogisticRegression(max_iter=1000).fit(scaler.transform(items.features), items.labels)
-    plain = _Fit(scaler.mean_, scaler.scale_, model.coef_[0], float(model.intercept_[0]), None)
+    plain = _logistic(items, _best_strength(items))
     if not isotonic:
         return plain
     unseen = left_out(items, isotonic=False, folds=4)
@@ -197,6 +191,30 @@ def _fit(items: LabelledFeatures, *, isotonic: bool) -> _Fit:
     x, first = np.unique(curve.X_thresholds_, return_index=True)
     y = np.maximum.accumulate(np.clip(curve.y_thresholds_[first], 0, 1))
     return _Fit(plain.means, plain.scales, plain.weights, plain.intercept, Isotonic(x=x.tolist(), y=y.tolist()))
+
+
+STRENGTHS = (0.03, 0.3, 3.0)
+"""Of the logistic model's fit against its penalty (scikit-learn's C); the best is found anew in every fit."""
+
+
+def _best_strength(items: LabelledFeatures) -> float:
+    """The one with the lowest log loss on prompts left out."""
+    losses = dict.fromkeys(STRENGTHS, 0.0)
+    for rest, fold in _folds(items, 3):
+        inside, labels = items.only(rest), items.labels[fold]
+        for strength in STRENGTHS:
+            risks = np.clip(_logistic(inside, strength)(items.features[fold]), 1e-12, 1 - 1e-12)
+            losses[strength] -= float(np.log(np.where(labels, risks, 1 - risks)).sum())
+    return min(STRENGTHS, key=lambda strength: losses[strength])
+
+
+def _logistic(items: LabelledFeatures, strength: float) -> _Fit:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    scaler: Any = StandardScaler().fit(items.features)
+    model: Any = LogisticRegression(C=strength, max_iter=1000).fit(scaler.transform(items.features), items.labels)
+    return _Fit(scaler.mean_, scaler.scale_, model.coef_[0], float(model.intercept_[0]), None)
 
 
 def _folds(items: LabelledFeatures, folds: int) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:

@@ -11,11 +11,11 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.labelled import Question
 from cocoa_engine.risk.features import (
     ANSWER_FEATURES,
-    MARGIN_CAP,
     SPAN_FEATURES,
     answer_features,
     of_preceding,
     of_tokens,
+    worst_of_tokens,
 )
 from cocoa_engine.risk.fitting import LabelledFeatures
 from cocoa_engine.signal.indicators import Layers
@@ -98,30 +98,23 @@ class _Rows:
 
 
 def _of_span(segment: Segment, layers: Layers) -> list[float]:
-    profile, start = segment.forced.profile, segment.start
+    one, start, which = segment.forced.profile, segment.start, slice(segment.start, segment.end)
     return [
-        *_mlds(segment, layers),
-        profile.entropies[start],
-        min(profile.margins[start], MARGIN_CAP),
-        float(profile.competing[start]),
-        profile.spreads[start],
-        *of_preceding(preceding(profile.log_probs[:start], profile.entropies[:start], profile.copied[:start])),
-        *_of_tokens(segment),
+        *_of_answer(segment, layers),
+        *worst_of_tokens(one.token_ids[which], one.entropies[which], one.margins[which]),
+        float(one.competing[start]),
+        one.spreads[start],
+        *of_preceding(preceding(one.log_probs[:start], one.entropies[:start], one.copied[:start])),
     ]
 
 
 def _of_answer(segment: Segment, layers: Layers) -> list[float]:
-    con_mlds, f_mlds = _mlds(segment, layers)
-    return [con_mlds, f_mlds, f_mlds, *_of_tokens(segment)]  # one span, as engine.score gives it
-
-
-def _mlds(segment: Segment, layers: Layers) -> tuple[float, float]:
-    of = segment.layers
-    return float(of.con_mlds(layers.window)), float(of.f_mlds(layers.window, layers.final))
-
-
-def _of_tokens(segment: Segment) -> list[float]:
+    """Of an answer as one span, as ``engine.score`` gives it."""
     one, which = segment.forced.profile, slice(segment.start, segment.end)
-    return of_tokens(
-        one.token_ids[which], one.log_probs[which], one.entropies[which], one.margins[which], one.copied[which]
-    )
+    return [
+        float(segment.layers.con_mlds(layers.window)),
+        float(segment.layers.f_mlds(layers.window, layers.final)),
+        *of_tokens(
+            one.token_ids[which], one.log_probs[which], one.entropies[which], one.margins[which], one.copied[which]
+        ),
+    ]

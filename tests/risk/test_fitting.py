@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cocoa_engine import CalibrationError, RiskCalibrator
 from cocoa_engine.risk.calibrator import FittedRisk, Isotonic, logistic
 from cocoa_engine.risk.features import ANSWER_FEATURES, SPAN_FEATURES
-from cocoa_engine.risk.fitting import LabelledFeatures, left_out
+from cocoa_engine.risk.fitting import STRENGTHS, LabelledFeatures, left_out
 from cocoa_engine.risk.validation import brier, expected_calibration_error, reliability
 from tests.risk.made_up import fitted, labelled_items, risk
 
@@ -63,8 +63,12 @@ def test_plain_python_applies_what_scikit_learn_fitted(isotonic: bool) -> None:
 
     spans = labelled_items()
     calibrated = risk(spans, isotonic=isotonic)
-    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(spans.features, spans.labels)
-    plain = model.predict_proba(spans.features)[:, 1]
+    plains = []
+    for strength in STRENGTHS:
+        model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
+        plains.append(model.fit(spans.features, spans.labels).predict_proba(spans.features)[:, 1])
+    raw = calibrated.model_copy(update={"isotonic": None})
+    (plain,) = (one for one in plains if np.allclose([raw(row) for row in spans.features.tolist()], one, atol=1e-9))
     expected = plain if calibrated.isotonic is None else np.interp(plain, calibrated.isotonic.x, calibrated.isotonic.y)
     assert [calibrated(row) for row in spans.features.tolist()] == pytest.approx(expected, abs=1e-9)
 
@@ -115,8 +119,8 @@ def test_files(tmp_path: Path) -> None:
     answer, span = good["answer"], good["span"]
     for change, message in (
         ({"schema_version": 1}, "schema_version"),
-        ({"span": answer}, "this version measures con_mlds, f_mlds, entropy"),
-        ({"answer": span}, "this version measures con_mlds, f_mlds, max_f_mlds"),
+        ({"span": answer}, "max_rank"),
+        ({"answer": span}, "this version measures con_mlds, f_mlds, mean_log_prob"),
         ({"span": None, "answer": None}, "neither of spans nor of answers"),
         ({"answer": {**answer, "weights": [1.0]}}, "one length"),
         ({"answer": {**answer, "scales": [0.0] * len(ANSWER_FEATURES)}}, "above 0"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cocoa_engine.backends import TokenTree
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decode import Decided, Sequencer
-from cocoa_engine.measure import ranking_mlds
+from cocoa_engine.measure import exceeds_max_risk, reported_risk
 from cocoa_engine.results import Generation, Span, Usage
 from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.text import SpanTexts
@@ -38,8 +38,7 @@ class Assembler:
     def ready(self, sequencer: Sequencer) -> list[Span]:
         """The spans that have become final since the last call."""
         ends = [decided.text_end for decided in sequencer.decided]
-        finished = sequencer.finish_reason is not None
-        places = self._texts.ready(sequencer.track, ends, finished)
+        places = self._texts.ready(sequencer.track, ends, sequencer.has_ended())
         fresh = [
             make_span(decided, place, self._config, self._calibrator)
             for decided, place in zip(sequencer.decided[len(self.spans) :], places, strict=False)
@@ -76,14 +75,14 @@ def make_span(
     *,
     given: bool = False,
 ) -> Span:
-    """A decided span at its place ``(start, end, text)``; without a calibrator its risk is the raw MLDS that ranks."""
+    """A decided span at its place ``(start, end, text)``."""
     start, end, text = place
-    kind = "given" if given else "risk_point" if decided.candidates else "greedy"
-    span = Span(
+    risk = reported_risk(config, calibrator, decided)
+    return Span(
         text=text,
         start=start,
         end=end,
-        kind=kind,
+        kind="given" if given else "risk_point" if decided.candidates else "greedy",
         token_ids=decided.token_ids,
         token_log_probs=decided.token_log_probs,
         token_entropies=decided.token_entropies,
@@ -96,8 +95,7 @@ def make_span(
         chosen=decided.chosen,
         token_copied=decided.token_copied,
         preceding=decided.preceding,
-        risk=ranking_mlds(config, decided.con_mlds, decided.f_mlds),
+        risk=risk,
+        calibrated=calibrator is not None,
+        exceeds_max_risk=exceeds_max_risk(config, risk),
     )
-    if calibrator is None:
-        return span
-    return span.model_copy(update={"risk": calibrator.risk(span), "calibrated": True})

@@ -72,6 +72,13 @@ class CocoaConfig(BaseModel):
         description="Divides the scores of tokens that were there before. Default: the model's generation config's, "
         "for DoLa 1.2.",
     )
+    max_risk: float | None = Field(
+        None,
+        ge=0,
+        le=2,
+        description="Decoding stops after the first span whose risk is above this: the calibrated risk if there is a "
+        "calibrator, else the raw MLDS. Default: it does not.",
+    )
     max_new_tokens: int = Field(256, ge=1, description="At most this many tokens are generated.")
     temperature: float = Field(
         0.0, ge=0, description="0 keeps the best branch; above, a branch is sampled from softmax(score / temperature)."

@@ -20,11 +20,12 @@ from torch import Tensor
 from cocoa_engine.backends import Path, StepOutput, TokenTree
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.measure import log_prob_and_score, mlds
+from cocoa_engine.measure import exceeds_max_risk, log_prob_and_score, mlds, reported_risk
 from cocoa_engine.methods import METHODS, ContrastingMethod
 from cocoa_engine.next_tokens import NextTokens, contrasted, next_tokens, non_finite
 from cocoa_engine.prompt_lookup import PromptLookup
 from cocoa_engine.results import Candidate, FinishReason, Preceding
+from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.so_far import AnswerSoFar
 from cocoa_engine.text import TextTrack
 
@@ -149,7 +150,11 @@ class Decided:
 
 
 class Sequencer:
-    """The decode loop of one sequence, and what it has decided so far."""
+    """The decode loop of one sequence, and what it has decided so far.
+
+    Args:
+        calibrator: gives the spans' risk, which ``max_risk`` limits; none leaves the raw MLDS.
+    """
 
     def __init__(
         self,
@@ -159,7 +164,9 @@ class Sequencer:
         *,
         draft_tokens: int = 0,
         room: Room = lambda: 1,
+        calibrator: RiskCalibrator | None = None,
     ) -> None:
+        self.calibrator = calibrator
         self.rules = rules
         self.config = rules.config
         self.method = METHODS[rules.config.method]
@@ -195,11 +202,13 @@ class Sequencer:
         self.last = fed.logits
         following = self._distributions([()], [fed])[0]
         run = Branch(self.track)
-        while self.finish_reason is None:
+        while not self.has_ended():
             candidates = self._competing(following)
             at_risk_point = len(candidates.token_ids) > 1
             if at_risk_point:
                 run = self._close(run)
+                if self.has_ended():  # of a risk above max_risk
+                    break
             if at_risk_point and self.method.branches:
                 branches = yield from self._grow(candidates)
                 pmi = (yield from self._read_back(branches)) if self.method.reads_back else [0.0] * len(branches)
@@ -215,6 +224,10 @@ class Sequencer:
             if kept.next is not None:
                 following = kept.next
         self._close(run)
+
+    def has_ended(self) -> bool:
+        """Whether nothing more is decoded."""
+        return self.finish_reason is not None
 
     def _grow(self, candidates: NextTokens) -> Generator[Sequence[Path], StepOutput, list[Branch]]:
         """Open a branch for each candidate and grow them in step to their common boundary."""
@@ -412,23 +425,24 @@ class Sequencer:
     ) -> None:
         log_prob, score = log_prob_and_score(self.config, span.log_probs, con, f, contrasts=span.contrasts, pmi=pmi)
         copied, before = self.so_far.extend(span.token_ids, span.log_probs, span.entropies)
-        self.decided.append(
-            Decided(
-                token_ids=span.token_ids,
-                token_log_probs=span.log_probs,
-                token_entropies=span.entropies,
-                token_margins=span.margins,
-                log_prob=log_prob,
-                con_mlds=con,
-                f_mlds=f,
-                score=score,
-                candidates=list(candidates),
-                chosen=chosen,
-                text_end=len(span.track.text),
-                token_copied=copied,
-                preceding=before,
-            )
+        decided = Decided(
+            token_ids=span.token_ids,
+            token_log_probs=span.log_probs,
+            token_entropies=span.entropies,
+            token_margins=span.margins,
+            log_prob=log_prob,
+            con_mlds=con,
+            f_mlds=f,
+            score=score,
+            candidates=list(candidates),
+            chosen=chosen,
+            text_end=len(span.track.text),
+            token_copied=copied,
+            preceding=before,
         )
+        self.decided.append(decided)
+        if exceeds_max_risk(self.config, reported_risk(self.config, self.calibrator, decided)):
+            self.finish_reason = "risk"
 
     def _mlds(self, branches: Sequence[Branch]) -> tuple[list[float], list[float]]:
         """ConMLDS and fMLDS of each branch."""
@@ -475,7 +489,8 @@ class Sequencer:
         self.ids.extend(taken)
         self.lookup.extend(taken)
         self.generated += depth
-        self.finish_reason = kept.ended or ("length" if self.generated >= self.config.max_new_tokens else None)
+        if self.finish_reason is None:  # the kept span's risk goes before
+            self.finish_reason = kept.ended or ("length" if self.generated >= self.config.max_new_tokens else None)
 
     def _distributions(self, paths: Sequence[Path], fed: Sequence[Fed]) -> list[NextTokens]:
         """The next-token distribution after each path.

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from cocoa_engine.assembly import make_span
 from cocoa_engine.backends import Chosen, choose, state_of
@@ -16,12 +16,23 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.contrast_scoring import needs_more, rescored
 from cocoa_engine.decoding import Decoding, require_ability
 from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.generation_config import eos_token_ids
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.info import ModelInfo
+from cocoa_engine.layer_curve import layer_curve
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model import LanguageModel
-from cocoa_engine.request import Callables, Request, is_many, make_request, prompt_ids, require_tokens, wanted_states
-from cocoa_engine.results import Generation, Span, Usage
+from cocoa_engine.request import (
+    Callables,
+    PerPrompt,
+    Request,
+    is_many,
+    make_request,
+    prompt_ids,
+    require_tokens,
+    wanted_states,
+)
+from cocoa_engine.results import Generation, LayerCurve, Span, Usage
 from cocoa_engine.risk import CalibrationWarning, RiskCalibrator
 from cocoa_engine.runtime import Runtime
 from cocoa_engine.scheduler import Scheduler
@@ -29,6 +40,9 @@ from cocoa_engine.shared_prompt import GivenText, ScoredText, score_texts
 from cocoa_engine.so_far import AnswerSoFar
 from cocoa_engine.teacher_forcing import score_text
 from cocoa_engine.tokens import Tokens
+
+if TYPE_CHECKING:
+    from cocoa_engine.grammar import GrammarProcessor
 
 Prompt = str | Sequence[int]
 Texts = list[str] | tuple[str, ...] | Sequence[Sequence[int]]  # not Sequence[str]: a str is one
@@ -168,6 +182,39 @@ class CocoaEngine:
         """Text of token ids, special tokens left out."""
         return self._tokens.decode(token_ids)
 
+    def constrain(
+        self,
+        *,
+        json_schema: Mapping[str, Any] | None = None,
+        regex: str | None = None,
+        grammar: str | None = None,
+    ) -> GrammarProcessor:
+        """A logits processor that holds answers to one of these, with the tokens that end this model's answers.
+
+        It may be given to any number of calls: ``engine.generate(prompt, logits_processor=engine.constrain(...))``.
+
+        Args:
+            json_schema: the answer is a JSON value that fits it, on one line.
+            regex: the answer as a whole matches it (syntax of Rust's regex crate).
+            grammar: in llguidance's dialect of Lark, with a rule ``start``.
+
+        Raises:
+            ConfigError: not exactly one is given, it is not valid, or the tokenizer is not fast.
+            MissingExtraError: llguidance is not installed (the extra ``tools``).
+        """
+        from cocoa_engine.grammar import GrammarProcessor, json_schema_grammar, regex_grammar
+
+        grammars = [
+            json_schema_grammar(json_schema) if json_schema is not None else None,
+            regex_grammar(regex) if regex is not None else None,
+            grammar,
+        ]
+        given = [each for each in grammars if each is not None]
+        if len(given) != 1:
+            raise ConfigError("constrain takes exactly one of json_schema, regex and grammar")
+        ends = eos_token_ids(self.model, self.tokenizer)
+        return GrammarProcessor(given[0], self.tokenizer, eos_token_ids=ends)
+
     def generate(
         self,
         prompt: Prompt,
@@ -175,6 +222,7 @@ class CocoaEngine:
         config: CocoaConfig | None = None,
         logits_processor: Callables = None,
         stopping_criteria: Callables = None,
+        generation_config: Any = None,
         **settings: Any,
     ) -> Generation:
         """Answer one prompt.
@@ -184,6 +232,8 @@ class CocoaEngine:
             config: settings instead of the engine's.
             logits_processor: transformers processors, called on every branch before its next distribution is formed.
             stopping_criteria: transformers criteria, called on every branch after each token.
+            generation_config: a transformers ``GenerationConfig`` whose end tokens, penalties and bans are honoured
+                instead of the model's own.
             **settings: single fields of :class:`CocoaConfig` that override the settings.
 
         Raises:
@@ -193,7 +243,7 @@ class CocoaEngine:
             EngineBusyError: ``Runtime.max_queue`` requests wait already.
         """
         config = self._settings(config, settings)
-        request = make_request(self._language_model, self._tokens, prompt, config, logits_processor, stopping_criteria)
+        request = self._request(prompt, config, logits_processor, stopping_criteria, generation_config)
         (generation,) = self._decode_all([request], config, 1)
         assert isinstance(generation, Generation)
         return generation
@@ -205,6 +255,7 @@ class CocoaEngine:
         config: CocoaConfig | None = None,
         logits_processor: Callables = None,
         stopping_criteria: Callables = None,
+        generation_config: Any = None,
         **settings: Any,
     ) -> SpanStream:
         """Answer one prompt span by span; arguments and errors as for :meth:`generate`, raised at once.
@@ -212,7 +263,7 @@ class CocoaEngine:
         The work is done as spans are asked for. Closing the stream stops it; a suspended one blocks nobody.
         """
         config = self._settings(config, settings)
-        request = make_request(self._language_model, self._tokens, prompt, config, logits_processor, stopping_criteria)
+        request = self._request(prompt, config, logits_processor, stopping_criteria, generation_config)
         return SpanStream(self, request, config)
 
     def generate_batch(
@@ -220,8 +271,9 @@ class CocoaEngine:
         prompts: Sequence[Prompt],
         *,
         config: CocoaConfig | None = None,
-        logits_processor: Callables = None,
-        stopping_criteria: Callables = None,
+        logits_processor: Callables | PerPrompt = None,
+        stopping_criteria: Callables | PerPrompt = None,
+        generation_config: Any = None,
         batch_size: int | None = None,
         return_exceptions: bool = False,
         **settings: Any,
@@ -233,6 +285,7 @@ class CocoaEngine:
         other threads share its forward passes.
 
         Args:
+            logits_processor, stopping_criteria: for all prompts, or a :class:`PerPrompt`.
             batch_size: at most this many at a time; none is ``Runtime.max_batch_size``, which it cannot exceed.
             return_exceptions: put the error of a prompt in its place, instead of raising the first one.
         """
@@ -243,9 +296,10 @@ class CocoaEngine:
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ConfigError(f"batch_size must be a whole number, at least 1 (got {batch_size!r})")
         config = self._settings(config, settings)
+        processors, criteria = (_of_each(given, len(prompts)) for given in (logits_processor, stopping_criteria))
         requests = [
-            make_request(self._language_model, self._tokens, prompt, config, logits_processor, stopping_criteria)
-            for prompt in prompts
+            self._request(prompt, config, own_processors, own_criteria, generation_config)
+            for prompt, own_processors, own_criteria in zip(prompts, processors, criteria, strict=True)
         ]
         return self._decode_all(requests, config, batch_size, keep_errors=return_exceptions)
 
@@ -301,6 +355,35 @@ class CocoaEngine:
         scored = self._by_method(before, scored, config, wanted)
         return [self._scored(before, shown, one, config) for (_, shown), one in zip(given, scored, strict=True)]
 
+    def layer_profile(self, prompt: Prompt, generation: Generation, span: Span | int) -> LayerCurve:
+        """How the layers disagree about one span of an answer, layer by layer: what its MLDS are means of.
+
+        The answer is fed once more, up to the end of the span, with the settings it was made with.
+
+        Args:
+            prompt: what the answer was made after; for :meth:`chat` that is :meth:`encode_chat` of its messages.
+            generation: the answer, generated or scored by a model like this one.
+            span: one of its spans, or the number of one, counted from 0.
+
+        Raises:
+            ConfigError: the answer has no such span.
+            PromptError: the prompt is not as long as the one of the answer.
+            UnsupportedModelError: the model's final state is not as wide as its layers.
+        """
+        spans = generation.spans
+        number = span if isinstance(span, int) else spans.index(span) if span in spans else len(spans)
+        if not -len(spans) <= number < len(spans):
+            raise ConfigError(f"the answer has no such span: give one of its spans, or a number below {len(spans)}.")
+        before = prompt_ids(self._language_model, self._tokens, prompt)
+        if len(before) != generation.usage.prompt_tokens:
+            raise PromptError(
+                f"the answer was made after a prompt of {generation.usage.prompt_tokens} tokens, not of {len(before)}; "
+                "give the same one (after a chat, engine.encode_chat(messages))."
+            )
+        number %= len(spans)
+        earlier = [token_id for one in spans[:number] for token_id in one.token_ids]
+        return layer_curve(self._language_model, before + earlier, spans[number], generation.config)
+
     def _by_method(
         self, prompt: list[int], scored: list[ScoredText], config: CocoaConfig, wanted: Wanted
     ) -> list[ScoredText]:
@@ -349,6 +432,16 @@ class CocoaEngine:
         config = base.replace(**settings) if settings else base
         self._warn_of_mismatch(config)
         return config
+
+    def _request(
+        self,
+        prompt: Prompt,
+        config: CocoaConfig,
+        processors: Callables,
+        criteria: Callables,
+        generation_config: Any,
+    ) -> Request:
+        return make_request(self._language_model, self._tokens, prompt, config, processors, criteria, generation_config)
 
     def _warn_of_mismatch(self, config: CocoaConfig | None) -> None:
         """Warn, once for each difference, that the calibrator was fitted with another model or other settings."""
@@ -494,6 +587,15 @@ class CocoaEngine:
                 decoding.close()
 
 
+def _of_each(given: Callables | PerPrompt, count: int) -> Sequence[Callables]:
+    """The processors or criteria of each prompt of a batch."""
+    if not isinstance(given, PerPrompt):
+        return [given] * count
+    if len(given.each) != count:
+        raise ConfigError(f"processors or criteria are given for {len(given.each)} prompts; there are {count}.")
+    return given.each
+
+
 def _checked(config: Any) -> CocoaConfig:
     if not isinstance(config, CocoaConfig):
         raise ConfigError(f"config must be a CocoaConfig, not {type(config).__name__}.")
@@ -527,7 +629,23 @@ class SpanStream(Iterator[Span]):
 
     def __init__(self, engine: CocoaEngine, request: Request, config: CocoaConfig) -> None:
         self._shared = _Shared()
+        self._engine, self._request = engine, request
         self._spans = engine._spans(self._shared, request, config)
+
+    @property
+    def engine(self) -> CocoaEngine:
+        """The engine that decodes."""
+        return self._engine
+
+    @property
+    def prompt(self) -> list[int]:
+        """Token ids of the prompt."""
+        return self._request.prompt
+
+    @property
+    def processed(self) -> bool:
+        """Whether logits processors act: the log-probabilities are then not those of the model's own distribution."""
+        return bool(self._request.rules.processors)
 
     @property
     def generation(self) -> Generation | None:

@@ -48,11 +48,16 @@ class SharedTree(TokenTree):
         self.twin: SharedTree | None = None  # the same tokens, with heads masked
         self.probe: Probe | None = None
 
-    def segment(self, paths: Sequence[Path]) -> Segment:
-        """The last tokens of some paths, as the next tokens to feed; :meth:`fed` makes them part of the tree."""
+    def segment(self, paths: Sequence[Path], idle: int = 0) -> Segment:
+        """The last tokens of some paths, as the next tokens to feed; :meth:`fed` makes them part of the tree.
+
+        Args:
+            idle: so many tokens that nobody sees follow; the next pass writes over their slots.
+        """
         slots = dict(self.slots)
         for number, path in enumerate(paths):
             slots[path] = [*slots[path[:-1]], self.used + number]
+        paths = [*paths, *[paths[0]] * idle]
         if self.used + len(paths) > self.store.capacity:
             self.store.reserve(max(self.used + len(paths) + SPARE_SLOTS, self.store.capacity * 3 // 2))
         alone = len(paths) == 1 and self.used == self.committed
@@ -197,7 +202,10 @@ class SharedCache(Backend):
         asked = [paths for _, paths in requests]
         twins = [(tree.twin, paths) for tree, paths in zip(trees, asked, strict=True) if tree.twin is not None]
         with self.model.exclusive():
-            segments = [tree.segment(paths) for tree, paths in (*zip(trees, asked, strict=True), *twins)]
+            rows = [*zip(trees, asked, strict=True), *twins]
+            idle = self.forward.idle_rows(sum(len(paths) for _, paths in rows))
+            segments = [tree.segment(paths) for tree, paths in rows[:-1]]
+            segments.append(rows[-1][0].segment(rows[-1][1], idle))
             passed = self.forward(segments, trees[0].wanted)
         assert passed.hidden is not None
         logits = passed.logits.float()

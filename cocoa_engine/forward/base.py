@@ -125,6 +125,10 @@ class Forward(ABC):
         """How many sequences one pass takes; none is any number."""
         return None
 
+    def idle_rows(self, rows: int) -> int:
+        """How many tokens that nobody needs a pass of ``rows`` takes along to be faster."""
+        return 0
+
     def new_store(self, capacity: int) -> KeyValues:
         """Slots for one sequence."""
         return KeyValues(self.model.num_layers, capacity)

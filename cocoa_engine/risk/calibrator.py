@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.faults import explain
-from cocoa_engine.results import Generation, Span
-from cocoa_engine.risk.features import ANSWER_FEATURES, SPAN_FEATURES, answer_features, span_features
+from cocoa_engine.results import Generation
+from cocoa_engine.risk.features import ANSWER_FEATURES, SPAN_FEATURES, SpanFigures, answer_features, span_features
 
 EMBEDDED = Path(__file__).parent / "embedded.json"
 """The embedded model's; what it was fitted on, and what it is worth, is said in it and in docs/signal.md."""
@@ -216,7 +216,7 @@ class RiskCalibrator(_Part):
         """Write it as JSON."""
         Path(path).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
-    def risk(self, span: Span) -> float:
+    def risk(self, span: SpanFigures) -> float:
         """The risk of a span, in [0, 1]: the probability, by this calibrator, that a part of it is hallucinated.
 
         Raises:
@@ -232,7 +232,7 @@ class RiskCalibrator(_Part):
         """
         return self._of_answers(answer_features(generation))
 
-    def flags(self, span: Span) -> bool:
+    def flags(self, span: SpanFigures) -> bool:
         """Whether a span's risk reaches the threshold.
 
         Raises:

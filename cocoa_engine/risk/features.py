@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
+from typing import Protocol
 
-from cocoa_engine.results import Generation, Preceding, Span
+from cocoa_engine.results import Candidate, Generation, Preceding
 
 MARGIN_CAP = 20.0
 """Margins above it, in nats, count as this; an infinite one (a single allowed token) could not be weighed."""
@@ -48,7 +49,38 @@ it begins and lowest; the highest log(1 + id); how many tokens competed there, a
 of the last; and what stands before it (``Span.preceding``; log(1 + number) of tokens)."""
 
 
-def span_features(span: Span) -> list[float]:
+class SpanFigures(Protocol):
+    """What was measured of a span, decided or reported."""
+
+    @property
+    def con_mlds(self) -> float: ...
+
+    @property
+    def f_mlds(self) -> float: ...
+
+    @property
+    def token_ids(self) -> list[int]: ...
+
+    @property
+    def token_log_probs(self) -> list[float]: ...
+
+    @property
+    def token_entropies(self) -> list[float]: ...
+
+    @property
+    def token_margins(self) -> list[float]: ...
+
+    @property
+    def token_copied(self) -> list[int]: ...
+
+    @property
+    def preceding(self) -> Preceding: ...
+
+    @property
+    def candidates(self) -> list[Candidate]: ...
+
+
+def span_features(span: SpanFigures) -> list[float]:
     """The features of a span, in the order of :data:`SPAN_FEATURES`."""
     first = [candidate.token_log_probs[0] for candidate in span.candidates]
     return [

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import torch
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -30,6 +30,7 @@ from cocoa_integrations.langchain.time_limit import TimeLimit
 from cocoa_integrations.logprobs import openai_logprobs
 from cocoa_integrations.metadata import RISK_KEY, risk_report
 from cocoa_integrations.settings import LOADING, DecodeSettings, config_of, fields_of, refuse_unknown, split_settings
+from cocoa_integrations.tracing import RiskTrace
 
 Result = TypeVar("Result")
 
@@ -193,25 +194,6 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
             return self.custom_get_token_ids(text)
         return self.load().encode(text, add_special_tokens=False)
 
-    def bind_tools(self, tools: Any, **kwargs: Any) -> Self:
-        """The model itself, if there are no tools to bind.
-
-        Raises:
-            UnsupportedFeatureError: there are; tools are never dropped in silence.
-        """
-        self._refuse_tools({"tools": tools, **kwargs})
-        return self
-
-    def with_structured_output(self, schema: Any, **kwargs: Any) -> NoReturn:
-        """Not supported.
-
-        Raises:
-            UnsupportedFeatureError: always.
-        """
-        raise UnsupportedFeatureError(
-            f"{type(self).__name__} does not enforce a schema; ask for the format in the prompt and parse the text"
-        )
-
     @property
     def _name(self) -> str:
         return self.engine.model_name if self.engine is not None else self.model_name or MODEL_NAME
@@ -253,9 +235,9 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
 
         Raises:
             ConfigError: an option is unknown or out of range, or names another model.
-            UnsupportedFeatureError: tools or structured output are asked for.
+            UnsupportedFeatureError: tools or structured output are asked of a text model.
         """
-        self._refuse_tools(options)
+        called = self._with_tools(options)
         framework = {name: value for name, value in options.items() if name in FRAMEWORK}
         others = FRAMEWORK | TOOLS | TOOL_DETAILS
         settings, rest = split_settings({name: value for name, value in options.items() if name not in others})
@@ -275,8 +257,8 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
         if any(update.get(name, getattr(self, name)) for name in ("logits_processor", "stopping_criteria")):
             update["cache"] = False
         if not update and config == config_of(self):
-            return self, framework
-        copy = self.model_copy(update={**fields_of(config), **update})
+            return called, framework
+        copy = called.model_copy(update={**fields_of(config), **update})
         copy.__dict__.pop("_serialized", None)  # LangChain's cached description of the original
         return copy, framework
 
@@ -289,12 +271,17 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
             "stopping_criteria": [*self.stopping_criteria, *limit],
         }
 
-    def _refuse_tools(self, options: Mapping[str, Any]) -> None:
+    def _with_tools(self, options: Mapping[str, Any]) -> Self:
+        """The model with what a call's options ask for beside text.
+
+        Raises:
+            UnsupportedFeatureError: they ask for tools or structured output, which a text model does not have.
+        """
         if asked := [name for name in sorted(TOOLS) if options.get(name)]:
             raise UnsupportedFeatureError(
-                f"{type(self).__name__} does not call tools or enforce a schema ({', '.join(asked)}); "
-                "use a model that does for that step"
+                f"{type(self).__name__} does not call tools or enforce a schema ({', '.join(asked)}); use ChatCocoa"
             )
+        return self
 
     @abstractmethod
     def _chunks(self, prompt: Any) -> Generator[Any, None, None]:
@@ -370,6 +357,8 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
         Only the beginning of a stream can be tried again. Closing this closes the stream.
         """
 
+        trace = RiskTrace()
+
         def begin() -> tuple[SpanStream, Span | None]:
             stream = start()
             return stream, next(stream, None)
@@ -381,6 +370,7 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
                 yield chunk(number, span)
                 span, number = next(stream, None), number + 1
         assert stream.generation is not None
+        trace.record(stream.generation)
         return stream.generation
 
     def _metadata(self, generation: Generation) -> dict[str, Any]:

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.callbacks import CallbackManagerForLLMRun, Callbacks
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
+from langchain_core.runnables import Runnable
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import PrivateAttr
+from typing_extensions import Self
 
-from cocoa_engine import Span
-from cocoa_integrations.langchain.base import CocoaModel, usage_of
-from cocoa_integrations.langchain.messages import to_chat, to_entry
-from cocoa_integrations.metadata import SPANS_KEY, all_spans, span_metadata
+from cocoa_engine import Generation, Span
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.faults import unknown
+from cocoa_integrations.langchain.base import TOOL_DETAILS, TOOLS, CocoaModel, usage_of
+from cocoa_integrations.langchain.messages import to_chat, to_entries
+from cocoa_integrations.langchain.structured import json_parser, json_schema_of, structured, tool_parser
+from cocoa_integrations.langchain.tools import ChunkWriter, new_id, tool_calls, tool_request
+from cocoa_integrations.metadata import RISK_KEY, SPANS_KEY, all_spans, span_metadata
+from cocoa_integrations.tool_calling import Call, Plan, ToolRequest, tool_call_risks
+from cocoa_integrations.tool_calling.streaming import GrowingAnswer
+from cocoa_integrations.tracing import RiskTrace
 
 if TYPE_CHECKING:
     from langchain_core.language_models.model_profile import ModelProfile
+    from langchain_core.tools import BaseTool
+
+STRUCTURED_METHODS = ("json_schema", "function_calling", "json_mode")
 
 
 # LangChain passes the prompt of a call by position; CocoaModel does not name it as BaseChatModel does.
@@ -27,6 +43,13 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
     stream: each chunk its own span, as soon as it is decided) and ``response_metadata["cocoa_risk"]`` (in a stream: the
     last chunk); see :func:`~cocoa_integrations.langchain.get_risk`. The options are described at :class:`CocoaModel`.
 
+    Tools go through the chat template where it supports them, else into the system message in the format of Hermes and
+    Qwen. A call that ``tool_choice`` (or ``strict=True``) asks for, and an answer with a schema, are held to their JSON
+    schema token by token, which takes the extra ``tools``. The offsets of spans and arguments are those of the
+    generated text, which the texts of the spans make up: in it a call is written out, while ``content`` leaves it out.
+    A call that was cut off or cannot be read is in ``invalid_tool_calls``. The risk of every argument of a call is in
+    ``response_metadata["cocoa_risk"]["tool_calls"]``; see :func:`~cocoa_integrations.langchain.argument_risks`.
+
     Example:
         >>> chat = ChatCocoa(model="Qwen/Qwen2.5-7B-Instruct", device_map="auto", alpha=2.5, max_tokens=256)
         >>> answer = chat.invoke("What is the capital of France?")
@@ -36,12 +59,16 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
 
     _ls_model_type = "chat"
 
+    _tool_request: ToolRequest = PrivateAttr(default_factory=ToolRequest)
+    """What the call that this copy was made for asks for."""
+
     @property
     def _llm_type(self) -> str:
         return "cocoa-chat"
 
     def _resolve_model_profile(self) -> ModelProfile:
         window = self.engine.context_window if self.engine is not None else None
+        enforces = find_spec("llguidance") is not None
         limit: ModelProfile = {} if window is None else {"max_input_tokens": window}
         return {
             **limit,
@@ -50,19 +77,113 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
             "audio_inputs": False,
             "video_inputs": False,
             "text_outputs": True,
-            "tool_calling": False,
-            "structured_output": False,
+            "tool_calling": True,
+            "tool_choice": enforces,
+            "structured_output": enforces,
             "temperature": True,
         }
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
-        """Number of tokens of the prompt that these messages make, the chat template's own among them.
+        """Number of tokens of the prompt that these messages make, the chat template's own and the tools among them."""
+        if not messages:
+            return 0
+        engine = self.load()
+        request = self._tool_request if tools is None else tool_request({"tools": tools})
+        told, template_kwargs = Plan(request, engine).prompt(to_entries(messages))
+        return len(engine.encode_chat(told, **template_kwargs))
+
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | bool | dict[str, Any] | None = None,
+        strict: bool | None = None,
+        parallel_tool_calls: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """This model with tools that its answers may call.
+
+        Args:
+            tools: functions, LangChain tools, pydantic classes, TypedDicts or tools in OpenAI's format.
+            tool_choice: ``"auto"``: the model decides. ``"any"``, ``"required"`` or True: one of them is called; a name
+                (or ``{"type": "function", "function": {"name": ...}}``): this one is; either way the grammar of the
+                call is enforced. ``"none"``: none is, and the model is told of none.
+            strict: True also holds a call that the model decides on to its tool's JSON schema.
+            parallel_tool_calls: whether an answer may hold several calls. By default it may if the model decides, and
+                not if a call is required. False: further calls are listed as invalid.
+            **kwargs: options of a call, ``response_format`` among them.
 
         Raises:
-            UnsupportedFeatureError: tools are given.
+            ConfigError: a tool is none, ``tool_choice`` names none of them, or an option is unknown.
         """
-        self._refuse_tools({"tools": tools})
-        return len(self.load().encode_chat([to_entry(message) for message in messages])) if messages else 0
+        details = {"tool_choice": tool_choice, "strict": strict, "parallel_tool_calls": parallel_tool_calls}
+        given = {name: value for name, value in {**details, **kwargs}.items() if value is not None}
+        self._for_call(None, {"tools": tools, **given})  # told now, not at the first call
+        if not tools and not given.keys() - details.keys():
+            return self
+        return self.bind(tools=[convert_to_openai_tool(tool, strict=strict) for tool in tools], **given)
+
+    def with_structured_output(
+        self,
+        schema: dict[str, Any] | type | None = None,
+        *,
+        method: Literal["json_schema", "function_calling", "json_mode"] = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """This model, with answers that are objects; their JSON schema is enforced token by token.
+
+        Args:
+            schema: a pydantic class, a TypedDict or a JSON schema. Objects have no other members than it names, unless
+                it says that they may. Only ``"json_mode"`` goes without.
+            method: ``"json_schema"``: the answer is JSON, and the system message says of which schema.
+                ``"function_calling"``: it is a call of a tool with these arguments. ``"json_mode"``: it is JSON, and
+                your prompt says what should be in it.
+            include_raw: answer ``{"raw": message, "parsed": object or None, "parsing_error": error or None}``.
+            strict: accepted and always so.
+            **kwargs: options of a call.
+
+        Returns:
+            From a prompt to an object of the pydantic class, or a dict.
+
+        Raises:
+            ConfigError: a method or an option is unknown, or there is no schema.
+            OutputParserException: by the model returned: the answer was cut off (by ``max_tokens``), or a pydantic
+                class refuses it.
+        """
+        if method not in STRUCTURED_METHODS:
+            raise ConfigError(f"with_structured_output: {unknown([method], STRUCTURED_METHODS, what='method')}")
+        if schema is None and method != "json_mode":
+            raise ConfigError(f"with_structured_output: method={method!r} takes a schema")
+        described = {} if schema is None else {"schema": schema}
+        options = {**kwargs, "ls_structured_output_format": {"kwargs": {"method": method}, **described}}
+        if method == "function_calling":
+            model = self.bind_tools([schema], tool_choice="any", **options)  # type: ignore[list-item]
+            return structured(model, tool_parser(schema), include_raw=include_raw)
+        if schema is None:
+            wanted: dict[str, Any] = {"type": "json_object"}
+        elif method == "json_mode":
+            wanted = {"type": "json_object", "schema": json_schema_of(schema)}
+        else:
+            wanted = {"type": "json_schema", "json_schema": {"schema": json_schema_of(schema)}}
+        self._for_call(None, {**kwargs, "response_format": wanted})
+        model = self.bind(response_format=wanted, **options)
+        return structured(model, json_parser(schema), include_raw=include_raw)
+
+    @property
+    def _identifying_params(self) -> Mapping[str, Any]:
+        tools = {"tool_request": repr(self._tool_request)} if self._tool_request else {}
+        return {**super()._identifying_params, **tools}
+
+    def _with_tools(self, options: Mapping[str, Any]) -> Self:
+        if legacy := [name for name in ("functions", "function_call") if options.get(name)]:
+            raise ConfigError(f"instead of {' and '.join(legacy)} give tools and tool_choice")
+        if not any(options.get(name) is not None for name in TOOLS | TOOL_DETAILS):
+            return self
+        copy = self.model_copy()
+        copy._tool_request = tool_request(options)
+        return copy
 
     def generate(
         self,
@@ -94,29 +215,59 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         **kwargs: Any,
     ) -> ChatResult:
         model, _ = self._for_call(stop, kwargs)
-        chat, engine, options = to_chat(messages), model.load(), model._decode_options()
-        generation = model._retrying(lambda: engine.chat(chat, **options))
+        plan, told, options = model._prepared(messages)
+        generation = model._retrying(lambda: plan.engine.chat(told, **options))
+        RiskTrace().record(generation)
+        reading = plan.read(generation.text)
+        calls = [(new_id(), call) for call in reading.calls]
+        valid, invalid = tool_calls(calls)
         message = AIMessage(
-            content=generation.text,
+            content=reading.content,
+            tool_calls=valid,
+            invalid_tool_calls=invalid,
             additional_kwargs={SPANS_KEY: all_spans(generation)},
-            response_metadata=model._metadata(generation),
+            response_metadata=model._chat_metadata(generation, calls),
             usage_metadata=usage_of(generation),
         )
         return ChatResult(generations=[ChatGeneration(message=message)])
 
     def _chunks(self, messages: list[BaseMessage]) -> Generator[ChatGenerationChunk, None, None]:
-        chat, engine, options = to_chat(messages), self.load(), self._decode_options()
+        plan, told, options = self._prepared(messages)
+        answer, writer = GrowingAnswer(plan), ChunkWriter()
 
         def of_span(number: int, span: Span) -> ChatGenerationChunk:
-            spans = [span_metadata(span, number)]
-            return ChatGenerationChunk(message=AIMessageChunk(content=span.text, additional_kwargs={SPANS_KEY: spans}))
+            content, deltas = answer.add(span.text)
+            message = AIMessageChunk(
+                content=content,
+                tool_call_chunks=[writer.chunk(delta) for delta in deltas],
+                additional_kwargs={SPANS_KEY: [span_metadata(span, number)]},
+            )
+            return ChatGenerationChunk(message=message)
 
-        generation = yield from self._decided(lambda: engine.stream_chat(chat, **options), of_span)
+        generation = yield from self._decided(lambda: plan.engine.stream_chat(told, **options), of_span)
+        content, deltas, reading = answer.finish()
+        chunks = [writer.chunk(delta) for delta in deltas]
         yield ChatGenerationChunk(
             message=AIMessageChunk(
-                content="",
-                response_metadata=self._metadata(generation),
+                content=content,
+                tool_call_chunks=chunks,
+                response_metadata=self._chat_metadata(generation, list(zip(writer.ids, reading.calls, strict=True))),
                 usage_metadata=usage_of(generation),
                 chunk_position="last",
             )
         )
+
+    def _prepared(self, messages: Sequence[BaseMessage]) -> tuple[Plan, list[dict[str, Any]], dict[str, Any]]:
+        """How an answer is to be read, and the messages and options that the engine's ``chat`` is given."""
+        chat = to_chat(messages)
+        plan = Plan(self._tool_request, self.load())
+        told, template_kwargs = plan.prompt(chat)
+        options = self._decode_options()
+        options["logits_processor"] = [*options["logits_processor"], *plan.processors()]
+        return plan, told, {"template_kwargs": template_kwargs, **options}
+
+    def _chat_metadata(self, generation: Generation, calls: Sequence[tuple[str, Call]]) -> dict[str, Any]:
+        metadata = self._metadata(generation)
+        if calls:
+            metadata[RISK_KEY]["tool_calls"] = tool_call_risks(generation, calls, self.load())
+        return metadata

@@ -2,41 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage, ToolMessage
 
-from cocoa_engine.errors import PromptError, UnsupportedFeatureError
+from cocoa_engine.errors import PromptError
 
-ROLES: dict[type[BaseMessage], str] = {SystemMessage: "system", HumanMessage: "user", AIMessage: "assistant"}
+ROLES: dict[type[BaseMessage], str] = {
+    SystemMessage: "system",
+    HumanMessage: "user",
+    AIMessage: "assistant",
+    ToolMessage: "tool",
+}
+
+CALL_BLOCKS = frozenset({"tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call"})
+"""Content of an assistant's message that its ``tool_calls`` say again."""
 
 
 def to_chat(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     """Convert a conversation. Metadata of earlier answers, risk reports among it, never reaches the prompt.
 
     Returns:
-        ``{"role": ..., "content": ...}`` per message, with ``"name"`` where a message has one.
+        ``{"role": ..., "content": ...}`` per message, with ``"name"`` where a message has one; with ``"tool_calls"``
+        (OpenAI's format, the arguments a dict) where an assistant called tools, and with ``"tool_call_id"`` for a
+        tool's result.
 
     Raises:
         PromptError: there is no text at all, or a message of a kind or with content that the model cannot read.
-        UnsupportedFeatureError: the conversation holds tool calls.
     """
-    chat = [to_entry(message) for message in messages]
-    if not any(entry["content"].strip() for entry in chat):
+    chat = to_entries(messages)
+    if not any(entry["content"].strip() or entry.get("tool_calls") for entry in chat):
         raise PromptError("the conversation is empty; give at least one message with text")
     return chat
 
 
-def to_entry(message: BaseMessage) -> dict[str, Any]:
-    """Convert one message; see :func:`to_chat`."""
-    entry = {"role": _role(message), "content": _text(message)}
-    return {**entry, "name": message.name} if message.name else entry
+def to_entries(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
+    """Convert messages, whether or not they hold text; see :func:`to_chat`."""
+    called = {call["id"]: call["name"] for each in messages if isinstance(each, AIMessage) for call in each.tool_calls}
+    return [_entry(message, called) for message in messages]
+
+
+def _entry(message: BaseMessage, called: Mapping[str | None, str]) -> dict[str, Any]:
+    entry: dict[str, Any] = {"role": _role(message), "content": _text(message)}
+    if message.name:
+        entry["name"] = message.name
+    if isinstance(message, ToolMessage):
+        entry["tool_call_id"] = message.tool_call_id
+        if not message.name and message.tool_call_id in called:
+            entry["name"] = called[message.tool_call_id]
+    elif isinstance(message, AIMessage):
+        if message.tool_calls:
+            entry["tool_calls"] = [
+                {"type": "function", "id": call["id"], "function": {"name": call["name"], "arguments": call["args"]}}
+                for call in message.tool_calls
+            ]
+        # what could not be read as a call is shown as it was written
+        faulty = [call["args"] for call in message.invalid_tool_calls if call["args"]]
+        entry["content"] = "\n".join([*filter(None, [entry["content"]]), *faulty])
+    return entry
 
 
 def _role(message: BaseMessage) -> str:
-    if isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls):
-        raise UnsupportedFeatureError("the conversation holds tool calls; ChatCocoa does not call tools")
     if isinstance(message, ChatMessage):
         return message.role
     for kind, role in ROLES.items():
@@ -44,7 +71,7 @@ def _role(message: BaseMessage) -> str:
             return role
     raise PromptError(
         f"a chat prompt cannot hold messages of type {type(message).__name__}; "
-        "known are SystemMessage, HumanMessage, AIMessage and ChatMessage"
+        "known are SystemMessage, HumanMessage, AIMessage, ToolMessage and ChatMessage"
     )
 
 
@@ -58,7 +85,7 @@ def _text(message: BaseMessage) -> str:
             parts.append(block)
         elif isinstance(block.get("text"), str):
             parts.append(block["text"])
-        else:
+        elif not (isinstance(message, AIMessage) and block.get("type") in CALL_BLOCKS):
             raise PromptError(
                 f"content of type {block.get('type')!r} in {type(message).__name__}; the model reads text only"
             )

@@ -101,6 +101,52 @@ def test_signal_of_parts(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
     assert spans["ranking"]["-log p"]["auroc"]["estimate"] > 0.6
 
 
+def test_signal_of_what_a_source_changes(cocoa: Cocoa, tmp_path: Path, parts: Path) -> None:
+    """Sources that name another city than the answer: what the source says is lifted, the rest is not."""
+    cities = list(CAPITALS.values())
+    rows = []
+    for number, country in enumerate(CAPITALS):
+        source = f"The capital of {country} is {cities[number - 3]}."
+        for place, city in enumerate((cities[number - 3], cities[number - 5])):
+            text = f"The capital of {country} is {city}."
+            start = text.index(city)
+            rows.append(
+                {
+                    "id": f"{country}{place}",
+                    "prompt": f"Passage: {source}\n\nSummary:",
+                    "text": text,
+                    "spans": [[start, start + len(city)]] if place else [],
+                    "source": source,
+                }
+            )
+    data = write(tmp_path / "sources.jsonl", rows)
+    out = tmp_path / "out"
+    options = ["--out", str(out), "--draws", "20", "--prompts", "8"]
+    result = cocoa("signal", "--data", str(data), "--context-lift", *options)
+    assert result.exit_code == 0, result.output
+    record = json.loads((out / "signal.json").read_text())
+    assert list(record["levels"]) == ["answer", "span", "character"]
+    for level, one in record["levels"].items():
+        ranking = one["ranking"]
+        assert {"-context lift", "lift of fMLDS", "lift of ConMLDS", "-log p without the source"} < set(ranking)
+        assert ("-mean context lift" in ranking) == (level != "character")
+        if level == "answer":
+            assert ranking["-context lift"]["auroc"]["estimate"] > 0.9
+        less = ranking["-context lift"]["less"]["fMLDS"]["estimate"]
+        assert less == pytest.approx(
+            ranking["-context lift"]["auroc"]["estimate"] - ranking["fMLDS"]["auroc"]["estimate"]
+        )
+    assert "| -context lift |" in (out / "signal.md").read_text()
+    plain = cocoa("signal", "--data", str(data), *options)
+    assert plain.exit_code == 0, plain.output
+    same = json.loads((out / "signal.json").read_text())["levels"]["span"]["ranking"]
+    assert "-context lift" not in same
+    assert same["-log p"]["auroc"] == record["levels"]["span"]["ranking"]["-log p"]["auroc"]
+    refused = cocoa("signal", "--data", str(parts), "--context-lift", *options)
+    assert refused.exit_code == 2
+    assert "'France' has no source" in " ".join(refused.stderr.split())
+
+
 def test_calibrate_fits_and_saves(
     cocoa: Cocoa, answers: Path, parts: Path, tmp_path: Path, engine: CocoaEngine
 ) -> None:

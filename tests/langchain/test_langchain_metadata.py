@@ -26,6 +26,7 @@ SPAN = {
     "log_prob": float,
     "score": float,
     "risk": float,
+    "exceeds_max_risk": bool,
     "candidates": int,
     "chosen": (int, type(None)),
 }

@@ -5,23 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from langchain_core.language_models import BaseChatModel
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa
 
+_SHORT = CocoaConfig(max_new_tokens=6)
+_CONFIGS = {
+    "tool": CocoaConfig(max_new_tokens=64),
+    "structured": CocoaConfig(max_new_tokens=64, repetition_penalty=1.3),  # or its jokes have no end
+    "json_mode": CocoaConfig(max_new_tokens=64, repetition_penalty=1.3),
+}
+"""By a part of a test's name: where an answer must be complete. A few tokens will do elsewhere."""
+
 
 class _Declarations:
-    """What is tested, and what it does not do. The suites read properties, so the engine is put on the class."""
+    """What is tested. The suites read properties, so the engine is put on the class."""
 
     _engine: CocoaEngine
+    _config: CocoaConfig
 
-    @pytest.fixture(autouse=True, scope="class")
-    @classmethod
-    def _use_engine(cls, engine: CocoaEngine) -> None:
-        short = CocoaConfig(max_new_tokens=6)
-        cls._engine = CocoaEngine(engine.model, engine.tokenizer, config=short, model_name=engine.model_name)
+    @pytest.fixture(autouse=True)
+    def _use_engine(self, engine: CocoaEngine, request: pytest.FixtureRequest) -> None:
+        name = request.node.name
+        type(self)._engine = engine
+        type(self)._config = next((config for part, config in _CONFIGS.items() if part in name), _SHORT)
 
     @property
     def chat_model_class(self) -> type[ChatCocoa]:
@@ -29,15 +39,11 @@ class _Declarations:
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"engine": self._engine}
+        return {"engine": self._engine, "config": self._config}
 
     @property
-    def has_tool_calling(self) -> bool:
-        return False
-
-    @property
-    def has_structured_output(self) -> bool:
-        return False
+    def supports_json_mode(self) -> bool:
+        return True
 
 
 class TestUnit(_Declarations, ChatModelUnitTests):
@@ -46,3 +52,8 @@ class TestUnit(_Declarations, ChatModelUnitTests):
 
 class TestIntegration(_Declarations, ChatModelIntegrationTests):
     """Every way of asking, on the real model."""
+
+    @pytest.mark.parametrize("model", [{}, {"output_version": "v1"}], indirect=True)
+    @pytest.mark.xfail(strict=True, reason="the embedded model of 135M parameters calls no tool that is not forced")
+    def test_agent_loop(self, model: BaseChatModel) -> None:
+        super().test_agent_loop(model)

@@ -1,0 +1,117 @@
+"""From an answer in JSON to the object that was asked for. One that was cut off is an error, never half an object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from operator import itemgetter
+from typing import Any
+
+from langchain_core.exceptions import OutputParserException
+from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import JsonOutputParser
+from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
+from langchain_core.outputs import Generation
+from langchain_core.runnables import Runnable, RunnableGenerator, RunnableMap, RunnablePassthrough
+from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+from langchain_core.utils.pydantic import is_basemodel_subclass
+from pydantic import BaseModel, ValidationError
+from pydantic.v1 import ValidationError as ValidationErrorV1
+
+
+def json_schema_of(schema: Any) -> dict[str, Any]:
+    """The JSON schema of a pydantic class, a TypedDict, or one given as it is."""
+    if isinstance(schema, Mapping) and not schema.keys() & {"function", "parameters", "input_schema", "schema"}:
+        return dict(schema)
+    return dict(convert_to_json_schema(schema))
+
+
+class WholeJsonParser(JsonOutputParser):
+    """Reads the JSON of an answer; while it streams, what is there of it so far.
+
+    LangChain's own parser completes JSON that was cut off.
+
+    Raises:
+        OutputParserException: a complete answer is no JSON, or does not fit ``pydantic_object``.
+    """
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        """The value of the answer; of a part of one, the value so far or None."""
+        info = getattr(getattr(result[0], "message", None), "response_metadata", {})
+        if partial and "finish_reason" not in info:
+            value = super().parse_result(result, partial=True)
+            try:
+                return value if self.pydantic_object is None or value is None else self._validated(value)
+            except (ValidationError, ValidationErrorV1):
+                return None
+        text = result[0].text
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError as error:
+            cut = ": it was cut off, raise max_tokens" if info.get("finish_reason") == "length" else ""
+            raise OutputParserException(f"the answer is no complete JSON{cut} ({error})", llm_output=text) from error
+        try:
+            return value if self.pydantic_object is None else self._validated(value)
+        except (ValidationError, ValidationErrorV1) as error:
+            raise OutputParserException(f"the answer does not fit the schema: {error}", llm_output=text) from error
+
+    def _validated(self, value: Any) -> Any:
+        assert self.pydantic_object is not None
+        if issubclass(self.pydantic_object, BaseModel):
+            return self.pydantic_object.model_validate(value)
+        return self.pydantic_object.parse_obj(value)
+
+
+def json_parser(schema: Any) -> Runnable[Any, Any]:
+    """From a message with JSON to an object of the schema's class, or a dict."""
+    return WholeJsonParser(pydantic_object=schema if _is_class(schema) else None)
+
+
+def tool_parser(schema: Any) -> Runnable[Any, Any]:
+    """From a message with one tool call to an object of the schema's class, or a dict of its arguments."""
+    whole: Runnable[Any, Any] = RunnableGenerator(_whole_calls, _awhole_calls)
+    if _is_class(schema):
+        return whole | PydanticToolsParser(tools=[schema], first_tool_only=True)
+    name = convert_to_openai_tool(schema)["function"]["name"]
+    return whole | JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
+
+
+def structured(model: Runnable[Any, Any], parser: Runnable[Any, Any], *, include_raw: bool) -> Runnable[Any, Any]:
+    """The model and the parser; with ``include_raw``, a dict of ``raw``, ``parsed`` and ``parsing_error``."""
+    if not include_raw:
+        return model | parser
+    parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
+    failed = RunnablePassthrough.assign(parsed=lambda _: None)
+    return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+
+
+def _is_class(schema: Any) -> bool:
+    return isinstance(schema, type) and is_basemodel_subclass(schema)
+
+
+def _whole_calls(messages: Iterator[AIMessage]) -> Iterator[AIMessage]:
+    """The same messages, and an error at their end if there was no call that can be read."""
+    whole: Any = None
+    for message in messages:
+        whole = message if whole is None else whole + message
+        yield message
+    _require_call(whole)
+
+
+async def _awhole_calls(messages: AsyncIterator[AIMessage]) -> AsyncIterator[AIMessage]:
+    whole: Any = None
+    async for message in messages:
+        whole = message if whole is None else whole + message
+        yield message
+    _require_call(whole)
+
+
+def _require_call(message: Any) -> None:
+    if isinstance(message, AIMessage) and not message.tool_calls:
+        fault = next((call["error"] for call in message.invalid_tool_calls if call["error"]), None)
+        cut = (
+            " (it was cut off, raise max_tokens)" if message.response_metadata.get("finish_reason") == "length" else ""
+        )
+        raise OutputParserException(
+            f"the answer holds no complete tool call: {fault or 'it is no valid JSON'}{cut}", llm_output=message.text
+        )

@@ -1,0 +1,89 @@
+"""Middleware that keeps an agent from running a tool on arguments that may be made up."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.messages import AIMessage, ToolMessage
+
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.extras import need
+from cocoa_integrations.langchain.runnables import argument_risks, find_risk
+
+if TYPE_CHECKING:
+    from langchain.agents.middleware import AgentMiddleware
+    from langgraph.prebuilt.tool_node import ToolCallRequest
+    from langgraph.types import Command
+else:
+    AgentMiddleware = need("langchain.agents.middleware", extra="agents", what="middleware").AgentMiddleware
+
+
+class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
+    """Refuses to run a tool where the risk of one of its arguments is too high; the model is told which one.
+
+    ``create_agent(ChatCocoa(calibrator="risk.json"), tools, middleware=[ToolRiskMiddleware(max_risk=0.5)])``. The tool
+    is not run, and in its place a ``ToolMessage`` of status ``"error"`` names the arguments, so that the model asks the
+    user or calls again. A call without a report (of another model, or made by hand) is let through.
+
+    Args:
+        max_risk: the highest risk that is accepted: a probability with a calibrator, else a raw MLDS.
+        tools: only these are watched; none is all.
+        arguments: only these arguments are; none is all.
+
+    Raises:
+        ConfigError: ``max_risk`` is no number.
+    """
+
+    def __init__(
+        self, max_risk: float, *, tools: Collection[str] | None = None, arguments: Collection[str] | None = None
+    ) -> None:
+        super().__init__()
+        if isinstance(max_risk, bool) or not isinstance(max_risk, (int, float)) or max_risk != max_risk:
+            raise ConfigError(f"max_risk must be a number (got {max_risk!r})")
+        if isinstance(tools, str) or isinstance(arguments, str):
+            raise ConfigError("tools and arguments take lists of names")
+        self.max_risk = max_risk
+        self.watched_tools = tools
+        self.watched_arguments = arguments
+
+    def wrap_tool_call(
+        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
+    ) -> ToolMessage | Command[Any]:
+        """Run the tool, or refuse."""
+        return self._refusal(request) or handler(request)
+
+    async def awrap_tool_call(
+        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
+    ) -> ToolMessage | Command[Any]:
+        """See :meth:`wrap_tool_call`."""
+        return self._refusal(request) or await handler(request)
+
+    def _refusal(self, request: ToolCallRequest) -> ToolMessage | None:
+        call = request.tool_call
+        if self.watched_tools is not None and call["name"] not in self.watched_tools:
+            return None
+        figures = _arguments_of(request.state, call["id"])
+        risky = {
+            name: measured["risk"]
+            for name, measured in figures.items()
+            if measured["risk"] > self.max_risk and (self.watched_arguments is None or name in self.watched_arguments)
+        }
+        if not risky:
+            return None
+        listed = ", ".join(f"{name}={call['args'].get(name)!r} ({risk:.2f})" for name, risk in risky.items())
+        return ToolMessage(
+            f"{call['name']} was not run: the risk of these arguments is above {self.max_risk:g}: {listed}",
+            name=call["name"],
+            tool_call_id=call["id"] or "",
+            status="error",
+        )
+
+
+def _arguments_of(state: Any, call_id: str | None) -> dict[str, dict[str, Any]]:
+    """What was measured of a call's arguments, from the newest message that made it."""
+    messages = state["messages"] if isinstance(state, dict) else getattr(state, "messages", state)
+    for message in reversed(list(messages)):
+        if isinstance(message, AIMessage) and any(call["id"] == call_id for call in message.tool_calls):
+            return argument_risks(message).get(call_id or "", {}) if find_risk(message) is not None else {}
+    return {}

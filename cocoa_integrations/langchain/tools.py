@@ -1,0 +1,93 @@
+"""Tools and tool calls between LangChain's types and ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+from langchain_core.messages.ai import InvalidToolCall, ToolCall
+from langchain_core.messages.tool import ToolCallChunk, invalid_tool_call, tool_call, tool_call_chunk
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from langchain_core.utils.json import parse_partial_json
+
+from cocoa_integrations.tool_calling import Call, ToolRequest
+from cocoa_integrations.tool_calling.streaming import CallDelta
+
+
+def tool_request(options: Mapping[str, Any]) -> ToolRequest:
+    """What the options of a call ask for.
+
+    Args:
+        options: ``tools`` (anything that LangChain takes as tools), ``tool_choice``, ``strict``,
+            ``parallel_tool_calls``, ``response_format``; others are left alone.
+
+    Raises:
+        ConfigError: see :meth:`ToolRequest.of`.
+    """
+    strict = options.get("strict")
+    return ToolRequest.of(
+        [convert_to_openai_tool(tool, strict=strict) for tool in options.get("tools") or ()],
+        tool_choice=options.get("tool_choice"),
+        strict=strict,
+        parallel_tool_calls=options.get("parallel_tool_calls"),
+        response_format=options.get("response_format"),
+    )
+
+
+def new_id() -> str:
+    """An id for a call: nine letters and digits, which is all that Mistral's templates take."""
+    return uuid4().hex[:9]
+
+
+def tool_calls(calls: Sequence[tuple[str, Call]]) -> tuple[list[ToolCall], list[InvalidToolCall]]:
+    """Calls and their ids as LangChain's tool calls and invalid tool calls."""
+    valid = [
+        tool_call(name=call.name, args=call.arguments, id=call_id)
+        for call_id, call in calls
+        if call.error is None and call.name is not None and call.arguments is not None
+    ]
+    invalid = [
+        invalid_tool_call(name=call.name, args=call.written, id=call_id, error=call.error)
+        for call_id, call in calls
+        if call.error is not None
+    ]
+    return valid, invalid
+
+
+class ChunkWriter:
+    """Writes the calls of one streamed answer as tool-call chunks."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self._written: list[str] = []
+
+    def chunk(self, delta: CallDelta) -> ToolCallChunk:
+        """What is new of a call."""
+        begins = delta.number == len(self.ids)
+        if begins:
+            self.ids.append(new_id())
+            self._written.append("")
+        self._written[delta.number] += delta.written
+        args = delta.written
+        if delta.error is not None:
+            args += _spoiler(self._written[delta.number])
+        return tool_call_chunk(
+            name=delta.name, args=args, id=self.ids[delta.number] if begins else None, index=delta.number
+        )
+
+
+def _spoiler(written: str) -> str:
+    """An ending that keeps LangChain from completing arguments that were cut off: it would pass half a call as whole.
+
+    A bracket that closes nothing makes ``parse_partial_json`` give up, so that the call is listed as invalid.
+    """
+    endings = ("", "]", "}", '"]', '"}', '""]', '""}')
+    return next((ending for ending in endings if not _completed(written + ending)), "")
+
+
+def _completed(args: str) -> bool:
+    try:
+        return not args or isinstance(parse_partial_json(args), dict)
+    except ValueError:
+        return False

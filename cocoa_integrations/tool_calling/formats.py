@@ -1,0 +1,145 @@
+"""How models write tool calls: the formats of chat templates, and which one a template has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cocoa_engine import CocoaEngine
+from cocoa_engine.errors import ChatTemplateError
+from cocoa_engine.grammar import json_rule
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """A format of tool calls in text. Every call is a JSON object with a name and an object of arguments.
+
+    Attributes:
+        opening: before a call, or before the list of them.
+        closing: after it.
+        arguments: the key of the arguments.
+        listed: whether the calls are a JSON list.
+    """
+
+    opening: str
+    closing: str
+    arguments: str = "arguments"
+    listed: bool = False
+
+    @property
+    def tagged(self) -> bool:
+        """Whether an opening tells a call from other text; else an answer is all call or all text."""
+        return bool(self.opening) and not self.listed
+
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """One call as text."""
+        call = json.dumps({"name": name, self.arguments: dict(arguments)}, ensure_ascii=False)
+        return f"{self.opening}\n{call}\n{self.closing}" if self.tagged else f"[{call}]" if self.listed else call
+
+    def grammar(
+        self,
+        functions: Sequence[Mapping[str, Any]],
+        tokenizer: Any,
+        *,
+        several: bool,
+        required: bool,
+        other: str | None,
+    ) -> str:
+        """The grammar of an answer in this format, for :class:`~cocoa_engine.grammar.GrammarProcessor`.
+
+        Args:
+            functions: those that may be called: ``name`` and ``parameters``, a JSON schema.
+            tokenizer: knows whether the opening is a special token.
+            several: whether there may be more than one call.
+            required: whether there must be one.
+            other: what an answer without a call may be, as a term; none is any text.
+        """
+        rules = [
+            f"call_{number}: {_literal(self._head(function['name']))} arguments_{number} {_literal('}')}\n"
+            f"arguments_{number}: {json_rule(function['parameters'])}"
+            for number, function in enumerate(functions)
+        ]
+        rules.append(f"call: {' | '.join(f'call_{number}' for number in range(len(functions)))}")
+        opening = _term(self.opening, tokenizer)
+        if self.tagged:
+            calls = f"tagged ({_literal(chr(10))} tagged)*" if several else "tagged"
+            rules.append(f"inside: {_literal(chr(10))} call {_literal(chr(10) + self.closing)}")
+            rules.append(f"tagged: {opening} inside")
+        elif self.listed:
+            more = f" ({_literal(', ')} call)*" if several else ""
+            calls = f"{opening} {_literal('[')} call{more} {_literal(']')}".strip()
+        else:
+            calls = "call"
+        if required:
+            start = calls
+        elif other is not None:
+            start = f"{calls} | answer"
+            rules.append(f"answer: {other}")
+        elif self.tagged:
+            # lazy: the text before a call ends with the first opening in it
+            trigger = f"trigger[lazy]: TEXT {opening}" if opening.startswith('"') else f"trigger: TEXT {opening}"
+            start = "(trigger inside)* text" if several else "(trigger inside)? text"
+            rules += [trigger, "text: TEXT", r"TEXT: /(.|\n)*/"]
+        else:
+            start = f"{calls} | TEXT"
+            rules.append(r"TEXT: /[^\s{\[](.|\n)*/")
+        return "\n".join([f"start: {start}", *rules])
+
+    def _head(self, name: str) -> str:
+        return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{self.arguments}": '
+
+
+HERMES = CallFormat("<tool_call>", "</tool_call>")
+"""Of Hermes, Qwen 2.5 and 3 and many others; and of our own prompt."""
+
+LLAMA = CallFormat("", "", arguments="parameters")
+"""Of Llama 3.1 to 3.3: the whole answer is one call."""
+
+MISTRAL = CallFormat("[TOOL_CALLS]", "", listed=True)
+"""Of Mistral's models up to 2024."""
+
+
+def template_format(engine: CocoaEngine) -> CallFormat | None:
+    """The format in which a chat template writes tool calls.
+
+    Returns:
+        None where the template leaves tools out, or has a format that is not known here.
+    """
+    name = "look_it_up"
+    function = {"name": name, "description": "Look.", "parameters": {"type": "object", "properties": {}}}
+    tool = {"type": "function", "function": function}
+    question = {"role": "user", "content": "Look."}
+    call = {"type": "function", "id": "abcdefghi", "function": {"name": name, "arguments": {}}}
+    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {"role": "tool", "name": name, "tool_call_id": "abcdefghi", "content": "Found."}
+    try:
+        if name not in engine.render_chat([question], tools=[tool]):
+            return None
+        asked = engine.render_chat([question], tools=[tool], add_generation_prompt=False)
+        written = engine.render_chat([question, answer, result], tools=[tool], add_generation_prompt=False)
+    except ChatTemplateError:
+        return None
+    shared = next((at for at, pair in enumerate(zip(asked, written, strict=False)) if pair[0] != pair[1]), len(asked))
+    written = written[shared:]
+    before, found, after = written.partition(f'"{name}"')
+    if not found or '"name":' not in before.replace(" ", ""):
+        return None
+    if HERMES.opening in before:
+        return HERMES
+    if MISTRAL.opening in before:
+        return MISTRAL
+    return LLAMA if '"parameters"' in after else None
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _term(text: str, tokenizer: Any) -> str:
+    """A text in a grammar: by its id, if it is a special token."""
+    for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
+        if token.special and token.content == text:
+            return f"<[{token_id}]>"
+    return _literal(text) if text else ""

@@ -1,0 +1,119 @@
+"""How a call with tools or a schema is put to one engine, and how its answer is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from cocoa_engine import CocoaEngine
+from cocoa_engine.errors import ChatTemplateError
+from cocoa_engine.grammar import json_rule
+from cocoa_integrations.tool_calling.formats import HERMES, CallFormat, template_format
+from cocoa_integrations.tool_calling.prompt import as_plain_text, schema_text, tools_text, with_instructions
+from cocoa_integrations.tool_calling.reading import Reading, read
+from cocoa_integrations.tool_calling.request import ToolRequest
+
+_known: WeakKeyDictionary[CocoaEngine, tuple[Any, CallFormat | None]] = WeakKeyDictionary()
+
+
+class Plan:
+    """What a request means for one engine.
+
+    Where the chat template takes tools and writes their calls in a format that is known here, the template tells the
+    model of them; else our own prompt does (:mod:`~cocoa_integrations.tool_calling.prompt`).
+
+    Args:
+        request: what the call asks for; also nothing.
+        engine: the engine that answers.
+    """
+
+    def __init__(self, request: ToolRequest, engine: CocoaEngine) -> None:
+        self.request = request
+        self.engine = engine
+        self._names = frozenset(function["name"] for function in request.callable_tools)
+
+    @property
+    def style(self) -> CallFormat:
+        """The format in which calls are written."""
+        return self._native or HERMES
+
+    @property
+    def _native(self) -> CallFormat | None:
+        template = getattr(self.engine.tokenizer, "chat_template", None)
+        known = _known.get(self.engine)
+        if known is None or known[0] != template:
+            known = _known[self.engine] = template, template_format(self.engine)
+        return known[1]
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """The messages as the engine's chat takes them, and options of the chat template.
+
+        Args:
+            messages: ``role`` and ``content``; an assistant's with ``tool_calls`` (OpenAI's format, the arguments a
+                dict), a tool's with ``name`` and ``tool_call_id``.
+        """
+        has_calls = any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
+        if not (self.request or has_calls):
+            return [dict(message) for message in messages], {}
+        native = self._native is not None
+        told = [dict(message) for message in messages] if native else as_plain_text(messages)
+        texts = []
+        if self.request.tools and not native:
+            texts.append(tools_text(self.request.tools))
+        if self.request.schema is not None and self.request.described:
+            texts.append(schema_text(self.request.schema))
+        if texts and told:
+            told = with_instructions(told, "\n\n".join(texts), has_system_role=self._has_system_role())
+        return told, {"tools": [dict(tool) for tool in self.request.tools]} if native and self.request.tools else {}
+
+    def processors(self) -> list[Any]:
+        """The logits processor that holds the answer to what was asked for; none where any text will do.
+
+        Raises:
+            ConfigError: a schema cannot be enforced, or the tokenizer is not fast.
+            MissingExtraError: llguidance is not installed.
+        """
+        request = self.request
+        schema = None if request.schema is None else closed(request.schema)
+        if not request.tools:
+            return [] if schema is None else [self.engine.constrain(json_schema=schema)]
+        if not (request.required or request.strict or schema is not None):
+            return []
+        functions = [{**each, "parameters": closed(each["parameters"])} for each in request.callable_tools]
+        grammar = self.style.grammar(
+            functions,
+            self.engine.tokenizer,
+            several=request.several,
+            required=request.required,
+            other=None if schema is None else json_rule(schema),
+        )
+        return [self.engine.constrain(grammar=grammar)]
+
+    def read(self, text: str, *, done: bool = True) -> Reading:
+        """An answer's text and calls, as far as it goes; see :func:`~cocoa_integrations.tool_calling.reading.read`."""
+        if not self.request.tools:
+            return Reading(text, [])
+        return read(text, self.style, self._names, several=self.request.parallel is not False, done=done)
+
+    def _has_system_role(self) -> bool:
+        try:
+            self.engine.render_chat([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
+        except ChatTemplateError:
+            return False
+        return True
+
+
+def closed(schema: Any) -> Any:
+    """A schema whose objects have no other members than those it names, unless it says that they may."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    # the parts of allOf say each a part of the members only
+    inner = {
+        key: value if key in ("allOf", "enum", "const", "default") else closed(value) for key, value in schema.items()
+    }
+    if isinstance(schema.get("properties"), Mapping) and "allOf" not in schema and "type" in schema:
+        inner.setdefault("additionalProperties", False)
+    return inner

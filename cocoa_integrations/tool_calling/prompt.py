@@ -1,0 +1,90 @@
+"""What a model is told of tools and formats, where its chat template has no words for them.
+
+The words are those that Hermes and Qwen models were trained on: the tools in the system message, a call as
+``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` in the assistant's, a result as
+``<tool_response>...</tool_response>`` in the user's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cocoa_integrations.tool_calling.formats import HERMES
+
+_TOOLS = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+_SCHEMA = """Answer with one JSON object that fits this JSON schema, and with nothing else:
+{schema}"""
+
+
+def tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
+    """The tools and how to call them, for a system message."""
+    shown = ("name", "description", "parameters")
+    functions = [{key: tool["function"][key] for key in shown} for tool in tools]
+    lines = [json.dumps({"type": "function", "function": each}, ensure_ascii=False) for each in functions]
+    return _TOOLS.format(tools="\n".join(lines))
+
+
+def schema_text(schema: Mapping[str, Any]) -> str:
+    """The schema of the answer, for a system message."""
+    return _SCHEMA.format(schema=json.dumps(schema, ensure_ascii=False))
+
+
+def as_plain_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with their tool calls and results as text.
+
+    Args:
+        messages: as chat templates take them: ``role``, ``content``, and ``tool_calls`` of an assistant's.
+    """
+    plain: list[dict[str, Any]] = []
+    result_before = False
+    for message in messages:
+        is_result = message["role"] == "tool"
+        if is_result:
+            content = f"<tool_response>\n{message['content']}\n</tool_response>"
+            if result_before:  # the results of one turn are one message: many templates want the roles to alternate
+                plain[-1]["content"] += f"\n{content}"
+            else:
+                plain.append({"role": "user", "content": content})
+        elif calls := message.get("tool_calls"):
+            functions = [call["function"] for call in calls]
+            written = [HERMES.write(each["name"], each["arguments"]) for each in functions]
+            content = "\n".join([*filter(None, [message["content"]]), *written])
+            plain.append({"role": message["role"], "content": content})
+        else:
+            plain.append(dict(message))
+        result_before = is_result
+    return plain
+
+
+def with_instructions(
+    messages: Sequence[Mapping[str, Any]], text: str, *, has_system_role: bool = True
+) -> list[dict[str, Any]]:
+    """The messages with a text added to their system message.
+
+    Args:
+        has_system_role: whether there can be one; else the text goes before the first message.
+    """
+    copied = [dict(message) for message in messages]
+    first = copied[0]
+    if first["role"] in ("system", "developer"):
+        first["content"] = f"{first['content']}\n\n{text}".lstrip()
+    elif has_system_role:
+        copied.insert(0, {"role": "system", "content": text})
+    else:
+        first["content"] = f"{text}\n\n{first['content']}"
+    return copied

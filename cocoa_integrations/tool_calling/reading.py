@@ -1,0 +1,248 @@
+"""The calls in an answer, also in one that is not complete yet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from json.decoder import JSONDecodeError, scanstring
+from typing import Any
+
+from cocoa_integrations.tool_calling.formats import CallFormat
+
+_DECODER = json.JSONDecoder(strict=False)  # models write line breaks into strings
+_SPACE = " \t\n\r"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call, as far as it was written.
+
+    Attributes:
+        name: once it is complete.
+        written: the text of the arguments so far.
+        arguments: once they are complete.
+        place: where it lies in the answer's text.
+        values: where the value of each argument does; of a text, without its quotes.
+        error: why it is none: of a complete answer only.
+    """
+
+    name: str | None = None
+    written: str = ""
+    arguments: dict[str, Any] | None = None
+    place: tuple[int, int] = (0, 0)
+    values: dict[str, tuple[int, int]] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """An answer taken apart: its text outside of calls, and its calls in order."""
+
+    content: str
+    calls: list[Call]
+
+    @property
+    def valid(self) -> list[Call]:
+        """The calls that can be made."""
+        return [call for call in self.calls if call.error is None]
+
+    @property
+    def invalid(self) -> list[Call]:
+        """The others."""
+        return [call for call in self.calls if call.error is not None]
+
+
+def read(text: str, style: CallFormat, names: Collection[str], *, several: bool = True, done: bool = True) -> Reading:
+    """Take an answer apart.
+
+    Of an answer that is not complete, text that may turn out to be the beginning of a call is left out, so that what is
+    read only ever grows. Text that is nothing but white space is left out beside calls.
+
+    Args:
+        style: the format of the calls.
+        names: the tools, which tell a call from other JSON where no opening does.
+        several: whether there may be more than one call; further ones are then errors.
+        done: whether the answer is complete.
+    """
+    calls, outside = _tagged(text, style, done) if style.tagged else _whole(text, style, names, done)
+    if not calls and done:
+        return Reading(text, [])
+    if not done:
+        outside[-1] = _certain(outside[-1], style.opening)
+    read_calls = [_judged(call, further=number > 0 and not several, done=done) for number, call in enumerate(calls)]
+    return Reading("".join(piece for piece in outside if piece.strip()), read_calls)
+
+
+def _judged(call: Call, *, further: bool, done: bool) -> Call:
+    error = call.error if done else None
+    if done and call.arguments is None and error is None:
+        error = "the answer ends before the call is complete; raise max_tokens"
+    if further:
+        error = "only one call was allowed"
+    return replace(call, error=error)
+
+
+def _tagged(text: str, style: CallFormat, done: bool) -> tuple[list[Call], list[str]]:
+    """Calls between tags, and the pieces of text around them."""
+    calls: list[Call] = []
+    pieces: list[str] = []
+    at = 0
+    while (start := text.find(style.opening, at)) >= 0:
+        pieces.append(text[at:start])
+        inside = start + len(style.opening)
+        found, end = _calls_at(text, inside)
+        complete = bool(found) and (found[-1].arguments is not None or found[-1].error is not None)
+        # an object that is not complete may hold a closing tag in a string that is yet to end
+        closing = text.find(style.closing, end if complete else inside) if complete or done else -1
+        if not complete:
+            stop = closing if closing >= 0 else len(text)
+            last = found.pop() if found else Call(place=(inside, stop))
+            written = last.written[: len(last.written) - (len(text) - stop)] if last.name else text[inside:stop].strip()
+            error = "it is not valid JSON" if closing >= 0 else None
+            found.append(replace(last, written=written, place=(last.place[0], stop), error=error))
+        calls += found
+        following = text.find(style.opening, end) if complete else -1
+        if closing >= 0 and not 0 <= following < closing:
+            at = closing + len(style.closing)
+        elif complete:
+            at = end if done else following if following >= 0 else len(text)
+        else:
+            at = len(text)
+    return calls, [*pieces, text[at:]]
+
+
+def _whole(text: str, style: CallFormat, names: Collection[str], done: bool) -> tuple[list[Call], list[str]]:
+    """The calls of an answer that is all calls, if it is one."""
+    at = _skip(text, 0)
+    if style.opening and text.startswith(style.opening, at):  # unless it is a special token, which decoding leaves out
+        at = _skip(text, at + len(style.opening))
+    if at == len(text) or text[at] != ("[" if style.listed else "{"):
+        return [], [text]
+    calls, end = _calls_at(text, at)
+    if any(call.name is not None and call.name not in names for call in calls):
+        return [], [text]
+    calls = [call for call in calls if call.name is not None]
+    if not calls:
+        return [], [text if done or end < len(text) else ""]
+    return calls, [text[end:]]
+
+
+def _calls_at(text: str, at: int) -> tuple[list[Call], int]:
+    """The call, or the list of calls, that begins at a place; and where it ends, or the text does."""
+    at = _skip(text, at)
+    if not text.startswith("[", at):
+        if not text.startswith("{", at):
+            return [], at
+        call, end = _call(text, at)
+        return [replace(call, place=(at, end))], end
+    calls: list[Call] = []
+    at = _skip(text, at + 1)
+    while text.startswith("{", at):
+        call, end = _call(text, at)
+        calls.append(replace(call, place=(at, end)))
+        at = _skip(text, end)
+        if not text.startswith(",", at):
+            break
+        at = _skip(text, at + 1)
+    return calls, at + text.startswith("]", at)
+
+
+def _call(text: str, at: int) -> tuple[Call, int]:
+    members = _members(text, at)
+    name = members.complete.get("name", (None,))[0]
+    if name is not None and not isinstance(name, str):
+        return Call(written=text[at : members.end], error="its name is no text"), members.at
+    key = next((key for key in ("arguments", "parameters") if key in members.complete), None)
+    if key is not None:
+        value, start, end = members.complete[key]
+        return _with_arguments(text, name, value, start, end), members.at
+    if members.end is not None:
+        if name is None:
+            return Call(written=text[at : members.end], error="it has no name"), members.at
+        return Call(name, "{}", {}), members.at
+    if members.open_key in ("arguments", "parameters") and text.startswith("{", members.open_at):
+        return Call(name, text[members.open_at :]), members.at
+    return Call(name), members.at
+
+
+def _with_arguments(text: str, name: Any, value: Any, start: int, end: int) -> Call:
+    written = text[start:end]
+    places: dict[str, tuple[int, int]] = {}
+    if isinstance(value, str):  # some models write the arguments as JSON in a string
+        try:
+            value = _DECODER.decode(value)
+        except JSONDecodeError:
+            value = None
+        if isinstance(value, dict):
+            written, places = json.dumps(value, ensure_ascii=False), dict.fromkeys(value, (start, end))
+    elif isinstance(value, dict):
+        for key, (inner, first, last) in _members(text, start).complete.items():
+            quotes = int(isinstance(inner, str) and inner != "")
+            places[key] = (first + quotes, last - quotes)
+    if not isinstance(value, dict):
+        return Call(name, written, error="its arguments are no JSON object")
+    if name is None:
+        return Call(written=written)
+    return Call(name, written, value, values=places)
+
+
+@dataclass
+class _Members:
+    """The members of a JSON object.
+
+    Attributes:
+        complete: value, and where its text begins and ends, by key.
+        at: how far the object was read.
+        end: where it ends, if it is complete.
+        open_key: the key whose value is not complete.
+        open_at: where that value begins.
+    """
+
+    complete: dict[str, tuple[Any, int, int]] = field(default_factory=dict)
+    at: int = 0
+    end: int | None = None
+    open_key: str | None = None
+    open_at: int = 0
+
+
+def _members(text: str, at: int) -> _Members:
+    """Read the object that begins at a place, as far as it goes."""
+    members = _Members(at=len(text))
+    at = _skip(text, at + 1)
+    try:
+        while not text.startswith("}", at):
+            if not text.startswith('"', at):
+                return members
+            key, at = scanstring(text, at + 1, False)
+            at = _skip(text, at)
+            if not text.startswith(":", at):
+                return members
+            start = _skip(text, at + 1)
+            members.open_key, members.open_at = key, start
+            value, end = _DECODER.raw_decode(text, start)
+            at = _skip(text, end)
+            if at == len(text) and not isinstance(value, (str, dict, list)):  # a number may have more digits
+                return members
+            members.complete[key], members.open_key = (value, start, end), None
+            if text.startswith(",", at):
+                at = _skip(text, at + 1)
+            elif not text.startswith("}", at):
+                return members
+    except (JSONDecodeError, RecursionError):
+        return members
+    members.at = members.end = at + 1
+    return members
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at] in _SPACE:
+        at += 1
+    return at
+
+
+def _certain(text: str, opening: str) -> str:
+    """A text without an end that may be the beginning of an opening, or white space before one."""
+    sizes: Sequence[int] = range(min(len(opening) - 1, len(text)), 0, -1)
+    cut = next((size for size in sizes if text.endswith(opening[:size])), 0)
+    return text[: len(text) - cut]

@@ -1,0 +1,133 @@
+"""What a call asks for beside text: tools to choose from, or JSON that fits a schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.faults import unknown
+
+
+@dataclass(frozen=True)
+class ToolRequest:
+    """Tools and structured output that one call asks for. Make it with :meth:`of`.
+
+    Attributes:
+        tools: OpenAI's ``{"type": "function", "function": {"name", "description", "parameters"}}``, in order.
+        required: a tool must be called.
+        name: the one that must be.
+        strict: also a call that the model decides on itself is held to its tool's schema.
+        parallel: whether there may be several calls in an answer; none: unless a call is required.
+        schema: the JSON schema of an answer in text.
+        described: whether the model is told of it.
+    """
+
+    tools: tuple[dict[str, Any], ...] = ()
+    required: bool = False
+    name: str | None = None
+    strict: bool = False
+    parallel: bool | None = None
+    schema: dict[str, Any] | None = None
+    described: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        tool_choice: str | bool | Mapping[str, Any] | None = None,
+        strict: bool | None = None,
+        parallel_tool_calls: bool | None = None,
+        response_format: Mapping[str, Any] | None = None,
+    ) -> ToolRequest:
+        """Check what a call asks for, in OpenAI's terms.
+
+        Args:
+            tools: in OpenAI's format.
+            tool_choice: ``"auto"`` (none given), ``"none"``, ``"any"`` or ``"required"`` or True, the name of a tool,
+                or a dict that names one.
+            strict: whether calls must fit the schema of their tool; required ones do in any case.
+            parallel_tool_calls: whether an answer may hold several calls.
+            response_format: ``{"type": "json_schema", "json_schema": {"schema": ...}}``; ``{"type": "json_object"}``,
+                any object, or one of a ``"schema"`` that the model is not told of; or ``{"type": "text"}``.
+
+        Raises:
+            ConfigError: a tool is not of that format, is chosen but not given, or the choice or format is unknown.
+        """
+        checked = tuple(_tool(number, tool) for number, tool in enumerate(tools or ()))
+        names = [tool["function"]["name"] for tool in checked]
+        choice = _choice(tool_choice, names)
+        required, name = choice not in ("auto", "none"), choice if choice in names else None
+        if required and not names:
+            raise ConfigError(f"tool_choice={tool_choice!r} takes tools, and none are given")
+        schema, described = _schema(response_format)
+        return cls(
+            tools=() if choice == "none" else checked,
+            required=required,
+            name=name,
+            strict=bool(strict),
+            parallel=parallel_tool_calls,
+            schema=schema,
+            described=described,
+        )
+
+    def __bool__(self) -> bool:
+        """Whether anything is asked for."""
+        return bool(self.tools) or self.schema is not None
+
+    @property
+    def callable_tools(self) -> tuple[dict[str, Any], ...]:
+        """The functions that may be called."""
+        functions = tuple(tool["function"] for tool in self.tools)
+        return functions if self.name is None else tuple(each for each in functions if each["name"] == self.name)
+
+    @property
+    def several(self) -> bool:
+        """Whether an answer may hold several calls."""
+        return not self.required if self.parallel is None else self.parallel
+
+
+def _tool(number: int, tool: Any) -> dict[str, Any]:
+    function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise ConfigError(
+            f'tools: number {number} is not {{"type": "function", "function": {{"name": ..., "parameters": ...}}}}; '
+            "a local model can call functions only"
+        )
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    return {"type": "function", "function": {"description": "", **function, "parameters": parameters}}
+
+
+def _choice(given: Any, names: Sequence[str]) -> str:
+    """``"auto"``, ``"none"``, ``"required"`` or a tool's name."""
+    if isinstance(given, Mapping):
+        inner = given.get("function", given)
+        given = inner["name"] if isinstance(inner, Mapping) and "name" in inner else given.get("type")
+    if given in names:
+        return str(given)
+    if given is None or given is False or given == "auto":
+        return "auto"
+    if given is True or given in ("any", "required"):
+        return "required"
+    if given == "none":
+        return "none"
+    raise ConfigError(f"tool_choice: {unknown([str(given)], [*names, 'auto', 'any', 'required', 'none'], what='tool')}")
+
+
+def _schema(response_format: Any) -> tuple[dict[str, Any] | None, bool]:
+    """The schema of the answer, and whether the model is told of it."""
+    given = response_format if isinstance(response_format, Mapping) else {"type": response_format}
+    kind, schema = given.get("type"), given.get("schema")
+    if kind is None or kind == "text":
+        return None, False
+    if kind == "json_object" and (schema is None or isinstance(schema, Mapping)):
+        return dict(schema or {"type": "object"}), False
+    inner = given.get("json_schema")
+    if kind == "json_schema" and isinstance(inner, Mapping) and isinstance(inner.get("schema"), Mapping):
+        return dict(inner["schema"]), True
+    raise ConfigError(
+        'response_format takes {"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}, '
+        f'{{"type": "json_object"}} or {{"type": "text"}} (got {response_format!r})'
+    )

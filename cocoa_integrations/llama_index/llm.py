@@ -109,7 +109,7 @@ class CocoaLLM(DecodeSettings, FunctionCallingLLM):
     tokenizer_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False, description="For loading the tokenizer.")
     runtime: Runtime | None = Field(default=None, description="How the model is run: speed and memory.")
     calibrator: str | None = Field(
-        default=None, description="File of a RiskCalibrator: the risk of every span is then in [0, 1]."
+        default=None, description="File of a RiskCalibrator, or embedded: risks are then in [0, 1]."
     )
     model_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False, description="For loading the model.")
     generate_kwargs: dict[str, Any] = Field(

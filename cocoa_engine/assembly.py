@@ -5,7 +5,7 @@ from __future__ import annotations
 from cocoa_engine.backends import TokenTree
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decode import Decided, Sequencer
-from cocoa_engine.measure import exceeds_max_risk, reported_risk
+from cocoa_engine.measure import exceeds_max_risk, log_prob_and_score, ranking_mlds, reported_risk
 from cocoa_engine.results import Generation, Span, Usage
 from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.text import SpanTexts
@@ -99,3 +99,14 @@ def make_span(
         calibrated=calibrator is not None,
         exceeds_max_risk=exceeds_max_risk(config, risk),
     )
+
+
+def weighed_otherwise(span: Span, config: CocoaConfig) -> Span:
+    """A text that was scored, under another method, metric or alpha: what the model said of it stays as it is.
+
+    For methods whose score is made of log p_S and the disagreement alone.
+    """
+    log_prob, score = log_prob_and_score(config, span.token_log_probs, span.con_mlds, span.f_mlds)
+    risk = span.risk if span.calibrated else ranking_mlds(config, span.con_mlds, span.f_mlds)
+    exceeds = exceeds_max_risk(config, risk)
+    return span.model_copy(update={"log_prob": log_prob, "score": score, "risk": risk, "exceeds_max_risk": exceeds})

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cocoa_engine.backends import Path, StepOutput, TokenTree
+from cocoa_engine.backends import Asked, Path, Reading, StepOutput, TokenTree
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.measure import exceeds_max_risk, log_prob_and_score, mlds, reported_risk
@@ -184,7 +184,7 @@ class Sequencer:
         self.guesses: dict[Path, int] = {}  # a fed path -> the token guessed to follow it, until that is known
         self.last: Tensor | None = None  # [V], the logits after the committed tokens, for reading back
 
-    def decode(self, tree: TokenTree, first: Tensor | None) -> Generator[Sequence[Path], StepOutput, None]:
+    def decode(self, tree: TokenTree, first: Tensor | None) -> Generator[Asked, StepOutput, None]:
         """Run to the end.
 
         Args:
@@ -229,7 +229,7 @@ class Sequencer:
         """Whether nothing more is decoded."""
         return self.finish_reason is not None
 
-    def _grow(self, candidates: NextTokens) -> Generator[Sequence[Path], StepOutput, list[Branch]]:
+    def _grow(self, candidates: NextTokens) -> Generator[Asked, StepOutput, list[Branch]]:
         """Open a branch for each candidate and grow them in step to their common boundary."""
         cap = min(self.config.max_span_tokens, self.config.max_new_tokens - self.generated)
         branches = [Branch(self.track.fork()) for _ in candidates.token_ids]
@@ -250,9 +250,7 @@ class Sequencer:
             length += 1
         return branches
 
-    def _feed(
-        self, paths: Sequence[Path], waiting: Sequence[Branch] = ()
-    ) -> Generator[Sequence[Path], StepOutput, list[Fed]]:
+    def _feed(self, paths: Sequence[Path], waiting: Sequence[Branch] = ()) -> Generator[Asked, StepOutput, list[Fed]]:
         """What the model says after some paths: those not fed yet are fed now, and others ahead where there is room.
 
         Args:
@@ -272,7 +270,7 @@ class Sequencer:
                 self.fed[path] = Fed(logits, output.hidden[:, number], following, others)
         return [self.fed[path] for path in paths]
 
-    def _read_back(self, branches: Sequence[Branch]) -> Generator[Sequence[Path], StepOutput, list[float]]:
+    def _read_back(self, branches: Sequence[Branch]) -> Generator[Asked, StepOutput, list[float]]:
         """PMI(S; x) of each branch S: the prompt x is fed once more after it, and after what it grew from."""
         chains = [(), *(branch.path for branch in branches)]
         before = [self.last, *(self.fed[branch.path].logits for branch in branches)]
@@ -280,10 +278,10 @@ class Sequencer:
         totals = [float(_logits_of(row).log_softmax(-1)[self.prompt[0]]) for row in before]
         width = max(1, _READ_AT_ONCE // len(chains))
         for start in range(0, len(self.prompt) - 1, width):
-            ends = range(start + 1, min(start + width, len(self.prompt) - 1) + 1)
-            output = yield [(*chain, *self.prompt[:end]) for chain in chains for end in ends]
-            log_probs = output.logits.log_softmax(-1).view(len(chains), len(ends), -1)
-            targets = prompt[list(ends)].to(log_probs.device)[None, :, None].expand(len(chains), -1, 1)
+            end = min(start + width, len(self.prompt) - 1)
+            output = yield [Reading(chain, self.prompt[start:end]) for chain in chains]
+            log_probs = output.logits.log_softmax(-1).view(len(chains), end - start, -1)
+            targets = prompt[start + 1 : end + 1].to(log_probs.device)[None, :, None].expand(len(chains), -1, 1)
             found = log_probs.gather(2, targets).double().sum(dim=(1, 2)).tolist()
             totals = [total + more for total, more in zip(totals, found, strict=True)]
         return [total - totals[0] for total in totals[1:]]

@@ -323,7 +323,7 @@ class CocoaEngine:
         Args:
             prompt: text or token ids.
             text: a text or its token ids; or a list of such (the options of a question, say), each scored as it would
-                be alone, but the prompt is encoded once (by ``dola``, ``decore`` and ``diver`` again for each).
+                be alone, but the prompt is encoded once (by ``dola``, ``decore`` and ``diver`` twice).
             config: settings instead of the engine's.
             **settings: as for :meth:`generate`.
 

@@ -44,3 +44,11 @@ def test_langchain_callback(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Jupiter" in out
     assert len(re.findall(r"candidate\(s\)", out)) > 4
     assert len(re.findall(r"(?m)^\d\.\d{3} at most, \d\.\d{3} on average: ", out)) == 2
+
+
+def test_langchain_tools(capsys: pytest.CaptureFixture[str]) -> None:
+    run_all, refused = run("langchain_tools.py", capsys).strip().split("\n\n")
+    assert run_all.startswith("max_risk=inf")
+    assert len(re.findall(r"(?m)^  \w+=.+  risk \d\.\d{3}$", run_all)) == 2
+    assert re.search(r"(?m)^  tool: paid \d+ euros to .+$", run_all)
+    assert "  tool: pay was not run: the risk of these arguments is above" in refused

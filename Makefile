@@ -9,6 +9,12 @@ BIN    := $(VENV)/bin
 # without bytecode: what is imported is compiled at its first import, the rest never
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
+# Some tests look at pages in Chromium. Where it is missing they are skipped; on a bare Debian as root it is installed.
+BROWSER = @{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null \
+	|| { [ "$$(id -u)" = 0 ] && { apt-get -qq -o Acquire::Retries=0 update && DEBIAN_FRONTEND=noninteractive \
+	apt-get -qq install -y --no-install-recommends chromium; } >/dev/null 2>&1; } \
+	|| echo "No Chromium: the tests that look at pages are skipped."
+
 .PHONY: demo test bench clean
 
 demo: $(VENV)/.demo
@@ -34,6 +40,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) -e ".[dev,bench,risk,eval]"
+	$(BROWSER)
 	touch $@
 
 clean:

@@ -18,6 +18,7 @@ from cocoa_engine.errors import (
     CocoaError,
     ConfigError,
     EngineBusyError,
+    HallucinationRiskError,
     LabelledDataError,
     MissingExtraError,
     ModelLoadError,
@@ -26,11 +27,12 @@ from cocoa_engine.errors import (
     UnsupportedModelError,
 )
 from cocoa_engine.methods import METHODS
-from cocoa_engine.results import Candidate, Generation, Span, Usage
+from cocoa_engine.results import Candidate, Generation, LayerCurve, Span, Usage
 from cocoa_engine.runtime import Runtime
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine, SpanStream
+    from cocoa_engine.grounding import ContextLift, context_lift
     from cocoa_engine.info import ModelInfo
     from cocoa_engine.risk import CalibrationWarning, RiskCalibrator
 
@@ -46,9 +48,12 @@ __all__ = [
     "CocoaEngine",
     "CocoaError",
     "ConfigError",
+    "ContextLift",
     "EngineBusyError",
     "Generation",
+    "HallucinationRiskError",
     "LabelledDataError",
+    "LayerCurve",
     "MissingExtraError",
     "ModelInfo",
     "ModelLoadError",
@@ -61,10 +66,13 @@ __all__ = [
     "UnsupportedModelError",
     "Usage",
     "__version__",
+    "context_lift",
 ]
 
 # torch and transformers take seconds to import: settings and results are had without them
 _LAZY = {
+    "ContextLift": "grounding",
+    "context_lift": "grounding",
     "CocoaEngine": "engine",
     "SpanStream": "engine",
     "ModelInfo": "info",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cocoa_engine.backends import TokenTree
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decode import Decided, Sequencer
-from cocoa_engine.measure import ranking_mlds
+from cocoa_engine.measure import exceeds_max_risk, log_prob_and_score, ranking_mlds, reported_risk
 from cocoa_engine.results import Generation, Span, Usage
 from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.text import SpanTexts
@@ -38,8 +38,7 @@ class Assembler:
     def ready(self, sequencer: Sequencer) -> list[Span]:
         """The spans that have become final since the last call."""
         ends = [decided.text_end for decided in sequencer.decided]
-        finished = sequencer.finish_reason is not None
-        places = self._texts.ready(sequencer.track, ends, finished)
+        places = self._texts.ready(sequencer.track, ends, sequencer.has_ended())
         fresh = [
             make_span(decided, place, self._config, self._calibrator)
             for decided, place in zip(sequencer.decided[len(self.spans) :], places, strict=False)
@@ -76,14 +75,14 @@ def make_span(
     *,
     given: bool = False,
 ) -> Span:
-    """A decided span at its place ``(start, end, text)``; without a calibrator its risk is the raw MLDS that ranks."""
+    """A decided span at its place ``(start, end, text)``."""
     start, end, text = place
-    kind = "given" if given else "risk_point" if decided.candidates else "greedy"
-    span = Span(
+    risk = reported_risk(config, calibrator, decided)
+    return Span(
         text=text,
         start=start,
         end=end,
-        kind=kind,
+        kind="given" if given else "risk_point" if decided.candidates else "greedy",
         token_ids=decided.token_ids,
         token_log_probs=decided.token_log_probs,
         token_entropies=decided.token_entropies,
@@ -94,8 +93,20 @@ def make_span(
         score=decided.score,
         candidates=decided.candidates,
         chosen=decided.chosen,
-        risk=ranking_mlds(config, decided.con_mlds, decided.f_mlds),
+        token_copied=decided.token_copied,
+        preceding=decided.preceding,
+        risk=risk,
+        calibrated=calibrator is not None,
+        exceeds_max_risk=exceeds_max_risk(config, risk),
     )
-    if calibrator is None:
-        return span
-    return span.model_copy(update={"risk": calibrator.risk(span), "calibrated": True})
+
+
+def weighed_otherwise(span: Span, config: CocoaConfig) -> Span:
+    """A text that was scored, under another method, metric or alpha: what the model said of it stays as it is.
+
+    For methods whose score is made of log p_S and the disagreement alone.
+    """
+    log_prob, score = log_prob_and_score(config, span.token_log_probs, span.con_mlds, span.f_mlds)
+    risk = span.risk if span.calibrated else ranking_mlds(config, span.con_mlds, span.f_mlds)
+    exceeds = exceeds_max_risk(config, risk)
+    return span.model_copy(update={"log_prob": log_prob, "score": score, "risk": risk, "exceeds_max_risk": exceeds})

@@ -15,6 +15,18 @@ from cocoa_engine.methods import METHODS
 _LAYERS = r"^(high|low|\d+(,\d+)*)$"
 
 
+_PAPER: dict[str, Any] = {
+    "method": "cocoa-sig",
+    "metric": "f_mlds",
+    "alpha": 2.5,
+    "gamma": 0.3,
+    "middle_layers": None,  # L//3 to 2L//3
+    "final_layer": "post_norm",
+    "span_log_prob": "sum",
+    "temperature": 0.0,
+}
+
+
 class CocoaConfig(BaseModel):
     """Settings of one decode. Immutable; :meth:`replace` makes a changed copy.
 
@@ -72,6 +84,13 @@ class CocoaConfig(BaseModel):
         description="Divides the scores of tokens that were there before. Default: the model's generation config's, "
         "for DoLa 1.2.",
     )
+    max_risk: float | None = Field(
+        None,
+        ge=0,
+        le=2,
+        description="Decoding stops after the first span whose risk is above this: the calibrated risk if there is a "
+        "calibrator, else the raw MLDS. Default: it does not.",
+    )
     max_new_tokens: int = Field(256, ge=1, description="At most this many tokens are generated.")
     temperature: float = Field(
         0.0, ge=0, description="0 keeps the best branch; above, a branch is sampled from softmax(score / temperature)."
@@ -104,6 +123,21 @@ class CocoaConfig(BaseModel):
             """As pydantic's, with our error."""
             with _our_error():
                 return super().model_validate_strings(obj, **options)
+
+    @classmethod
+    def paper(cls, **settings: Any) -> CocoaConfig:
+        """The setting of the paper where it names one, whatever the defaults here are; the rest has its default.
+
+        CoCoA-SIG with fMLDS, alpha = 2.5 (its best overall) and gamma = 0.3; middle layers L/3 to 2L/3, the final state
+        after the norm; log p_S as a sum; the best span is kept.
+
+        Args:
+            **settings: fields to set otherwise, such as ``metric="con_mlds"``.
+
+        Raises:
+            ConfigError: as for the constructor.
+        """
+        return cls(**{**_PAPER, **settings})
 
     def replace(self, **settings: Any) -> CocoaConfig:
         """A copy with some fields changed, validated like a new one.

@@ -12,10 +12,8 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.measure import log_prob_and_score
 from cocoa_engine.methods import METHODS, ContrastingMethod
-from cocoa_engine.model import LanguageModel
 from cocoa_engine.scores import span_log_prob
-from cocoa_engine.shared_prompt import ScoredText
-from cocoa_engine.teacher_forcing import score_text
+from cocoa_engine.shared_prompt import GivenText, ScoredText, beginnings, groups, score_texts
 
 
 def needs_more(config: CocoaConfig) -> bool:
@@ -29,43 +27,69 @@ def rescored(
 ) -> list[ScoredText]:
     """Scored texts with the configured method's score; the forward passes that takes are added."""
     method = METHODS[config.method]
+    texts = [decided.token_ids for decided, _ in scored]
     result = []
     if isinstance(method, ContrastingMethod):
-        for decided, passes in scored:
-            contrasts, more = _contrasts(backend, method, prompt, decided.token_ids, config, wanted)
+        found = _contrasts(backend, method, prompt, texts, config, wanted)
+        for (decided, passes), (contrasts, more) in zip(scored, found, strict=True):
             score = span_log_prob(contrasts, config.span_log_prob)
             result.append(ScoredText(replace(decided, score=score), passes + more))
         return result
-    without = _log_prob(backend.model, prompt, prompt, config, wanted)
-    for decided, passes in scored:
-        pmi = _log_prob(backend.model, [*prompt, *decided.token_ids], prompt, config, wanted) - without
+    read_back = [GivenText([*text, *prompt], 0) for text in ([], *texts)]
+    without, *after = score_texts(backend, prompt, read_back, config, wanted)
+    log_prob_without = sum(without.decided.token_log_probs)
+    for (decided, passes), read in zip(scored, after, strict=True):
+        pmi = sum(read.decided.token_log_probs[len(decided.token_ids) :]) - log_prob_without
         _, score = log_prob_and_score(config, decided.token_log_probs, decided.con_mlds, decided.f_mlds, pmi=pmi)
-        result.append(ScoredText(replace(decided, score=score), passes + 2))
+        more = max(read.forward_passes, without.forward_passes)  # as a rule the two were fed together
+        result.append(ScoredText(replace(decided, score=score), passes + more))
     return result
 
 
 def _contrasts(
-    backend: Backend, method: ContrastingMethod, prompt: list[int], text: list[int], config: CocoaConfig, wanted: Wanted
-) -> tuple[list[float], int]:
-    """The contrast of each token of the text, all tokens allowed."""
-    tree = backend.open([prompt[:-1]], len(text) + 1, wanted)[0]
+    backend: Backend,
+    method: ContrastingMethod,
+    prompt: list[int],
+    texts: Sequence[list[int]],
+    config: CocoaConfig,
+    wanted: Wanted,
+) -> list[tuple[list[float], int]]:
+    """The contrasts of each text's tokens, all tokens allowed, and the forward passes they took.
+
+    The prompt is read once, but for its last token: what that says is contrasted too, so it begins every text.
+    """
+    fed = [[prompt[-1], *text[:-1]] for text in texts]
+    width = max(1, backend.paths_per_step // (1 + len(wanted.early)))  # rows of logits for every layer
+    together = list(groups(fed, width))
+    room = max(len(beginnings(fed[number] for number in group)) for group in together)
+    tree = backend.open([prompt[:-1]], room, wanted)[0]
+    tree.keep_committed = True
+    found: dict[int, tuple[list[float], int]] = {}
     try:
         if len(prompt) > 1:
             backend.prefill(tree)
-        fed = [prompt[-1], *text[:-1]]
-        contrasts: list[float] = []
-        width = max(1, backend.paths_per_step // (1 + len(wanted.early)))  # rows of logits for every layer
-        for start in range(0, len(fed), width):
-            ends = range(start + 1, min(start + width, len(fed)) + 1)
-            output = backend.step([(tree, [tuple(fed[:end]) for end in ends])])[0]
-            assert output.others is not None
-            rows = method.contrast(output.logits.float(), output.others, config)
-            targets = torch.tensor([text[end - 1] for end in ends], device=rows.device)
-            contrasts += rows.gather(1, targets[:, None])[:, 0].tolist()
-        return contrasts, tree.forward_passes
+        prompt_passes = tree.forward_passes
+        for group in together:
+            paths = beginnings(fed[number] for number in group)
+            rows = {path: row for row, path in enumerate(paths)}
+            own = {number: [rows[path] for path in beginnings([fed[number]])] for number in group}
+            contrasts: dict[int, list[float]] = {number: [] for number in group}
+            passes = dict.fromkeys(group, prompt_passes)
+            for start in range(0, len(paths), width):
+                before = tree.forward_passes
+                output = backend.step([(tree, paths[start : start + width])])[0]
+                assert output.others is not None
+                of_step = method.contrast(output.logits.float(), output.others, config)  # [W, V]
+                for number in group:
+                    here = [depth for depth, row in enumerate(own[number]) if start <= row < start + width]
+                    if here:
+                        places = torch.tensor([own[number][depth] - start for depth in here], device=of_step.device)
+                        targets = torch.tensor([texts[number][depth] for depth in here], device=of_step.device)
+                        contrasts[number] += of_step[places, targets].tolist()
+                        # one pass for the whole step, or one for each path of it
+                        passes[number] += min(tree.forward_passes - before, len(here))
+            tree.drop_branches()
+            found |= {number: (contrasts[number], passes[number]) for number in group}
     finally:
         tree.close()
-
-
-def _log_prob(model: LanguageModel, before: list[int], text: list[int], config: CocoaConfig, wanted: Wanted) -> float:
-    return sum(score_text(model, before, text, config, wanted, 0).token_log_probs)
+    return [found[number] for number in range(len(texts))]

@@ -17,14 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cocoa_engine.backends import Path, StepOutput, TokenTree
+from cocoa_engine.backends import Asked, Path, Reading, StepOutput, TokenTree
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.measure import log_prob_and_score, mlds
+from cocoa_engine.measure import exceeds_max_risk, log_prob_and_score, mlds, reported_risk
 from cocoa_engine.methods import METHODS, ContrastingMethod
 from cocoa_engine.next_tokens import NextTokens, contrasted, next_tokens, non_finite
 from cocoa_engine.prompt_lookup import PromptLookup
-from cocoa_engine.results import Candidate, FinishReason
+from cocoa_engine.results import Candidate, FinishReason, Preceding
+from cocoa_engine.risk import RiskCalibrator
+from cocoa_engine.so_far import AnswerSoFar
 from cocoa_engine.text import TextTrack
 
 Ids = Tensor  # [1, t], as transformers' logits processors and stopping criteria want them
@@ -143,10 +145,16 @@ class Decided:
     candidates: list[Candidate]
     chosen: int | None
     text_end: int
+    token_copied: list[int] = field(default_factory=list)
+    preceding: Preceding = field(default_factory=Preceding)
 
 
 class Sequencer:
-    """The decode loop of one sequence, and what it has decided so far."""
+    """The decode loop of one sequence, and what it has decided so far.
+
+    Args:
+        calibrator: gives the spans' risk, which ``max_risk`` limits; none leaves the raw MLDS.
+    """
 
     def __init__(
         self,
@@ -156,7 +164,9 @@ class Sequencer:
         *,
         draft_tokens: int = 0,
         room: Room = lambda: 1,
+        calibrator: RiskCalibrator | None = None,
     ) -> None:
+        self.calibrator = calibrator
         self.rules = rules
         self.config = rules.config
         self.method = METHODS[rules.config.method]
@@ -167,13 +177,14 @@ class Sequencer:
         self.decided: list[Decided] = []
         self.finish_reason: FinishReason | None = None
         self.lookup = PromptLookup(prompt, draft_tokens)
+        self.so_far = AnswerSoFar(self.prompt)
         self.room = room
         self.feeds_ahead = False
         self.fed: dict[Path, Fed] = {}  # since the last commit, and what was fed ahead before it
         self.guesses: dict[Path, int] = {}  # a fed path -> the token guessed to follow it, until that is known
         self.last: Tensor | None = None  # [V], the logits after the committed tokens, for reading back
 
-    def decode(self, tree: TokenTree, first: Tensor | None) -> Generator[Sequence[Path], StepOutput, None]:
+    def decode(self, tree: TokenTree, first: Tensor | None) -> Generator[Asked, StepOutput, None]:
         """Run to the end.
 
         Args:
@@ -191,11 +202,13 @@ class Sequencer:
         self.last = fed.logits
         following = self._distributions([()], [fed])[0]
         run = Branch(self.track)
-        while self.finish_reason is None:
+        while not self.has_ended():
             candidates = self._competing(following)
             at_risk_point = len(candidates.token_ids) > 1
             if at_risk_point:
                 run = self._close(run)
+                if self.has_ended():  # of a risk above max_risk
+                    break
             if at_risk_point and self.method.branches:
                 branches = yield from self._grow(candidates)
                 pmi = (yield from self._read_back(branches)) if self.method.reads_back else [0.0] * len(branches)
@@ -212,7 +225,11 @@ class Sequencer:
                 following = kept.next
         self._close(run)
 
-    def _grow(self, candidates: NextTokens) -> Generator[Sequence[Path], StepOutput, list[Branch]]:
+    def has_ended(self) -> bool:
+        """Whether nothing more is decoded."""
+        return self.finish_reason is not None
+
+    def _grow(self, candidates: NextTokens) -> Generator[Asked, StepOutput, list[Branch]]:
         """Open a branch for each candidate and grow them in step to their common boundary."""
         cap = min(self.config.max_span_tokens, self.config.max_new_tokens - self.generated)
         branches = [Branch(self.track.fork()) for _ in candidates.token_ids]
@@ -233,9 +250,7 @@ class Sequencer:
             length += 1
         return branches
 
-    def _feed(
-        self, paths: Sequence[Path], waiting: Sequence[Branch] = ()
-    ) -> Generator[Sequence[Path], StepOutput, list[Fed]]:
+    def _feed(self, paths: Sequence[Path], waiting: Sequence[Branch] = ()) -> Generator[Asked, StepOutput, list[Fed]]:
         """What the model says after some paths: those not fed yet are fed now, and others ahead where there is room.
 
         Args:
@@ -255,7 +270,7 @@ class Sequencer:
                 self.fed[path] = Fed(logits, output.hidden[:, number], following, others)
         return [self.fed[path] for path in paths]
 
-    def _read_back(self, branches: Sequence[Branch]) -> Generator[Sequence[Path], StepOutput, list[float]]:
+    def _read_back(self, branches: Sequence[Branch]) -> Generator[Asked, StepOutput, list[float]]:
         """PMI(S; x) of each branch S: the prompt x is fed once more after it, and after what it grew from."""
         chains = [(), *(branch.path for branch in branches)]
         before = [self.last, *(self.fed[branch.path].logits for branch in branches)]
@@ -263,10 +278,10 @@ class Sequencer:
         totals = [float(_logits_of(row).log_softmax(-1)[self.prompt[0]]) for row in before]
         width = max(1, _READ_AT_ONCE // len(chains))
         for start in range(0, len(self.prompt) - 1, width):
-            ends = range(start + 1, min(start + width, len(self.prompt) - 1) + 1)
-            output = yield [(*chain, *self.prompt[:end]) for chain in chains for end in ends]
-            log_probs = output.logits.log_softmax(-1).view(len(chains), len(ends), -1)
-            targets = prompt[list(ends)].to(log_probs.device)[None, :, None].expand(len(chains), -1, 1)
+            end = min(start + width, len(self.prompt) - 1)
+            output = yield [Reading(chain, self.prompt[start:end]) for chain in chains]
+            log_probs = output.logits.log_softmax(-1).view(len(chains), end - start, -1)
+            targets = prompt[start + 1 : end + 1].to(log_probs.device)[None, :, None].expand(len(chains), -1, 1)
             found = log_probs.gather(2, targets).double().sum(dim=(1, 2)).tolist()
             totals = [total + more for total, more in zip(totals, found, strict=True)]
         return [total - totals[0] for total in totals[1:]]
@@ -407,21 +422,25 @@ class Sequencer:
         pmi: float = 0.0,
     ) -> None:
         log_prob, score = log_prob_and_score(self.config, span.log_probs, con, f, contrasts=span.contrasts, pmi=pmi)
-        self.decided.append(
-            Decided(
-                token_ids=span.token_ids,
-                token_log_probs=span.log_probs,
-                token_entropies=span.entropies,
-                token_margins=span.margins,
-                log_prob=log_prob,
-                con_mlds=con,
-                f_mlds=f,
-                score=score,
-                candidates=list(candidates),
-                chosen=chosen,
-                text_end=len(span.track.text),
-            )
+        copied, before = self.so_far.extend(span.token_ids, span.log_probs, span.entropies)
+        decided = Decided(
+            token_ids=span.token_ids,
+            token_log_probs=span.log_probs,
+            token_entropies=span.entropies,
+            token_margins=span.margins,
+            log_prob=log_prob,
+            con_mlds=con,
+            f_mlds=f,
+            score=score,
+            candidates=list(candidates),
+            chosen=chosen,
+            text_end=len(span.track.text),
+            token_copied=copied,
+            preceding=before,
         )
+        self.decided.append(decided)
+        if exceeds_max_risk(self.config, reported_risk(self.config, self.calibrator, decided)):
+            self.finish_reason = "risk"
 
     def _mlds(self, branches: Sequence[Branch]) -> tuple[list[float], list[float]]:
         """ConMLDS and fMLDS of each branch."""
@@ -468,7 +487,8 @@ class Sequencer:
         self.ids.extend(taken)
         self.lookup.extend(taken)
         self.generated += depth
-        self.finish_reason = kept.ended or ("length" if self.generated >= self.config.max_new_tokens else None)
+        if self.finish_reason is None:  # the kept span's risk goes before
+            self.finish_reason = kept.ended or ("length" if self.generated >= self.config.max_new_tokens else None)
 
     def _distributions(self, paths: Sequence[Path], fed: Sequence[Fed]) -> list[NextTokens]:
         """The next-token distribution after each path.

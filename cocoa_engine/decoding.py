@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 
 from cocoa_engine.assembly import Assembler
-from cocoa_engine.backends import Backend, Path, StepOutput
+from cocoa_engine.backends import Asked, Backend, StepOutput
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decode import Sequencer
 from cocoa_engine.errors import UnsupportedModelError
@@ -72,9 +72,10 @@ class Decoding:
             TextTrack(decode, request.rules.stop_texts),
             draft_tokens=draft_tokens,
             room=lambda: TIPS // max(1, scheduler.running),
+            calibrator=calibrator,
         )
         self._assembler = Assembler(config, len(request.prompt), model_name, calibrator)
-        self._loop: Generator[Sequence[Path], StepOutput, None] | None = None
+        self._loop: Generator[Asked, StepOutput, None] | None = None
         self._backend, self._wanted, self._contrasts = backend, request.wanted, contrasts
         self.work: Work | None = self._new_work(None)
         if not read:
@@ -106,7 +107,7 @@ class Decoding:
                 return
         self.work = self._new_work(paths)
 
-    def _new_work(self, paths: Sequence[Path] | None) -> Work:
+    def _new_work(self, paths: Asked | None) -> Work:
         return Work(self._backend, self._tree, self._wanted, paths)
 
     def ready(self) -> list[Span]:

@@ -22,25 +22,28 @@ def distributions(logits: Tensor, best: Tensor) -> Distributions:
     """What normalises each row of logits, and how spread it is.
 
     With x = logits - best and Z the sum of e^x, the entropy is log Z - sum(x e^x) / Z: hardly anything is lost to
-    rounding where one token has nearly all of the probability.
+    rounding where one token has nearly all of the probability. (torch's softmax kernels sum less exactly than ``sum``.)
 
     Args:
         logits: ``[W, V]`` float32.
         best: ``[W]``, the highest of each row.
     """
-    if logits.device.type == "cpu":  # a row at a time stays in the cache; on a GPU each would be a launch
-        sums = torch.stack([_sums(row, top, dim=0) for row, top in zip(logits, best, strict=True)])
-    else:
-        sums = _sums(logits, best[:, None], dim=1)
-    log_total = sums[:, 0].log()
-    return Distributions(best + log_total, (log_total - sums[:, 1] / sums[:, 0]).clamp_(min=0))
-
-
-def _sums(logits: Tensor, best: Tensor, dim: int) -> Tensor:
-    """The sums of e^x and of x e^x, ``[..., 2]``."""
-    below = (logits - best).clamp_(min=_NOTHING)
+    below = (logits - best[:, None]).contiguous()  # BLAS sums strided rows less exactly
     weights = below.exp()
-    return torch.stack([weights.sum(dim=dim), below.mul_(weights).sum(dim=dim)], dim=-1)
+    total = weights.sum(dim=1)
+    products = _row_products(weights, below)
+    # tested on the CPU only, where the answer is at hand: on a GPU the test would cost more than the clamp
+    if logits.device.type != "cpu" or products.isnan().any():
+        products = _row_products(weights, below.clamp_(min=_NOTHING))
+    log_total = total.log()
+    return Distributions(best + log_total, (log_total - products / total).clamp_(min=0))
+
+
+def _row_products(left: Tensor, right: Tensor) -> Tensor:
+    """Sums of the products of each row, ``[W]``: one BLAS call a row on a CPU, one kernel for all on a GPU."""
+    if left.device.type == "cpu":
+        return torch.stack([torch.dot(a, b) for a, b in zip(left, right, strict=True)])
+    return torch.linalg.vecdot(left, right)
 
 
 class TokenFigures(NamedTuple):

@@ -6,7 +6,7 @@ import contextlib
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -19,14 +19,25 @@ from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.generation_config import eos_token_ids
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.info import ModelInfo
+from cocoa_engine.layer_curve import layer_curve
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model import LanguageModel
-from cocoa_engine.request import Callables, Request, is_many, make_request, prompt_ids, require_tokens, wanted_states
-from cocoa_engine.results import Generation, Span, Usage
+from cocoa_engine.request import (
+    Callables,
+    PerPrompt,
+    Request,
+    is_many,
+    make_request,
+    prompt_ids,
+    require_tokens,
+    wanted_states,
+)
+from cocoa_engine.results import Generation, LayerCurve, Span, Usage
 from cocoa_engine.risk import CalibrationWarning, RiskCalibrator
 from cocoa_engine.runtime import Runtime
 from cocoa_engine.scheduler import Scheduler
 from cocoa_engine.shared_prompt import GivenText, ScoredText, score_texts
+from cocoa_engine.so_far import AnswerSoFar
 from cocoa_engine.teacher_forcing import score_text
 from cocoa_engine.tokens import Tokens
 
@@ -50,8 +61,9 @@ class CocoaEngine:
         config: this engine's default settings.
         runtime: how the model is run: speed and memory, not what is decoded.
         model_name: for the record; by default the model's own ``name_or_path``.
-        calibrator: gives every span a risk in [0, 1], or the JSON file of one; none leaves the raw MLDS. It is used as
-            it is, with a :class:`CalibrationWarning`, where the model or the settings are not those of its fit.
+        calibrator: gives every span a risk in [0, 1], or the answer, or both, as it was fitted; or the JSON file of
+            one; or ``"embedded"``, the embedded model's. None leaves the raw MLDS. It is used as it is, with a
+            :class:`CalibrationWarning`, where the model or the settings are not those of its fit.
 
     Raises:
         UnsupportedModelError: the model is not a causal language model, or has fewer than 3 layers.
@@ -103,7 +115,8 @@ class CocoaEngine:
             tokenizer_name: where the tokenizer is, if elsewhere.
             config: the engine's default settings.
             runtime: how the model is run.
-            calibrator: gives every span a risk in [0, 1], or the JSON file of one.
+            calibrator: gives spans and answers a risk in [0, 1], or the JSON file of one; ``"embedded"`` is the
+                embedded model's.
             dtype: ``"auto"`` (as stored), a name such as ``"bfloat16"``, or a ``torch.dtype``.
             device_map: as in transformers, e.g. ``"auto"`` or ``"cuda:0"``; none is the CPU.
             trust_remote_code: run code that comes with the checkpoint.
@@ -209,6 +222,7 @@ class CocoaEngine:
         config: CocoaConfig | None = None,
         logits_processor: Callables = None,
         stopping_criteria: Callables = None,
+        generation_config: Any = None,
         **settings: Any,
     ) -> Generation:
         """Answer one prompt.
@@ -218,6 +232,8 @@ class CocoaEngine:
             config: settings instead of the engine's.
             logits_processor: transformers processors, called on every branch before its next distribution is formed.
             stopping_criteria: transformers criteria, called on every branch after each token.
+            generation_config: a transformers ``GenerationConfig`` whose end tokens, penalties and bans are honoured
+                instead of the model's own.
             **settings: single fields of :class:`CocoaConfig` that override the settings.
 
         Raises:
@@ -227,7 +243,7 @@ class CocoaEngine:
             EngineBusyError: ``Runtime.max_queue`` requests wait already.
         """
         config = self._settings(config, settings)
-        request = make_request(self._language_model, self._tokens, prompt, config, logits_processor, stopping_criteria)
+        request = self._request(prompt, config, logits_processor, stopping_criteria, generation_config)
         (generation,) = self._decode_all([request], config, 1)
         assert isinstance(generation, Generation)
         return generation
@@ -239,6 +255,7 @@ class CocoaEngine:
         config: CocoaConfig | None = None,
         logits_processor: Callables = None,
         stopping_criteria: Callables = None,
+        generation_config: Any = None,
         **settings: Any,
     ) -> SpanStream:
         """Answer one prompt span by span; arguments and errors as for :meth:`generate`, raised at once.
@@ -246,7 +263,7 @@ class CocoaEngine:
         The work is done as spans are asked for. Closing the stream stops it; a suspended one blocks nobody.
         """
         config = self._settings(config, settings)
-        request = make_request(self._language_model, self._tokens, prompt, config, logits_processor, stopping_criteria)
+        request = self._request(prompt, config, logits_processor, stopping_criteria, generation_config)
         return SpanStream(self, request, config)
 
     def generate_batch(
@@ -254,8 +271,9 @@ class CocoaEngine:
         prompts: Sequence[Prompt],
         *,
         config: CocoaConfig | None = None,
-        logits_processor: Callables = None,
-        stopping_criteria: Callables = None,
+        logits_processor: Callables | PerPrompt = None,
+        stopping_criteria: Callables | PerPrompt = None,
+        generation_config: Any = None,
         batch_size: int | None = None,
         return_exceptions: bool = False,
         **settings: Any,
@@ -267,6 +285,7 @@ class CocoaEngine:
         other threads share its forward passes.
 
         Args:
+            logits_processor, stopping_criteria: for all prompts, or a :class:`PerPrompt`.
             batch_size: at most this many at a time; none is ``Runtime.max_batch_size``, which it cannot exceed.
             return_exceptions: put the error of a prompt in its place, instead of raising the first one.
         """
@@ -277,9 +296,10 @@ class CocoaEngine:
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ConfigError(f"batch_size must be a whole number, at least 1 (got {batch_size!r})")
         config = self._settings(config, settings)
+        processors, criteria = (_of_each(given, len(prompts)) for given in (logits_processor, stopping_criteria))
         requests = [
-            make_request(self._language_model, self._tokens, prompt, config, logits_processor, stopping_criteria)
-            for prompt in prompts
+            self._request(prompt, config, own_processors, own_criteria, generation_config)
+            for prompt, own_processors, own_criteria in zip(prompts, processors, criteria, strict=True)
         ]
         return self._decode_all(requests, config, batch_size, keep_errors=return_exceptions)
 
@@ -303,7 +323,7 @@ class CocoaEngine:
         Args:
             prompt: text or token ids.
             text: a text or its token ids; or a list of such (the options of a question, say), each scored as it would
-                be alone, but the prompt is encoded once (by ``dola``, ``decore`` and ``diver`` again for each).
+                be alone, but the prompt is encoded once (by ``dola``, ``decore`` and ``diver`` twice).
             config: settings instead of the engine's.
             **settings: as for :meth:`generate`.
 
@@ -326,14 +346,43 @@ class CocoaEngine:
             self._must_fit(before, ids, config)
             alone = ScoredText(score_text(model, before, ids, config, plain, len(shown)), 1)
             (one,) = self._by_method(before, [alone], config, wanted)
-            return self._scored(len(before), shown, one, config)
+            return self._scored(before, shown, one, config)
         given = [self._given(prompt, before, one, f"text to score at index {n}") for n, one in enumerate(text)]
         for ids, _ in given:
             self._must_fit(before, ids, config)
         texts = [GivenText(ids, len(shown)) for ids, shown in given]
         scored = score_texts(self._backend().backend, before, texts, config, plain)
         scored = self._by_method(before, scored, config, wanted)
-        return [self._scored(len(before), shown, one, config) for (_, shown), one in zip(given, scored, strict=True)]
+        return [self._scored(before, shown, one, config) for (_, shown), one in zip(given, scored, strict=True)]
+
+    def layer_profile(self, prompt: Prompt, generation: Generation, span: Span | int) -> LayerCurve:
+        """How the layers disagree about one span of an answer, layer by layer: what its MLDS are means of.
+
+        The answer is fed once more, up to the end of the span, with the settings it was made with.
+
+        Args:
+            prompt: what the answer was made after; for :meth:`chat` that is :meth:`encode_chat` of its messages.
+            generation: the answer, generated or scored by a model like this one.
+            span: one of its spans, or the number of one, counted from 0.
+
+        Raises:
+            ConfigError: the answer has no such span.
+            PromptError: the prompt is not as long as the one of the answer.
+            UnsupportedModelError: the model's final state is not as wide as its layers.
+        """
+        spans = generation.spans
+        number = span if isinstance(span, int) else spans.index(span) if span in spans else len(spans)
+        if not -len(spans) <= number < len(spans):
+            raise ConfigError(f"the answer has no such span: give one of its spans, or a number below {len(spans)}.")
+        before = prompt_ids(self._language_model, self._tokens, prompt)
+        if len(before) != generation.usage.prompt_tokens:
+            raise PromptError(
+                f"the answer was made after a prompt of {generation.usage.prompt_tokens} tokens, not of {len(before)}; "
+                "give the same one (after a chat, engine.encode_chat(messages))."
+            )
+        number %= len(spans)
+        earlier = [token_id for one in spans[:number] for token_id in one.token_ids]
+        return layer_curve(self._language_model, before + earlier, spans[number], generation.config)
 
     def _by_method(
         self, prompt: list[int], scored: list[ScoredText], config: CocoaConfig, wanted: Wanted
@@ -384,6 +433,16 @@ class CocoaEngine:
         self._warn_of_mismatch(config)
         return config
 
+    def _request(
+        self,
+        prompt: Prompt,
+        config: CocoaConfig,
+        processors: Callables,
+        criteria: Callables,
+        generation_config: Any,
+    ) -> Request:
+        return make_request(self._language_model, self._tokens, prompt, config, processors, criteria, generation_config)
+
     def _warn_of_mismatch(self, config: CocoaConfig | None) -> None:
         """Warn, once for each difference, that the calibrator was fitted with another model or other settings."""
         if self.calibrator is None:
@@ -413,16 +472,18 @@ class CocoaEngine:
             )
         return ids, text if isinstance(text, str) else self.decode(ids)
 
-    def _scored(self, prompt_tokens: int, shown: str, scored: ScoredText, config: CocoaConfig) -> Generation:
+    def _scored(self, prompt: list[int], shown: str, scored: ScoredText, config: CocoaConfig) -> Generation:
         decided, forward_passes = scored
+        copied, _ = AnswerSoFar(prompt).extend(decided.token_ids, decided.token_log_probs, decided.token_entropies)
+        decided = replace(decided, token_copied=copied)
         count = len(decided.token_ids)
-        return Generation(
+        generation = Generation(
             text=shown,
             token_ids=decided.token_ids,
-            spans=[make_span(decided, (0, len(shown), shown), config, self.calibrator, given=True)],
+            spans=[make_span(decided, (0, len(shown), shown), config, self._span_calibrator, given=True)],
             finish_reason=None,
             usage=Usage(
-                prompt_tokens=prompt_tokens,
+                prompt_tokens=len(prompt),
                 completion_tokens=count,
                 forward_passes=forward_passes,
                 fed_tokens=count,
@@ -430,6 +491,18 @@ class CocoaEngine:
             config=config,
             model_name=self.model_name,
         )
+        return self._judged(generation)
+
+    @property
+    def _span_calibrator(self) -> RiskCalibrator | None:
+        """The calibrator if it knows the risk of a span."""
+        return self.calibrator if self.calibrator is not None and self.calibrator.span is not None else None
+
+    def _judged(self, generation: Generation) -> Generation:
+        """The answer with its risk as a whole, if the calibrator knows that."""
+        if self.calibrator is None or self.calibrator.answer is None or not generation.spans:
+            return generation
+        return generation.model_copy(update={"answer_risk": self.calibrator.answer_risk(generation)})
 
     def _backend(self) -> Chosen:
         """The backend for the model as it is now."""
@@ -448,7 +521,7 @@ class CocoaEngine:
             self.decode,
             draft_tokens=self.runtime.draft_tokens,
             model_name=self.model_name,
-            calibrator=self.calibrator,
+            calibrator=self._span_calibrator,
         )
 
     def _decode_all(
@@ -477,7 +550,7 @@ class CocoaEngine:
                         if decoding.work is not None:
                             continue
                         decoding.ready()
-                        results[number] = decoding.generation()
+                        results[number] = self._judged(decoding.generation())
                     except Exception as error:
                         if not keep_errors:
                             raise
@@ -507,11 +580,20 @@ class CocoaEngine:
                         decoding.advance()
                         spans = decoding.ready()
                 if decoding.work is None:
-                    shared.generation = decoding.generation()
+                    shared.generation = self._judged(decoding.generation())
                 yield from spans
         finally:
             if decoding is not None:
                 decoding.close()
+
+
+def _of_each(given: Callables | PerPrompt, count: int) -> Sequence[Callables]:
+    """The processors or criteria of each prompt of a batch."""
+    if not isinstance(given, PerPrompt):
+        return [given] * count
+    if len(given.each) != count:
+        raise ConfigError(f"processors or criteria are given for {len(given.each)} prompts; there are {count}.")
+    return given.each
 
 
 def _checked(config: Any) -> CocoaConfig:
@@ -547,7 +629,23 @@ class SpanStream(Iterator[Span]):
 
     def __init__(self, engine: CocoaEngine, request: Request, config: CocoaConfig) -> None:
         self._shared = _Shared()
+        self._engine, self._request = engine, request
         self._spans = engine._spans(self._shared, request, config)
+
+    @property
+    def engine(self) -> CocoaEngine:
+        """The engine that decodes."""
+        return self._engine
+
+    @property
+    def prompt(self) -> list[int]:
+        """Token ids of the prompt."""
+        return self._request.prompt
+
+    @property
+    def processed(self) -> bool:
+        """Whether logits processors act: the log-probabilities are then not those of the model's own distribution."""
+        return bool(self._request.rules.processors)
 
     @property
     def generation(self) -> Generation | None:

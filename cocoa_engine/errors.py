@@ -6,6 +6,8 @@ itself during the work (:class:`NonFiniteLogitsError`).
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class CocoaError(Exception):
     """Base of every error raised by ``cocoa_engine`` and ``cocoa_integrations``."""
@@ -53,6 +55,32 @@ class IncompleteAnswerError(CocoaError, ValueError):
 
 class GenerationTimeoutError(CocoaError, TimeoutError):
     """An answer took longer than the time it was given."""
+
+
+class HallucinationRiskError(CocoaError, RuntimeError):
+    """An answer is riskier than it was allowed to be.
+
+    Attributes:
+        report: the answer's whole ``cocoa_risk`` report; its spans hold the withheld text.
+        value: the highest figure of any span.
+        threshold: from where on it is too high.
+        metric: which figure of the spans it is.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        report: dict[str, Any] | None = None,
+        value: float | None = None,
+        threshold: float | None = None,
+        metric: str | None = None,
+    ) -> None:
+        super().__init__(message)  # the rest has defaults so that the error can be pickled
+        self.report = report
+        self.value = value
+        self.threshold = threshold
+        self.metric = metric
 
 
 class UnsupportedFeatureError(CocoaError, NotImplementedError):

@@ -1,4 +1,4 @@
-"""The parts of a model's own generation config that decoding without sampling honours."""
+"""The parts of a generation config, by default the model's own, that decoding without sampling honours."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from transformers import (
 )
 
 
-def eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+def eos_token_ids(model: Any, tokenizer: Any, config: Any = None) -> frozenset[int]:
     """Tokens that end a text: those of the generation config, as for ``generate``; without one, the tokenizer's."""
-    value = getattr(getattr(model, "generation_config", None) or tokenizer, "eos_token_id", None)
+    value = getattr(config or getattr(model, "generation_config", None) or tokenizer, "eos_token_id", None)
     if value is None:
         return frozenset()
     return frozenset([value] if isinstance(value, int) else map(int, value))
 
 
-def stop_texts(model: Any) -> tuple[str, ...]:
+def stop_texts(model: Any, config: Any = None) -> tuple[str, ...]:
     """The generation config's ``stop_strings``."""
-    value = getattr(getattr(model, "generation_config", None), "stop_strings", None) or ()
+    value = getattr(config or getattr(model, "generation_config", None), "stop_strings", None) or ()
     return (value,) if isinstance(value, str) else tuple(value)
 
 
@@ -45,16 +45,16 @@ def logits_processors(
     prompt: Sequence[int],
     max_new_tokens: int,
     repetition_penalty: float | None = None,
+    config: Any = None,
 ) -> LogitsProcessorList:
-    """The processors that ``generate(do_sample=False)`` builds from the model's generation config, in its order.
+    """The processors that ``generate(do_sample=False)`` builds from a generation config, in its order.
 
     Args:
         repetition_penalty: instead of the generation config's.
+        config: instead of the model's own.
     """
-    config = getattr(model, "generation_config", None)
+    config = config or getattr(model, "generation_config", None) or GenerationConfig()
     processors = LogitsProcessorList()
-    if config is None:
-        config = GenerationConfig()
     device, eos_list, prompt_length = str(model.device), sorted(eos), len(prompt)
 
     prompt_ids = torch.tensor([prompt], device=model.device)

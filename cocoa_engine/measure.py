@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,6 +11,10 @@ from torch import Tensor
 from cocoa_engine import disagreement, scores
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.methods import METHODS
+
+if TYPE_CHECKING:
+    from cocoa_engine.risk import RiskCalibrator
+    from cocoa_engine.risk.features import SpanFigures
 
 
 def mlds(pooled: Tensor) -> tuple[list[float], list[float]]:
@@ -48,3 +53,13 @@ def log_prob_and_score(
 def ranking_mlds(config: CocoaConfig, con_mlds: float, f_mlds: float) -> float:
     """The metric that ranks, which is also the raw risk."""
     return f_mlds if config.metric == "f_mlds" else con_mlds
+
+
+def reported_risk(config: CocoaConfig, calibrator: RiskCalibrator | None, span: SpanFigures) -> float:
+    """The risk a span is reported with: the calibrator's, in [0, 1], or without one the raw MLDS that ranks."""
+    return ranking_mlds(config, span.con_mlds, span.f_mlds) if calibrator is None else calibrator.risk(span)
+
+
+def exceeds_max_risk(config: CocoaConfig, risk: float) -> bool:
+    """Whether a reported risk is above the configured limit."""
+    return config.max_risk is not None and risk > config.max_risk

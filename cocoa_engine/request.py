@@ -24,6 +24,13 @@ Callables = Callable[..., Any] | Sequence[Callable[..., Any]] | None
 
 
 @dataclass(frozen=True)
+class PerPrompt:
+    """Logits processors or stopping criteria of a batch, those of each prompt by themselves."""
+
+    each: Sequence[Callables]
+
+
+@dataclass(frozen=True)
 class Request:
     """One checked request.
 
@@ -45,8 +52,12 @@ def make_request(
     config: CocoaConfig,
     processors: Callables,
     criteria: Callables,
+    generation_config: Any = None,
 ) -> Request:
     """Check a request.
+
+    Args:
+        generation_config: instead of the model's own.
 
     Raises:
         PromptError: the prompt is empty, of a wrong type, or leaves no room in the context window.
@@ -68,20 +79,21 @@ def make_request(
                 f"window is {window}. Shorten the prompt to less than half of it."
             )
         config = config.replace(max_new_tokens=min(config.max_new_tokens, left))
-    eos = eos_token_ids(model.model, tokens.tokenizer)
+    eos = eos_token_ids(model.model, tokens.tokenizer, generation_config)
     generator = None
     if config.temperature > 0:
         generator = torch.Generator()
         generator.manual_seed(model.fresh_seed() if config.seed is None else config.seed)
     penalty = config.repetition_penalty or METHODS[config.method].repetition_penalty
-    stops = {stop: tokens.special_token_id(stop) for stop in (*config.stop, *stop_texts(model.model))}
+    texts = (*config.stop, *stop_texts(model.model, generation_config))
+    stops = {stop: tokens.special_token_id(stop) for stop in texts}
     rules = Rules(
         config=config,
         eos=eos,
         stop_texts=tuple(stop for stop, token_id in stops.items() if token_id is None),
         stop_ids=frozenset(token_id for token_id in stops.values() if token_id is not None),
         processors=[
-            *logits_processors(model.model, eos, ids, config.max_new_tokens, penalty),
+            *logits_processors(model.model, eos, ids, config.max_new_tokens, penalty, generation_config),
             *(_own(processor, ids) for processor in _as_list("logits_processor", processors)),
         ],
         criteria=_as_list("stopping_criteria", criteria),

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from cocoa_engine.backends import Backend, Path, StepOutput, TokenTree
+from cocoa_engine.backends import Asked, Backend, StepOutput, TokenTree
 from cocoa_engine.errors import EngineBusyError
 
 _SHARED_PREFILL = 512
@@ -42,7 +42,7 @@ class Work:
     backend: Backend
     tree: TokenTree
     wanted: Any
-    paths: Sequence[Path] | None = None
+    paths: Asked | None = None
     first: Tensor | None = None
     output: StepOutput | None = None
     error: Exception | None = None

@@ -16,7 +16,8 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def test_there_is_an_example_for_each_way_in() -> None:
-    assert len(EXAMPLES) >= 3
+    for package in ("cocoa_engine", "cocoa_integrations.langchain", "cocoa_integrations.llama_index"):
+        assert any(f"from {package} import" in example for example in EXAMPLES)
     assert all(len(example.strip().splitlines()) <= 12 for example in EXAMPLES)
 
 

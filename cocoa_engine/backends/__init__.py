@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cocoa_engine.backends.base import Backend, Path, StepOutput, TokenTree
+from cocoa_engine.backends.base import Asked, Backend, Path, Reading, StepOutput, TokenTree
 from cocoa_engine.backends.copied_cache import CopiedCache
 from cocoa_engine.backends.prefixes import depends_on_weights_alone
 from cocoa_engine.backends.recompute import Recompute
@@ -28,7 +28,7 @@ from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.model import LanguageModel
 from cocoa_engine.runtime import Runtime
 
-__all__ = ["KINDS", "Backend", "Chosen", "Path", "StepOutput", "TokenTree", "choose", "state_of"]
+__all__ = ["KINDS", "Asked", "Backend", "Chosen", "Path", "Reading", "StepOutput", "TokenTree", "choose", "state_of"]
 
 logger = logging.getLogger(__name__)
 

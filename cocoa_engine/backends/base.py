@@ -15,6 +15,21 @@ Path = tuple[int, ...]
 """Tokens after the committed ones; the last is the one to feed, all before it have been fed."""
 
 
+class Reading(NamedTuple):
+    """Tokens to feed one after the other from the end of a fed path: a long text that nothing grows from.
+
+    The next reading of the same path goes on where this one ends; a commit drops them all. Only trees that
+    ``keeps_rest`` take them.
+    """
+
+    after: Path
+    token_ids: Sequence[int]
+
+
+Asked = Sequence[Path] | Sequence[Reading]
+"""What a step is to feed of one sequence."""
+
+
 class StepOutput(NamedTuple):
     """What one forward pass says of W fed tokens."""
 
@@ -107,5 +122,5 @@ class Backend(ABC):
         """Feed the next tokens of the prompt, at most ``most`` where the backend can; none until its end is fed."""
 
     @abstractmethod
-    def step(self, requests: Sequence[tuple[TokenTree, Sequence[Path]]]) -> list[StepOutput]:
-        """Feed the last token of each path; one output per request, its rows in the order of the paths."""
+    def step(self, requests: Sequence[tuple[TokenTree, Asked]]) -> list[StepOutput]:
+        """Feed the last token of each path, or each reading; one output per request, its rows in their order."""

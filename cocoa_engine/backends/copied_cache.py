@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cocoa_engine.backends.base import Backend, Path, StepOutput, TokenTree
+from cocoa_engine.backends.base import Asked, Backend, Path, StepOutput, TokenTree
 from cocoa_engine.hidden_states import Wanted, capture
 from cocoa_engine.model import LanguageModel
 
@@ -61,7 +61,7 @@ class CopiedCache(Backend):
         tree.forward_passes += 1
         return output.logits[0, -1].float()
 
-    def step(self, requests: Sequence[tuple[TokenTree, Sequence[Path]]]) -> list[StepOutput]:
+    def step(self, requests: Sequence[tuple[TokenTree, Asked]]) -> list[StepOutput]:
         return [self._step(tree, paths) for tree, paths in requests]  # type: ignore[arg-type]
 
     def _step(self, tree: CopiedTree, paths: Sequence[Path]) -> StepOutput:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cocoa_engine.backends.base import Backend, Path, StepOutput, TokenTree
+from cocoa_engine.backends.base import Asked, Backend, Path, StepOutput, TokenTree
 from cocoa_engine.hidden_states import Wanted, capture
 
 
@@ -38,10 +38,10 @@ class Recompute(Backend):
     def prefill_some(self, tree: TokenTree, most: int | None = None) -> Tensor:
         return self._feed(tree, ()).logits[0]
 
-    def step(self, requests: Sequence[tuple[TokenTree, Sequence[Path]]]) -> list[StepOutput]:
+    def step(self, requests: Sequence[tuple[TokenTree, Asked]]) -> list[StepOutput]:
         outputs = []
         for tree, paths in requests:
-            fed = [self._feed(tree, path) for path in paths]
+            fed = [self._feed(tree, path) for path in paths]  # type: ignore[arg-type]  # no readings
             tree.fed_tokens += len(paths)
             others = [each.others for each in fed if each.others is not None]
             outputs.append(

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cocoa_engine.backends.base import Backend, Path, StepOutput, TokenTree
+from cocoa_engine.backends.base import Asked, Backend, Path, Reading, StepOutput, TokenTree
 from cocoa_engine.backends.prefixes import SHORTEST, PrefixCache, common_length
 from cocoa_engine.forward.base import Forward, Probe, Segment
 from cocoa_engine.forward.store import KeyValues
@@ -42,17 +42,28 @@ class SharedTree(TokenTree):
         self.store = store
         self.wanted = wanted
         self.slots: dict[Path, list[int]] = {(): []}  # beyond the committed ones, of each fed path
+        self.read: dict[Path, list[range]] = {}  # the slots of what was read after each, in order
         self.tail_positions: list[int] = []  # of the slots beyond the committed ones
         self.used = 0
         self.masked = _by_layer(wanted.masked)
         self.twin: SharedTree | None = None  # the same tokens, with heads masked
         self.probe: Probe | None = None
 
-    def segment(self, paths: Sequence[Path]) -> Segment:
-        """The last tokens of some paths, as the next tokens to feed; :meth:`fed` makes them part of the tree."""
+    def segment(self, asked: Asked, idle: int = 0) -> Segment:
+        """The last tokens of some paths, or some readings, to be fed next; :meth:`fed` makes them part of the tree.
+
+        Args:
+            idle: so many tokens that nobody sees follow those of paths; the next pass writes over their slots.
+        """
+        if isinstance(asked[0], Reading):
+            return self._reading(asked)  # type: ignore[arg-type]
+        return self._tips(asked, idle)  # type: ignore[arg-type]
+
+    def _tips(self, paths: Sequence[Path], idle: int) -> Segment:
         slots = dict(self.slots)
         for number, path in enumerate(paths):
             slots[path] = [*slots[path[:-1]], self.used + number]
+        paths = [*paths, *[paths[0]] * idle]
         if self.used + len(paths) > self.store.capacity:
             self.store.reserve(max(self.used + len(paths) + SPARE_SLOTS, self.store.capacity * 3 // 2))
         alone = len(paths) == 1 and self.used == self.committed
@@ -70,14 +81,46 @@ class SharedTree(TokenTree):
         segment.probe = self.probe
         return segment
 
-    def fed(self, paths: Sequence[Path]) -> None:
+    def _reading(self, readings: Sequence[Reading]) -> Segment:
+        # a chain each: a list of what every token sees would grow with the square of a prompt's length
+        width = _width(readings)
+        if self.used + width > self.store.capacity:
+            self.store.reserve(max(self.used + width + SPARE_SLOTS, self.store.capacity * 3 // 2))
+        positions = [place for reading in readings for place in self._positions(reading)]
+        chains = [(self._seen(reading.after), len(reading.token_ids)) for reading in readings]
+        return Segment(
+            self.store,
+            self.used,
+            [token_id for reading in readings for token_id in reading.token_ids],
+            positions,
+            self.committed,
+            tail_positions=[*self.tail_positions, *positions],
+            masked=self.masked,
+            chains=chains,
+        )
+
+    def _seen(self, path: Path) -> list[range]:
+        """The slots beyond the committed ones that the next reading of a path sees."""
+        return [*(range(slot, slot + 1) for slot in self.slots[path]), *self.read.get(path, ())]
+
+    def _positions(self, reading: Reading) -> range:
+        start = self.committed + len(reading.after) + sum(map(len, self.read.get(reading.after, ())))
+        return range(start, start + len(reading.token_ids))
+
+    def fed(self, paths: Asked) -> None:
         """Note that the paths have been fed, in the order of their segment."""
         for path in paths:
-            self.slots[path] = [*self.slots[path[:-1]], self.used]
-            self.tail_positions.append(self.committed + len(path) - 1)
-            self.used += 1
+            if isinstance(path, Reading):
+                self.tail_positions.extend(self._positions(path))
+                slots = range(self.used, self.used + len(path.token_ids))
+                self.read.setdefault(path.after, []).append(slots)
+                self.used = slots.stop
+            else:
+                self.slots[path] = [*self.slots[path[:-1]], self.used]
+                self.tail_positions.append(self.committed + len(path) - 1)
+                self.used += 1
         self.forward_passes += 1
-        self.fed_tokens += len(paths)
+        self.fed_tokens += _width(paths)
 
     @torch.no_grad()
     def commit(self, path: Path, *, keep_rest: bool = False) -> None:
@@ -87,6 +130,7 @@ class SharedTree(TokenTree):
         self.committed += depth
         rest = {fed[depth:]: slots[depth:] for fed, slots in self.slots.items() if fed[:depth] == path}
         self.slots = rest if keep_rest else {(): []}
+        self.read = {}
         self.used = 1 + max((slot for slots in self.slots.values() for slot in slots), default=self.committed - 1)
         self.tail_positions = self.tail_positions[depth : depth + self.used - self.committed]
         if self.twin is not None:
@@ -185,35 +229,43 @@ class SharedCache(Backend):
                 tree.store.fill(best, length)
                 tree.used = tree.cached_tokens = length
 
-    def step(self, requests: Sequence[tuple[TokenTree, Sequence[Path]]]) -> list[StepOutput]:
+    def step(self, requests: Sequence[tuple[TokenTree, Asked]]) -> list[StepOutput]:
         most = self.max_sequences or len(requests)
         outputs: list[StepOutput] = []
         for first in range(0, len(requests), most):
             outputs += self._step(requests[first : first + most])
         return outputs
 
-    def _step(self, requests: Sequence[tuple[TokenTree, Sequence[Path]]]) -> list[StepOutput]:
+    def _step(self, requests: Sequence[tuple[TokenTree, Asked]]) -> list[StepOutput]:
         trees: list[SharedTree] = [tree for tree, _ in requests]  # type: ignore[misc]
         asked = [paths for _, paths in requests]
         twins = [(tree.twin, paths) for tree, paths in zip(trees, asked, strict=True) if tree.twin is not None]
         with self.model.exclusive():
-            segments = [tree.segment(paths) for tree, paths in (*zip(trees, asked, strict=True), *twins)]
+            rows = [*zip(trees, asked, strict=True), *twins]
+            idle = self.forward.idle_rows(sum(_width(paths) for _, paths in rows))
+            segments = [tree.segment(paths) for tree, paths in rows[:-1]]
+            segments.append(rows[-1][0].segment(rows[-1][1], idle))
             passed = self.forward(segments, trees[0].wanted)
         assert passed.hidden is not None
         logits = passed.logits.float()
-        outputs, start, masked = [], 0, sum(map(len, asked))  # the twins' rows follow all others
+        outputs, start, masked = [], 0, sum(map(_width, asked))  # the twins' rows follow all others
         for tree, paths in zip(trees, asked, strict=True):
             tree.fed(paths)
-            end = start + len(paths)
+            end = start + _width(paths)
             others = None if passed.early is None else passed.early[:, start:end]
             if tree.twin is not None:
                 tree.twin.fed(paths)
-                tree.fed_tokens += len(paths)
-                others = logits[None, masked : masked + len(paths)]
-                masked += len(paths)
+                tree.fed_tokens += end - start
+                others = logits[None, masked : masked + end - start]
+                masked += end - start
             outputs.append(StepOutput(logits[start:end], passed.hidden[:, start:end], others))
             start = end
         return outputs
+
+
+def _width(asked: Asked) -> int:
+    """How many tokens are fed."""
+    return sum(len(one.token_ids) if isinstance(one, Reading) else 1 for one in asked)
 
 
 def _by_layer(heads: Sequence[tuple[int, int]]) -> dict[int, list[int]]:

@@ -17,6 +17,7 @@ from cocoa_engine.cli.alpha import alpha
 from cocoa_engine.cli.ask import ask
 from cocoa_engine.cli.bench import bench
 from cocoa_engine.cli.calibrate import calibrate
+from cocoa_engine.cli.compare import compare
 from cocoa_engine.cli.heads import heads
 from cocoa_engine.cli.info import info
 from cocoa_engine.cli.plugged import load_command, plugged_commands
@@ -113,6 +114,7 @@ def cocoa(
 
 
 app.command()(ask)
+app.command()(compare)
 app.command()(score)
 app.command()(info)
 app.command()(bench)

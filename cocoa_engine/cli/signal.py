@@ -14,6 +14,7 @@ from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.errors import LabelledDataError
 from cocoa_engine.extras import need
 from cocoa_engine.labelled import detect_format
 
@@ -27,6 +28,12 @@ def signal(
     format: Format = None,
     prompts: Prompts = None,
     chat: Chat = False,
+    context_lift: Annotated[
+        bool,
+        typer.Option(
+            "--context-lift", help="Feed each answer also without its source, and measure what the source changed."
+        ),
+    ] = False,
     draws: Draws = 1000,
     seed: Seed = 0,
     model: Model = None,
@@ -39,6 +46,8 @@ def signal(
     need("scipy", extra="risk", what="cocoa signal")
     need("matplotlib", extra="risk", what="cocoa signal")
     records = read(data, format, prompts, seed)
+    if context_lift and (lacking := next((record for record in records if not record.source), None)):
+        raise LabelledDataError(f"{lacking.id!r} has no source, so there is no context whose lift could be measured.")
     make_folder(out)
     engine = load_engine(model, loading)
     from cocoa_engine.signal.indicators import Layers
@@ -47,7 +56,7 @@ def signal(
     from cocoa_engine.signal.report import measure, to_markdown
 
     Layers.of(config, engine.num_layers)  # refused before the work, not after
-    with fed(engine, records, config, chat=chat) as answers:
+    with fed(engine, records, config, chat=chat, bare=context_lift) as answers:
         items = collect(answers)
     about = {
         "data": data.name,

@@ -30,6 +30,8 @@ class Segment:
             a chain in which each sees all before it.
         tail_positions: positions of the slots from ``committed`` on (for sliding windows).
         masked: by layer, heads that attend uniformly.
+        chains: instead of ``own_slots``: the tokens are chains one after the other, each of so many tokens, and all of
+            a chain see some runs of slots beyond the committed ones.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Segment:
         own_slots: Sequence[Sequence[int]] | None = None,
         tail_positions: Sequence[int] = (),
         masked: Mapping[int, Sequence[int]] | None = None,
+        chains: Sequence[tuple[Sequence[range], int]] | None = None,
     ) -> None:
         self.store = store
         self.start = start
@@ -49,6 +52,7 @@ class Segment:
         self.positions = positions
         self.committed = committed
         self.own_slots = own_slots
+        self.chains = chains
         self.tail_positions = tail_positions
         self.masked = masked or {}
         self.probe: Probe | None = None
@@ -58,7 +62,12 @@ class Segment:
 
     def is_prompt(self, window: int | None) -> bool:
         """Whether plain causal attention over the pass's own tokens is all there is to do."""
-        return self.own_slots is None and self.start == 0 and (window is None or self.end <= window)
+        return (
+            self.own_slots is None
+            and self.chains is None
+            and self.start == 0
+            and (window is None or self.end <= window)
+        )
 
     def mask(
         self, window: int | None, repeats: int, dtype: torch.dtype, device: torch.device, end: int | None = None
@@ -80,7 +89,9 @@ class Segment:
 
     def _mask(self, window: int | None, dtype: torch.dtype, beyond: int) -> Tensor | None:
         lowest = torch.finfo(dtype).min
-        if self.own_slots is None:
+        if self.chains is not None:
+            mask = self._mask_of_chains(self.chains, lowest, dtype)
+        elif self.own_slots is None:
             if self.width == 1 and window is None and not beyond:
                 return None
             mask = torch.full((self.width, self.end), lowest, dtype=dtype).triu_(self.start + 1)
@@ -91,11 +102,25 @@ class Segment:
             mask[rows, [slot for slots in self.own_slots for slot in slots]] = 0
         if window is not None:
             slot_positions = torch.arange(self.end)
-            if self.own_slots is not None:
+            if self.own_slots is not None or self.chains is not None:
                 slot_positions[self.committed :] = torch.tensor(self.tail_positions[: self.end - self.committed])
             distance = torch.tensor(self.positions)[:, None] - slot_positions  # [width, end]
             mask.masked_fill_(distance >= window, lowest)
         return F.pad(mask, (0, beyond), value=lowest) if beyond else mask
+
+    def _mask_of_chains(
+        self, chains: Sequence[tuple[Sequence[range], int]], lowest: float, dtype: torch.dtype
+    ) -> Tensor:
+        mask = torch.zeros(self.width, self.end, dtype=dtype)
+        mask[:, self.committed :] = lowest
+        row = 0
+        for seen, length in chains:
+            rows, own = slice(row, row + length), slice(self.start + row, self.start + row + length)
+            for slots in seen:
+                mask[rows, slots.start : slots.stop] = 0
+            mask[rows, own] = torch.full((length, length), lowest, dtype=dtype).triu_(1)
+            row += length
+        return mask
 
 
 class Passed(NamedTuple):
@@ -124,6 +149,10 @@ class Forward(ABC):
     def max_sequences(self) -> int | None:
         """How many sequences one pass takes; none is any number."""
         return None
+
+    def idle_rows(self, rows: int) -> int:
+        """How many tokens that nobody needs a pass of ``rows`` takes along to be faster."""
+        return 0
 
     def new_store(self, capacity: int) -> KeyValues:
         """Slots for one sequence."""

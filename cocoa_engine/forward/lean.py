@@ -70,6 +70,9 @@ class Lean(Forward):
         self.layers = [_layer(layer, way) for layer in model.layers]
         self.rotary = _RotaryTable(cast(nn.Module, decoder.rotary_emb), self.norm)
 
+    def idle_rows(self, rows: int) -> int:
+        return self.head.idle_rows(rows)
+
     def __call__(self, segments: Sequence[Segment], wanted: Wanted | None) -> Passed:
         device = self.embedding.device
         token_ids = torch.tensor([token_id for segment in segments for token_id in segment.token_ids], device=device)

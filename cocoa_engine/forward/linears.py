@@ -25,6 +25,9 @@ Way = Literal["packed", "shared", "stock", "bfloat16"]
 
 _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 
+IDLE_ROWS = {2: 2, 3: 1}
+"""Rows added to a pass of so many rows on packed weights: oneDNN is slower with 2 or 3 rows than with 4."""
+
 SHARED_ROWS = 8
 """Up to this many rows the shared way beats torch's."""
 
@@ -113,6 +116,10 @@ class FastLinear:
             return self._in_place(x, rows)
         parts = [F.linear(x, weight, bias) for weight, bias in zip(self.weights, self.biases, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def idle_rows(self, rows: int) -> int:
+        """How many rows that nobody needs a pass of ``rows`` takes along to be faster."""
+        return 0 if self.packed is None or rows <= self.shared_rows else IDLE_ROWS.get(rows, 0)
 
     def fresh(self, layers: Sequence[nn.Linear]) -> bool:
         """Whether the layers still have the weights that this was made of."""

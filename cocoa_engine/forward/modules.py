@@ -49,6 +49,9 @@ class Modules(Forward):
     def max_sequences(self) -> int | None:
         return 1 if self._length_matters else None  # else the longest one's would be the frequencies of all
 
+    def idle_rows(self, rows: int) -> int:
+        return self.linears.idle_rows(rows)
+
     def __call__(self, segments: Sequence[Segment], wanted: Wanted | None) -> Passed:
         with self._own_attention(segments):
             return self._run(segments, wanted, _SegmentCache(segments, self.model.num_layers), None)
@@ -237,10 +240,13 @@ class _FastLinears:
     """Fast forwards for a model's plain linear layers, in place only while a pass of ours runs."""
 
     def __init__(self, model: nn.Module, way: Way) -> None:
-        self.forwards: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] = []
-        if way != "stock":
-            layers = [module for module in model.modules() if is_plain(module)]
-            self.forwards = [(layer, _forward_of(fast_linear([layer], way))) for layer in layers]  # type: ignore[list-item]
+        layers = [module for module in model.modules() if way != "stock" and is_plain(module)]
+        self._linears = [fast_linear([layer], way) for layer in layers]  # type: ignore[list-item]
+        self.forwards = [(layer, _forward_of(linear)) for layer, linear in zip(layers, self._linears, strict=True)]
+
+    def idle_rows(self, rows: int) -> int:
+        """As :meth:`FastLinear.idle_rows`."""
+        return self._linears[0].idle_rows(rows) if self._linears else 0
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

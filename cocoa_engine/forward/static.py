@@ -99,7 +99,7 @@ class StaticLean(Lean):
         store = segment.store
         if not isinstance(store, StaticStore) or store.data is None or segment.end > store.capacity:
             return None
-        if segment.masked or segment.probe is not None:
+        if segment.masked or segment.probe is not None or segment.chains is not None:
             return None
         seen = _seen(segment, bounded=self.windows.smallest is not None)
         if seen is None:

@@ -41,6 +41,7 @@ def read(path: Path) -> list[LabelledText]:
                     label=bool(spans),
                     spans=tuple(spans),
                     group=name,
+                    source=lines or None,
                 )
             )
     return records

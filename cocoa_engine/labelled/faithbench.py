@@ -36,6 +36,7 @@ def read(path: Path) -> list[LabelledText]:
                     label=any(span.hallucinated for span in spans),
                     spans=tuple(sorted(spans, key=lambda span: (span.start, span.end))),
                     group=source,
+                    source=source or None,
                 )
             )
     return records

@@ -3,7 +3,8 @@
 >>> {"id": "1", "prompt": "Who wrote Dune?", "text": "Frank Herbert, in 1865.", "spans": [[18, 22]]}
 
 ``label`` is true for a hallucinated answer; ``spans`` are the hallucinated parts, ``[start, end]`` in characters, an
-empty list if there is none. ``group`` is optional: answers that share it share a prompt.
+empty list if there is none. ``group`` is optional: answers that share it share a prompt. ``source`` is optional too:
+the part of the prompt that the answer should be supported by, word for word.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def read(path: Path) -> list[LabelledText]:
                 label=label,
                 spans=spans,
                 group=str(row.get("group", prompt)),
+                source=field(row, "source", str, where) if "source" in row else None,
             )
         )
     return records

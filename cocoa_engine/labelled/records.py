@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
+from typing import Protocol, TypeVar
 
 from cocoa_engine.errors import LabelledDataError
 
@@ -37,6 +38,7 @@ class LabelledText:
         label: whether the answer as a whole is hallucinated; none where the set does not say.
         spans: its labelled parts, by their start; none if only the whole answer is labelled.
         group: answers to the same prompt share it.
+        source: the part of prompt and question that the answer should be supported by; none if there is no such part.
     """
 
     id: str
@@ -46,6 +48,18 @@ class LabelledText:
     label: bool | None
     spans: tuple[LabelledSpan, ...] | None
     group: str
+    source: str | None = None
+
+    def without_source(self) -> LabelledText:
+        """The same with the source cut out of prompt and question.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if not self.source:
+            raise ValueError(f"{self.id} has no source")
+        cut = {name: getattr(self, name).replace(self.source, "", 1) for name in ("prompt", "question")}
+        return replace(self, **cut)
 
     def hallucinated_at(self, start: int, end: int) -> list[bool]:
         """Of each character of a range, whether it lies in a hallucinated part.
@@ -63,8 +77,8 @@ def checked(records: Sequence[LabelledText], where: object) -> list[LabelledText
     """The records, if nothing in them would spoil a measurement.
 
     Raises:
-        LabelledDataError: there are none; an id comes twice; a prompt or an answer is empty; a part lies outside its
-            answer; or all labels are of one class.
+        LabelledDataError: there are none; an id comes twice; a prompt or an answer is empty; a source is not in its
+            prompt; a part lies outside its answer; or all labels are of one class.
     """
     if not records:
         raise LabelledDataError(f"{where} holds no answers.")
@@ -78,6 +92,8 @@ def checked(records: Sequence[LabelledText], where: object) -> list[LabelledText
                 raise LabelledDataError(
                     f"{where}: the {name} of {record.id!r} is empty; give it a text or leave it out."
                 )
+        if record.source is not None and not (record.source and record.source in record.prompt):
+            raise LabelledDataError(f"{where}: the source of {record.id!r} is not in its prompt, word for word.")
         for span in record.spans or ():
             if not 0 <= span.start < span.end <= len(record.text):
                 raise LabelledDataError(
@@ -95,14 +111,24 @@ def checked(records: Sequence[LabelledText], where: object) -> list[LabelledText
     return list(records)
 
 
-def sample(records: Sequence[LabelledText], prompts: int | None = None, seed: int = 0) -> list[LabelledText]:
-    """The answers to some prompts, those to the same prompt together.
+class Grouped(Protocol):
+    """Belongs to a group: what shares a prompt."""
+
+    @property
+    def group(self) -> str: ...
+
+
+Record = TypeVar("Record", bound=Grouped)
+
+
+def sample(records: Sequence[Record], prompts: int | None = None, seed: int = 0) -> list[Record]:
+    """The records of some prompts, those of the same prompt together.
 
     Args:
         prompts: at most this many, drawn at random; none takes all.
         seed: of the draw.
     """
-    by: dict[str, list[LabelledText]] = {}
+    by: dict[str, list[Record]] = {}
     for record in records:
         by.setdefault(record.group, []).append(record)
     names = list(by)

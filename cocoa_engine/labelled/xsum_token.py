@@ -45,6 +45,7 @@ def _system(labels: Path) -> list[LabelledText]:
                 label=bool(spans),
                 spans=spans,
                 group=doc.strip(),
+                source=source.strip() or None,
             )
         )
     return records

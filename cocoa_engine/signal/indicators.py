@@ -75,9 +75,23 @@ def indicators(items: Items, layers: Layers, alpha: float) -> dict[str, Floats]:
     else:
         found["position in tokens"] = items.position
         found["position as a share of the answer"] = items.place
+    if items.bare is not None:
+        found |= _lifts(items, items.bare, layers)
     if items.level == "character":  # of a single token these are the same
         for name in ("-mean log p", "-min log p"):
             del found[name]
+    return found
+
+
+def _lifts(items: Items, bare: Items, layers: Layers) -> dict[str, Floats]:
+    """What the source changed: less of log p, or more disagreement, as the riskier; and log p without the source."""
+    lift = items.log_prob - bare.log_prob
+    found = {"-context lift": -lift}
+    if items.level != "character":
+        found["-mean context lift"] = -lift / items.tokens
+    found["lift of ConMLDS"] = items.con_mlds(layers.window) - bare.con_mlds(layers.window)
+    found["lift of fMLDS"] = items.f_mlds(layers.window, layers.final) - bare.f_mlds(layers.window, layers.final)
+    found["-log p without the source"] = -bare.log_prob
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -34,6 +34,7 @@ class Items:
         place: those as a share of the answer's tokens.
         candidates, spread: how many tokens competed at its first token, and log p of the best less that of the last.
         consecutive, to_pre_norm, to_post_norm: ``[n, L]``, as in :class:`~cocoa_engine.profile.LayerProfile`.
+        bare: the same items after the prompt without its source, if they were fed so too.
     """
 
     level: Level
@@ -55,6 +56,7 @@ class Items:
     consecutive: Floats
     to_pre_norm: Floats
     to_post_norm: Floats
+    bare: Items | None = None
 
     @property
     def num_layers(self) -> int:
@@ -88,6 +90,7 @@ class _Rows:
         self.answers: list[str] = []
         self.columns: list[list[float]] = []
         self.layers: list[LayerProfile] = []
+        self.bare: _Rows | None = None
 
     def add(
         self, forced: Forced, start: int, end: int, layers: LayerProfile | None, hallucinated: int, supported: int
@@ -117,6 +120,18 @@ class _Rows:
         )
         if layers is not None:
             self.layers.append(layers)
+        if forced.bare is not None:
+            self.bare = self.bare or _Rows(self.level)
+            same = None if layers is None else forced.bare.profile.span(start, end)
+            self.bare.add(forced.bare, start, end, same, hallucinated, supported)
+
+    def add_tokens(self, forced: Forced) -> None:
+        """Each token of an answer."""
+        for at, (hallucinated, supported) in enumerate(token_labels(forced)):
+            self.add(forced, at, at + 1, None, hallucinated, supported)
+        self.layers.append(forced.profile.tokens)
+        if forced.bare is not None and self.bare is not None:
+            self.bare.layers.append(forced.bare.profile.tokens)
 
     def items(self) -> Items:
         columns = np.array(self.columns, dtype=np.float64).reshape(len(self.columns), 13)
@@ -126,7 +141,8 @@ class _Rows:
             else np.zeros((0, 0))
             for name in ("consecutive", "to_pre_norm", "to_post_norm")
         )
-        return Items(self.level, self.groups, self.answers, *columns.T, *layers)
+        items = Items(self.level, self.groups, self.answers, *columns.T, *layers)
+        return items if self.bare is None else replace(items, bare=self.bare.items())
 
 
 def collect(answers: Iterable[Forced]) -> dict[Level, Items]:
@@ -142,8 +158,5 @@ def collect(answers: Iterable[Forced]) -> dict[Level, Items]:
             # one label for a span: hallucinated if a part of it is
             label = int(span.hallucinated > 0)
             rows["span"].add(forced, span.start, span.end, span.layers, label, 1 - label)
-        labels = token_labels(forced)
-        for at, (hallucinated, supported) in enumerate(labels):
-            rows["character"].add(forced, at, at + 1, None, hallucinated, supported)
-        rows["character"].layers.append(forced.profile.tokens)
+        rows["character"].add_tokens(forced)
     return {level: one.items() for level, one in rows.items()}

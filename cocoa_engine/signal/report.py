@@ -12,7 +12,8 @@ from cocoa_engine.signal.paired import PairedTest, paired_test
 from cocoa_engine.signal.ranking import Bootstrap, Interval, Ranked
 
 RIVALS = ("-log p", "-mean log p")
-"""What everything is compared with: log p_S, which is in every composite score, and the same by length."""
+"""What everything is compared with: log p_S, which is in every composite score, and the same by length. Where context
+lift is measured, also the raw risk, fMLDS."""
 
 
 def measure(items: Mapping[Level, Items], config: CocoaConfig, *, draws: int = 1000, seed: int = 0) -> dict[str, Any]:
@@ -37,7 +38,8 @@ def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: 
         name: Ranked(values, items.hallucinated, items.supported)
         for name, values in indicators(items, layers, config.alpha).items()
     }
-    rivals = [name for name in RIVALS if name in ranked]
+    against = RIVALS if items.bare is None else (*RIVALS, "fMLDS")
+    rivals = [name for name in against if name in ranked]
     rows = {
         name: {
             "auroc": bootstrap.interval(one, "auroc")._asdict(),

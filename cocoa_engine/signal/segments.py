@@ -23,11 +23,13 @@ class Forced:
         record: the answer.
         profile: what was measured of its tokens.
         ends: where the characters of each token end in the record's text.
+        bare: the same tokens after the prompt without its source, if that was asked for.
     """
 
     record: LabelledText
     profile: TextProfile
     ends: list[int]
+    bare: Forced | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ def force(
     config: CocoaConfig,
     *,
     chat: bool = False,
+    bare: bool = False,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Forced]:
     """Feed labelled answers to a model, each after its prompt; neighbours with the same prompt share its encoding.
@@ -62,6 +65,7 @@ def force(
     Args:
         config: its ``gamma`` and ``max_candidates`` say which tokens compete.
         chat: ask as a chat, with the model's template, instead of as a text to continue.
+        bare: feed each answer once more, after its prompt without the source.
         advance: told how many answers were fed.
 
     Raises:
@@ -71,15 +75,25 @@ def force(
     for _, same in groupby(records, key=lambda record: record.prompt):
         together = list(same)
         first = together[0]
-        prompt = engine.encode_chat([{"role": "user", "content": first.question}]) if chat else first.prompt
+        prompt = _prompt(engine, first, chat)
         # a plain prompt ends with a colon, which a space follows; the answer's offsets count from its own first letter
         leads = ["" if chat or record.text[0].isspace() else " " for record in together]
         texts = [lead + record.text for lead, record in zip(leads, together, strict=True)]
-        for record, lead, text, profile in zip(together, leads, texts, profiler(prompt, texts), strict=True):
+        profiles = profiler(prompt, texts)
+        without: Sequence[TextProfile | None] = [None] * len(together)
+        if bare:
+            bare_prompt = _prompt(engine, first.without_source(), chat)
+            without = profiler(bare_prompt, [profile.token_ids for profile in profiles])
+        for record, lead, text, profile, alone in zip(together, leads, texts, profiles, without, strict=True):
             dropped = text[0].isspace() and not profile.text[:1].isspace()
             shift = len(lead) - dropped
-            yield Forced(record, profile, [min(max(end - shift, 0), len(record.text)) for end in profile.ends])
+            ends = [min(max(end - shift, 0), len(record.text)) for end in profile.ends]
+            yield Forced(record, profile, ends, None if alone is None else Forced(record, alone, ends))
         advance(len(together))
+
+
+def _prompt(engine: CocoaEngine, record: LabelledText, chat: bool) -> str | list[int]:
+    return engine.encode_chat([{"role": "user", "content": record.question}]) if chat else record.prompt
 
 
 def answer(forced: Forced) -> Segment:

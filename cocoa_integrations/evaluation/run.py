@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cocoa_engine import CocoaConfig, __version__
+from cocoa_engine import CocoaConfig, Span, __version__
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_integrations.evaluation.arms import Arm
 from cocoa_integrations.evaluation.folder import RESULTS, TABLE, RunFolder, open_folder
@@ -151,10 +152,10 @@ def _rows(
     folder: RunFolder,
 ) -> Iterator[list[dict[str, Any]]]:
     """What is missing. The arms take turns, so that a killed run has the same samples of each, and a prompt is read
-    once."""
-    measure = _score if task.multiple_choice else _generate
+    once; of a multiple-choice question, the forward passes are run once for all arms that weigh the same figures."""
     size = 1 if task.multiple_choice else _BATCHES * engine.runtime.max_batch_size
     for start in range(0, len(samples), size):
+        measure: Callable[..., Iterator[dict[str, Any]]] = partial(_score, {}) if task.multiple_choice else _generate
         for arm in arms:
             left = [one for one in samples[start : start + size] if (str(arm), one.id) not in folder.rows]
             if left:
@@ -196,27 +197,46 @@ def _generate(
 
 
 def _score(
-    engine: CocoaEngine, task: EvalTask, samples: Sequence[Sample], config: CocoaConfig
+    known: dict[tuple[str, str], list[Span]],
+    engine: CocoaEngine,
+    task: EvalTask,
+    samples: Sequence[Sample],
+    config: CocoaConfig,
 ) -> Iterator[dict[str, Any]]:
+    """Score the choices of multiple-choice questions.
+
+    Args:
+        known: by what takes passes of its own and the sample's id, the span of each choice; those found are added.
+    """
+    from cocoa_engine.assembly import weighed_otherwise  # these load torch: a finished run is read without it
+    from cocoa_engine.contrast_scoring import needs_more
+
     for sample in samples:
         choices = sample.choices
-        try:
-            generations = engine.score(sample.prompt, choices, config=config)
-        except PromptError as error:
-            yield _failed(task, error)
-            continue
-        scores = [math.fsum(span.score for span in generation.spans) for generation in generations]
+        family = config.method if needs_more(config) else ""  # the other methods weigh alike figures
+        if (family, sample.id) not in known:
+            try:
+                known[family, sample.id] = [
+                    generation.spans[0] for generation in engine.score(sample.prompt, choices, config=config)
+                ]
+            except PromptError as error:
+                yield _failed(task, error)
+                continue
+        spans = known[family, sample.id]
+        if not family:
+            spans = [weighed_otherwise(span, config) for span in spans]
+        scores = [span.score for span in spans]
         yield {
             "answer": choices[scores.index(max(scores))].strip(),
             "metrics": task.measure(sample, scores),
             "choices": [
                 {
-                    "text": generation.text,
+                    "text": span.text,
                     "correct": number < len(sample.references),
-                    "score": score,
-                    "spans": [span.model_dump(mode="json") for span in generation.spans],
+                    "score": span.score,
+                    "spans": [span.model_dump(mode="json")],
                 }
-                for number, (generation, score) in enumerate(zip(generations, scores, strict=True))
+                for number, span in enumerate(spans)
             ],
         }
 

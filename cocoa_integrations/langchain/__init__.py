@@ -5,33 +5,44 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from cocoa_engine.errors import GenerationTimeoutError, UnsupportedFeatureError
+from cocoa_engine.errors import GenerationTimeoutError, HallucinationRiskError, UnsupportedFeatureError
+from cocoa_engine.extras import need
 from cocoa_integrations.langchain.callbacks import RiskCallbackHandler, get_risk_callback
 from cocoa_integrations.langchain.chat import ChatCocoa
+from cocoa_integrations.langchain.gates import risk_gate
+from cocoa_integrations.langchain.grounding import context_lift, with_context_lift
 from cocoa_integrations.langchain.llm import CocoaLLM
-from cocoa_integrations.langchain.runnables import argument_risks, get_risk, get_spans
+from cocoa_integrations.langchain.parsers import RiskOutputParser
+from cocoa_integrations.langchain.runnables import argument_risks, get_risk, get_spans, max_risk
 
 if TYPE_CHECKING:
-    from cocoa_integrations.langchain.tool_risk import ToolRiskMiddleware
+    from cocoa_integrations.langchain.middleware import RiskMiddleware as RiskMiddleware
+    from cocoa_integrations.langchain.tool_risk import ToolRiskMiddleware as ToolRiskMiddleware
 
 __all__ = [
     "ChatCocoa",
     "CocoaLLM",
     "GenerationTimeoutError",
+    "HallucinationRiskError",
     "RiskCallbackHandler",
-    "ToolRiskMiddleware",
+    "RiskOutputParser",
     "UnsupportedFeatureError",
     "argument_risks",
+    "context_lift",
     "get_risk",
     "get_risk_callback",
     "get_spans",
+    "max_risk",
+    "risk_gate",
+    "with_context_lift",
 ]
 
-_LAZY = {"ToolRiskMiddleware": "tool_risk"}
+_LAZY = {"RiskMiddleware": "middleware", "ToolRiskMiddleware": "tool_risk"}
 """What needs the package langchain, by the module it is in."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
+        need("langchain.agents", extra="agents", what=name)
         return getattr(import_module(f"cocoa_integrations.langchain.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -30,6 +30,7 @@ from cocoa_integrations.langchain.time_limit import TimeLimit
 from cocoa_integrations.logprobs import openai_logprobs
 from cocoa_integrations.metadata import RISK_KEY, risk_report
 from cocoa_integrations.settings import LOADING, DecodeSettings, config_of, fields_of, refuse_unknown, split_settings
+from cocoa_integrations.tracing import RiskTrace
 
 Result = TypeVar("Result")
 
@@ -358,6 +359,8 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
         Only the beginning of a stream can be tried again. Closing this closes the stream.
         """
 
+        trace = RiskTrace()
+
         def begin() -> tuple[SpanStream, Span | None]:
             stream = start()
             return stream, next(stream, None)
@@ -369,6 +372,7 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
                 yield chunk(number, span)
                 span, number = next(stream, None), number + 1
         assert stream.generation is not None
+        trace.record(stream.generation)
         return stream.generation
 
     def _metadata(self, generation: Generation) -> dict[str, Any]:

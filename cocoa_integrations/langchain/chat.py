@@ -26,6 +26,7 @@ from cocoa_integrations.langchain.tools import ChunkWriter, tool_calls, tool_req
 from cocoa_integrations.metadata import RISK_KEY, SPANS_KEY, all_spans, span_metadata
 from cocoa_integrations.tool_calling import Call, Plan, ToolRequest, new_id, tool_call_risks
 from cocoa_integrations.tool_calling.streaming import GrowingAnswer
+from cocoa_integrations.tracing import RiskTrace
 
 if TYPE_CHECKING:
     from langchain_core.language_models.model_profile import ModelProfile
@@ -217,6 +218,7 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         model, _ = self._for_call(stop, kwargs)
         plan, told, options = model._prepared(messages)
         generation = model._retrying(lambda: plan.engine.chat(told, **options))
+        RiskTrace().record(generation)
         reading = plan.read(generation.text)
         calls = [(new_id(), call) for call in reading.calls]
         valid, invalid = tool_calls(calls)

@@ -15,15 +15,18 @@ from typing_extensions import Self
 from cocoa_engine import Generation, Span
 from cocoa_engine.errors import PromptError, UnsupportedFeatureError
 from cocoa_integrations.langchain.base import CocoaModel, usage_of
+from cocoa_integrations.langchain.with_risk import LLMWithRisk
 from cocoa_integrations.metadata import SPANS_KEY, all_spans, span_metadata
+from cocoa_integrations.tracing import RiskTrace
 
 
 class CocoaLLM(CocoaModel, BaseLLM):
     """A local text model decoded with CoCoA-SIG, every span of its answers with its risk.
 
-    LangChain hands on only the text of an answer; risk is in ``generate()``'s ``generation_info``, in callbacks (see
-    :func:`~cocoa_integrations.langchain.get_risk_callback`) and in each streamed chunk a callback sees. A chat model is
-    better served by :class:`ChatCocoa`. The options are described at :class:`CocoaModel`.
+    LangChain hands on only the text of an answer; risk is in what :meth:`with_risk` gives, in ``generate()``'s
+    ``generation_info``, in callbacks (see :func:`~cocoa_integrations.langchain.get_risk_callback`) and in each streamed
+    chunk a callback sees. A chat model is better served by :class:`ChatCocoa`. The options are described at
+    :class:`CocoaModel`.
 
     Example:
         >>> llm = CocoaLLM(model="meta-llama/Llama-3.1-8B", device_map="auto", max_new_tokens=64)
@@ -40,6 +43,19 @@ class CocoaLLM(CocoaModel, BaseLLM):
     @property
     def _llm_type(self) -> str:
         return "cocoa"
+
+    def with_risk(self) -> LLMWithRisk:
+        """This model as a runnable that gives ``{"text": ..., "risk": ...}``, risk being the ``cocoa_risk`` report.
+
+        ``invoke``, ``batch`` and their async forms give that dict. A stream gives ``{"text": ...}`` for each span as
+        soon as it is decided, then one chunk with the report; added up they are the same dict. Options of a call go to
+        the model: bind them to the result (``llm.with_risk().bind(alpha=1.0)``), as LangChain's ``llm.bind(...)`` would
+        not hand them on.
+
+        Example:
+            >>> chain = llm.with_risk() | risk_gate(0.5) | itemgetter("text")
+        """
+        return LLMWithRisk(self)
 
     def bind_tools(self, tools: Any, **kwargs: Any) -> Self:
         """The model itself, if there are no tools to bind.
@@ -96,6 +112,9 @@ class CocoaLLM(CocoaModel, BaseLLM):
             _refuse_empty(prompt)
         engine, options = model.load(), model._decode_options()
         generations = model._retrying(lambda: engine.generate_batch(prompts, batch_size=model.batch_size, **options))
+        trace = RiskTrace()
+        for generation in generations:
+            trace.record(generation)
         return model._result(
             [
                 TextGeneration(

@@ -2,39 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGeneration, Generation
 
 from cocoa_engine.errors import ConfigError
+from cocoa_integrations.limits import Metric, highest, require_metric
 from cocoa_integrations.metadata import RISK_KEY, SPANS_KEY
 
+Answer = BaseMessage | Generation | Mapping[str, Any]
+"""A message from ``ChatCocoa`` (its streamed chunks added up, too), a generation from ``CocoaLLM``, or the
+``{"text": ..., "risk": ...}`` of ``CocoaLLM.with_risk()`` and ``RiskOutputParser``."""
 
-def get_risk(answer: BaseMessage | Generation) -> dict[str, Any]:
+
+def get_risk(answer: Answer) -> dict[str, Any]:
     """The risk report of a whole answer, as ``RunnableLambda(get_risk)`` in a chain.
 
     Args:
-        answer: a message from ``ChatCocoa`` (its streamed chunks added up, too) or a generation from ``CocoaLLM``.
+        answer: see :data:`Answer`.
 
     Raises:
         ConfigError: it carries no report: a plain text, an answer of another model, or one broken off.
     """
     report = find_risk(answer)
-    if report is None:
+    if report is not None:
+        return report
+    name = type(answer).__name__
+    if isinstance(answer, (BaseMessage, Generation, Mapping)) and get_spans(answer):
         raise ConfigError(
-            f"this {type(answer).__name__} carries no risk report; take it from ChatCocoa's message before it is "
-            "parsed into text, or collect it with get_risk_callback()"
+            f"this {name} is a part of an answer, or one broken off, and only a whole answer has a risk report; add "
+            "all chunks of the stream up, or read what is there with get_spans()"
         )
-    return report
+    raise ConfigError(
+        f"this {name} carries no risk report; take it from ChatCocoa's message before it is parsed into text, from "
+        "CocoaLLM.with_risk(), or collect it with get_risk_callback()"
+    )
 
 
-def get_spans(answer: BaseMessage | Generation) -> list[dict[str, Any]]:
+def max_risk(answer: Answer, metric: Metric = "risk") -> float:
+    """The highest figure of any span of a whole answer, for conditions such as those of ``RunnableBranch``.
+
+    Spans of nothing but whitespace do not count, though they do in the report's own ``max_risk``.
+
+    Args:
+        answer: see :data:`Answer`.
+        metric: ``risk`` (in [0, 1] with a calibrator, otherwise the raw MLDS of the configured metric), ``con_mlds``,
+            ``f_mlds``, or ``self_information`` (-log p of the span, in nats).
+
+    Raises:
+        ConfigError: the answer carries no report, or the metric is unknown.
+    """
+    require_metric(metric)
+    return highest(get_risk(answer)["spans"], metric)
+
+
+def get_spans(answer: Answer) -> list[dict[str, Any]]:
     """The spans that a streamed chunk or an answer carries, also one broken off; none if it carries none."""
     if isinstance(answer, ChatGeneration):
         answer = answer.message
     if isinstance(answer, BaseMessage):
         return list(answer.additional_kwargs.get(SPANS_KEY, ()))
+    if isinstance(answer, Mapping):
+        return list((find_risk(answer) or {}).get("spans", ()))
     return list((answer.generation_info or {}).get(SPANS_KEY, ()))
 
 
@@ -60,4 +91,7 @@ def find_risk(answer: Any) -> dict[str, Any] | None:
         return answer.response_metadata.get(RISK_KEY)
     if isinstance(answer, Generation):
         return (answer.generation_info or {}).get(RISK_KEY)
+    if isinstance(answer, Mapping):
+        report = answer.get("risk")
+        return report if isinstance(report, dict) and "spans" in report else None
     return None

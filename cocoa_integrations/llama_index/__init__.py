@@ -1,7 +1,21 @@
 """CoCoA decoding as a LlamaIndex LLM, with per-span hallucination risk in its responses and events."""
 
+from cocoa_integrations.llama_index.answers import MissingRiskWarning
 from cocoa_integrations.llama_index.callbacks import collect_risk
+from cocoa_integrations.llama_index.chat_engine import RiskChatEngine, RiskStreamingChatResponse
 from cocoa_integrations.llama_index.events import CocoaRiskEvent, CocoaSpanEvent
 from cocoa_integrations.llama_index.llm import CocoaLLM
+from cocoa_integrations.llama_index.query_engine import RiskQueryEngine
+from cocoa_integrations.llama_index.retry import RiskRetryQueryEngine
 
-__all__ = ["CocoaLLM", "CocoaRiskEvent", "CocoaSpanEvent", "collect_risk"]
+__all__ = [
+    "CocoaLLM",
+    "CocoaRiskEvent",
+    "CocoaSpanEvent",
+    "MissingRiskWarning",
+    "RiskChatEngine",
+    "RiskQueryEngine",
+    "RiskRetryQueryEngine",
+    "RiskStreamingChatResponse",
+    "collect_risk",
+]

@@ -9,19 +9,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
 from llama_index.core.instrumentation.span import active_span_id
 
-from cocoa_engine import Generation, Span
+from cocoa_engine import Generation, Span, SpanStream
 from cocoa_integrations.llama_index.events import CocoaRiskEvent, CocoaSpanEvent
 from cocoa_integrations.metadata import risk_report
+from cocoa_integrations.tracing import RiskTrace
 
 _dispatcher = get_dispatcher(__name__)
-_collectors: ContextVar[tuple[list[dict[str, Any]], ...]] = ContextVar("cocoa_risk_collectors", default=())
+_collectors: ContextVar[tuple[RiskCollector, ...]] = ContextVar("cocoa_risk_collectors", default=())
+
+
+class Start(Protocol):
+    """Starts an answer; nothing is decoded before its stream is read."""
+
+    def __call__(self, edit: Callable[[str], str] | None = None) -> SpanStream:
+        """Start it.
+
+        Args:
+            edit: changes the texts of the prompt, one after the other, before they are wrapped and encoded.
+        """
 
 
 def collect_risk() -> RiskCollector:
@@ -46,25 +59,34 @@ class RiskCollector:
         self.reports: list[dict[str, Any]] = []
 
     def __enter__(self) -> list[dict[str, Any]]:
-        _collectors.set((*_collectors.get(), self.reports))
+        _collectors.set((*_collectors.get(), self))
         return self.reports
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         # Not reset(token): the block may be left in another context than it was entered in (async fixtures).
-        _collectors.set(tuple(reports for reports in _collectors.get() if reports is not self.reports))
+        _collectors.set(tuple(collector for collector in _collectors.get() if collector is not self))
+
+    def take(self, generation: Generation, start: Start | None) -> None:
+        """Take note of an answer; ``start`` would ask for it again."""
+        self.reports.append(risk_report(generation))  # a report of its own for each, so that none can alter another's
 
 
 class Watchers:
     """Those to tell about one answer, as they stand when it is asked for; make it inside the call.
 
     Nothing is read from the context later, because a stream may be read in another one.
+
+    Args:
+        start: starts the answer, again too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, start: Start | None = None) -> None:
+        self._start = start
         self._collectors = _collectors.get()
         self._llama_index_span = active_span_id.get()
+        self._trace = RiskTrace()
         self._spans = 0
 
     def span_decided(self, span: Span) -> None:
@@ -74,7 +96,8 @@ class Watchers:
 
     def answer_complete(self, generation: Generation) -> None:
         """Tell them of the whole answer."""
-        for reports in self._collectors:
-            reports.append(risk_report(generation))  # a report of its own for each, so that none can alter another's
+        self._trace.record(generation)
+        for collector in self._collectors:
+            collector.take(generation, self._start)
         report = risk_report(generation)
         _dispatcher.event(CocoaRiskEvent(report=report, generation=generation, span_id=self._llama_index_span))

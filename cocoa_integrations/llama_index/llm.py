@@ -33,10 +33,10 @@ from cocoa_engine.errors import UnsupportedFeatureError
 from cocoa_engine.faults import explain
 from cocoa_engine.loading import ACCESS_OPTIONS
 from cocoa_integrations.llama_index.async_stream import AsyncSpanStream
-from cocoa_integrations.llama_index.callbacks import Watchers
+from cocoa_integrations.llama_index.callbacks import Start, Watchers
 from cocoa_integrations.llama_index.generate_kwargs import BESIDE_SETTINGS, DecodeOptions
 from cocoa_integrations.llama_index.loading import engine_for
-from cocoa_integrations.llama_index.messages import arguments_of, require_text, template_messages
+from cocoa_integrations.llama_index.messages import arguments_of, edited, require_text, template_messages
 from cocoa_integrations.llama_index.responses import Answer, Chunks, whole_answer
 from cocoa_integrations.llama_index.tools import ChatReader, split_tools
 from cocoa_integrations.settings import LOADING, DecodeSettings, config_of, fields_of, refuse_unknown, split_settings
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Response = TypeVar("Response", CompletionResponse, ChatResponse)
-Start = Callable[[], SpanStream]
-"""Starts one answer."""
 
 
 class CocoaLLM(DecodeSettings, FunctionCallingLLM):
@@ -111,7 +109,7 @@ class CocoaLLM(DecodeSettings, FunctionCallingLLM):
     tokenizer_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False, description="For loading the tokenizer.")
     runtime: Runtime | None = Field(default=None, description="How the model is run: speed and memory.")
     calibrator: str | None = Field(
-        default=None, description="File of a RiskCalibrator: the risk of every span is then in [0, 1]."
+        default=None, description="File of a RiskCalibrator, or embedded: risks are then in [0, 1]."
     )
     model_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False, description="For loading the model.")
     generate_kwargs: dict[str, Any] = Field(
@@ -354,10 +352,11 @@ class CocoaLLM(DecodeSettings, FunctionCallingLLM):
         return self.messages_to_prompt not in (None, generic_messages_to_prompt)
 
     def _completion(self, prompt: str, formatted: bool, options: Mapping[str, Any]) -> Start:
-        def start() -> SpanStream:
+        def start(edit: Callable[[str], str] | None = None) -> SpanStream:
             decoding = self._decoding(options)
             assert self.completion_to_prompt is not None  # LLM's validator sees to it
-            wrapped = prompt if formatted else self._extend_prompt(self.completion_to_prompt(prompt))
+            text = prompt if edit is None else edit(prompt)
+            wrapped = text if formatted else self._extend_prompt(self.completion_to_prompt(text))
             return self._begin(wrapped, decoding)
 
         return start
@@ -367,10 +366,10 @@ class CocoaLLM(DecodeSettings, FunctionCallingLLM):
         request, rest = split_tools(options)
         reader = ChatReader(request, self._engine)
 
-        def start() -> SpanStream:
+        def start(edit: Callable[[str], str] | None = None) -> SpanStream:
             decoding = self._decoding(rest)
             require_text(messages)
-            opened = list(messages)
+            opened = list(messages) if edit is None else edited(messages, edit)
             if opened[0].role not in (MessageRole.SYSTEM, MessageRole.DEVELOPER):
                 opened = self._extend_messages(opened)
             if not self._formats_messages:
@@ -415,21 +414,21 @@ class CocoaLLM(DecodeSettings, FunctionCallingLLM):
         return self._engine.encode(prompt, add_special_tokens=not (bos and prompt.startswith(bos)))
 
     def _answer(self, start: Start) -> Answer:
-        watchers = Watchers()
+        watchers = Watchers(start)
         with start() as stream:
             for span in stream:
                 watchers.span_decided(span)
         return self._complete_answer(stream.generation, watchers)
 
     async def _aanswer(self, start: Start) -> Answer:
-        watchers = Watchers()
+        watchers = Watchers(start)
         async with await AsyncSpanStream.open(start) as stream:
             async for span in stream:
                 watchers.span_decided(span)
         return self._complete_answer(stream.generation, watchers)
 
     def _stream(self, start: Start, to_response: Callable[[Answer], Response]) -> Generator[Response, None, None]:
-        watchers, stream = Watchers(), start()
+        watchers, stream = Watchers(start), start()
 
         def responses() -> Generator[Response, None, None]:
             chunks = Chunks(self._engine)
@@ -442,7 +441,7 @@ class CocoaLLM(DecodeSettings, FunctionCallingLLM):
         return responses()
 
     async def _astream(self, start: Start, to_response: Callable[[Answer], Response]) -> AsyncGenerator[Response, None]:
-        watchers, stream = Watchers(), await AsyncSpanStream.open(start)
+        watchers, stream = Watchers(start), await AsyncSpanStream.open(start)
 
         async def responses() -> AsyncGenerator[Response, None]:
             chunks = Chunks(self._engine)

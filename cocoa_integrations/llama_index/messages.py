@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
@@ -31,6 +31,21 @@ def require_text(messages: Sequence[ChatMessage]) -> None:
                 raise PromptError(f"this model reads text only, but a {message.role.value} message has a {kind}.")
     if not any((message.content or "").strip() or _calls(message) for message in messages):
         raise PromptError("the conversation is empty; give at least one message with text.")
+
+
+def edited(messages: Sequence[ChatMessage], edit: Callable[[str], str]) -> list[ChatMessage]:
+    """Copies of the messages with each of their texts changed, in order."""
+    return [
+        message.model_copy(
+            update={
+                "blocks": [
+                    block.model_copy(update={"text": edit(block.text)}) if isinstance(block, TextBlock) else block
+                    for block in message.blocks
+                ]
+            }
+        )
+        for message in messages
+    ]
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:

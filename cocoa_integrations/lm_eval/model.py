@@ -16,7 +16,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
-from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
 from cocoa_engine.faults import unknown
 from cocoa_engine.generation_config import logits_processors
 from cocoa_engine.loading import SOURCE_OPTIONS
@@ -52,6 +52,8 @@ class CocoaLM(TemplateLM):
         batch_size: at most so many sequences share a forward pass; ``auto`` is the engine's own choice.
         max_length: at most so many tokens of context and answer together; by default the model's context window.
         max_gen_toks: at most so many new tokens, where a task does not say.
+        chat_template_args: what the chat template is given beside the messages.
+        enable_thinking: the same, for the templates that have it.
         add_bos_token: put the tokenizer's special tokens before a text, or not; by default as the tokenizer does.
         prefix_token_id: stands before a text without context; by default the tokenizer's first or last token.
         **options: every field of :class:`CocoaConfig` and of :class:`Runtime`, and transformers' options that say where
@@ -78,6 +80,8 @@ class CocoaLM(TemplateLM):
         batch_size: int | str | None = None,
         max_length: int | None = None,
         max_gen_toks: int | None = None,
+        chat_template_args: Mapping[str, Any] | None = None,
+        enable_thinking: bool | None = None,
         add_bos_token: bool | None = None,
         prefix_token_id: int | None = None,
         **options: Any,
@@ -112,6 +116,8 @@ class CocoaLM(TemplateLM):
         self.tokenizer = engine.tokenizer
         self._batch_size = runtime.get("max_batch_size", engine.runtime.max_batch_size)
         self._max_length = max_length
+        thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+        self._chat_template_args = {**(chat_template_args or {}), **thinking}
         self._add_bos_token = add_bos_token
         self._prefix_token_id = prefix_token_id
 
@@ -164,16 +170,24 @@ class CocoaLM(TemplateLM):
         return self.engine.encode(string, add_special_tokens=add_special_tokens)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Chat messages as one text.
+        """Chat messages as one text. A template that refuses a system message does without, as in the harness.
 
         Raises:
             ChatTemplateError: there is no template, or it refuses the messages.
         """
-        return self.engine.render_chat(
-            chat_history,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
-        )
+        options = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": not add_generation_prompt,
+            **self._chat_template_args,
+        }
+        try:
+            return self.engine.render_chat(chat_history, **options)
+        except ChatTemplateError:
+            others = [message for message in chat_history if message["role"] != "system"]
+            if not self.engine.has_chat_template or len(others) == len(chat_history):
+                raise
+            logger.warning("the chat template refuses the messages; the system message is left out")
+            return self.engine.render_chat(others, **options)
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, **_: Any
@@ -252,11 +266,23 @@ class CocoaLM(TemplateLM):
         results: dict[int, float] = {}
         with tqdm(total=len(requests), desc="Running span_score requests") as bar:
             for context, numbers in groups.items():
-                texts = [requests[number].args[1] for number in numbers]
-                for number, scored in zip(numbers, self.engine.score(context, texts, config=self.config), strict=True):
+                before = self.tok_encode(context)
+                texts = [self._continuation(context, before, requests[number].args[1]) for number in numbers]
+                found = self.engine.score(before, texts, config=self.config)
+                for number, scored in zip(numbers, found, strict=True):
                     results[number] = math.fsum(span.score for span in scored.spans)
                 bar.update(len(numbers))
         return [results[number] for number in range(len(requests))]
+
+    def _continuation(self, context: str, before: list[int], text: str) -> list[int]:
+        """Token ids of a text after a context whose ids are ``before``, as the engine splits the two.
+
+        A chat template may have written the first special token already, which the engine would put there again.
+        """
+        whole = self.tok_encode(context + text)
+        if whole[: len(before)] == before and len(whole) > len(before):
+            return whole[len(before) :]
+        return self.engine.encode(text, add_special_tokens=False)
 
     def _log_probs(
         self, pairs: Sequence[tuple[list[int], list[int]]]

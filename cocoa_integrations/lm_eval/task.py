@@ -33,11 +33,13 @@ class CocoaTask(ConfigurableTask):
         """What is asked of the model about one document."""
         if not self.cocoa_task.multiple_choice:
             return super().construct_requests(doc, ctx, **options)
-        for name in ("apply_chat_template", "chat_template"):
-            options.pop(name, None)
+        options.pop("chat_template", None)
+        choices = doc["choices"]
+        if options.pop("apply_chat_template", False):  # an assistant's answer begins without a space
+            choices = [choice.lstrip() for choice in choices]
         return [
             Instance(request_type="span_score", doc=doc, arguments=(ctx, choice), idx=number, **options)
-            for number, choice in enumerate(doc["choices"])
+            for number, choice in enumerate(choices)
         ]
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:

@@ -36,6 +36,7 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "decore_masked_heads": ("3", 3),
     "diver_weight": ("0.5", 0.5),
     "repetition_penalty": ("1.3", 1.3),
+    "max_risk": ("1.5", 1.5),
     "max_new_tokens": ("3", 3),
     "temperature": ("0.7", 0.7),
     "seed": ("11", 11),
@@ -71,6 +72,14 @@ def test_json_of_a_comparison_holds_both(cocoa: Cocoa, engine: CocoaEngine) -> N
 def test_question_from_stdin(cocoa: Cocoa, engine: CocoaEngine, args: list[str]) -> None:
     result = cocoa("ask", *args, *SHORT, stdin=QUESTION + "\n")
     assert result.stdout == engine.chat(messages(QUESTION), max_new_tokens=12).text + "\n"
+
+
+def test_an_answer_stops_at_a_risk(cocoa: Cocoa, engine: CocoaEngine) -> None:
+    stopped = engine.chat(messages(QUESTION), max_new_tokens=12, max_risk=0.1)
+    assert stopped.finish_reason == "risk"
+    assert cocoa("ask", QUESTION, "--max-risk", "0.1", *SHORT).stdout == stopped.text + "\n"
+    shown = cocoa("ask", QUESTION, "--max-risk", "0.1", "--table", *SHORT).stdout
+    assert "stopped by max_risk." in " ".join(shown.split())
 
 
 def test_system_message(cocoa: Cocoa, engine: CocoaEngine) -> None:
@@ -144,7 +153,7 @@ def test_comparison_and_table(cocoa: Cocoa, engine: CocoaEngine) -> None:
     greedy = engine.chat(messages(question), max_new_tokens=12, method="greedy")
     assert answer.usage.risk_points
     assert "relative to" in result.stdout
-    assert ("greedy gives the same answer." in result.stdout) == (answer.text == greedy.text)
+    assert ("The answers are the same." in result.stdout) == (answer.text == greedy.text)
     for span in answer.spans:
         for candidate in span.candidates:
             assert f"{candidate.log_prob:.2f} " in result.stdout

@@ -101,6 +101,52 @@ def test_signal_of_parts(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
     assert spans["ranking"]["-log p"]["auroc"]["estimate"] > 0.6
 
 
+def test_signal_of_what_a_source_changes(cocoa: Cocoa, tmp_path: Path, parts: Path) -> None:
+    """Sources that name another city than the answer: what the source says is lifted, the rest is not."""
+    cities = list(CAPITALS.values())
+    rows = []
+    for number, country in enumerate(CAPITALS):
+        source = f"The capital of {country} is {cities[number - 3]}."
+        for place, city in enumerate((cities[number - 3], cities[number - 5])):
+            text = f"The capital of {country} is {city}."
+            start = text.index(city)
+            rows.append(
+                {
+                    "id": f"{country}{place}",
+                    "prompt": f"Passage: {source}\n\nSummary:",
+                    "text": text,
+                    "spans": [[start, start + len(city)]] if place else [],
+                    "source": source,
+                }
+            )
+    data = write(tmp_path / "sources.jsonl", rows)
+    out = tmp_path / "out"
+    options = ["--out", str(out), "--draws", "20", "--prompts", "8"]
+    result = cocoa("signal", "--data", str(data), "--context-lift", *options)
+    assert result.exit_code == 0, result.output
+    record = json.loads((out / "signal.json").read_text())
+    assert list(record["levels"]) == ["answer", "span", "character"]
+    for level, one in record["levels"].items():
+        ranking = one["ranking"]
+        assert {"-context lift", "lift of fMLDS", "lift of ConMLDS", "-log p without the source"} < set(ranking)
+        assert ("-mean context lift" in ranking) == (level != "character")
+        if level == "answer":
+            assert ranking["-context lift"]["auroc"]["estimate"] > 0.9
+        less = ranking["-context lift"]["less"]["fMLDS"]["estimate"]
+        assert less == pytest.approx(
+            ranking["-context lift"]["auroc"]["estimate"] - ranking["fMLDS"]["auroc"]["estimate"]
+        )
+    assert "| -context lift |" in (out / "signal.md").read_text()
+    plain = cocoa("signal", "--data", str(data), *options)
+    assert plain.exit_code == 0, plain.output
+    same = json.loads((out / "signal.json").read_text())["levels"]["span"]["ranking"]
+    assert "-context lift" not in same
+    assert same["-log p"]["auroc"] == record["levels"]["span"]["ranking"]["-log p"]["auroc"]
+    refused = cocoa("signal", "--data", str(parts), "--context-lift", *options)
+    assert refused.exit_code == 2
+    assert "'France' has no source" in " ".join(refused.stderr.split())
+
+
 def test_calibrate_fits_and_saves(
     cocoa: Cocoa, answers: Path, parts: Path, tmp_path: Path, engine: CocoaEngine
 ) -> None:
@@ -110,24 +156,49 @@ def test_calibrate_fits_and_saves(
     assert result.exit_code == 0, result.output
     calibrator = RiskCalibrator.load(path)
     assert calibrator.model_name == engine.model_name
-    assert (calibrator.unit, calibrator.settings.middle_layers) == ("span", (10, 20))
-    assert calibrator.threshold is not None
-    assert calibrator.threshold.recall >= 0.8
-    assert calibrator.isotonic is not None
-    for words in ("calibrated risk", "-min log p", "Brier", "threshold", "12 prompts"):
+    assert calibrator.settings.middle_layers == (10, 20)
+    assert calibrator.span is not None
+    assert calibrator.answer is None  # every answer has a wrong part: as wholes they are alike
+    assert calibrator.span.threshold is not None
+    assert calibrator.span.threshold.recall >= 0.8
+    assert calibrator.span.isotonic is not None
+    for words in ("calibrated risk", "-min log p", "Brier", "threshold", "12 prompts", "No risk of answers: 0 prompts"):
         assert words in result.stdout
     shown = cocoa("calibrate", "--data", str(answers), *options, "--json").stdout
     assert RiskCalibrator.model_validate_json(shown) == RiskCalibrator.load(path)
-    assert RiskCalibrator.load(path).unit == "answer"
+    calibrator = RiskCalibrator.load(path)
+    assert calibrator.answer is not None
+    assert calibrator.span is None
     # tried out on answers it was fitted on, it is at least as good as on those left out
     checked = json.loads(cocoa("calibrate", "--data", str(answers), "--check", str(path), "--json").stdout)
-    assert checked["folds"] == 0
-    assert checked["auroc"]["estimate"] >= RiskCalibrator.load(path).validation.auroc.estimate
+    assert set(checked) == {"answer"}
+    assert checked["answer"]["folds"] == 0
+    assert checked["answer"]["auroc"]["estimate"] >= calibrator.answer.validation.auroc.estimate
     assert "24 answers of 12 prompts" in cocoa("calibrate", "--data", str(answers), "--check", str(path)).stdout
     # what was fitted on known capitals tells others apart
     engine_with = CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator=path)
     right, wrong = engine_with.score("Question: What is the capital of Germany?\nAnswer:", [" Berlin.", " Lisbon."])
-    assert right.max_risk < wrong.max_risk
+    assert right.answer_risk < wrong.answer_risk
+
+
+def test_calibrate_on_the_models_own_answers(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
+    """Of half of the questions the known answer is another city: the model cannot be right."""
+    cities = list(CAPITALS.values())
+    rows = [
+        {"question": f"What is the capital of {country}?", "answers": [city if number % 2 else cities[number - 5]]}
+        for number, (country, city) in enumerate(CAPITALS.items())
+    ]
+    questions = write(tmp_path / "questions.jsonl", rows)
+    path = tmp_path / "risk.json"
+    options = ["--folds", "2", "--draws", "20", "--max-new-tokens", "16"]
+    result = cocoa("calibrate", "--data", str(parts), "--questions", str(questions), "--out", str(path), *options)
+    assert result.exit_code == 0, result.output
+    calibrator = RiskCalibrator.load(path)
+    assert calibrator.span is not None
+    assert calibrator.answer is not None
+    assert "own answers to 12 questions" in calibrator.answer.data
+    assert 6 <= calibrator.answer.validation.hallucinated < 12
+    assert "12 answers of 12 prompts" in result.stdout
 
 
 def test_ask_and_score_show_a_calibrated_risk(
@@ -168,6 +239,8 @@ def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> 
         (["calibrate", "--data", "{answers}", "--out", "r", "--recall", "0.5", "--miss", "0.1"], "give one of them"),
         (["calibrate", "--data", "{answers}"], "give --out FILE to fit a calibrator, or --check FILE"),
         (["calibrate", "--data", "{answers}", "--check", "{answers}"], "not a calibrator"),
+        (["calibrate", "--out", "r"], "give --data PATH"),
+        (["calibrate", "--questions", "{answers}", "--out", "r"], "the field 'question' is missing"),
         (["alpha", "--data", "{answers}", "--alpha", "2"], "--alpha"),
     ],
 )

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from cocoa_engine import CocoaEngine, Generation, Runtime
-from cocoa_engine.backends import KINDS, Chosen, choose
+from cocoa_engine.backends import KINDS, Chosen, Path, Reading, choose
 from cocoa_engine.backends.copied_cache import CopiedTree
 from cocoa_engine.backends.shared_cache import SPARE_SLOTS, SharedCache, SharedTree
 from cocoa_engine.forward.linears import Way
@@ -416,3 +416,36 @@ def test_cuda_gives_what_the_cpu_gives() -> None:
     engine = CocoaEngine(tiny_model("llama").cuda(), tiny_tokenizer())
     actual = engine.generate_batch(PROMPTS, max_new_tokens=16)
     assert all(same(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["static_lean", "lean", "modules", "masked_modules"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding"])
+def test_readings_are_long_paths(architecture: str, kind: str) -> None:
+    """Also one after the other, from paths of different lengths, and gone after a commit."""
+    backend = KINDS[kind](LanguageModel(tiny_model(architecture)), "shared")
+    prompt, text = list(range(20, 32)), list(range(50, 74))
+    (tree,) = backend.open([prompt], 8, WANTED)
+    backend.prefill(tree)
+    backend.step([(tree, [(10,), (11,), (11, 12)])])
+    starts: list[Path] = [(), (10,), (11, 12)]
+    pieces = [text[:7], text[7:20], text[20:]]
+    read = [backend.step([(tree, [Reading(start, piece) for start in starts])])[0] for piece in pieces]
+    fed_tokens = 3 + len(starts) * len(text)
+    assert tree.fed_tokens == fed_tokens
+    tree.commit((11, 12))
+    (after,) = backend.step([(tree, [(13,)])])
+    for number, start in enumerate(starts):
+        (other,) = backend.open([[*prompt, *start]], 8, WANTED)
+        backend.prefill(other)
+        paths = [tuple(text[:length]) for length in range(1, len(text) + 1)]
+        (expected,) = backend.step([(other, paths)])
+        found = torch.cat(
+            [one.logits[number * len(piece) :][: len(piece)] for one, piece in zip(read, pieces, strict=True)]
+        )
+        torch.testing.assert_close(found, expected.logits, atol=1e-4, rtol=1e-4)
+        other.close()
+    (other,) = backend.open([[*prompt, 11, 12]], 8, WANTED)
+    backend.prefill(other)
+    torch.testing.assert_close(after.logits, backend.step([(other, [(13,)])])[0].logits, atol=1e-4, rtol=1e-4)
+    other.close()
+    tree.close()

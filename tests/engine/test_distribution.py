@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import CocoaEngine, Generation
-from cocoa_engine.distribution import _sums, distributions, token_figures
+from cocoa_engine.distribution import distributions, token_figures
 from cocoa_engine.next_tokens import next_tokens
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
@@ -40,16 +40,26 @@ def test_one_allowed_token_has_no_entropy_and_an_infinite_margin() -> None:
     assert (row.token_ids, row.log_probs, row.entropy, row.margin) == ((7,), (0.0,), 0.0, math.inf)
 
 
-def test_all_rows_at_once_are_as_row_by_row() -> None:
-    """The way of a GPU, on the CPU."""
+def test_rows_with_forbidden_tokens_leave_the_others_alone() -> None:
     logits = torch.randn(5, 70, generator=torch.Generator().manual_seed(1)) * 8
-    logits[2, 3:] = -math.inf
-    best = logits.amax(dim=1)
-    at_once = _sums(logits, best[:, None], dim=1)
-    by_row = torch.stack([_sums(row, top, dim=0) for row, top in zip(logits, best, strict=True)])
-    assert torch.allclose(at_once, by_row, rtol=1e-5)
-    log_sum, _ = distributions(logits, best)
-    assert torch.allclose(log_sum, logits.logsumexp(dim=1), rtol=1e-5)
+    plain = distributions(logits, logits.amax(dim=1))
+    mixed = logits.clone()
+    mixed[2, 3:] = -math.inf
+    log_sum, entropy = distributions(mixed, mixed.amax(dim=1))
+    assert torch.allclose(log_sum, mixed.logsumexp(dim=1), rtol=1e-5)
+    others = [0, 1, 3, 4]
+    assert torch.equal(log_sum[others], plain.log_sum[others])
+    assert torch.equal(entropy[others], plain.entropy[others])
+    assert 0 <= entropy[2] <= math.log(3)
+
+
+def test_a_whole_vocabulary_is_summed_exactly_whatever_its_layout() -> None:
+    logits = torch.randn(3, 50_000, generator=torch.Generator().manual_seed(2)) * 4
+    exact = logits.double().log_softmax(dim=1)
+    for layout in (logits, logits.t().contiguous().t()):
+        log_sum, entropy = distributions(layout, layout.amax(dim=1))
+        assert torch.allclose(log_sum.double(), logits.double().logsumexp(dim=1), atol=3e-6, rtol=0)
+        assert torch.allclose(entropy.double(), -(exact.exp() * exact).sum(dim=1), atol=3e-5, rtol=0)
 
 
 def test_rows_without_a_token_are_still_told_apart() -> None:

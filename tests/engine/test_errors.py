@@ -273,6 +273,25 @@ def test_a_processor_that_allows_nothing() -> None:
 def test_every_error_has_the_one_base() -> None:
     from cocoa_engine import errors
 
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and kind.__module__ == errors.__name__]
     assert len(kinds) > 5
     assert all(issubclass(kind, CocoaError) for kind in kinds)
+
+
+def test_the_paper_s_setting_does_not_follow_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = {"method": "cocoa-sig", "metric": "f_mlds", "alpha": 2.5, "gamma": 0.3, "middle_layers": None}
+    named |= {"final_layer": "post_norm", "span_log_prob": "sum", "temperature": 0.0}
+    for field, other in (("final_layer", "pre_norm"), ("alpha", 1.0), ("gamma", 0.5)):
+        monkeypatch.setattr(CocoaConfig.model_fields[field], "default", other)
+    CocoaConfig.model_rebuild(force=True)
+    try:
+        assert CocoaConfig().final_layer == "pre_norm"
+        assert CocoaConfig.paper().model_dump(include=named.keys()) == named
+        assert CocoaConfig.paper(metric="con_mlds", max_new_tokens=9) == CocoaConfig(
+            **{**named, "metric": "con_mlds"}, max_new_tokens=9
+        )
+    finally:
+        monkeypatch.undo()
+        CocoaConfig.model_rebuild(force=True)
+    with pytest.raises(ConfigError, match="alhpa"):
+        CocoaConfig.paper(alhpa=1)

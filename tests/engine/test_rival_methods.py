@@ -254,3 +254,18 @@ def test_usage_counts_what_follows_the_prompt(tmp_path: Path) -> None:
     engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(draft_tokens=0, prefix_cache_mb=0))
     answer = engine.generate(prompts(1)[0], method="dola", max_new_tokens=5, repetition_penalty=1.0, dola_layers="1,2")
     assert answer.usage.fed_tokens == len(answer.token_ids)
+
+
+@pytest.mark.parametrize("forward", ["auto", "modules"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "gemma3_text"])
+def test_diver_reads_a_prompt_of_several_pieces(architecture: str, forward: Any) -> None:
+    model, tokenizer = tiny_model(architecture, seed=1), tiny_tokenizer()
+    engine = CocoaEngine(model, tokenizer, runtime=Runtime(forward=forward))
+    config = CocoaConfig(method="diver", max_new_tokens=6, max_span_tokens=3)
+    reference = DiverReference(FullForward(model), tokenizer, config)
+    long = torch.randint(20, VOCAB_SIZE, (150,), generator=torch.Generator().manual_seed(7)).tolist()
+    expected = reference.generate(long)
+    assert expected.margin > NEAR
+    answer = engine.generate(long, config=config)
+    assert answer.usage.risk_points
+    assert_same(answer, expected)

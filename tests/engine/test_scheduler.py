@@ -26,6 +26,7 @@ from cocoa_engine.scheduler import Scheduler
 from tests.alike import assert_alike
 from tests.forward_passes import record, steps
 from tests.hooks import hook_count
+from tests.idle import assert_idle
 from tests.in_threads import join, start, together, wait_until
 from tests.prompts import PROMPTS as REAL_PROMPTS
 from tests.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
@@ -52,13 +53,6 @@ def endless(**runtime: Any) -> CocoaEngine:
     tokenizer = tiny_tokenizer()
     tokenizer.eos_token = None
     return CocoaEngine(model, tokenizer, runtime=Runtime(**{"prefix_cache_mb": 0, **runtime}))
-
-
-def assert_idle(engine: CocoaEngine) -> None:
-    """No place is held, nobody waits, nothing is to be fed and no sequence is open."""
-    scheduler = engine._scheduler
-    assert (scheduler.running, len(scheduler._queue), scheduler._pending, scheduler._driving) == (0, 0, [], False)
-    assert not engine._backend().backend._open  # type: ignore[attr-defined]
 
 
 def answers(result: Any) -> list[Generation]:

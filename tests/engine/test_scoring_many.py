@@ -5,16 +5,19 @@ from __future__ import annotations
 import gc
 import random
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation, NonFiniteLogitsError, Usage
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, NonFiniteLogitsError, Runtime, Usage
 from cocoa_engine.backends import KINDS, Chosen
 from cocoa_engine.backends.shared_cache import SharedCache
 from cocoa_engine.model import LanguageModel
 from tests.alike import assert_alike
+from tests.engine.test_rival_methods import config_of
+from tests.forward_passes import record
 from tests.hooks import hook_count
 from tests.prompts import chat
 from tests.reference import FullForward, Reference, assert_same
@@ -166,3 +169,33 @@ def test_the_cache_is_freed(bad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
     (store,) = stores
     assert store() is None
+
+
+@pytest.mark.parametrize("method", ["dola", "decore", "diver"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "mamba"])
+def test_methods_that_read_more_read_the_prompt_once(architecture: str, method: str, tmp_path: Path) -> None:
+    if (architecture, method) == ("mamba", "decore"):
+        pytest.skip("it has no attention heads to mask")
+    model = tiny_model(architecture)
+    config = config_of(method, model, tmp_path, **({"dola_layers": "0,1"} if method == "dola" else {}))
+    engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=0))
+    texts = random_texts(6)
+    for prompt in (PROMPT[:9], [7]):
+        alone = [engine.score(prompt, text, config=config) for text in texts]
+        passes = record(engine) if architecture != "mamba" else []
+        together = engine.score(prompt, texts, config=config)
+        for one, expected in zip(together, alone, strict=True):
+            assert_alike(one, expected, tolerance=1e-4)
+        if passes:  # twice the prompt and the texts; one of a single token needs no pass before it to be contrasted
+            contrasted_alone = method != "diver" and len(prompt) == 1
+            assert len(passes) == (3 if contrasted_alone else 4)
+            assert {one.usage.forward_passes for one in together} == {len(passes)}
+
+
+def test_a_long_text_is_contrasted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    texts = random_texts(4)
+    alone = [engine.score(PROMPT, text, method="dola", dola_layers="1,2") for text in texts]
+    monkeypatch.setattr(SharedCache, "paths_per_step", 9)  # three rows in a step
+    for one, expected in zip(engine.score(PROMPT, texts, method="dola", dola_layers="1,2"), alone, strict=True):
+        assert_alike(one, expected, tolerance=1e-4)

@@ -22,11 +22,11 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
-from cocoa_engine.errors import ConfigError, DataError, PromptError
+from cocoa_engine.errors import ChatTemplateError, ConfigError, DataError, PromptError
 from cocoa_integrations.evaluation import TASKS, Arm, evaluate, load_samples, metrics
 from cocoa_integrations.lm_eval import TASKS_PATH, CocoaLM
 from cocoa_integrations.lm_eval.__main__ import main
-from tests.tiny_models import tiny_model, tiny_tokenizer
+from tests.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
 
 CONTEXT = "Question: What is the capital of France?\nAnswer:"
 PAIRS = [
@@ -267,6 +267,55 @@ def test_every_task_runs(engine: CocoaEngine, data_files: dict[str, Path]) -> No
             assert found["higher_is_better"][f"cocoa_{name}"][column.metric] == (column.better == "more")
         if not task.multiple_choice:
             assert found["configs"][f"cocoa_{name}"]["generation_kwargs"]["until"] == list(task.until)
+
+
+def test_chat_templates_are_applied_as_hf_does(engine: CocoaEngine, hf: HFLM, data_files: dict[str, Path]) -> None:
+    """The harness's ``apply_chat_template``: the same prompts and, decoding greedily, the same answers."""
+    data = {"cocoa_nq": str(data_files["nq"]), "cocoa_truthfulqa_mc": str(data_files["truthfulqa_mc"])}
+    options: dict[str, Any] = {
+        "apply_chat_template": True,
+        "system_instruction": "Be brief.",
+        "limit": 2,
+        "gen_kwargs": {"max_gen_toks": 8},
+    }
+    ours = run(engine, ["cocoa_nq"], data, model_args={"method": "greedy"}, **options)
+    manager = TaskManager(include_path=TASKS_PATH, include_defaults=False, metadata={"data": data})
+    theirs = lm_eval.simple_evaluate(model=hf, tasks=["cocoa_nq"], task_manager=manager, bootstrap_iters=0, **options)
+    assert theirs is not None
+    for one, other in zip(ours["samples"]["cocoa_nq"], theirs["samples"]["cocoa_nq"], strict=True):
+        assert one["arguments"][0][0] == other["arguments"][0][0]
+        assert "<|im_start|>system\nBe brief.<|im_end|>" in one["arguments"][0][0]
+        assert one["resps"] == other["resps"]
+    lm = CocoaLM(engine=engine)
+    assert lm.chat_template(True) == hf.chat_template(True) == engine.tokenizer.chat_template
+    assert lm.tokenizer_name
+
+    found = run(engine, ["cocoa_truthfulqa_mc"], data, **options)
+    first = load_samples("truthfulqa_mc", data_files["truthfulqa_mc"])[0]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": first.prompt}]
+    expected = engine.score(engine.render_chat(messages), first.choices[0].lstrip()).spans[0].score
+    assert found["samples"]["cocoa_truthfulqa_mc"][0]["filtered_resps"][0] == pytest.approx(expected, abs=1e-3)
+
+
+def test_chat_templates_that_write_special_tokens_or_take_no_system_message() -> None:
+    tokenizer = sentencepiece_like_tokenizer()  # it puts <bos> before every text
+    tokenizer.chat_template = (
+        "{{ bos_token }}{% for message in messages %}{% if message.role == 'system' %}"
+        "{{ raise_exception('no system message') }}{% endif %}{{ message.content }} {% endfor %}"
+        "{% if add_generation_prompt %}the{% if loud %}!{% endif %}{% endif %}"
+    )
+    engine = CocoaEngine(tiny_model("llama"), tokenizer)
+    lm = CocoaLM(engine=engine)
+    chat = [{"role": "system", "content": "x"}, {"role": "user", "content": "hi"}]
+    text = lm.apply_chat_template(chat)
+    assert text == "<bos>hi the"
+    assert CocoaLM(engine=engine, chat_template_args={"loud": True}).apply_chat_template(chat) == "<bos>hi the!"
+    ids = engine.encode("hi the")
+    assert lm.tok_encode(text) == ids
+    (score,) = lm.span_score(requests("span_score", [(text, " thing")]))
+    assert score == pytest.approx(engine.score("hi the", " thing").spans[0].score, abs=1e-4)
+    with pytest.raises(ChatTemplateError, match="no chat template"):
+        CocoaLM(engine=CocoaEngine(tiny_model("llama"), tiny_tokenizer())).apply_chat_template(chat)
 
 
 def test_tasks_without_their_data(engine: CocoaEngine, tmp_path: Path) -> None:

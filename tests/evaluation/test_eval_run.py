@@ -9,18 +9,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import Result
 
-from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, Span
+from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, Runtime, Span
 from cocoa_engine.errors import ConfigError, DataError, MissingPackageError
 from cocoa_integrations.evaluation import TASKS, Arm, evaluate, load_samples, make_arms, metrics
 from cocoa_integrations.evaluation.folder import open_folder
 from cocoa_integrations.evaluation.tasks import Sample
 from tests.evaluation.eval_data import TRUTHFULQA, write_truthfulqa
+from tests.forward_passes import Pass, record
 
 Cocoa = Callable[..., Result]
 ARMS = [Arm("greedy"), Arm("cocoa-sig", "f_mlds", 2.5)]
@@ -60,6 +62,32 @@ def test_multiple_choice_is_the_engines_scores(engine: CocoaEngine, truthfulqa: 
         variance = sum((value - mean) ** 2 for value in own) / 2
         assert summary["metrics"]["mc2"]["standard_error"] == pytest.approx((variance / 3) ** 0.5)
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
+
+
+def test_arms_that_weigh_the_same_figures_share_the_passes(
+    engine: CocoaEngine, truthfulqa: Path, tmp_path: Path
+) -> None:
+    samples = load_samples("truthfulqa_mc", truthfulqa)[:2]
+    arms = make_arms(["greedy", "cocoa", "cocoa-sig", "dola"], ["f_mlds", "con_mlds"], [1.0, 6.0])
+    assert len(arms) == 10
+    fresh = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(prefix_cache_mb=0))
+    passes = record(fresh)
+    for number, some in enumerate((arms[:1], arms[-1:], arms)):
+        evaluate(fresh, MC, samples, some, tmp_path / str(number))
+        passes.append(Pass(True, []))
+    ends = [n for n, each in enumerate(passes) if not each.widths]
+    plain, dola, together = (end - start - 1 for start, end in pairwise([-1, *ends]))
+    assert together == plain + dola
+    for row in rows_of(tmp_path / "2"):
+        sample = next(one for one in samples if one.id == row["id"])
+        settings = Arm(row["method"], row["metric"], row["alpha"]).config(CocoaConfig())
+        expected = fresh.score(sample.prompt, sample.choices, config=settings)
+        for choice, one in zip(row["choices"], expected, strict=True):
+            (span,) = map(Span.model_validate, choice["spans"])
+            assert choice["text"] == one.text
+            assert (span.log_prob, span.score, span.risk) == pytest.approx(
+                (one.spans[0].log_prob, one.spans[0].score, one.spans[0].risk), abs=1e-3
+            )
 
 
 def test_generation_is_the_engines(engine: CocoaEngine, data_files: dict[str, Path], tmp_path: Path) -> None:

@@ -108,6 +108,11 @@ def test_faithbench(tmp_path: Path) -> None:
     assert parts(record) == [("2016", "Unwanted", True), ("a good one", "Benign", False)]
     assert record.id == "batch_1/3"
     assert "A film of 2014." in record.prompt
+    bare = record.without_source()
+    assert bare.prompt == "Passage: \n\nSummary:"
+    assert "A film of 2014." in record.question
+    assert "A film of 2014." not in bare.question
+    assert (bare.text, bare.spans, bare.id) == (record.text, record.spans, record.id)
 
 
 def test_diasumfact(tmp_path: Path) -> None:
@@ -119,6 +124,7 @@ def test_diasumfact(tmp_path: Path) -> None:
     ]
     assert record.label
     assert "What did Industrial Designer propose?" in record.prompt
+    assert record.without_source().prompt == record.prompt[record.prompt.index("\n\n") :]
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -135,7 +141,7 @@ def test_xsum_token(tmp_path: Path, whole: bool) -> None:
 def test_ones_own(tmp_path: Path) -> None:
     rows = [
         {"id": 1, "prompt": "Who?", "text": "Herbert, 1865.", "spans": [[9, 13]]},
-        {"id": "2", "prompt": "Who?", "text": "Herbert.", "spans": []},
+        {"id": "2", "prompt": "Who?", "text": "Herbert.", "spans": [], "source": "Who"},
         {"id": "3", "prompt": "When?", "text": "1965.", "label": False, "group": "g"},
     ]
     one, two, three = read_labelled(write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows))))
@@ -143,6 +149,7 @@ def test_ones_own(tmp_path: Path) -> None:
     assert (one.label, two.label, three.label) == (True, False, False)
     assert one.group == two.group != three.group == "g"
     assert three.spans is None
+    assert (one.source, two.without_source().prompt) == (None, "?")
 
 
 def own(**changes: Any) -> str:
@@ -173,6 +180,7 @@ def own(**changes: Any) -> str:
         ("a.jsonl", own(label=None, spans=[[2, 2]]), "2..2 of '2' is empty"),
         ("a.jsonl", own(label=None, spans=[1, 2]), r"must be \[start, end\]"),
         ("a.jsonl", own() + "\n{", "line 3 is not JSON"),
+        ("a.jsonl", own(source="P"), "the source of '2' is not in its prompt"),
         ("a.jsonl", "[1]\n", "expected a JSON object, found list"),
         ("a.jsonl", json.dumps({**MUSHROOM, "hard_labels": [[1]]}), r"must be \[start, end\], not \[1\]"),
         ("batch_1.json", json.dumps({"samples": [{**SAMPLE, "summary": 1}]}), "'summary' must be str"),

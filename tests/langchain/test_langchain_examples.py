@@ -46,9 +46,18 @@ def test_langchain_callback(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(re.findall(r"(?m)^\d\.\d{3} at most, \d\.\d{3} on average: ", out)) == 2
 
 
-def test_langchain_tools(capsys: pytest.CaptureFixture[str]) -> None:
-    run_all, refused = run("langchain_tools.py", capsys).strip().split("\n\n")
-    assert run_all.startswith("max_risk=inf")
-    assert len(re.findall(r"(?m)^  \w+=.+  risk \d\.\d{3}$", run_all)) == 2
-    assert re.search(r"(?m)^  tool: paid \d+ euros to .+$", run_all)
-    assert "  tool: pay was not run: the risk of these arguments is above" in refused
+def test_langgraph_agent(capsys: pytest.CaptureFixture[str]) -> None:
+    told, made_up = run("langgraph_agent.py", capsys).strip().split("\n\n")
+    assert "tool: Booked: Luigi's, 4 people, 19:30." in told
+    risks = dict(re.findall(r"(?m)^  (\w+)=.*  risk (\d\.\d{3})$", made_up))
+    assert risks.keys() == {"restaurant", "people", "time"}
+    assert float(risks["restaurant"]) > 1.05
+    assert "tool: book_table was not run: the risk of these arguments is above 1.05: restaurant=" in made_up
+
+
+def test_langchain_abstain(capsys: pytest.CaptureFixture[str]) -> None:
+    known, unknown = re.split(r"\n(?=Who)", run("langchain_abstain.py", capsys).strip())
+    assert "Paris" in known
+    assert "withheld" not in known
+    assert "  I don't know.   (highest risk " in unknown
+    assert re.search(r"withheld: \S+", unknown)

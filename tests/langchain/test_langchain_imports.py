@@ -14,8 +14,12 @@ def loaded(*names):
 import cocoa_engine.engine
 assert not loaded("langchain_core", "langchain", "llama_index"), loaded("langchain_core", "langchain", "llama_index")
 import cocoa_integrations.langchain
-assert not loaded("llama_index"), loaded("llama_index")
+optional = ("llama_index", "langchain", "langgraph")
+assert not loaded(*optional), loaded(*optional)
 assert all(hasattr(cocoa_integrations.langchain, name) for name in cocoa_integrations.langchain.__all__)
+assert not loaded(*optional), loaded(*optional)
+assert cocoa_integrations.langchain.RiskMiddleware.__module__ == "cocoa_integrations.langchain.middleware"
+assert loaded("langchain")
 """
 
 

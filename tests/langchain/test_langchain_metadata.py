@@ -26,6 +26,7 @@ SPAN = {
     "log_prob": float,
     "score": float,
     "risk": float,
+    "exceeds_max_risk": bool,
     "candidates": int,
     "chosen": (int, type(None)),
 }
@@ -35,6 +36,7 @@ REPORT = {
     "max_risk": float,
     "mean_risk": float,
     "calibrated": bool,
+    "answer_risk": (float, type(None)),
     "spans": list,
     "risk_points": int,
 }

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from cocoa_engine import CocoaConfig, CocoaEngine, PromptError
 from cocoa_engine.labelled import LabelledSpan, LabelledText
 from cocoa_engine.profile import Profiler
+from cocoa_engine.signal.indicators import Layers, indicators
+from cocoa_engine.signal.items import collect
 from cocoa_engine.signal.segments import answer, force, spans, token_labels
 from tests.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
 
@@ -110,3 +114,26 @@ def test_a_chat_gives_other_figures_but_the_same_characters(engine: CocoaEngine)
 def test_an_answer_that_does_not_fit(engine: CocoaEngine) -> None:
     with pytest.raises(PromptError, match="context window"):
         list(force(engine, [record("word " * 9000)], CocoaConfig()))
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_answers_fed_without_their_source(engine: CocoaEngine, chat: bool) -> None:
+    """The lift is that of the engine's own scores with and without the source."""
+    source = "The capital of Australia is Canberra."
+    prompt = f"Passage: {source}\n\nSummary:"
+    one = LabelledText("1", prompt, "It is Canberra.", f"Summarise.\n\n{source}", False, (), "1", source=source)
+    other = replace(one, id="2", text="Sydney.", spans=(LabelledSpan(0, 6),), label=True)
+    answers = list(force(engine, [one, other], CocoaConfig(), chat=chat, bare=True))
+    items = collect(answers)["span"]
+    assert items.bare is not None
+    asked = engine.encode_chat([{"role": "user", "content": "Summarise.\n\n"}]) if chat else "Passage: \n\nSummary:"
+    scored = [engine.score(asked, forced.profile.token_ids) for forced in answers]
+    for forced, bare in zip(answers, scored, strict=True):
+        of_answer = [name == forced.record.id for name in items.answers]
+        assert items.bare.log_prob[of_answer].sum() == pytest.approx(bare.spans[0].log_prob, abs=1e-3)
+    lift = items.log_prob - items.bare.log_prob
+    assert indicators(items, Layers((10, 20), "post_norm"), 2.5)["-context lift"] == pytest.approx(-lift)
+    assert lift[np.array(items.answers) == "1"].max() > 2
+    with pytest.raises(ValueError, match="1 has no source"):
+        list(force(engine, [replace(one, source=None)], CocoaConfig(), bare=True))
+    assert collect(force(engine, [one, other], CocoaConfig()))["span"].bare is None

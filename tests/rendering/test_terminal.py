@@ -1,15 +1,16 @@
-"""Rendering: what is drawn, in colour and without, for texts that rich or a terminal could misread."""
+"""What is drawn in a terminal, in colour and without, for texts that rich or a terminal could misread."""
 
 from __future__ import annotations
 
 import io
 
 import pytest
-from made_up import figures, generation
 from rich.console import Console, RenderableType
 
 from cocoa_engine import Candidate, CocoaEngine
-from cocoa_engine.rendering import RiskScale, answer_text, comparison, legend, report, risk_point_table
+from cocoa_engine.rendering.scale import RiskScale
+from cocoa_engine.rendering.terminal import Comparison, answer_text, legend, report, risk_point_table
+from tests.rendering.made_up import figures, generation
 
 LEVELS = generation((" low", 0.80), (" mild", 0.83), (" raised", 0.86), (" high", 0.90))
 
@@ -138,22 +139,48 @@ def test_table_fits_narrow_terminals_with_every_figure_whole(width: int) -> None
         assert figure in shown
 
 
-def test_comparison_names_where_the_answers_part() -> None:
-    first = generation(("Sound travels", 0.8), (" faster in water.", 0.9))
-    other = generation(("Sound travels faster in", 0.8), (" wood.", 0.9), method="greedy")
-    heading, text = drawn(comparison(first, other, marks=True)).splitlines()
-    assert heading == "greedy parts after “Sound travels faster in”:"
-    assert text == "Sound travels faster in [wood.|3]"
+FIRST = generation(("Sound travels", 0.8), (" faster in water.", 0.9))
+OTHER = generation(("Sound travels faster in", 0.8), (" wood.", 0.9), method="greedy")
 
 
-def test_comparison_of_texts_that_part_at_once_or_never() -> None:
-    first, other = generation(("Water.", 0.8)), generation(("Wood.", 0.8), method="greedy")
-    assert drawn(comparison(first, other)).splitlines() == ["greedy differs from the first word on:", "Wood."]
-    assert drawn(comparison(first, first)).strip() == "cocoa-sig gives the same answer."
+def test_a_comparison_stands_side_by_side_with_its_differences_marked() -> None:
+    heading, text = drawn(Comparison([FIRST, OTHER], marks=True), 160).splitlines()
+    assert heading.split() == ["cocoa-sig", "greedy"]
+    assert (
+        " ".join(text.split()) == "Sound travels [faster in|3] {[water|3]}[.|3] Sound travels faster in {[wood|3]}[.|3]"
+    )
+
+
+def test_a_comparison_in_colour_dims_what_the_answers_share() -> None:
+    first, other = Comparison([FIRST, OTHER]).answers
+    assert first.plain == FIRST.text
+    assert other.plain == OTHER.text
+    assert {other.plain[span.start : span.end] for span in other.spans if "dim" in str(span.style)} == {
+        "Sound travels faster in",
+        ".",
+    }
+    (differing,) = (span for span in first.spans if first.plain[span.start : span.end] == "water")
+    assert str(differing.style) == "bold #ffffff on #c00000"
+
+
+def test_a_comparison_too_wide_for_the_terminal_stands_one_below_the_other() -> None:
+    lines = drawn(Comparison([FIRST, OTHER], marks=True), 50).splitlines()
+    assert lines == [
+        "cocoa-sig",
+        "Sound travels [faster in|3] {[water|3]}[.|3]",
+        "",
+        "greedy",
+        "Sound travels faster in {[wood|3]}[.|3]",
+    ]
+
+
+def test_equal_answers_are_said_to_be_so() -> None:
+    assert "The answers are the same." in drawn(report([FIRST, FIRST.model_copy()]))
+    assert "The answers are the same." not in drawn(report([FIRST, OTHER]))
 
 
 def test_report_of_an_empty_answer() -> None:
-    shown = drawn(report(generation(), table=True), 200)
+    shown = drawn(report([generation()], table=True), 200)
     assert "no spans." in shown
     assert "cocoa-sig: 0 tokens, 0 spans, 0 risk points, 5 forward passes, ended by the model." in shown
 

@@ -1,0 +1,69 @@
+"""``cocoa compare``: the answers of several methods to one question, side by side."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from pydantic import TypeAdapter
+from rich.console import Console
+from rich.text import Text
+
+from cocoa_engine.cli.loading import load_engine
+from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.pictures import Html, check_writable, write_html
+from cocoa_engine.cli.question import Question, Raw, System, put, read_question
+from cocoa_engine.cli.terminal import output, print_json
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.rendering.terminal import report
+from cocoa_engine.results import Generation
+
+
+@with_options(*(name for name in CocoaConfig.model_fields if name != "method"))
+def compare(
+    config: CocoaConfig,
+    loading: LoadOptions,
+    prompt: Question = None,
+    methods: Annotated[
+        str, typer.Option(help="The methods to compare, at least two; differences are marked against the first.")
+    ] = "greedy,cocoa-sig",
+    model: Model = None,
+    calibrator: Calibrator = None,
+    system: System = None,
+    raw: Raw = False,
+    table: Annotated[
+        bool, typer.Option("--table/--no-table", help="Show every candidate of every risk point.", show_default=False)
+    ] = False,
+    json: Json = False,
+    no_color: NoColor = False,
+    html: Html = None,
+) -> None:
+    """Answer a question with several methods and show the answers side by side, their differences marked."""
+    configs = [config.replace(method=method) for method in _methods(methods)]
+    question = read_question(prompt, system=system, raw=raw)
+    check_writable(html=html)
+    engine = load_engine(model, loading, calibrator)
+    progress = Console(stderr=True, quiet=not sys.stderr.isatty())
+    generations: list[Generation] = []
+    for one in configs:
+        with progress.status(Text(f"{one.method} …")), put(engine, question, system, raw, one) as stream:
+            for _ in stream:
+                pass
+        assert stream.generation is not None
+        generations.append(stream.generation)
+    if json:
+        print_json(TypeAdapter(list[Generation]).dump_json(generations).decode())
+    else:
+        console = output(no_color)
+        console.print(report(generations, table=table, marks=console.color_system is None))
+    if html:
+        write_html(html, generations, question)
+
+
+def _methods(given: str) -> list[str]:
+    methods = [name.strip() for name in given.split(",")]
+    if len(methods) < 2 or len(set(methods)) < len(methods):
+        raise ConfigError(f"--methods takes two or more different methods, such as greedy,cocoa-sig (got {given!r})")
+    return methods

@@ -1,0 +1,53 @@
+"""The levels of risk that every form of drawing shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from cocoa_engine.results import Span
+
+LEVELS = 4
+
+
+@dataclass(frozen=True)
+class RiskScale:
+    """Which level of risk, 0 to 3, a span's figure is shown at.
+
+    Attributes:
+        low, high: the range that is divided into four equal steps.
+        calibrated: whether the range is the absolute [0, 1] of a calibrated risk, or that of the texts themselves.
+    """
+
+    low: float
+    high: float
+    calibrated: bool
+
+    @classmethod
+    def of(cls, spans: Iterable[Span]) -> RiskScale:
+        """Absolute if every span's risk is calibrated, else relative to those of these spans that can be seen.
+
+        Raw MLDS has no absolute scale: some models put every span near 0.9.
+        """
+        spans = [span for span in spans if span.text.strip()]
+        if spans and all(span.calibrated for span in spans):
+            return cls(0.0, 1.0, True)
+        risks = [span.risk for span in spans] or [0.0]
+        return cls(min(risks), max(risks), False)
+
+    @property
+    def bounds(self) -> list[float]:
+        """The five ends of the four levels."""
+        step = (self.high - self.low) / LEVELS
+        return [self.low + step * level for level in range(LEVELS + 1)]
+
+    @property
+    def ranges(self) -> list[str]:
+        """The four levels in figures; none if the range is empty."""
+        ends = [f"{bound:.3f}" for bound in self.bounds]
+        return [f"{low}–{high}" for low, high in pairwise(ends)] if self.low < self.high else []
+
+    def level(self, risk: float) -> int:
+        """The level of a risk; 0 for every risk if the range is empty."""
+        return sum(risk >= bound for bound in self.bounds[1:-1]) if self.high > self.low else 0

@@ -1,0 +1,84 @@
+"""Text and risk of an answer together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, NoReturn
+
+from langchain_core.messages import BaseMessage
+from langchain_core.output_parsers import BaseTransformOutputParser
+from langchain_core.outputs import Generation
+from langchain_core.runnables.utils import AddableDict
+
+from cocoa_engine.errors import ConfigError
+from cocoa_integrations.langchain.runnables import find_risk, get_risk
+
+
+class RiskOutputParser(BaseTransformOutputParser[dict[str, Any]]):
+    """Parses an answer of ``ChatCocoa`` into ``{"text": ..., "risk": ...}``, risk being its ``cocoa_risk`` report.
+
+    In a stream each chunk is ``{"text": ...}`` as soon as it comes, the last one having ``"risk"`` too; nothing is held
+    back, and the chunks added up are the parsed answer. ``CocoaLLM`` hands on mere text: take ``CocoaLLM.with_risk()``.
+
+    Example:
+        >>> chain = prompt | ChatCocoa() | RiskOutputParser()
+        >>> chain.invoke({"question": "Who wrote Dune?"})["risk"]["max_risk"]
+
+    Raises:
+        ConfigError: the answer has no report, or was broken off.
+    """
+
+    def parse(self, text: str) -> NoReturn:
+        """A mere text has no risk.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("a mere text has no risk report; parse ChatCocoa's message, or take CocoaLLM.with_risk()")
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> dict[str, Any]:
+        """Text and report of an answer; of a partial one, the text without the report."""
+        [answer] = result
+        report = find_risk(answer) if partial else get_risk(answer)
+        return dict(text_and_risk(answer.text, report))
+
+    def _transform(self, input: Iterator[str | BaseMessage]) -> Iterator[dict[str, Any]]:
+        chunks = _Chunks(self)
+        for chunk in input:
+            yield chunks.parsed(chunk)
+        chunks.end()
+
+    async def _atransform(self, input: AsyncIterator[str | BaseMessage]) -> AsyncIterator[dict[str, Any]]:
+        chunks = _Chunks(self)
+        async for chunk in input:
+            yield chunks.parsed(chunk)
+        chunks.end()
+
+    @property
+    def _type(self) -> str:
+        return "cocoa_risk"
+
+
+def text_and_risk(text: str, report: dict[str, Any] | None = None) -> AddableDict:
+    """An answer, or a chunk of one, that has no report yet."""
+    return AddableDict(text=text) if report is None else AddableDict(text=text, risk=report)
+
+
+class _Chunks:
+    """Parses the chunks of one stream."""
+
+    def __init__(self, parser: RiskOutputParser) -> None:
+        self._parser = parser
+        self._last: BaseMessage | None = None
+        self._reported = False
+
+    def parsed(self, chunk: str | BaseMessage) -> AddableDict:
+        if isinstance(chunk, str):
+            self._parser.parse(chunk)
+        self._last, report = chunk, find_risk(chunk)
+        self._reported |= report is not None
+        return text_and_risk(chunk.text, report)
+
+    def end(self) -> None:
+        if not self._reported and self._last is not None:
+            get_risk(self._last)  # says what is missing

@@ -1,0 +1,90 @@
+"""The text model with the risk in its output."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, closing
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.language_models.base import LanguageModelInput
+from langchain_core.outputs import Generation, LLMResult
+from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
+from langchain_core.runnables.config import merge_configs
+
+from cocoa_integrations.langchain.parsers import text_and_risk
+from cocoa_integrations.langchain.runnables import get_risk
+
+if TYPE_CHECKING:
+    from cocoa_integrations.langchain.llm import CocoaLLM
+
+
+class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
+    """See :meth:`CocoaLLM.with_risk`, which makes it.
+
+    Args:
+        llm: the model that answers.
+    """
+
+    def __init__(self, llm: CocoaLLM) -> None:
+        self.llm = llm
+
+    def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:
+        """Text and report of the answer."""
+        prompt = self.llm._convert_input(input)
+        return _only_answer(self.llm.generate_prompt([prompt], **_of_run(config), **kwargs))
+
+    async def ainvoke(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """See :meth:`invoke`."""
+        prompt = self.llm._convert_input(input)
+        return _only_answer(await self.llm.agenerate_prompt([prompt], **_of_run(config), **kwargs))
+
+    def stream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Iterator[dict[str, Any]]:
+        """A ``{"text": ...}`` per span, and at the end one with the report."""
+        answer = _Answer()
+        with closing(self.llm.stream(input, answer.told_by(config), **kwargs)) as texts:  # type: ignore[type-var]
+            for text in texts:
+                yield text_and_risk(text)
+        yield text_and_risk("", answer.report)
+
+    async def astream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[dict[str, Any]]:
+        """See :meth:`stream`."""
+        answer = _Answer()
+        async with aclosing(self.llm.astream(input, answer.told_by(config), **kwargs)) as texts:  # type: ignore[type-var]
+            async for text in texts:
+                yield text_and_risk(text)
+        yield text_and_risk("", answer.report)
+
+
+class _Answer(BaseCallbackHandler):
+    """Hears the report of a streamed answer, of which LangChain hands on the text only."""
+
+    run_inline = True
+    report: dict[str, Any]
+
+    def told_by(self, config: RunnableConfig | None) -> RunnableConfig:
+        return merge_configs(ensure_config(config), {"callbacks": [self]})
+
+    def on_llm_end(self, response: LLMResult, **kwargs: Any) -> None:
+        self.report = get_risk(_only(response))
+
+
+def _only(result: LLMResult) -> Generation:
+    [[answer]] = result.generations
+    return answer
+
+
+def _only_answer(result: LLMResult) -> dict[str, Any]:
+    return dict(text_and_risk(_only(result).text, get_risk(_only(result))))
+
+
+def _of_run(config: RunnableConfig | None) -> dict[str, Any]:
+    """What LangChain's models take out of a config."""
+    config = ensure_config(config)
+    return {name: config.get(name) for name in ("callbacks", "tags", "metadata", "run_name", "run_id")}

@@ -1,0 +1,124 @@
+"""Any query engine, with the risk of its answer on the response."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.response.schema import RESPONSE_TYPE, AsyncStreamingResponse, StreamingResponse
+from llama_index.core.prompts.mixin import PromptMixinType
+from llama_index.core.schema import NodeWithScore, QueryBundle
+
+from cocoa_engine import ConfigError
+from cocoa_integrations.llama_index.answers import Answers
+from cocoa_integrations.metadata import REPORTS_KEY, RISK_KEY
+
+
+class RiskQueryEngine(BaseQueryEngine):
+    """Wraps a query engine whose LLM is a :class:`CocoaLLM` and puts the answer's risk on the response::
+
+        engine = RiskQueryEngine(index.as_query_engine(llm=llm))
+        response = engine.query("Who built the lighthouse?")
+        response.metadata["cocoa_risk"]["max_risk"]
+
+    ``metadata["cocoa_risk"]`` is the report of the answer: where a query takes several (refine, tree_summarize, a
+    question made anew), of the last one. ``metadata["cocoa_reports"]`` has those of all, in order of completion. A
+    response that is put together of several answers (accumulate) has its spans in ``cocoa_reports`` only; its
+    ``cocoa_risk`` is that of the last part. Sources and other metadata stay as they are. A streamed response has its
+    report when it has been read to its end; until then, and where no CocoaLLM answered, ``cocoa_risk`` is None (in the
+    latter case with a :class:`MissingRiskWarning`).
+
+    Make it the outermost engine: a response that serves as a node would bring its metadata into the next prompt.
+
+    Args:
+        inner: the query engine.
+        context_lift: also measure how much the retrieved nodes changed each span: the answer is fed once more after
+            its own prompt without their texts. Entries of ``cocoa_risk["spans"]`` then have ``context_lift`` (of
+            log p, in nats; near 0: not taken from the nodes), ``con_mlds_lift`` and ``f_mlds_lift``. Where the answer
+            was refined, its prompt holds the last nodes only. Costs a forward pass (two where logits processors act).
+
+    Raises:
+        ConfigError: ``inner`` is not a query engine.
+    """
+
+    def __init__(self, inner: BaseQueryEngine, *, context_lift: bool = False) -> None:
+        if not isinstance(inner, BaseQueryEngine):
+            raise ConfigError(
+                f"RiskQueryEngine wraps a query engine, not a {type(inner).__name__}; for a chat engine there is "
+                "RiskChatEngine, and an index makes a query engine by as_query_engine(llm=...)."
+            )
+        super().__init__(inner.callback_manager)
+        self._inner = inner
+        self._context_lift = context_lift
+
+    def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        """What the inner engine retrieves."""
+        return self._inner.retrieve(query_bundle)
+
+    def synthesize(
+        self,
+        query_bundle: QueryBundle,
+        nodes: list[NodeWithScore],
+        additional_source_nodes: Sequence[NodeWithScore] | None = None,
+    ) -> RESPONSE_TYPE:
+        """The inner engine's response to given nodes, with its risk."""
+        answers = Answers(lift=self._context_lift)
+        with answers:
+            response = self._inner.synthesize(query_bundle, nodes, additional_source_nodes)
+        return self._reported(response, answers)
+
+    async def asynthesize(
+        self,
+        query_bundle: QueryBundle,
+        nodes: list[NodeWithScore],
+        additional_source_nodes: Sequence[NodeWithScore] | None = None,
+    ) -> RESPONSE_TYPE:
+        """As :meth:`synthesize`."""
+        answers = Answers(lift=self._context_lift)
+        with answers:
+            response = await self._inner.asynthesize(query_bundle, nodes, additional_source_nodes)
+        return await self._areported(response, answers)
+
+    def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
+        answers = Answers(lift=self._context_lift)
+        with answers:
+            response = self._inner.query(query_bundle)
+        return self._reported(response, answers)
+
+    async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
+        answers = Answers(lift=self._context_lift)
+        with answers:
+            response = await self._inner.aquery(query_bundle)
+        return await self._areported(response, answers)
+
+    def _get_prompt_modules(self) -> PromptMixinType:
+        return {"inner": self._inner}
+
+    def _reported(self, response: RESPONSE_TYPE, answers: Answers) -> RESPONSE_TYPE:
+        streamed = _streamed(response, answers)
+        if streamed is not None:
+            return streamed
+        metadata = dict(response.metadata or {})
+        answers.write(metadata, str(response), response.source_nodes)
+        return replace(response, metadata=metadata)
+
+    async def _areported(self, response: RESPONSE_TYPE, answers: Answers) -> RESPONSE_TYPE:
+        streamed = _streamed(response, answers)
+        if streamed is not None:
+            return streamed
+        metadata = dict(response.metadata or {})
+        await answers.awrite(metadata, str(response), response.source_nodes)
+        return replace(response, metadata=metadata)
+
+
+def _streamed(response: RESPONSE_TYPE, answers: Answers) -> RESPONSE_TYPE | None:
+    """A streaming response that will have its report at its end; None for any other response."""
+    metadata: dict[str, Any] = {**(response.metadata or {}), RISK_KEY: None, REPORTS_KEY: answers.reports}
+    nodes = response.source_nodes
+    if isinstance(response, StreamingResponse):
+        return replace(response, response_gen=answers.read(response.response_gen, metadata, nodes), metadata=metadata)
+    if isinstance(response, AsyncStreamingResponse):
+        return replace(response, response_gen=answers.aread(response.response_gen, metadata, nodes), metadata=metadata)
+    return None

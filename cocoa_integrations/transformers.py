@@ -1,0 +1,315 @@
+"""CoCoA decoding inside transformers' own ``generate``: ``model.generate(**inputs, custom_generate=cocoa)``."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria, TemperatureLogitsWarper
+from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
+from transformers.generation.utils import ALL_CACHE_NAMES
+
+from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, PromptError, RiskCalibrator, Runtime
+from cocoa_engine.faults import unknown
+from cocoa_engine.request import PerPrompt
+
+__all__ = ["Cocoa", "CocoaGenerateOutput", "cocoa"]
+
+GIVEN_BY_GENERATE = ("max_new_tokens", "temperature", "repetition_penalty")
+"""Settings that ``generate`` has itself, under the same names."""
+
+_SAMPLING: dict[str, tuple[Any, ...]] = {
+    "top_k": (None, 0),
+    "top_p": (None, 1.0),
+    "min_p": (None,),
+    "top_h": (None,),
+    "typical_p": (None, 1.0),
+    "epsilon_cutoff": (None, 0.0),
+    "eta_cutoff": (None, 0.0),
+}
+_OTHERS: dict[str, tuple[Any, ...]] = {
+    "num_beams": (None, 1),
+    "num_return_sequences": (None, 1),
+    "guidance_scale": (None, 1),
+    "watermarking_config": (None,),
+    "penalty_alpha": (None,),
+    "dola_layers": (None,),
+    "cache_implementation": (None,),
+    "output_scores": (None, False),
+    "output_logits": (None, False),
+    "output_attentions": (None, False),
+    "output_hidden_states": (None, False),
+}
+"""Options of a generation config that change what comes out, each with the values that ask for nothing."""
+
+_USUAL = {*ALL_CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep"}
+"""What ``generate`` prepares for the model's forward pass, whoever calls it."""
+
+
+@dataclass
+class CocoaGenerateOutput(GenerateDecoderOnlyOutput):
+    """What ``generate`` returns with ``return_dict_in_generate=True``.
+
+    Attributes:
+        sequences: ``[B, T + t]``, prompts and answers, as without.
+        generations: the answer to each row, with the risk of its spans.
+    """
+
+    generations: list[Generation] | None = None
+
+
+class Cocoa:
+    """A decoding loop for ``generate(..., custom_generate=...)``; it decodes as :class:`CocoaEngine` does.
+
+    ``generate``'s own arguments keep their meaning: ``max_new_tokens``, end and pad tokens, logits processors, stopping
+    criteria, a streamer, left-padded batches. ``do_sample`` samples spans, with ``temperature``. Every other field of
+    :class:`~cocoa_engine.CocoaConfig` can be given to ``generate`` too, and goes before those given here.
+
+    Example:
+        >>> output = model.generate(**inputs, custom_generate=cocoa, max_new_tokens=64, alpha=1.0)
+        >>> judged = Cocoa(tokenizer=tokenizer, calibrator="risk.json", max_risk=0.8)
+        >>> output = model.generate(**inputs, custom_generate=judged, return_dict_in_generate=True)
+        >>> output.generations[0].max_risk
+
+    Args:
+        tokenizer: for the texts of spans, which are empty without one, and for ``stop``; what ``generate`` is given as
+            ``tokenizer`` is not handed on.
+        config: settings to start from.
+        runtime: how the model is run.
+        calibrator: gives every span a risk in [0, 1], or the JSON file of one.
+        **settings: single fields of :class:`~cocoa_engine.CocoaConfig`.
+
+    Raises:
+        ConfigError: a setting is unknown, out of range, or one that ``generate`` has itself; in a call also: an
+            argument of ``generate`` that cannot be honoured.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenizer: Any = None,
+        config: CocoaConfig | None = None,
+        runtime: Runtime | None = None,
+        calibrator: Any = None,
+        **settings: Any,
+    ) -> None:
+        if strangers := settings.keys() - _SETTINGS - {*GIVEN_BY_GENERATE}:
+            raise ConfigError(unknown(sorted(strangers), _SETTINGS, what="setting"))
+        if taken := [name for name in GIVEN_BY_GENERATE if name in settings]:
+            raise ConfigError(f"give {', '.join(taken)} to generate itself.")
+        self._tokenizer = _NoTokenizer() if tokenizer is None else tokenizer
+        self._config = (config or CocoaConfig()).replace(**settings)
+        self._runtime = runtime
+        self._calibrator = (
+            calibrator
+            if calibrator is None or isinstance(calibrator, RiskCalibrator)
+            else (RiskCalibrator.load(calibrator))
+        )
+        self._refuse_stop_without_text(self._config)
+        # generate reads from it which of its keyword arguments are meant for this loop
+        own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in sorted(_SETTINGS)]
+        usual = inspect.signature(Cocoa.__call__).parameters.values()
+        *first, last = [parameter for parameter in usual if parameter.name != "self"]
+        self.__signature__ = inspect.Signature([*first, *own, last])
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Sequence[Any],
+        stopping_criteria: Sequence[Any],
+        generation_config: Any,
+        streamer: Any = None,
+        **options: Any,
+    ) -> CocoaGenerateOutput | Tensor:
+        """What ``generate`` calls when its inputs are prepared; see there.
+
+        Returns:
+            ``[B, T + t]``, padded on the right, or a :class:`CocoaGenerateOutput`.
+        """
+        streamer = streamer or _of_generate(sys._getframe(1), "streamer")
+        if _of_generate(sys._getframe(1), "assistant_model") is not None:
+            raise ConfigError("assistant_model has no part in CoCoA decoding; leave it out.")
+        settings = {name: options.pop(name) for name in _SETTINGS if options.get(name) is not None}
+        _refuse(generation_config, options)
+        config = self._config.replace(**settings, **_sampling(generation_config))
+        self._refuse_stop_without_text(config)
+        rows, width = input_ids.shape
+        if streamer is not None and rows > 1:
+            raise ConfigError(f"a streamer takes one answer at a time; this batch has {rows} rows.")
+        lengths = [one.max_length for one in stopping_criteria if isinstance(one, MaxLengthCriteria)]
+        config = config.replace(max_new_tokens=max(1, min(lengths, default=generation_config.max_length) - width))
+        if generation_config.repetition_penalty not in (None, 1.0):
+            config = config.replace(repetition_penalty=1.0)  # generate's own processor sees to it
+        prompts, paddings = _unpadded(input_ids, options.get("attention_mask"), options.get("position_ids"))
+        pad = getattr(generation_config, "_pad_token_tensor", None)
+        if pad is None and rows > 1:
+            raise ConfigError("answers of a batch may differ in length: give generate a pad_token_id.")
+
+        engine = CocoaEngine(
+            model, self._tokenizer, config=config, runtime=self._runtime, calibrator=self._calibrator
+        )  # what was found out about the model is remembered with the model, and only as long as that lives
+        ends = {int(end) for one in stopping_criteria if isinstance(one, EosTokenCriteria) for end in one.eos_token_id}
+        bare = GenerationConfig(eos_token_id=sorted(ends) or None)  # all else is in generate's processors
+        processors = [one for one in logits_processor if not isinstance(one, TemperatureLogitsWarper)]
+        criteria = [one for one in stopping_criteria if not isinstance(one, (MaxLengthCriteria, EosTokenCriteria))]
+        of_rows = [_Row(row, rows, padding) for row, padding in enumerate(paddings)]
+        row_processors = [[row.processor(one) for one in processors] for row in of_rows]
+        row_criteria = [[row.criterion(one) for one in criteria] for row in of_rows]
+
+        generations: list[Generation]
+        if streamer is None:
+            generations = engine.generate_batch(
+                prompts,
+                logits_processor=PerPrompt(row_processors),
+                stopping_criteria=PerPrompt(row_criteria),
+                generation_config=bare,
+            )
+        else:
+            try:
+                with engine.stream(
+                    prompts[0],
+                    logits_processor=row_processors[0],
+                    stopping_criteria=row_criteria[0],
+                    generation_config=bare,
+                ) as spans:
+                    for span in spans:
+                        for token_id in span.token_ids:
+                            streamer.put(torch.tensor([token_id]))
+            finally:
+                streamer.end()
+            assert spans.generation is not None
+            generations = [spans.generation]
+        sequences = _padded(input_ids, [generation.token_ids for generation in generations], pad)
+        if generation_config.return_dict_in_generate:
+            return CocoaGenerateOutput(sequences=sequences, generations=generations)
+        return sequences
+
+    def _refuse_stop_without_text(self, config: CocoaConfig) -> None:
+        if config.stop and isinstance(self._tokenizer, _NoTokenizer):
+            raise ConfigError("stop needs a tokenizer: custom_generate=Cocoa(tokenizer=tokenizer).")
+
+
+class _NoTokenizer:
+    """In place of a tokenizer that was not given: tokens have no text."""
+
+    eos_token_id = None
+
+    def __call__(self, text: str, **_: Any) -> Any:
+        raise PromptError("text cannot be read without a tokenizer.")
+
+    def decode(self, token_ids: Sequence[int], **_: Any) -> str:
+        return ""
+
+
+_SETTINGS = CocoaConfig.model_fields.keys() - {*GIVEN_BY_GENERATE}
+
+
+class _Row:
+    """Shows processors and criteria one row of a batch as ``generate`` would: padded, at its place among the others.
+
+    Some keep what they need of each row (the prompt's n-grams, how long its padding is).
+
+    Args:
+        row, rows: which of how many.
+        padding: ``[1, P]``, the pad tokens before its prompt.
+    """
+
+    def __init__(self, row: int, rows: int, padding: Tensor) -> None:
+        self.row, self.rows, self.padding = row, rows, padding
+
+    def processor(self, processor: Any) -> Any:
+        def of_row(ids: Tensor, scores: Tensor) -> Any:
+            processed = processor(self._batch(ids), scores.repeat(self.rows, 1))
+            return processed[self.row : self.row + 1] if isinstance(processed, Tensor) else processed
+
+        return of_row
+
+    def criterion(self, criterion: Any) -> Any:
+        def of_row(ids: Tensor, scores: Any) -> Any:
+            met = criterion(self._batch(ids), scores)
+            return met[self.row] if isinstance(met, Tensor) and met.ndim and len(met) == self.rows else met
+
+        return of_row
+
+    def _batch(self, ids: Tensor) -> Tensor:
+        return torch.cat([self.padding.to(ids), ids], dim=1).repeat(self.rows, 1)
+
+
+def _of_generate(caller: FrameType, name: str) -> Any:
+    """An argument of the ``generate`` that called, which it does not hand to a callable; none for another caller.
+
+    Up to transformers 5.23 at least: without a look there, a streamer would wait for ever for what is put into it.
+    """
+    is_generate = caller.f_code is inspect.unwrap(GenerationMixin.generate).__code__
+    return caller.f_locals.get(name) if is_generate else None
+
+
+def _refuse(generation_config: Any, options: Mapping[str, Any]) -> None:
+    """Refuse what cannot be honoured.
+
+    Raises:
+        ConfigError: naming all of it.
+    """
+    refused = dict(_OTHERS)
+    if generation_config.do_sample:
+        refused |= _SAMPLING
+    values = {name: getattr(generation_config, name, None) for name in refused}
+    faults = [f"{name}={value!r}" for name, value in values.items() if value not in refused[name]]
+    caches = [name for name in ALL_CACHE_NAMES if name in options]
+    faults += [name for name in caches if getattr(options[name], "_is_user_defined", False)]
+    faults += [name for name, value in options.items() if value is not None and name not in _USUAL]
+    if faults:
+        hint = ""
+        if any(fault.partition("=")[0] in _SAMPLING for fault in faults):
+            hint = (
+                " gamma and max_candidates set what may be sampled: give do_sample=False (the model's own generation "
+                "config may ask for sampling), or top_k=0 and top_p=1.0 beside a temperature."
+            )
+        raise ConfigError(f"cannot be honoured by CoCoA decoding, leave out: {', '.join(faults)}.{hint}")
+
+
+def _sampling(generation_config: Any) -> dict[str, float]:
+    if not generation_config.do_sample:
+        return {"temperature": 0.0}
+    temperature = generation_config.temperature
+    return {"temperature": 1.0 if temperature is None else temperature}
+
+
+def _unpadded(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> tuple[list[list[int]], list[Tensor]]:
+    """The prompt of each row, and the ``[1, P]`` pad tokens before it.
+
+    Raises:
+        PromptError: a row is padded elsewhere than on the left, or has position ids of its own.
+    """
+    prompts, paddings = [], []
+    for row, ids in enumerate(input_ids):
+        length = len(ids) if mask is None else int(mask[row].sum())
+        start = len(ids) - length
+        if mask is not None and not bool(mask[row, start:].all()):
+            raise PromptError(f"row {row}: prompts must be padded on the left only (tokenizer.padding_side = 'left').")
+        if positions is not None:
+            own = positions[min(row, len(positions) - 1), start:]
+            if own.tolist() != list(range(length)):
+                raise PromptError(f"row {row}: position_ids other than 0, 1, 2, ... are not supported; leave them out.")
+        prompts.append(ids[start:].tolist())
+        paddings.append(ids[None, :start])
+    return prompts, paddings
+
+
+def _padded(input_ids: Tensor, answers: Sequence[list[int]], pad: Tensor | None) -> Tensor:
+    """``[B, T + t]``: each row with its answer, filled up with the pad token."""
+    length = max(map(len, answers))
+    fill = 0 if pad is None else int(pad)  # a single row needs none
+    rows = [[*answer, *[fill] * (length - len(answer))] for answer in answers]
+    return torch.cat([input_ids, torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)], dim=1)
+
+
+cocoa = Cocoa()
+"""With the default settings."""

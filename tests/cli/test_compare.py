@@ -1,0 +1,80 @@
+"""``cocoa compare``, and the pages that it and ``cocoa ask`` write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter
+from typer.testing import Result
+
+from cocoa_engine import CocoaEngine, Generation
+
+Cocoa = Callable[..., Result]
+
+QUESTION = "Why is the sky blue?"
+SHORT = ("--max-new-tokens", "12")
+
+
+def expected(engine: CocoaEngine, *methods: str) -> list[Generation]:
+    messages = [{"role": "user", "content": QUESTION}]
+    return [engine.chat(messages, max_new_tokens=12, method=method) for method in methods]
+
+
+def test_json_is_the_list_of_answers_and_the_model_is_loaded_once(
+    cocoa: Cocoa, engine: CocoaEngine, loads: list[object]
+) -> None:
+    result = cocoa("compare", QUESTION, "--json", "--methods", "cocoa-sig, greedy,cocoa", *SHORT)
+    answers = TypeAdapter(list[Generation]).validate_json(result.stdout)
+    assert answers == expected(engine, "cocoa-sig", "greedy", "cocoa")
+    assert len(loads) == 1
+
+
+def test_answers_stand_side_by_side(cocoa: Cocoa, engine: CocoaEngine) -> None:
+    result = cocoa("compare", QUESTION, "--table", *SHORT)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[0].split() == ["greedy", "cocoa-sig"]
+    assert "\x1b" not in result.stdout
+    greedy, cocoa_sig = expected(engine, "greedy", "cocoa-sig")
+    assert ("{" in result.stdout) == (greedy.text != cocoa_sig.text)
+    for span in cocoa_sig.spans:
+        for candidate in span.candidates:
+            assert f"{candidate.score:.2f} " in result.stdout
+
+
+@pytest.mark.parametrize("command", [("compare",), ("ask", "--method", "greedy", "--compare", "cocoa-sig")])
+def test_page_of_a_comparison(cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path, command: tuple[str, ...]) -> None:
+    page = tmp_path / "answers.html"
+    page.write_text("an older one")
+    assert cocoa(*command, QUESTION, "--html", str(page), *SHORT).exit_code == 0
+    greedy, cocoa_sig = expected(engine, "greedy", "cocoa-sig")
+    assert page.read_text(encoding="utf-8") == greedy.to_html(compared=[cocoa_sig], title=QUESTION)
+
+
+def test_page_of_an_answer(cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path) -> None:
+    page = tmp_path / "answer.html"
+    result = cocoa("ask", QUESTION, "--html", str(page), *SHORT)
+    (answer,) = expected(engine, "cocoa-sig")
+    assert result.stdout == answer.text + "\n"
+    assert page.read_text(encoding="utf-8") == answer.to_html(title=QUESTION)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["compare", "--methods", "greedy"], "two or more different methods"),
+        (["compare", "--methods", "greedy,greedy"], "two or more different methods"),
+        (["compare", "--methods", "greedy,cocoasig"], "did you mean 'cocoa-sig'"),
+        (["compare", "--methods", "greedy,"], "method"),
+        (["compare", "--html", "/no/such/folder/answer.html"], "--html /no/such/folder/answer.html cannot be written"),
+        (["compare", "--raw", "--system", "Be brief."], "--system"),
+        (["ask", "--html", "/no/such/folder/answer.html"], "--html /no/such/folder/answer.html cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line_before_any_work(cocoa: Cocoa, loads: list[object], args: list[str], words: str) -> None:
+    result = cocoa(args[0], QUESTION, *args[1:])
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert words in result.stderr
+    assert loads == []

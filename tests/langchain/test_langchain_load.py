@@ -1,0 +1,156 @@
+"""One ``ChatCocoa`` for many users at once: threads and tasks, streams left midway, mistakes, handlers that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.runnables.utils import add
+
+from cocoa_engine import CocoaEngine, Generation, Runtime, SpanStream
+from cocoa_engine.errors import ConfigError
+from cocoa_integrations.langchain import ChatCocoa, get_risk, get_spans
+from tests.alike import close
+from tests.hooks import hook_count
+from tests.idle import assert_idle
+from tests.in_threads import together
+from tests.tiny_models import tiny_model
+
+USERS = 64
+"""Threads, and as many tasks at the same time."""
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"method": "greedy"},
+    {"alpha": 0.5, "metric": "con_mlds"},
+    {"span_boundary": "fixed", "max_span_tokens": 3},
+    {"temperature": 1.5, "seed": 3, "gamma": 0.1},
+]
+KINDS = ("whole", "streamed", "left", "wrong")
+
+
+class Fails(BaseCallbackHandler):
+    """A user's handler with a fault: LangChain logs what it raises."""
+
+    def on_llm_new_token(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("a handler's own fault")
+
+    def on_llm_end(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("a handler's own fault")
+
+
+def chat_of(quick_engine: CocoaEngine, **runtime: Any) -> ChatCocoa:
+    """The quick model with weights of its own, so that its hooks can be counted."""
+    engine = CocoaEngine(tiny_model("llama", seed=6), quick_engine.tokenizer, runtime=Runtime(**runtime))
+    return ChatCocoa(engine=engine, max_tokens=10)
+
+
+def prompt(user: int) -> str:
+    """Of a length of its own: batches are ragged, from a few tokens to some hundred."""
+    return f"{user} " + f"secret of user {user}; " * (user % 7) + "Who?"
+
+
+def options(user: int) -> dict[str, Any]:
+    """Settings of the call, one of them unknown or out of range for those who do it wrong."""
+    if KINDS[user % 4] == "wrong":
+        return {"alfa": 1.0} if user % 8 == 3 else {"gamma": 2.0}
+    return SETTINGS[user % len(SETTINGS)]
+
+
+def config(user: int) -> Any:
+    return {"callbacks": [Fails()]} if user % 3 == 0 else None
+
+
+def ask(chat: ChatCocoa, user: int) -> Any:
+    """What a user gets: a message, the chunks up to where he leaves, or an error."""
+    if KINDS[user % 4] == "whole":
+        return chat.invoke(prompt(user), config(user), **options(user))
+    try:
+        stream = chat.stream(prompt(user), config(user), **options(user))
+        if KINDS[user % 4] == "left":
+            return [next(stream) for _ in range(2)]
+        return add(list(stream))
+    except ConfigError as error:
+        return error
+
+
+async def ask_async(chat: ChatCocoa, user: int) -> Any:
+    """See :func:`ask`."""
+    if KINDS[user % 4] == "whole":
+        return await chat.ainvoke(prompt(user), config(user), **options(user))
+    try:
+        async with aclosing(chat.astream(prompt(user), config(user), **options(user))) as stream:
+            if KINDS[user % 4] == "left":
+                return [await anext(stream) for _ in range(2)]
+            return add([chunk async for chunk in stream])
+    except ConfigError as error:
+        return error
+
+
+def plain(outcome: Any) -> Any:
+    """An outcome as plain data, so that two can be compared."""
+    if isinstance(outcome, AIMessage):
+        return [outcome.text, get_risk(outcome), get_spans(outcome), outcome.usage_metadata]
+    if isinstance(outcome, list):
+        return [[chunk.text, get_spans(chunk)] for chunk in outcome]
+    if isinstance(outcome, ConfigError):
+        return [str(outcome)]
+    raise outcome
+
+
+def test_every_user_gets_what_each_gets_alone(quick_engine: CocoaEngine) -> None:
+    alone, shared = chat_of(quick_engine, prefix_cache_mb=0), chat_of(quick_engine, prefix_cache_mb=1)
+    expected = [plain(ask(alone, user)) for user in range(2 * USERS)]
+    lengths = [one[-1]["input_tokens"] for one in expected if len(one) == 4]
+    assert max(lengths) > 4 * min(lengths)
+    engine = shared.load()
+    hooks = hook_count(engine.model)
+
+    def tasks() -> list[Any]:
+        async def all_of_them() -> list[Any]:
+            return await asyncio.gather(*(ask_async(shared, user) for user in range(USERS, 2 * USERS)))
+
+        return asyncio.run(all_of_them())
+
+    threads: list[Callable[[], Any]] = [lambda user=user: ask(shared, user) for user in range(USERS)]
+    *outcomes, of_tasks = together([*threads, tasks])
+    if isinstance(of_tasks, BaseException):
+        raise of_tasks
+    actual = [plain(outcome) for outcome in (*outcomes, *of_tasks)]
+
+    assert [user for user in range(2 * USERS) if not close(actual[user], expected[user])] == []
+    del outcomes, of_tasks
+    gc.collect()
+    assert_idle(engine)
+    assert hook_count(engine.model) == hooks
+
+
+def test_five_hundred_requests_leave_nothing(quick_engine: CocoaEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = chat_of(quick_engine, prefix_cache_mb=1)
+    engine, process = chat.load(), psutil.Process()
+    hooks = hook_count(engine.model)
+    memory, objects = [], []
+    for first in range(0, 500, 50):
+        together(
+            [lambda users=range(first + n, first + 50, 10): [ask(chat, user) for user in users] for n in range(10)]
+        )
+        if first in (200, 450):
+            gc.collect()
+            kept = (Generation, SpanStream, torch.Tensor, AIMessage, AIMessageChunk)
+            objects.append(sum(type(one) in kept for one in gc.get_objects()))
+        memory.append(process.memory_info().rss / 2**20)
+    with capsys.disabled():
+        print("\nMB after every 50 requests:", " ".join(f"{one:.1f}" for one in memory))
+    assert 0 < engine._backend().backend.prefixes.nbytes <= 2**20  # type: ignore[attr-defined]
+    assert_idle(engine)
+    assert hook_count(engine.model) == hooks
+    assert objects[1] <= objects[0] + 8  # the prefix cache drops and takes entries
+    assert memory[-1] - memory[4] < 32  # allocators wander by half of it

@@ -1,0 +1,147 @@
+"""The HTML in a real browser: drawn, in both themes, without a script, an error or a cut card."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cocoa_engine import Candidate, CocoaEngine, Generation
+from tests.rendering.chromium import Browser, needs_chromium, share
+from tests.rendering.made_up import figures, generation
+from tests.rendering.test_html import ATTACK
+
+pytestmark = needs_chromium
+
+DARK = "--blink-settings=preferredColorScheme=0"
+LIGHT_BACK, DARK_BACK = "#ffffff", "#16181d"
+LIGHT_CARD, DARK_CARD = "#f7f8fa", "#20242c"
+LIGHT_LEVELS = ("#fff4c2", "#ffcf85", "#f59a8d")
+DARK_LEVELS = ("#3d3818", "#6d4a0b", "#a62f26")
+CANDIDATES = [Candidate(**figures(f" rival {number}", 0.9 - number / 100), is_greedy=not number) for number in range(8)]
+LEVELS = generation(
+    ("Nothing to doubt,", 0.80),
+    (" little to doubt,", 0.83),
+    (" more to doubt,", 0.86),
+    (" and rival 0", 0.90),
+    candidates=CANDIDATES,
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Browser:
+    return Browser(tmp_path_factory.mktemp("chromium"))
+
+
+def written(folder: Path, html: str) -> Path:
+    page = folder / "page.html"
+    page.write_text(html, encoding="utf-8")
+    return page
+
+
+def name_of_span(one: Generation, number: int) -> str:
+    return re.findall(r'id="(cocoa-\w+-\d+)"', one.to_html())[number]
+
+
+@pytest.mark.parametrize(
+    ("theme", "back", "levels"), [((), LIGHT_BACK, LIGHT_LEVELS), ((DARK,), DARK_BACK, DARK_LEVELS)]
+)
+def test_levels_are_drawn_in_their_colours(
+    browser: Browser, tmp_path: Path, theme: tuple[str, ...], back: str, levels: tuple[str, ...]
+) -> None:
+    picture = browser.screenshot(written(tmp_path, LEVELS.to_html()), *theme)
+    assert share(picture, back) > 0.1
+    for level in levels:
+        assert share(picture, level) > 0.001
+
+
+@pytest.mark.parametrize(
+    ("body", "theme", "back"),
+    [
+        ('<body data-jp-theme-light="false">', (), DARK_BACK),
+        ('<body data-jp-theme-light="true">', (DARK,), LIGHT_BACK),
+        ('<body class="vscode-dark">', (), DARK_BACK),
+        ('<body class="vscode-light">', (DARK,), LIGHT_BACK),
+    ],
+)
+def test_a_notebooks_theme_decides(
+    browser: Browser, tmp_path: Path, body: str, theme: tuple[str, ...], back: str
+) -> None:
+    page = written(tmp_path, f"<!DOCTYPE html><html><meta charset=utf-8>{body}{LEVELS._repr_html_()}</body></html>")
+    assert share(browser.screenshot(page, *theme), back) > 0.05
+
+
+def test_a_focused_span_opens_its_card(browser: Browser, tmp_path: Path) -> None:
+    page = written(tmp_path, LEVELS.to_html())
+    assert share(browser.screenshot(page), LIGHT_CARD) < 0.01
+    assert share(browser.screenshot(page, fragment=name_of_span(LEVELS, 3)), LIGHT_CARD) > 0.1
+    assert share(browser.screenshot(page, DARK, fragment=name_of_span(LEVELS, 3)), DARK_CARD) > 0.1
+
+
+# as JupyterLab has them, and worse
+HOUSE_STYLES = """
+.house table { border-collapse: separate; border: 3px solid; color: red; table-layout: fixed; margin: 3em }
+.house td, .house th, .house tr { vertical-align: middle; padding: 0.5em; white-space: normal; border: 1px solid }
+.house tbody tr:nth-child(odd) { background: #f5f5f5 }
+.house td { text-align: left; text-align-last: left }
+.house p { text-align: right; margin: 0 0 2em; color: green }
+.house ul:not(.list-inline) { padding-left: 2em; margin: 2em; list-style: disc }
+.house dl dt { float: left; width: 20% }
+.house dl { margin: 2em }
+.house { font: italic 14px/2 serif; text-align: center; color: blue }
+"""
+
+
+def test_styles_of_the_page_and_of_the_answer_leave_each_other_alone(browser: Browser, tmp_path: Path) -> None:
+    opened = f"#{name_of_span(LEVELS, 3)}-card {{ display: block !important; }}"
+    page = "<!DOCTYPE html><html><meta charset=utf-8><style>{}</style><body><div class=house>{}</div>{}</body></html>"
+    words = '<div class="house"><p>Some words</p><ul><li>and more</li></ul></div>'
+    alone = browser.screenshot(written(tmp_path, page.format(opened, LEVELS._repr_html_(), "")))
+    styled = browser.screenshot(written(tmp_path, page.format(opened + HOUSE_STYLES, LEVELS._repr_html_(), "")))
+    assert (alone == styled).all(axis=2).mean() > 0.999
+    before = browser.screenshot(written(tmp_path, page.format(HOUSE_STYLES, "", words)))
+    after = browser.screenshot(written(tmp_path, page.format(HOUSE_STYLES, "", words + LEVELS._repr_html_())))
+    assert (before[:120] == after[:120]).all()
+    assert (before[:120] != 255).any()
+
+
+@pytest.mark.parametrize("above", [0, 420])
+@pytest.mark.parametrize("size", [(900, 700), (500, 760)])
+def test_an_open_card_is_wholly_in_the_window(
+    browser: Browser, tmp_path: Path, size: tuple[int, int], above: int
+) -> None:
+    opened = f"#{name_of_span(LEVELS, 3)}-card {{ display: block !important; }} html {{ overflow: hidden; }}"
+    html = LEVELS.to_html().replace("<body>", f'<body><style>{opened}</style><div style="height:{above}px"></div>')
+    picture = browser.screenshot(written(tmp_path, html), size=size)
+    card = (picture == (0xF7, 0xF8, 0xFA)).all(axis=2)
+    rows, columns = (numbers.nonzero()[0] for numbers in (card.sum(axis=1) > 100, card.sum(axis=0) > 50))
+    border = (0x5B, 0x60, 0x6B)
+    middle = (rows.min() + rows.max()) // 2, (columns.min() + columns.max()) // 2
+    assert rows.max() - rows.min() > 150
+    # all four sides of its border are in the picture
+    for side in (
+        picture[: rows.min() + 1, middle[1]],
+        picture[rows.max() :, middle[1]],
+        picture[middle[0], : columns.min() + 1],
+        picture[middle[0], columns.max() :],
+    ):
+        assert (side == border).all(axis=1).any()
+
+
+def test_what_a_model_wrote_runs_nothing(browser: Browser, tmp_path: Path) -> None:
+    hostile = generation(*((text, 0.8 + 0.02 * number) for number, text in enumerate(ATTACK)))
+    page = written(tmp_path, hostile.to_html(title="A title"))
+    dom = browser.dom(page)
+    assert "<title>A title</title>" in dom
+    assert "<script" not in dom
+    assert "<img" not in dom
+    assert len(set(map(tuple, browser.screenshot(page).reshape(-1, 3)))) > 20
+
+
+def test_a_page_of_a_real_comparison(browser: Browser, tmp_path: Path, engine: CocoaEngine) -> None:
+    answers = [engine.generate("The first president was", max_new_tokens=16, method=one) for one in ("greedy", "cocoa")]
+    page = written(tmp_path, answers[0].to_html(compared=answers[1:], title="The first president was"))
+    picture = browser.screenshot(page)
+    assert len(set(map(tuple, picture.reshape(-1, 3)))) > 20
+    assert any(share(picture, level) for level in LIGHT_LEVELS)

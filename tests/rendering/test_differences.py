@@ -1,0 +1,52 @@
+"""Word-by-word differences between answers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cocoa_engine.rendering.differences import cut, differences
+
+WORDS = st.lists(st.sampled_from(["the", " ", "\n", "sea", "日", "本", ".", "é", " a"]), max_size=12).map("".join)
+
+
+def marked(*texts: str) -> list[list[str]]:
+    found = differences(texts)
+    return [[text[start:end] for start, end in ranges] for text, ranges in zip(texts, found, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (("It is Paris.", "It is Rome."), [["Paris"], ["Rome"]]),
+        (("It is  Paris.", "It\nis Paris."), [[], []]),
+        (("", "Paris."), [[], ["Paris."]]),
+        (("in the old town", "in town"), [["the old"], []]),
+        (("東京は首都", "京都は首都"), [["東"], ["都"]]),
+        (("a b c", "a x c", "a b y"), [["b c"], ["x"], ["y"]]),
+        (("alone",), [[]]),
+    ],
+)
+def test_differing_words(texts: tuple[str, ...], expected: list[list[str]]) -> None:
+    assert marked(*texts) == expected
+
+
+@given(WORDS, WORDS)
+def test_what_is_not_marked_is_the_same(one: str, other: str) -> None:
+    texts = (one, other)
+    kept = [
+        "".join(part for part, differs in cut(text, 0, ranges) if not differs)
+        for text, ranges in zip(texts, differences(texts), strict=True)
+    ]
+    assert "".join(kept[0].split()) == "".join(kept[1].split())
+
+
+@given(WORDS, WORDS, st.integers(0, 12), st.integers(0, 12))
+def test_a_piece_is_cut_without_loss(one: str, other: str, start: int, length: int) -> None:
+    ranges = differences([one, other])[0]
+    piece = one[start : start + length]
+    parts = cut(piece, start, ranges)
+    assert "".join(part for part, _ in parts) == piece
+    flags = [differs for part, differs in parts for _ in part]
+    assert flags == [any(low <= at < high for low, high in ranges) for at in range(start, start + len(piece))]

@@ -1,0 +1,187 @@
+"""Answers as HTML: what a parser finds in it, whatever a model wrote."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import pytest
+
+from cocoa_engine import Candidate, CocoaEngine, Generation
+from cocoa_engine.rendering.words import safe
+from tests.rendering.made_up import figures, generation
+
+VOID = {"meta"}
+ATTACK = (
+    '</style></div><script>document.title="taken"</script>',
+    " \"'><img src=x onerror=alert(1)> & &amp; <!-- ",
+    " שלום עולם \u202eabc\u2066 مرحبا",
+    "\x1b[2J\x00\n\tdef f(x):\n\t\treturn [x] ",
+)
+
+
+class Page(HTMLParser):
+    """The elements of a page, well nested, and the text inside those of one class."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[tuple[str, set[str]]] = []
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.texts: list[tuple[list[set[str]], str]] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = {name: value or "" for name, value in attrs}
+        self.elements.append((tag, attributes))
+        if tag not in VOID:
+            self.open.append((tag, set(attributes.get("class", "").split())))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(([classes for _, classes in self.open], data))
+
+    def text(self, wanted: str, *, without: str = "no such class") -> str:
+        return "".join(
+            data
+            for inside, data in self.texts
+            if any(wanted in one for one in inside) and not any(without in one for one in inside)
+        )
+
+    def of_class(self, wanted: str) -> list[dict[str, str]]:
+        return [one for _, one in self.elements if wanted in one.get("class", "").split()]
+
+
+def answer_in(page: Page) -> str:
+    return page.text("cocoa-text", without="cocoa-card")
+
+
+CANDIDATES = [
+    Candidate(**figures(" <b>Dune</b>", 0.9, -2.25, -7.5), is_greedy=False),
+    Candidate(**figures(" “Emma”\n" + "very " * 60, 0.8, -1.5, -8.25), is_greedy=True),
+    Candidate(**figures("", 0.7, -3.0, -9.0), is_greedy=False),
+]
+LEVELS = generation((" low", 0.80), (" mild", 0.83), (" raised", 0.86), (" <b>Dune</b>", 0.90), candidates=CANDIDATES)
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_what_a_model_wrote_is_text_and_nothing_else(full: bool) -> None:
+    hostile = generation(*((text, 0.8 + 0.02 * number) for number, text in enumerate(ATTACK)))
+    page = Page(hostile.to_html(full=full, title=ATTACK[0]))
+    assert answer_in(page) == safe(hostile.text)
+    assert page.text("cocoa-prompt") == ATTACK[0]
+    assert not set(answer_in(page)) & set("\x1b\x00\u202e\u2066")
+    tags = {tag for tag, _ in page.elements}
+    assert not tags & {"script", "img"}
+    assert {"style", "div", "span"} <= tags
+    assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
+
+
+def test_nothing_is_fetched() -> None:
+    html = LEVELS.to_html()
+    page = Page(html)
+    assert "url(" not in html
+    assert "@import" not in html
+    assert [one for _, one in page.elements if {"src", "href"} & one.keys()] == []
+    assert "default-src 'none'" in html
+
+
+def test_each_span_is_shaded_by_its_level_and_reachable_by_keyboard() -> None:
+    page = Page(LEVELS.to_html(full=False))
+    spans = page.of_class("cocoa-span")
+    assert [span["class"] for span in spans] == [f"cocoa-span cocoa-level-{level}" for level in range(4)]
+    assert {span["tabindex"] for span in spans} == {"0"}
+    cards = page.of_class("cocoa-card")
+    assert [span["aria-describedby"] for span in spans] == [card["id"] for card in cards]
+    assert {card["role"] for card in cards} == {"tooltip"}
+
+
+def test_a_card_holds_the_figures_and_the_rivals() -> None:
+    page = Page(LEVELS.to_html())
+    words = " ".join(page.text("cocoa-card").split())
+    for part in ("kept of 3 candidates that competed", "risk level 3 of 0 to 3", "log p", "-2.25", "0.900", "-7.50"):
+        assert part in words
+    assert page.text("cocoa-clip") == "␣<b>Dune</b>␣“Emma”\\n" + "very " * 59 + "very␣(end)"
+    assert page.text("cocoa-kept").startswith("␣<b>Dune</b>-2.25")
+    assert "greedy" in words
+
+
+def test_a_figure_of_a_later_version_is_shown_under_its_name() -> None:
+    class Later(type(LEVELS.spans[0])):  # type: ignore[misc]
+        context_lift: float | None = None
+
+    later = [Later(**{name: getattr(span, name) for name in type(span).model_fields}) for span in LEVELS.spans]
+    known = later[0].model_copy(update={"context_lift": 0.125})
+    page = Page(LEVELS.model_copy(update={"spans": [known, *later[1:]]}).to_html())
+    assert page.text("cocoa-figures").count("context lift0.125") == 1
+    assert page.text("cocoa-figures").count("context lift") == 1
+
+
+def test_the_legend_says_what_the_levels_are() -> None:
+    raw = Page(LEVELS.to_html()).text("cocoa-about")
+    assert "raw fMLDS, not a probability, relative to this text's own range" in raw
+    assert "0.800–0.825" in raw
+    assert "highest risk 0.900, mean 0.847 (raw fMLDS)" in raw
+    calibrated = Page(generation(("sure", 0.1), (" not", 0.3), calibrated=True).to_html()).text("cocoa-about")
+    assert "Risk, calibrated (0 to 1):" in calibrated
+    assert "0.000–0.250" in calibrated
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\n"])
+def test_answers_without_a_word(text: str) -> None:
+    empty = generation(*([(text, 0.9)] if text else []))
+    page = Page(empty.to_html())
+    assert answer_in(page) == text
+    assert page.of_class("cocoa-span") == []
+
+
+def test_a_risk_point_without_a_word_can_be_pointed_at_and_adds_no_text() -> None:
+    ended = generation(("Yes.", 0.8), ("", 0.9), candidates=[CANDIDATES[2]])
+    page = Page(ended.to_html())
+    assert answer_in(page) == "Yes."
+    assert page.of_class("cocoa-end")
+    broken = generation(("Yes.", 0.8), ("\n", 0.9), candidates=[CANDIDATES[2]])
+    assert answer_in(Page(broken.to_html())) == "Yes.\n"
+    assert Page(broken.to_html()).of_class("cocoa-line")
+
+
+def test_answers_stand_side_by_side_with_their_differences_marked() -> None:
+    first = generation(("It is", 0.8), (" Paris, <of course>.", 0.9))
+    other = generation(("It is Rome", 0.8), (", <of course>.", 0.85), method="greedy")
+    page = Page(first.to_html(compared=[other], title="Which city?"))
+    assert page.text("cocoa-name") == "cocoa-siggreedy"
+    assert answer_in(page) == first.text + other.text
+    assert page.text("cocoa-differs") == "ParisRomemarked"
+    assert "relative to the range of these texts" in page.text("cocoa-about")
+    assert "<strong>The answers are the same.</strong>" in first.to_html(compared=[first.model_copy()])
+    names = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(set(names)) == len(names) == 8
+
+
+def test_answers_of_one_method_are_told_apart_by_their_settings() -> None:
+    weights = [generation(("Yes.", 0.8), alpha=alpha, stop=stop) for alpha, stop in ((1.0, ()), (2.5, ("<b>",)))]
+    page = Page(weights[0].to_html(compared=weights[1:]))
+    assert page.text("cocoa-name") == "cocoa-sig, alpha 1.0, stop ()cocoa-sig, alpha 2.5, stop ('<b>',)"
+
+
+def test_notebooks_show_the_fragment_and_it_does_not_change_from_run_to_run() -> None:
+    assert LEVELS._repr_html_() == LEVELS.to_html(full=False)
+    again = Generation.model_validate_json(LEVELS.model_dump_json())
+    assert again._repr_html_() == LEVELS._repr_html_()
+    assert "<html" not in LEVELS._repr_html_()
+
+
+def test_a_real_answer_and_a_scored_text(engine: CocoaEngine) -> None:
+    answer = engine.generate("The three primary colours are", max_new_tokens=12)
+    assert answer.usage.risk_points
+    page = Page(answer.to_html())
+    assert answer_in(page) == answer.text
+    rows = sum(len(span.candidates) for span in answer.spans)
+    assert len([one for tag, one in page.elements if tag == "th" and one.get("scope") == "row"]) == rows
+    scored = engine.score("The capital of France is", " Paris.")
+    page = Page(scored.to_html())
+    assert answer_in(page) == " Paris."
+    assert "a text scored as given" in page.text("cocoa-card")
+    assert engine.model_name in page.text("cocoa-about")

@@ -1,0 +1,126 @@
+"""Figures, and the curve of a span's layers: what the MLDS of a span are means of."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, MissingExtraError, PromptError
+from tests.rendering.made_up import generation
+from tests.tiny_models import tiny_model, tiny_tokenizer
+
+PROMPT = "The three primary colours are"
+
+
+def colours(figure: Figure) -> int:
+    """How many colours a figure has when it is drawn."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    file.seek(0)
+    return len({tuple(pixel) for row in (imread(file) * 255).astype(int) for pixel in row})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"final_layer": "pre_norm", "middle_layers": (3, 9)},
+        {"middle_layers": (20, 30), "metric": "con_mlds"},
+        {"method": "dola"},
+    ],
+)
+def test_the_curve_of_every_span_has_its_mlds(engine: CocoaEngine, settings: dict[str, Any]) -> None:
+    answer = engine.generate(PROMPT, max_new_tokens=8, **settings)
+    for number, span in enumerate(answer.spans):
+        curve = engine.layer_profile(PROMPT, answer, number)
+        assert curve.text == span.text
+        assert len(curve.consecutive) == len(curve.to_final) == engine.num_layers == curve.num_layers
+        assert curve.con_mlds == pytest.approx(span.con_mlds, abs=1e-4)
+        assert curve.f_mlds == pytest.approx(span.f_mlds, abs=1e-4)
+        assert curve.consecutive[-1] == curve.to_final[-1]
+    assert engine.layer_profile(PROMPT, answer, answer.spans[-1]) == engine.layer_profile(PROMPT, answer, -1)
+
+
+def test_the_curve_of_a_chat_and_of_a_scored_text(engine: CocoaEngine) -> None:
+    messages = [{"role": "user", "content": "Who wrote Dune?"}]
+    answer = engine.chat(messages, max_new_tokens=6)
+    curve = engine.layer_profile(engine.encode_chat(messages), answer, 0)
+    assert curve.f_mlds == pytest.approx(answer.spans[0].f_mlds, abs=1e-4)
+    scored = engine.score(PROMPT, " red and blue")
+    curve = engine.layer_profile(PROMPT, scored, 0)
+    assert curve.con_mlds == pytest.approx(scored.spans[0].con_mlds, abs=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["gemma3_text", "gpt2", "mamba"])
+def test_the_curve_on_other_architectures(architecture: str) -> None:
+    engine = CocoaEngine(tiny_model(architecture), tiny_tokenizer())
+    prompt = [5, 6, 7, 8]
+    answer = engine.generate(prompt, max_new_tokens=8, config=CocoaConfig(middle_layers=(1, engine.num_layers)))
+    for span in answer.spans:
+        curve = engine.layer_profile(prompt, answer, span)
+        assert curve.con_mlds == pytest.approx(span.con_mlds, abs=1e-4)
+        assert curve.f_mlds == pytest.approx(span.f_mlds, abs=1e-4)
+    assert prompt == [5, 6, 7, 8]
+
+
+def test_the_curve_of_what_is_not_there(engine: CocoaEngine) -> None:
+    answer = engine.generate(PROMPT, max_new_tokens=4)
+    with pytest.raises(ConfigError, match="no such span"):
+        engine.layer_profile(PROMPT, answer, len(answer.spans))
+    with pytest.raises(ConfigError, match="no such span"):
+        engine.layer_profile(PROMPT, answer, generation(("x", 0.8)).spans[0])
+    with pytest.raises(PromptError, match="prompt of 5 tokens, not of 8"):
+        engine.layer_profile(PROMPT + " red and blue", answer, 0)
+
+
+def test_figures_of_a_real_answer(engine: CocoaEngine) -> None:
+    answer = engine.generate(PROMPT, max_new_tokens=12)
+    figure = answer.plot()
+    visible = [span for span in answer.spans if span.text.strip()]
+    for axes, name in zip(figure.axes, ("f_mlds", "con_mlds"), strict=True):
+        assert [bar.get_width() for bar in axes.patches] == [getattr(span, name) for span in visible]
+    assert colours(figure) > 20
+    curve = engine.layer_profile(PROMPT, answer, 0)
+    figure = curve.plot()
+    drawn = [list(axes.lines[0].get_ydata()) for axes in figure.axes]
+    assert drawn == [curve.to_final, curve.consecutive]
+    assert colours(figure) > 20
+
+
+@pytest.mark.parametrize("text", ["$x$ costs $", "\\frac{1}{2} _a^b", "<&>", "a" * 200, "line\nline", "%s {}"])
+def test_a_models_text_is_a_label_as_it_is(text: str) -> None:
+    figure = generation((text, 0.8), (" end", 0.9)).plot()
+    assert colours(figure) > 20
+    label = figure.axes[0].get_yticklabels()[0].get_text()
+    assert label.removesuffix("…").strip()[:30] in text.replace("\n", "\\n")
+
+
+def test_a_figure_of_an_empty_answer() -> None:
+    assert colours(generation().plot()) > 1
+
+
+def test_notebooks_show_a_figure_and_pyplot_stays_untouched() -> None:
+    program = (
+        "import sys\n"
+        "import cocoa_engine\n"
+        "from tests.rendering.made_up import generation\n"
+        "one = generation(('a', 0.8), (' b', 0.9))\n"
+        "assert not {'matplotlib', 'rich', 'torch'} & set(sys.modules)\n"
+        "assert one.plot()._repr_png_().startswith(b'\\x89PNG')\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+        "one.to_html(), one.to_markdown()\n"
+        "assert 'rich' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtraError, match=r"matplotlib: pip install 'cocoa-integrations\[bench\]'"):
+        generation(("a", 0.8)).plot()

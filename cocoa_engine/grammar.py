@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -138,7 +139,8 @@ def json_schema_grammar(schema: Mapping[str, Any]) -> str:
 
 def regex_grammar(pattern: str) -> str:
     """The grammar of a text that matches a regular expression (of Rust's regex crate) as a whole."""
-    return "start: /" + pattern.replace("/", "\\/") + "/"
+    escaped = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], pattern, flags=re.DOTALL)
+    return f"start: /{escaped}/".replace("\n", "\\n")
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:

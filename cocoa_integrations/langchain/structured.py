@@ -19,6 +19,13 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel, ValidationError
 from pydantic.v1 import ValidationError as ValidationErrorV1
 
+_CUT: dict[Any, str] = {
+    "length": ": it was cut off, raise max_tokens",
+    "risk": ": it was cut off where its risk reached max_risk",
+    "stop": ": a stop text or criterion ended it",
+}
+"""What to say of an answer that is not complete, by its finish reason."""
+
 
 def json_schema_of(schema: Any) -> dict[str, Any]:
     """The JSON schema of a pydantic class, a TypedDict, or one given as it is."""
@@ -52,8 +59,8 @@ class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
         try:
             value = json.loads(text)
         except json.JSONDecodeError as error:
-            cut = ": it was cut off, raise max_tokens" if info.get("finish_reason") == "length" else ""
-            raise OutputParserException(f"the answer is no complete JSON{cut} ({error})", llm_output=text) from error
+            cut = _CUT.get(info.get("finish_reason"), "")
+            raise OutputParserException(f"the answer is no complete JSON ({error}){cut}", llm_output=text) from error
         try:
             return self._validated(value)
         except (ValidationError, ValidationErrorV1) as error:
@@ -118,9 +125,7 @@ async def _awhole_calls(messages: AsyncIterator[AIMessage]) -> AsyncIterator[AIM
 def _require_call(message: Any) -> None:
     if isinstance(message, AIMessage) and not message.tool_calls:
         fault = next((call["error"] for call in message.invalid_tool_calls if call["error"]), None)
-        cut = (
-            " (it was cut off, raise max_tokens)" if message.response_metadata.get("finish_reason") == "length" else ""
-        )
+        cut = _CUT.get(message.response_metadata.get("finish_reason"), "")
         raise OutputParserException(
             f"the answer holds no complete tool call: {fault or 'it is no valid JSON'}{cut}", llm_output=message.text
         )

@@ -73,7 +73,7 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
             return None
         listed = ", ".join(f"{name}={call['args'].get(name)!r} ({risk:.2f})" for name, risk in risky.items())
         return ToolMessage(
-            f"{call['name']} was not run: the risk of these arguments is above {self.max_risk:g}: {listed}",
+            f"{call['name']} was not run: the risk of these arguments is above {self.max_risk:.3g}: {listed}",
             name=call["name"],
             tool_call_id=call["id"] or "",
             status="error",

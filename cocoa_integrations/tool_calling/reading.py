@@ -83,7 +83,7 @@ def read(text: str, style: CallFormat, names: Collection[str], *, several: bool 
 def _judged(call: Call, *, further: bool, done: bool) -> Call:
     error = call.error if done else None
     if done and call.arguments is None and error is None:
-        error = "the answer ends before the call is complete; raise max_tokens"
+        error = "the answer ends before the call is complete: max_tokens, max_risk or a stop text cut it off"
     if further:
         error = "only one call was allowed"
     return replace(call, error=error)

@@ -85,8 +85,8 @@ def test_other_methods_are_held_to_it(engine: CocoaEngine, city_json: GrammarPro
     assert json.loads(answer.text).keys() == {"city", "population"}
 
 
-def test_a_regular_expression(engine: CocoaEngine) -> None:
-    pattern = r"(19|20)\d\d/[01]\d"
+@pytest.mark.parametrize("pattern", [r"(19|20)\d\d/[01]\d", r"(19|20)\d\d\/[01]\d\n?", "yes\nno"])
+def test_a_regular_expression(engine: CocoaEngine, pattern: str) -> None:
     answer = engine.chat(QUESTIONS[0], max_new_tokens=12, logits_processor=engine.constrain(regex=pattern))
     assert re.fullmatch(pattern, answer.text)
     assert answer.finish_reason == "eos"

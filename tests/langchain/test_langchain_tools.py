@@ -123,7 +123,9 @@ def test_a_call_that_is_cut_off_is_invalid(forced: Any) -> None:
         assert call["name"] == "get_weather"
         assert '{"city": "' in call["args"]
         assert answer.response_metadata["finish_reason"] == "length"
-    assert "raise max_tokens" in str(forced.invoke(QUESTION, max_tokens=20).invalid_tool_calls[0]["error"])
+    assert "max_tokens, max_risk or a stop text" in str(
+        forced.invoke(QUESTION, max_tokens=20).invalid_tool_calls[0]["error"]
+    )
 
 
 def test_a_template_with_tools_is_told_of_them(engine: CocoaEngine) -> None:

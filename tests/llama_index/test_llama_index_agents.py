@@ -59,9 +59,9 @@ async def test_structured_predict_is_held_to_the_schema(caller: CocoaLLM) -> Non
 
 def test_half_an_object_is_an_error(engine: CocoaEngine) -> None:
     hasty = CocoaLLM(engine=engine, max_new_tokens=16)
-    with pytest.raises(IncompleteAnswerError, match="raise max_tokens"):
+    with pytest.raises(IncompleteAnswerError, match="max_tokens"):
         hasty.structured_predict(City, ABOUT, city="Lyon")
-    with pytest.raises(IncompleteAnswerError, match="raise max_tokens"):
+    with pytest.raises(IncompleteAnswerError, match="max_tokens"):
         list(hasty.stream_structured_predict(City, ABOUT, city="Lyon"))
 
 

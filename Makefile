@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 
 # Some tests look at pages in Chromium. Where it is missing they are skipped; on a bare Debian as root it is installed.
 BROWSER = @{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null \
-	|| { [ "$$(id -u)" = 0 ] && { apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+	|| { [ "$$(id -u)" = 0 ] && { apt-get -qq -o Acquire::Retries=0 update && DEBIAN_FRONTEND=noninteractive \
 	apt-get -qq install -y --no-install-recommends chromium; } >/dev/null 2>&1; } \
 	|| echo "No Chromium: the tests that look at pages are skipped."
 

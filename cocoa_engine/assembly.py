@@ -93,6 +93,8 @@ def make_span(
         score=decided.score,
         candidates=decided.candidates,
         chosen=decided.chosen,
+        token_copied=decided.token_copied,
+        preceding=decided.preceding,
         risk=risk,
         calibrated=calibrator is not None,
         exceeds_max_risk=exceeds_max_risk(config, risk),

@@ -24,8 +24,9 @@ from cocoa_engine.measure import exceeds_max_risk, log_prob_and_score, mlds, rep
 from cocoa_engine.methods import METHODS, ContrastingMethod
 from cocoa_engine.next_tokens import NextTokens, contrasted, next_tokens, non_finite
 from cocoa_engine.prompt_lookup import PromptLookup
-from cocoa_engine.results import Candidate, FinishReason
+from cocoa_engine.results import Candidate, FinishReason, Preceding
 from cocoa_engine.risk import RiskCalibrator
+from cocoa_engine.so_far import AnswerSoFar
 from cocoa_engine.text import TextTrack
 
 Ids = Tensor  # [1, t], as transformers' logits processors and stopping criteria want them
@@ -144,6 +145,8 @@ class Decided:
     candidates: list[Candidate]
     chosen: int | None
     text_end: int
+    token_copied: list[int] = field(default_factory=list)
+    preceding: Preceding = field(default_factory=Preceding)
 
 
 class Sequencer:
@@ -174,6 +177,7 @@ class Sequencer:
         self.decided: list[Decided] = []
         self.finish_reason: FinishReason | None = None
         self.lookup = PromptLookup(prompt, draft_tokens)
+        self.so_far = AnswerSoFar(self.prompt)
         self.room = room
         self.feeds_ahead = False
         self.fed: dict[Path, Fed] = {}  # since the last commit, and what was fed ahead before it
@@ -418,6 +422,7 @@ class Sequencer:
         pmi: float = 0.0,
     ) -> None:
         log_prob, score = log_prob_and_score(self.config, span.log_probs, con, f, contrasts=span.contrasts, pmi=pmi)
+        copied, before = self.so_far.extend(span.token_ids, span.log_probs, span.entropies)
         decided = Decided(
             token_ids=span.token_ids,
             token_log_probs=span.log_probs,
@@ -430,6 +435,8 @@ class Sequencer:
             candidates=list(candidates),
             chosen=chosen,
             text_end=len(span.track.text),
+            token_copied=copied,
+            preceding=before,
         )
         self.decided.append(decided)
         if exceeds_max_risk(self.config, reported_risk(self.config, self.calibrator, decided)):

@@ -6,7 +6,7 @@ import contextlib
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -37,6 +37,7 @@ from cocoa_engine.risk import CalibrationWarning, RiskCalibrator
 from cocoa_engine.runtime import Runtime
 from cocoa_engine.scheduler import Scheduler
 from cocoa_engine.shared_prompt import GivenText, ScoredText, score_texts
+from cocoa_engine.so_far import AnswerSoFar
 from cocoa_engine.teacher_forcing import score_text
 from cocoa_engine.tokens import Tokens
 
@@ -60,8 +61,9 @@ class CocoaEngine:
         config: this engine's default settings.
         runtime: how the model is run: speed and memory, not what is decoded.
         model_name: for the record; by default the model's own ``name_or_path``.
-        calibrator: gives every span a risk in [0, 1], or the JSON file of one; none leaves the raw MLDS. It is used as
-            it is, with a :class:`CalibrationWarning`, where the model or the settings are not those of its fit.
+        calibrator: gives every span a risk in [0, 1], or the answer, or both, as it was fitted; or the JSON file of
+            one; or ``"embedded"``, the embedded model's. None leaves the raw MLDS. It is used as it is, with a
+            :class:`CalibrationWarning`, where the model or the settings are not those of its fit.
 
     Raises:
         UnsupportedModelError: the model is not a causal language model, or has fewer than 3 layers.
@@ -113,7 +115,8 @@ class CocoaEngine:
             tokenizer_name: where the tokenizer is, if elsewhere.
             config: the engine's default settings.
             runtime: how the model is run.
-            calibrator: gives every span a risk in [0, 1], or the JSON file of one.
+            calibrator: gives spans and answers a risk in [0, 1], or the JSON file of one; ``"embedded"`` is the
+                embedded model's.
             dtype: ``"auto"`` (as stored), a name such as ``"bfloat16"``, or a ``torch.dtype``.
             device_map: as in transformers, e.g. ``"auto"`` or ``"cuda:0"``; none is the CPU.
             trust_remote_code: run code that comes with the checkpoint.
@@ -343,14 +346,14 @@ class CocoaEngine:
             self._must_fit(before, ids, config)
             alone = ScoredText(score_text(model, before, ids, config, plain, len(shown)), 1)
             (one,) = self._by_method(before, [alone], config, wanted)
-            return self._scored(len(before), shown, one, config)
+            return self._scored(before, shown, one, config)
         given = [self._given(prompt, before, one, f"text to score at index {n}") for n, one in enumerate(text)]
         for ids, _ in given:
             self._must_fit(before, ids, config)
         texts = [GivenText(ids, len(shown)) for ids, shown in given]
         scored = score_texts(self._backend().backend, before, texts, config, plain)
         scored = self._by_method(before, scored, config, wanted)
-        return [self._scored(len(before), shown, one, config) for (_, shown), one in zip(given, scored, strict=True)]
+        return [self._scored(before, shown, one, config) for (_, shown), one in zip(given, scored, strict=True)]
 
     def layer_profile(self, prompt: Prompt, generation: Generation, span: Span | int) -> LayerCurve:
         """How the layers disagree about one span of an answer, layer by layer: what its MLDS are means of.
@@ -469,16 +472,18 @@ class CocoaEngine:
             )
         return ids, text if isinstance(text, str) else self.decode(ids)
 
-    def _scored(self, prompt_tokens: int, shown: str, scored: ScoredText, config: CocoaConfig) -> Generation:
+    def _scored(self, prompt: list[int], shown: str, scored: ScoredText, config: CocoaConfig) -> Generation:
         decided, forward_passes = scored
+        copied, _ = AnswerSoFar(prompt).extend(decided.token_ids, decided.token_log_probs, decided.token_entropies)
+        decided = replace(decided, token_copied=copied)
         count = len(decided.token_ids)
-        return Generation(
+        generation = Generation(
             text=shown,
             token_ids=decided.token_ids,
-            spans=[make_span(decided, (0, len(shown), shown), config, self.calibrator, given=True)],
+            spans=[make_span(decided, (0, len(shown), shown), config, self._span_calibrator, given=True)],
             finish_reason=None,
             usage=Usage(
-                prompt_tokens=prompt_tokens,
+                prompt_tokens=len(prompt),
                 completion_tokens=count,
                 forward_passes=forward_passes,
                 fed_tokens=count,
@@ -486,6 +491,18 @@ class CocoaEngine:
             config=config,
             model_name=self.model_name,
         )
+        return self._judged(generation)
+
+    @property
+    def _span_calibrator(self) -> RiskCalibrator | None:
+        """The calibrator if it knows the risk of a span."""
+        return self.calibrator if self.calibrator is not None and self.calibrator.span is not None else None
+
+    def _judged(self, generation: Generation) -> Generation:
+        """The answer with its risk as a whole, if the calibrator knows that."""
+        if self.calibrator is None or self.calibrator.answer is None or not generation.spans:
+            return generation
+        return generation.model_copy(update={"answer_risk": self.calibrator.answer_risk(generation)})
 
     def _backend(self) -> Chosen:
         """The backend for the model as it is now."""
@@ -504,7 +521,7 @@ class CocoaEngine:
             self.decode,
             draft_tokens=self.runtime.draft_tokens,
             model_name=self.model_name,
-            calibrator=self.calibrator,
+            calibrator=self._span_calibrator,
         )
 
     def _decode_all(
@@ -533,7 +550,7 @@ class CocoaEngine:
                         if decoding.work is not None:
                             continue
                         decoding.ready()
-                        results[number] = decoding.generation()
+                        results[number] = self._judged(decoding.generation())
                     except Exception as error:
                         if not keep_errors:
                             raise
@@ -563,7 +580,7 @@ class CocoaEngine:
                         decoding.advance()
                         spans = decoding.ready()
                 if decoding.work is None:
-                    shared.generation = decoding.generation()
+                    shared.generation = self._judged(decoding.generation())
                 yield from spans
         finally:
             if decoding is not None:

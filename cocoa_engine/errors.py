@@ -49,6 +49,10 @@ class EngineBusyError(CocoaError, RuntimeError):
     """Too many requests wait for their turn already."""
 
 
+class IncompleteAnswerError(CocoaError, ValueError):
+    """A tool call that had to be made was cut off, or cannot be read."""
+
+
 class GenerationTimeoutError(CocoaError, TimeoutError):
     """An answer took longer than the time it was given."""
 
@@ -80,7 +84,7 @@ class HallucinationRiskError(CocoaError, RuntimeError):
 
 
 class UnsupportedFeatureError(CocoaError, NotImplementedError):
-    """A framework's feature was asked for that these models do not have (tools, structured output)."""
+    """A framework's feature was asked for that these models do not have (tools in a text model)."""
 
 
 class LabelledDataError(CocoaError, ValueError):

@@ -49,9 +49,10 @@ class GrammarProcessor(LogitsProcessor):
 
     def __init__(self, grammar: str, tokenizer: Any, *, eos_token_ids: Collection[int] | None = None) -> None:
         llguidance = need("llguidance", extra="tools", what="a grammar")
-        self._ends = frozenset(
-            [getattr(tokenizer, "eos_token_id", None)] if eos_token_ids is None else eos_token_ids
-        ) - {None}
+        if eos_token_ids is None:
+            own = getattr(tokenizer, "eos_token_id", None)
+            eos_token_ids = [] if own is None else [own]
+        self._ends = frozenset(eos_token_ids)
         self._tokenizer = _llguidance_tokenizer(tokenizer, self._ends)
         failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
         if failed:

@@ -23,6 +23,7 @@ from cocoa_engine.hidden_states import FinalLayer, Wanted, capture
 from cocoa_engine.model import LanguageModel
 from cocoa_engine.request import prompt_ids
 from cocoa_engine.shared_prompt import Step, beginnings, groups, steps
+from cocoa_engine.so_far import AnswerSoFar
 from cocoa_engine.text import TextTrack
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class TextProfile:
         competing: of each, how many tokens competed where it was chosen: p(w) >= gamma max p, at most max_candidates.
         spreads: log p of the most probable of those less that of the least probable, in nats.
         gaps: log p of the most probable token there less that of the token itself; 0 where it is that token.
+        copied: of each, the length of the prompt's run that it ends, as in ``Span.token_copied``.
         text: as the tokens decode; some decoders drop its first space.
         ends: where its complete characters end after each token.
         states: ``[L + 1, t, d]`` float32, on the CPU: layer 0 is the embedding, L the last before the final norm.
@@ -51,6 +53,7 @@ class TextProfile:
     competing: list[int]
     spreads: list[float]
     gaps: list[float]
+    copied: list[int]
     text: str
     ends: list[int]
     states: Tensor
@@ -158,13 +161,15 @@ class Profiler:
                 for number in group:
                     own = [rows[path] for path in beginnings([ids[number]])]
                     profiles[number] = self._profile(
-                        ids[number], [[c[row] for row in own] for c in columns], fed[:, own]
+                        before, ids[number], [[c[row] for row in own] for c in columns], fed[:, own]
                     )
         finally:
             tree.close()
         return [profiles[number] for number in range(len(texts))]
 
-    def _profile(self, token_ids: list[int], columns: list[list[float]], states: Tensor) -> TextProfile:
+    def _profile(
+        self, prompt: list[int], token_ids: list[int], columns: list[list[float]], states: Tensor
+    ) -> TextProfile:
         log_probs, entropies, margins, competing, spreads, gaps = columns
         if not all(-math.inf < value <= 0 for value in log_probs):
             raise NonFiniteLogitsError(
@@ -183,6 +188,7 @@ class Profiler:
             [int(count) for count in competing],
             spreads,
             gaps,
+            AnswerSoFar(prompt).extend(token_ids, log_probs, entropies)[0],
             track.text,
             ends,
             states,

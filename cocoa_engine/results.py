@@ -57,6 +57,18 @@ class Candidate(Measured):
     is_greedy: bool = Field(description="Whether greedy decoding would have taken this candidate's first token.")
 
 
+class Preceding(BaseModel):
+    """What stands before a span in its answer: how many tokens, and means over the last (at most 4) of them."""
+
+    model_config = ConfigDict(frozen=True)
+
+    tokens: int = 0
+    log_prob: float = 0.0
+    entropy: float = 0.0
+    copied: float = Field(0.0, description="The share of tokens that the prompt holds.")
+    copied_run: float = Field(0.0, description="The mean of Span.token_copied.")
+
+
 class Span(Measured):
     """A piece of the answer, with its risk. The texts of all spans concatenate to the answer's text."""
 
@@ -69,6 +81,12 @@ class Span(Measured):
         default_factory=list, description="At a risk point, all that competed, most probable first token first."
     )
     chosen: int | None = Field(None, description="At a risk point, the index of the kept candidate.")
+    token_copied: list[int] = Field(
+        default_factory=list,
+        description="Of each token, how many of the answer's tokens up to it, itself included, the prompt has in a "
+        "row, at most 3; 0 where the prompt does not hold the token.",
+    )
+    preceding: Preceding = Field(default_factory=Preceding, description="What stands before it.")
     risk: float = Field(description="In [0, 1] if calibrated, else the raw MLDS of the configured metric.")
     calibrated: bool = False
     exceeds_max_risk: bool = Field(False, description="Whether the risk is above CocoaConfig.max_risk.")
@@ -110,6 +128,9 @@ class Generation(BaseModel):
     usage: Usage
     config: CocoaConfig = Field(description="The settings it was made with.")
     model_name: str | None = None
+    answer_risk: float | None = Field(
+        None, description="Probability that the answer is wrong as a whole; none without a calibrator for answers."
+    )
 
     @property
     def calibrated(self) -> bool:

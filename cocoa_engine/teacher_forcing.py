@@ -50,7 +50,7 @@ def score_spans(
         logits = model.forward(token_ids, logits_to_keep=len(text) + 1, **inputs).logits[0]
         predicting = logits[-len(text) - 1 : -1]  # [t, V]: each row predicts one token of the text
         figures = _in_chunks(predicting, torch.tensor(text, device=logits.device))
-        states = captured.stacked(logits.device)[:, 0].split(lengths, dim=1)
+        states = torch.split(captured.stacked(logits.device)[:, 0], lengths, dim=1)
         con, f = mlds(torch.stack([state.mean(dim=1) for state in states], dim=1))  # of [N + 1, B, d]
     if not all(-float("inf") < value <= 0 for value in figures.log_probs):
         position = len(prompt) + _first_bad(model, prompt, text)

@@ -48,11 +48,18 @@ def all_spans(generation: Generation) -> list[dict[str, Any]]:
 
 def risk_report(generation: Generation) -> dict[str, Any]:
     """The ``cocoa_risk`` report of a whole answer."""
-    return report_of(all_spans(generation), method=generation.config.method, calibrated=generation.calibrated)
+    return report_of(
+        all_spans(generation),
+        method=generation.config.method,
+        calibrated=generation.calibrated,
+        answer_risk=generation.answer_risk,
+    )
 
 
-def report_of(spans: list[dict[str, Any]], *, method: str | None, calibrated: bool) -> dict[str, Any]:
-    """The ``cocoa_risk`` report of some ``cocoa_spans``."""
+def report_of(
+    spans: list[dict[str, Any]], *, method: str | None, calibrated: bool, answer_risk: float | None = None
+) -> dict[str, Any]:
+    """The ``cocoa_risk`` report of some ``cocoa_spans``; ``answer_risk`` takes a calibrator for answers."""
     risks = [span["risk"] for span in spans]
     return {
         "schema": SCHEMA,
@@ -60,6 +67,7 @@ def report_of(spans: list[dict[str, Any]], *, method: str | None, calibrated: bo
         "max_risk": max(risks, default=0.0),
         "mean_risk": sum(risks) / len(risks) if risks else 0.0,
         "calibrated": calibrated,
+        "answer_risk": answer_risk,
         "spans": spans,
         "risk_points": sum(span["kind"] == "risk_point" for span in spans),
     }

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 from rich.text import Text
 
-from cocoa_engine.cli.labelled import Chat, DataPath, Format, Seed
+from cocoa_engine.cli.labelled import Chat, DataPath, Format, Seed, progress
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output, print_json
@@ -48,9 +45,8 @@ def alpha(
     asked: Sequence[str | Sequence[int]] = [
         engine.encode_chat([{"role": "user", "content": one.question}]) if chat else one.prompt for one in questions
     ]
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("Answering", total=len(asked))
-        candidates = collect(engine, asked, config, advance=lambda count: progress.advance(task, count))
+    with progress("Answering", len(asked)) as advance:
+        candidates = collect(engine, asked, config, advance=advance)
     found = suggest(candidates)
     if plot:
         draw(candidates, found, config.metric, plot)

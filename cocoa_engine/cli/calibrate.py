@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,25 +11,36 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from cocoa_engine.cli.labelled import Chat, DataPath, Draws, Format, Prompts, Seed, fed, make_folder, read
+from cocoa_engine.cli.labelled import Chat, Draws, Format, Prompts, Seed, fed, make_folder, progress, read
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.errors import ConfigError
+from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.extras import need
-from cocoa_engine.risk.calibrator import Estimate, RiskCalibrator, Settings, Validation
+from cocoa_engine.labelled import read_questions, sample
+from cocoa_engine.risk.calibrator import Estimate, FittedRisk, RiskCalibrator, Settings, Validation
 
 
-@with_options("gamma", "max_candidates", "middle_layers", "final_layer")
+@with_options("gamma", "max_candidates", "middle_layers", "final_layer", "max_new_tokens")
 def calibrate(
     config: CocoaConfig,
     loading: LoadOptions,
-    data: DataPath,
+    data: Annotated[Path | None, typer.Option(help="Answers with labels: a file or a folder.")] = None,
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Questions with known answers. The model answers them itself, and the risk of an answer as a whole "
+            "is fitted on that.",
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The calibrator's JSON file.", dir_okay=False)] = None,
     check: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Fit nothing: say what this calibrator is worth here.", dir_okay=False),
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Fit nothing: say what this calibrator is worth here; 'embedded' is the package's own."
+        ),
     ] = None,
     format: Format = None,
     prompts: Prompts = None,
@@ -53,54 +65,81 @@ def calibrate(
     json: Json = False,
     no_color: NoColor = False,
 ) -> None:
-    """Fit a calibrator: the risk of a span in [0, 1], from its layers, log-probabilities, entropy and margin.
+    """Fit a calibrator: the risk in [0, 1] of a span and of a whole answer, as far as the data labels either.
 
-    Its figures are those on prompts left out of the fit, beside what ranks spans without any fit.
+    It is worked out from layers, log-probabilities, entropies, margins and what is copied from the prompt. Its figures
+    are those on prompts left out of the fit, beside what ranks without any fit.
     """
     threshold = _threshold(precision, recall, miss)
     if (out is None) == (check is None):
         raise ConfigError("give --out FILE to fit a calibrator, or --check FILE to try one out, not both")
+    if data is None and questions is None:
+        raise ConfigError("give --data PATH with labelled answers, --questions FILE for the model to answer, or both")
     known = None if check is None else RiskCalibrator.load(check)
     need("sklearn", extra="risk", what="cocoa calibrate")
-    records = read(data, format, prompts, seed)
+    records = [] if data is None else read(data, format, prompts, seed)
+    asked = [] if questions is None else sample(read_questions(questions), prompts, seed)
     if out is not None:
         make_folder(out.parent)
     engine = load_engine(model, loading)
-    from cocoa_engine.risk.fitting import fit, risks_of, validate
-    from cocoa_engine.risk.spans import labelled_features
+    from cocoa_engine.risk.fitting import LabelledFeatures, fit, lacks, risks_of, validate
+    from cocoa_engine.risk.measured import LEVELS, Level, labelled_features, own_answers
     from cocoa_engine.signal.indicators import Layers
 
     if known is not None:
         config = config.replace(**known.settings.model_dump())
     Layers.of(config, engine.num_layers)  # refused before the work, not after
-    unit: Literal["span", "answer"] = "answer" if records[0].spans is None else "span"
-    with fed(engine, records, config, chat=chat) as answers:
-        spans = labelled_features(answers, config, engine.num_layers, unit)
+    found: dict[Level, LabelledFeatures] = {}
+    about: dict[Level, str] = {}
+    if data is not None:
+        with fed(engine, records, config, chat=chat) as answers:
+            found = labelled_features(answers, config, engine.num_layers)
+        how = f"{data.name}, {len(records)} given answers, {'as a chat' if chat else 'plain prompts'}"
+        about = dict.fromkeys(found, how)
+    if questions is not None:
+        with progress("Answering questions", len(asked)) as advance:
+            found["answer"] = own_answers(engine, asked, config, advance=advance)
+        about["answer"] = f"{questions.name}, the model's own answers to {len(asked)} questions"
     if known is not None:
-        found = validate(spans, risks_of(known, spans), folds=0, draws=draws, seed=seed)
+        checked = {
+            level: validate(found[level], risks_of(risk, found[level]), folds=0, draws=draws, seed=seed)
+            for level in LEVELS
+            if level in found and (risk := getattr(known, level)) is not None
+        }
+        if not checked:
+            raise CalibrationError(f"{check} knows no risk of a kind that is labelled here.")
         if json:
-            print_json(found.model_dump_json())
+            print_json(dumps({level: one.model_dump() for level, one in checked.items()}))
         else:
-            output(no_color).print(_figures(found, unit))
+            output(no_color).print(Group(*(_figures(one, level) for level, one in checked.items())))
         return
     assert out is not None
-    calibrator = fit(
-        spans,
+    enough = [level for level in found if lacks(found[level], folds) is None] or list(found)  # or fit says what lacks
+    fitted = {
+        level: fit(
+            found[level],
+            data=about[level],
+            isotonic=isotonic,
+            folds=folds,
+            draws=draws,
+            seed=seed,
+            threshold=threshold,
+        )
+        for level in enough
+    }
+    calibrator = RiskCalibrator(
         model_name=engine.model_name,
         settings=Settings.of(config, engine.num_layers),
-        data=f"{data.name}, {len(records)} answers, {'as a chat' if chat else 'plain prompts'}",
-        unit=unit,
-        isotonic=isotonic,
-        folds=folds,
-        draws=draws,
-        seed=seed,
-        threshold=threshold,
+        span=fitted.get("span"),
+        answer=fitted.get("answer"),
     )
     calibrator.save(out)
     if json:
         print_json(calibrator.model_dump_json())
-    else:
-        output(no_color).print(_shown(calibrator, out))
+        return
+    parts: list[Group | Text] = [_shown(fitted[level], level) for level in enough]
+    parts += [Text(f"No risk of {level}s: {lacks(found[level], folds)}") for level in found if level not in fitted]
+    output(no_color).print(Group(*parts, Text(f"Written to {out}.")))
 
 
 def _threshold(
@@ -122,7 +161,7 @@ def _figures(found: Validation, unit: str) -> Group:
     """How a risk ranks and how well it is calibrated, beside what needs no fit."""
     table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", title_style="")
     folds = f"; {found.folds} folds of prompts" if found.folds else ""
-    table.title = f"{found.spans} {unit}s of {found.prompts} prompts, {found.hallucinated} hallucinated{folds}"
+    table.title = f"{found.items} {unit}s of {found.prompts} prompts, {found.hallucinated} hallucinated{folds}"
     for name in ("", "AUROC", "risk less that"):
         table.add_column(name, no_wrap=True)
     table.add_row("calibrated risk", _interval(found.auroc), "")
@@ -135,17 +174,17 @@ def _figures(found: Validation, unit: str) -> Group:
     return Group(table, Text(line))
 
 
-def _shown(calibrator: RiskCalibrator, path: Path) -> Group:
-    lines = []
-    if calibrator.threshold:
-        one = calibrator.threshold
-        precision = "no span is flagged" if one.precision is None else f"precision {one.precision:.3f}"
-        lines.append(
-            f"threshold {one.value:.4f} ({one.rule}, target {one.target:g}): {precision}, recall {one.recall:.3f} on "
-            f"{one.prompts} prompts"
-        )
-    figures = _figures(calibrator.validation, calibrator.unit)
-    return Group(figures, *(Text(line) for line in [*lines, f"Written to {path}."]))
+def _shown(fitted: FittedRisk, unit: str) -> Group:
+    figures = _figures(fitted.validation, unit)
+    if fitted.threshold is None:
+        return figures
+    one = fitted.threshold
+    precision = f"no {unit} is flagged" if one.precision is None else f"precision {one.precision:.3f}"
+    line = (
+        f"threshold {one.value:.4f} ({one.rule}, target {one.target:g}): {precision}, recall {one.recall:.3f} on "
+        f"{one.prompts} prompts"
+    )
+    return Group(figures, Text(line))
 
 
 def _interval(value: Estimate, form: str = ".3f") -> str:

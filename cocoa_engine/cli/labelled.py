@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -53,9 +53,16 @@ def fed(
     """The answers as they are fed to the model (``bare``: also without their source), with a progress bar on stderr."""
     from cocoa_engine.signal.segments import force
 
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("Feeding answers", total=len(records))
-        yield force(engine, records, config, chat=chat, bare=bare, advance=lambda n: progress.advance(task, n))
+    with progress("Feeding answers", len(records)) as advance:
+        yield force(engine, records, config, chat=chat, bare=bare, advance=advance)
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar on stderr, if that is a terminal; what is yielded is told of each step."""
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda count: bar.advance(task, count)
 
 
 def make_folder(folder: Path) -> None:

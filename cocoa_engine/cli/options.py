@@ -27,7 +27,10 @@ NoColor = Annotated[
 ]
 Calibrator = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="A calibrator, as cocoa calibrate writes it: every risk is then in \\[0, 1]."),
+    typer.Option(
+        metavar="FILE",
+        help="A calibrator, as cocoa calibrate writes it: risks are then in \\[0, 1]. 'embedded': that model's.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")]
 

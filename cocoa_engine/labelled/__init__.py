@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from cocoa_engine.labelled.formats import FORMATS, detect_format, read_labelled
+from cocoa_engine.labelled.questions import Question, read_questions
 from cocoa_engine.labelled.records import LabelledSpan, LabelledText, checked, sample
 
-__all__ = ["FORMATS", "LabelledSpan", "LabelledText", "checked", "detect_format", "read_labelled", "sample"]
+__all__ = [
+    "FORMATS",
+    "LabelledSpan",
+    "LabelledText",
+    "Question",
+    "checked",
+    "detect_format",
+    "read_labelled",
+    "read_questions",
+    "sample",
+]

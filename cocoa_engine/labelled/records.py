@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Protocol, TypeVar
 
 from cocoa_engine.errors import LabelledDataError
 
@@ -110,14 +111,24 @@ def checked(records: Sequence[LabelledText], where: object) -> list[LabelledText
     return list(records)
 
 
-def sample(records: Sequence[LabelledText], prompts: int | None = None, seed: int = 0) -> list[LabelledText]:
-    """The answers to some prompts, those to the same prompt together.
+class Grouped(Protocol):
+    """Belongs to a group: what shares a prompt."""
+
+    @property
+    def group(self) -> str: ...
+
+
+Record = TypeVar("Record", bound=Grouped)
+
+
+def sample(records: Sequence[Record], prompts: int | None = None, seed: int = 0) -> list[Record]:
+    """The records of some prompts, those of the same prompt together.
 
     Args:
         prompts: at most this many, drawn at random; none takes all.
         seed: of the draw.
     """
-    by: dict[str, list[LabelledText]] = {}
+    by: dict[str, list[Record]] = {}
     for record in records:
         by.setdefault(record.group, []).append(record)
     names = list(by)

@@ -19,6 +19,7 @@ from cocoa_engine.rendering.words import (
     edges,
     figures,
     kind_words,
+    names,
     risk_words,
     safe,
     scale_words,
@@ -66,10 +67,10 @@ def fragment(generations: Sequence[Generation], *, title: str | None = None) -> 
     if title is not None:
         parts.append(f'<p class="cocoa-prompt" dir="auto">{_text(title)}</p>')
     parts.append(f'<div class="cocoa-columns{" cocoa-many" if several else ""}">')
-    for number, (one, ranges) in enumerate(zip(generations, differing, strict=True)):
+    for number, (one, name, ranges) in enumerate(zip(generations, names(generations), differing, strict=True)):
         parts.append('<div class="cocoa-answer">')
         if several:
-            parts.append(f'<p class="cocoa-method">{_text(one.config.method)}</p>')
+            parts.append(f'<p class="cocoa-name">{_text(name)}</p>')
         parts += [_answer(one, ranges, scale, number), "</div>"]
     parts.append("</div>")
     if several and len({one.text for one in generations}) == 1:

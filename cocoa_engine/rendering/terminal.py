@@ -17,7 +17,7 @@ from rich.text import Text
 
 from cocoa_engine.rendering.differences import Range, cut, differences
 from cocoa_engine.rendering.scale import RiskScale
-from cocoa_engine.rendering.words import before, edges, safe, scale_words, summary_words, taken, visible
+from cocoa_engine.rendering.words import before, edges, names, safe, scale_words, summary_words, taken, visible
 from cocoa_engine.results import Generation, Span
 
 # Lightness and underline carry the order, so that it survives colour blindness; yellow and red bring their own
@@ -108,7 +108,7 @@ class Comparison:
     ) -> None:
         scale = scale or RiskScale.of(span for one in generations for span in one.spans)
         differing = differences([one.text for one in generations])
-        self.methods = [Text(one.config.method, style="bold") for one in generations]
+        self.names = [Text(name, style="bold") for name in names(generations)]
         self.answers = [
             _compared(one.spans, ranges, scale, marks) for one, ranges in zip(generations, differing, strict=True)
         ]
@@ -116,13 +116,13 @@ class Comparison:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """As rich asks for it."""
         if options.max_width < NARROWEST_COLUMN * len(self.answers):
-            for number, (method, answer) in enumerate(zip(self.methods, self.answers, strict=True)):
-                yield Group(*([Text()] if number else []), method, answer)
+            for number, (name, answer) in enumerate(zip(self.names, self.answers, strict=True)):
+                yield Group(*([Text()] if number else []), name, answer)
             return
         grid = Table.grid(padding=(0, 3, 0, 0), expand=True)
         for _ in self.answers:
             grid.add_column(ratio=1, overflow="fold")
-        grid.add_row(*self.methods)
+        grid.add_row(*self.names)
         grid.add_row(*self.answers)
         yield grid
 
@@ -137,9 +137,9 @@ def report(generations: Sequence[Generation], *, table: bool = False, marks: boo
         parts = [Comparison(generations, scale=scale, marks=marks), Text()]
         if len({one.text for one in generations}) == 1:
             parts += [Text("The answers are the same.", style="bold"), Text()]
-    for one in generations if table else ():
-        if any(span.candidates for span in one.spans):
-            heading = [Text(one.config.method, style="bold")] if len(generations) > 1 else []
+    for one, name in zip(generations, names(generations), strict=True):
+        if table and any(span.candidates for span in one.spans):
+            heading = [Text(name, style="bold")] if len(generations) > 1 else []
             parts += [*heading, risk_point_table(one), Text()]
     parts.append(legend(*generations, scale=scale, marks=marks))
     if len(generations) > 1:

@@ -66,6 +66,17 @@ def before(text: str, offset: int, length: int = 24) -> str:
     return "…" + (last.partition(" ")[2] or last)
 
 
+def names(generations: Sequence[Generation]) -> list[str]:
+    """What tells answers apart: their methods, and whatever else differs in their settings."""
+    configs = [one.config for one in generations]
+    differing = [
+        name
+        for name in CocoaConfig.model_fields
+        if name != "method" and any(getattr(config, name) != getattr(configs[0], name) for config in configs)
+    ]
+    return [", ".join([one.method, *(f"{name} {getattr(one, name)}" for name in differing)]) for one in configs]
+
+
 def scale_words(generations: Sequence[Generation], scale: RiskScale) -> str:
     """What the levels of a scale mean in these answers."""
     if scale.calibrated:

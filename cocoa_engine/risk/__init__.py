@@ -1,4 +1,4 @@
-"""A risk in [0, 1]: what was measured of a span, turned into the probability that it is hallucinated.
+"""A risk in [0, 1]: what was measured of a span or an answer, turned into the probability that it is hallucinated.
 
 Fitting needs scikit-learn (the extra ``risk``); using what was fitted needs nothing beyond this package.
 """
@@ -6,6 +6,13 @@ Fitting needs scikit-learn (the extra ``risk``); using what was fitted needs not
 from __future__ import annotations
 
 from cocoa_engine.risk.calibrator import CalibrationWarning, RiskCalibrator
-from cocoa_engine.risk.features import FEATURES, span_features
+from cocoa_engine.risk.features import ANSWER_FEATURES, SPAN_FEATURES, answer_features, span_features
 
-__all__ = ["FEATURES", "CalibrationWarning", "RiskCalibrator", "span_features"]
+__all__ = [
+    "ANSWER_FEATURES",
+    "SPAN_FEATURES",
+    "CalibrationWarning",
+    "RiskCalibrator",
+    "answer_features",
+    "span_features",
+]

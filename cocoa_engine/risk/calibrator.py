@@ -13,7 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.faults import explain
-from cocoa_engine.risk.features import FEATURES, SpanFigures, span_features
+from cocoa_engine.results import Generation
+from cocoa_engine.risk.features import ANSWER_FEATURES, SPAN_FEATURES, SpanFigures, answer_features, span_features
+
+EMBEDDED = Path(__file__).parent / "embedded.json"
+"""The embedded model's; what it was fitted on, and what it is worth, is said in it and in docs/signal.md."""
 
 
 class CalibrationWarning(UserWarning):
@@ -77,16 +81,16 @@ class Estimate(_Part):
 
 
 class Rival(_Part):
-    """What ranks spans without any fitting, on the same spans: its AUROC, and the calibrated risk's less that."""
+    """X: its AUROC, and the calibrated risk's less that."""
 
     auroc: Estimate
     difference: Estimate
 
 
 class ReliabilityBin(_Part):
-    """Spans whose risk is alike: how many, their mean risk, and the share of them that is hallucinated."""
+    """Items whose risk is alike: how many, their mean risk, and the share of them that is hallucinated."""
 
-    spans: int
+    items: int
     mean_risk: float
     share_hallucinated: float
 
@@ -96,12 +100,12 @@ class Validation(_Part):
 
     folds: int = Field(description="Of the cross-validation; 0 where nothing was fitted on these prompts at all.")
     prompts: int
-    spans: int
+    items: int = Field(description="Spans, or answers as wholes.")
     hallucinated: int
     auroc: Estimate
     auprc: Estimate
     brier: float = Field(description="Mean squared error of the risk.")
-    brier_of_base_rate: float = Field(description="The same of a risk that is the share of hallucinated spans.")
+    brier_of_base_rate: float = Field(description="The same of a risk that is the share of hallucinated items.")
     ece: float = Field(description="Expected calibration error: mean gap of the reliability bins, by their size.")
     reliability: list[ReliabilityBin]
     rivals: dict[str, Rival]
@@ -118,23 +122,18 @@ class Threshold(_Part):
     prompts: int
 
 
-class RiskCalibrator(_Part):
-    """The risk of a span: a logistic model of its features, and an isotonic map on top if one was fitted.
+class FittedRisk(_Part):
+    """A risk in [0, 1]: a logistic model of some features, and an isotonic map on top if one was fitted.
 
     risk = g(1 / (1 + e^-z)),  z = b + sum_k w_k (x_k - mean_k) / scale_k,  g the isotonic map or none
 
     Attributes:
-        model_name: the model whose spans it was fitted on.
-        settings: the settings these were measured with.
         data: what it was fitted on.
-        unit: what a span was in fitting: a part of an answer between risk points, or a whole answer.
+        validation: how it does on prompts that it was not fitted on.
+        threshold: from which risk on to flag, if one was chosen.
     """
 
-    schema_version: Literal[1] = 1
-    model_name: str
-    settings: Settings
     data: str
-    unit: Literal["span", "answer"]
     features: list[str]
     means: list[float]
     scales: list[float]
@@ -145,22 +144,67 @@ class RiskCalibrator(_Part):
     threshold: Threshold | None = None
 
     @model_validator(mode="after")
-    def _of_one_length(self) -> RiskCalibrator:
-        if self.features != list(FEATURES):
-            raise ValueError(f"features: this version measures {', '.join(FEATURES)}")
+    def _of_one_length(self) -> FittedRisk:
         if not len(self.features) == len(self.means) == len(self.scales) == len(self.weights):
             raise ValueError("features, means, scales and weights must be of one length")
-        if min(self.scales) <= 0:
+        if min(self.scales, default=1) <= 0:
             raise ValueError("scales must be above 0")
+        return self
+
+    def __call__(self, features: Sequence[float]) -> float:
+        """The risk by the features, in their order."""
+        scaled = zip(self.weights, features, self.means, self.scales, strict=True)
+        z = self.intercept + sum(weight * (value - mean) / scale for weight, value, mean, scale in scaled)
+        risk = logistic(z)
+        return self.isotonic(risk) if self.isotonic else risk
+
+    def flags(self, features: Sequence[float]) -> bool:
+        """Whether the risk reaches the threshold.
+
+        Raises:
+            CalibrationError: no threshold was chosen.
+        """
+        if self.threshold is None:
+            raise CalibrationError("this calibrator has no threshold; choose one when it is fitted.")
+        return self(features) >= self.threshold.value
+
+
+class RiskCalibrator(_Part):
+    """The risk of a span, of an answer as a whole, or of both.
+
+    Attributes:
+        model_name: the model whose spans and answers it was fitted on.
+        settings: the settings these were measured with.
+        span: of a span, from :data:`~cocoa_engine.risk.features.SPAN_FEATURES`; none if no spans were labelled.
+        answer: of an answer, from :data:`~cocoa_engine.risk.features.ANSWER_FEATURES`; none if no answers were.
+    """
+
+    schema_version: Literal[2] = 2
+    model_name: str
+    settings: Settings
+    span: FittedRisk | None = None
+    answer: FittedRisk | None = None
+
+    @model_validator(mode="after")
+    def _of_known_features(self) -> RiskCalibrator:
+        if self.span is None and self.answer is None:
+            raise ValueError("it holds no risk, neither of spans nor of answers")
+        for fitted, known in ((self.span, SPAN_FEATURES), (self.answer, ANSWER_FEATURES)):
+            if fitted is not None and fitted.features != list(known):
+                raise ValueError(f"features: this version measures {', '.join(known)}")
         return self
 
     @classmethod
     def load(cls, path: str | Path) -> RiskCalibrator:
         """Read one from its JSON file.
 
+        Args:
+            path: the file; ``"embedded"`` is the one that comes with the package, for the embedded model.
+
         Raises:
             CalibrationError: there is no such file, or it holds no calibrator of this version.
         """
+        path = EMBEDDED if str(path) == "embedded" else path
         try:
             return cls.model_validate_json(Path(path).read_bytes())
         except OSError as error:
@@ -173,25 +217,44 @@ class RiskCalibrator(_Part):
         Path(path).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
     def risk(self, span: SpanFigures) -> float:
-        """The risk of a span, in [0, 1]: the probability, by this calibrator, that a part of it is hallucinated."""
-        return self.risk_of(span_features(span))
+        """The risk of a span, in [0, 1]: the probability, by this calibrator, that a part of it is hallucinated.
 
-    def risk_of(self, features: Sequence[float]) -> float:
-        """The risk by the features, in the order of :data:`~cocoa_engine.risk.features.FEATURES`."""
-        scaled = zip(self.weights, features, self.means, self.scales, strict=True)
-        z = self.intercept + sum(weight * (value - mean) / scale for weight, value, mean, scale in scaled)
-        risk = logistic(z)
-        return self.isotonic(risk) if self.isotonic else risk
+        Raises:
+            CalibrationError: it was fitted on whole answers only.
+        """
+        return self._of_spans(span_features(span))
+
+    def answer_risk(self, generation: Generation) -> float:
+        """The risk of an answer, in [0, 1]: the probability, by this calibrator, that it is wrong as a whole.
+
+        Raises:
+            CalibrationError: it was fitted on spans only.
+        """
+        return self._of_answers(answer_features(generation))
 
     def flags(self, span: SpanFigures) -> bool:
         """Whether a span's risk reaches the threshold.
 
         Raises:
-            CalibrationError: no threshold was chosen.
+            CalibrationError: no threshold was chosen, or it was fitted on whole answers only.
         """
-        if self.threshold is None:
-            raise CalibrationError("this calibrator has no threshold; choose one when it is fitted.")
-        return self.risk(span) >= self.threshold.value
+        return self._of_spans.flags(span_features(span))
+
+    def flags_answer(self, generation: Generation) -> bool:
+        """Whether an answer's risk reaches the threshold; errors as for :meth:`flags`."""
+        return self._of_answers.flags(answer_features(generation))
+
+    @property
+    def _of_spans(self) -> FittedRisk:
+        if self.span is None:
+            raise CalibrationError("this calibrator was fitted on whole answers: it knows no risk of a span.")
+        return self.span
+
+    @property
+    def _of_answers(self) -> FittedRisk:
+        if self.answer is None:
+            raise CalibrationError("this calibrator was fitted on spans: it knows no risk of an answer as a whole.")
+        return self.answer
 
     def mismatches(self, model_name: str, config: CocoaConfig | None, num_layers: int) -> list[str]:
         """In what a model and its settings (if they are known) differ from those of the fit, in words."""

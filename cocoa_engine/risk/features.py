@@ -1,31 +1,52 @@
-"""What of a span its risk is worked out from: plain numbers, from a decoded span or from a given text alike."""
+"""What a risk is worked out from: plain numbers, of a span or of a whole answer, decoded or given as text."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Protocol
 
-from cocoa_engine.results import Candidate
+from cocoa_engine.results import Candidate, Generation, Preceding
 
 MARGIN_CAP = 20.0
 """Margins above it, in nats, count as this; an infinite one (a single allowed token) could not be weighed."""
 
-FEATURES = (
+ANSWER_FEATURES = (
     "con_mlds",
     "f_mlds",
     "mean_log_prob",
     "min_log_prob",
-    "entropy",
-    "margin",
     "mean_entropy",
-    "candidates",
-    "candidate_spread",
+    "mean_margin",
+    "copied",
+    "copied_run",
+    "mean_rank",
     "log_tokens",
 )
-"""In this order: both MLDS; log p of its tokens, mean and lowest; entropy and margin where the span begins (the risk
-point), and the mean entropy; how many tokens competed there, and log p of the best of these less that of the last; log
-of the number of tokens. Logarithms are natural, entropies in nats."""
+"""In this order: both MLDS, means over the answer's spans weighed by their tokens; and of its tokens log p (mean and
+lowest), mean entropy and margin; the share that the prompt holds, and the mean run of the prompt that they end
+(``Span.token_copied``); the mean log(1 + id), as vocabularies that were merged pair by pair number their tokens from
+the frequent to the rare; log of their number. Logarithms are natural, entropies in nats."""
+
+SPAN_FEATURES = (
+    *ANSWER_FEATURES,
+    "entropy",
+    "max_entropy",
+    "margin",
+    "min_margin",
+    "max_rank",
+    "candidates",
+    "candidate_spread",
+    "log_position",
+    "before_log_prob",
+    "before_entropy",
+    "before_copied",
+    "before_copied_run",
+)
+"""In this order: the same of a span and its tokens; entropy where it begins (the risk point) and highest, margin where
+it begins and lowest; the highest log(1 + id); how many tokens competed there, and log p of the best of these less that
+of the last; and what stands before it (``Span.preceding``; log(1 + number) of tokens)."""
 
 
 class SpanFigures(Protocol):
@@ -38,6 +59,9 @@ class SpanFigures(Protocol):
     def f_mlds(self) -> float: ...
 
     @property
+    def token_ids(self) -> list[int]: ...
+
+    @property
     def token_log_probs(self) -> list[float]: ...
 
     @property
@@ -47,50 +71,78 @@ class SpanFigures(Protocol):
     def token_margins(self) -> list[float]: ...
 
     @property
+    def token_copied(self) -> list[int]: ...
+
+    @property
+    def preceding(self) -> Preceding: ...
+
+    @property
     def candidates(self) -> list[Candidate]: ...
 
 
 def span_features(span: SpanFigures) -> list[float]:
-    """The features of a span, in the order of :data:`FEATURES`."""
+    """The features of a span, in the order of :data:`SPAN_FEATURES`."""
     first = [candidate.token_log_probs[0] for candidate in span.candidates]
-    return features(
+    return [
         span.con_mlds,
         span.f_mlds,
-        span.token_log_probs,
-        span.token_entropies,
-        span.token_margins,
-        candidates=max(1, len(first)),
-        spread=max(first) - min(first) if first else 0.0,
-    )
+        *of_tokens(span.token_ids, span.token_log_probs, span.token_entropies, span.token_margins, span.token_copied),
+        *worst_of_tokens(span.token_ids, span.token_entropies, span.token_margins),
+        float(max(1, len(first))),
+        max(first) - min(first) if first else 0.0,
+        *of_preceding(span.preceding),
+    ]
 
 
-def features(
-    con_mlds: float,
-    f_mlds: float,
+def answer_features(generation: Generation) -> list[float]:
+    """The features of an answer, in the order of :data:`ANSWER_FEATURES`."""
+    spans = generation.spans
+    tokens = sum(len(span.token_ids) for span in spans)
+    return [
+        sum(span.con_mlds * len(span.token_ids) for span in spans) / tokens,
+        sum(span.f_mlds * len(span.token_ids) for span in spans) / tokens,
+        *of_tokens(
+            generation.token_ids,
+            list(chain.from_iterable(span.token_log_probs for span in spans)),
+            list(chain.from_iterable(span.token_entropies for span in spans)),
+            list(chain.from_iterable(span.token_margins for span in spans)),
+            list(chain.from_iterable(span.token_copied for span in spans)),
+        ),
+    ]
+
+
+def of_tokens(
+    token_ids: Sequence[int],
     log_probs: Sequence[float],
     entropies: Sequence[float],
     margins: Sequence[float],
-    *,
-    candidates: int,
-    spread: float,
+    copied: Sequence[int],
 ) -> list[float]:
-    """The features from what was measured of a span of t tokens.
-
-    Args:
-        log_probs, entropies, margins: of each token, ``[t]``.
-        candidates: how many tokens competed where it begins, 1 in a greedy run.
-        spread: log p of the most probable of them less that of the least probable.
-    """
+    """The features over t tokens, ``[t]`` each, that spans and answers share."""
     count = len(log_probs)
     return [
-        con_mlds,
-        f_mlds,
         sum(log_probs) / count,
         min(log_probs),
-        entropies[0],
-        min(margins[0], MARGIN_CAP),
         sum(entropies) / count,
-        float(candidates),
-        spread,
+        sum(min(margin, MARGIN_CAP) for margin in margins) / count,
+        sum(run > 0 for run in copied) / count,
+        sum(copied) / count,
+        sum(math.log1p(token_id) for token_id in token_ids) / count,
         math.log(count),
     ]
+
+
+def worst_of_tokens(token_ids: Sequence[int], entropies: Sequence[float], margins: Sequence[float]) -> list[float]:
+    """The features of single tokens of a span: the first and the worst."""
+    return [
+        entropies[0],
+        max(entropies),
+        min(margins[0], MARGIN_CAP),
+        min(*margins, MARGIN_CAP),
+        math.log1p(max(token_ids)),
+    ]
+
+
+def of_preceding(before: Preceding) -> list[float]:
+    """The features of what stands before a span."""
+    return [math.log1p(before.tokens), before.log_prob, before.entropy, before.copied, before.copied_run]

@@ -1,45 +1,49 @@
-"""Fitting a calibrator on labelled spans, and validating it on prompts it has not seen. Needs scikit-learn."""
+"""Fitting a risk on labelled spans or answers, and validating it on prompts it has not seen. Needs scikit-learn."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.extras import need
-from cocoa_engine.risk.calibrator import Estimate, Isotonic, RiskCalibrator, Rival, Settings, Validation
-from cocoa_engine.risk.features import FEATURES
+from cocoa_engine.risk.calibrator import Estimate, FittedRisk, Isotonic, Rival, Validation
 from cocoa_engine.risk.thresholds import Rule, choose
 from cocoa_engine.risk.validation import brier, expected_calibration_error, reliability
 from cocoa_engine.signal.ranking import Bootstrap, Interval, Ranked
 
 Floats = NDArray[np.float64]
 
-RIVALS = {
-    "-min log p": ("min_log_prob", -1),
-    "-mean log p": ("mean_log_prob", -1),
-    "mean entropy": ("mean_entropy", 1),
-    "first entropy": ("entropy", 1),
-    "-first margin": ("margin", -1),
-    "fMLDS": ("f_mlds", 1),
-    "ConMLDS": ("con_mlds", 1),
+Columns = Mapping[str, Floats]
+
+RIVALS: dict[str, Callable[[Columns], Floats]] = {
+    "-log p": lambda x: -x["mean_log_prob"] * np.exp(x["log_tokens"]),
+    "-mean log p": lambda x: -x["mean_log_prob"],
+    "-min log p": lambda x: -x["min_log_prob"],
+    "mean entropy": lambda x: x["mean_entropy"],
+    "-mean margin": lambda x: -x["mean_margin"],
+    "fMLDS": lambda x: x["f_mlds"],
+    "ConMLDS": lambda x: x["con_mlds"],
 }
-"""What ranks spans by one feature alone, and with which sign."""
+"""What ranks spans or answers without any fit: the scores of a single pass that the field uses, and either MLDS."""
 
 
 @dataclass(frozen=True)
 class LabelledFeatures:
-    """Labelled spans.
+    """Labelled items: spans, or answers as wholes.
 
     Attributes:
-        features: ``[n, len(FEATURES)]``.
+        names: of the features.
+        features: ``[n, len(names)]``.
         labels: ``[n]``, whether each is hallucinated.
         groups: the prompt of each.
     """
 
+    names: Sequence[str]
     features: Floats
     labels: NDArray[np.bool_]
     groups: list[str]
@@ -47,7 +51,22 @@ class LabelledFeatures:
     def only(self, chosen: NDArray[np.bool_]) -> LabelledFeatures:
         """Some of them."""
         groups = [group for group, kept in zip(self.groups, chosen, strict=True) if kept]
-        return LabelledFeatures(self.features[chosen], self.labels[chosen], groups)
+        return LabelledFeatures(self.names, self.features[chosen], self.labels[chosen], groups)
+
+    @property
+    def columns(self) -> Columns:
+        """Each feature by its name, ``[n]``."""
+        return dict(zip(self.names, self.features.T, strict=True))
+
+    @staticmethod
+    def pooled(sets: Sequence[LabelledFeatures]) -> LabelledFeatures:
+        """The items of several data sets, whose prompts are different ones also where they are called alike."""
+        return LabelledFeatures(
+            sets[0].names,
+            np.concatenate([one.features for one in sets]),
+            np.concatenate([one.labels for one in sets]),
+            [f"{number}/{group}" for number, one in enumerate(sets) for group in one.groups],
+        )
 
 
 @dataclass(frozen=True)
@@ -67,38 +86,35 @@ class _Fit:
 
 
 def fit(
-    spans: LabelledFeatures,
+    items: LabelledFeatures,
     *,
-    model_name: str,
-    settings: Settings,
     data: str,
-    unit: Literal["span", "answer"],
     isotonic: bool = False,
     folds: int = 5,
     draws: int = 1000,
     seed: int = 0,
     threshold: tuple[Rule, float] | None = None,
-) -> RiskCalibrator:
-    """Fit a calibrator on all spans; its validation figures come from folds of prompts that were left out in turn.
+) -> FittedRisk:
+    """Fit a risk on all items; its validation figures come from folds of prompts that were left out in turn.
 
     Args:
-        isotonic: an isotonic map on top of the logistic model, fitted on risks of spans that the latter has not seen.
+        isotonic: an isotonic map on top of the logistic model, fitted on risks of items that the latter has not seen.
         folds: of the cross-validation, grouped by prompt.
         draws: of the bootstrap, over prompts.
         threshold: a rule and its target. For ``"conformal"`` a third of the prompts is not fitted on, but chosen on;
             else the threshold is chosen on the left-out risks of the cross-validation.
 
     Raises:
-        CalibrationError: there are fewer prompts than folds, or a fold would have spans of one class only.
+        CalibrationError: there are fewer prompts than folds, or a fold would have items of one class only.
         MissingExtraError: scikit-learn is not installed.
     """
     need("sklearn.linear_model", extra="risk", what="fitting a calibrator")
-    prompts = list(dict.fromkeys(spans.groups))
-    kept, chosen_on = spans, None
+    prompts = list(dict.fromkeys(items.groups))
+    kept, chosen_on = items, None
     if threshold and threshold[0] == "conformal":
         drawn = set(np.random.default_rng(seed).permutation(prompts)[: len(prompts) // 3].tolist())
-        inside = np.array([group in drawn for group in spans.groups])
-        kept, chosen_on = spans.only(~inside), spans.only(inside)
+        inside = np.array([group in drawn for group in items.groups])
+        kept, chosen_on = items.only(~inside), items.only(inside)
     _require(kept, folds)
     risks = left_out(kept, isotonic=isotonic, folds=folds)
     fitted = _fit(kept, isotonic=isotonic)
@@ -106,12 +122,9 @@ def fit(
     if threshold:
         on = kept if chosen_on is None else chosen_on
         chosen = choose(*threshold, risks if chosen_on is None else fitted(on.features), on.labels, on.groups)
-    return RiskCalibrator(
-        model_name=model_name,
-        settings=settings,
+    return FittedRisk(
         data=data,
-        unit=unit,
-        features=list(FEATURES),
+        features=list(items.names),
         means=fitted.means.tolist(),
         scales=fitted.scales.tolist(),
         weights=fitted.weights.tolist(),
@@ -122,31 +135,31 @@ def fit(
     )
 
 
-def left_out(spans: LabelledFeatures, *, isotonic: bool, folds: int = 5) -> Floats:
+def left_out(items: LabelledFeatures, *, isotonic: bool, folds: int = 5) -> Floats:
     """Of each span, its risk by a fit on the prompts of the other folds, ``[n]``."""
-    risks = np.empty(len(spans.labels))
-    for rest, fold in _folds(spans, folds):
-        risks[fold] = _fit(spans.only(rest), isotonic=isotonic)(spans.features[fold])
+    risks = np.empty(len(items.labels))
+    for rest, fold in _folds(items, folds):
+        risks[fold] = _fit(items.only(rest), isotonic=isotonic)(items.features[fold])
     return risks
 
 
-def risks_of(calibrator: RiskCalibrator, spans: LabelledFeatures) -> Floats:
-    """The risk of each span by a calibrator that was fitted elsewhere, ``[n]``."""
-    return np.array([calibrator.risk_of(row) for row in spans.features.tolist()])
+def risks_of(fitted: FittedRisk, items: LabelledFeatures) -> Floats:
+    """The risk of each item by a fit from elsewhere, ``[n]``."""
+    return np.array([fitted(row) for row in items.features.tolist()])
 
 
-def validate(spans: LabelledFeatures, risks: Floats, *, folds: int, draws: int, seed: int) -> Validation:
-    """The figures of risks that were worked out for spans not fitted on, beside those of each rival."""
-    bootstrap = Bootstrap(spans.groups, draws, seed)
-    labels = spans.labels.astype(np.float64)
+def validate(items: LabelledFeatures, risks: Floats, *, folds: int, draws: int, seed: int) -> Validation:
+    """The figures of risks that were worked out for items not fitted on, beside those of each rival."""
+    bootstrap = Bootstrap(items.groups, draws, seed)
+    labels = items.labels.astype(np.float64)
 
     def ranked(values: Floats) -> Ranked:
         return Ranked(values, labels, 1 - labels)
 
     own = ranked(risks)
     rivals = {}
-    for name, (feature, sign) in RIVALS.items():
-        rival = ranked(sign * spans.features[:, FEATURES.index(feature)])
+    for name, score in RIVALS.items():
+        rival = ranked(score(items.columns))
         rivals[name] = Rival(
             auroc=_estimate(bootstrap.interval(rival, "auroc")),
             difference=_estimate(bootstrap.difference(own, rival, "auroc")),
@@ -154,8 +167,8 @@ def validate(spans: LabelledFeatures, risks: Floats, *, folds: int, draws: int, 
     curve = reliability(risks, labels)
     return Validation(
         folds=folds,
-        prompts=len(set(spans.groups)),
-        spans=len(labels),
+        prompts=len(set(items.groups)),
+        items=len(labels),
         hallucinated=int(labels.sum()),
         auroc=_estimate(bootstrap.interval(own, "auroc")),
         auprc=_estimate(bootstrap.interval(own, "auprc")),
@@ -167,47 +180,72 @@ def validate(spans: LabelledFeatures, risks: Floats, *, folds: int, draws: int, 
     )
 
 
-def _fit(spans: LabelledFeatures, *, isotonic: bool) -> _Fit:
+def _fit(items: LabelledFeatures, *, isotonic: bool) -> _Fit:
     from sklearn.isotonic import IsotonicRegression
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.preprocessing import StandardScaler
 
-    scaler: Any = StandardScaler().fit(spans.features)
-    model: Any = LogisticRegression(max_iter=1000).fit(scaler.transform(spans.features), spans.labels)
-    plain = _Fit(scaler.mean_, scaler.scale_, model.coef_[0], float(model.intercept_[0]), None)
+    plain = _logistic(items, _best_strength(items))
     if not isotonic:
         return plain
-    unseen = left_out(spans, isotonic=False, folds=4)
-    curve: Any = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(unseen, spans.labels)
+    unseen = left_out(items, isotonic=False, folds=4)
+    curve: Any = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(unseen, items.labels)
     x, first = np.unique(curve.X_thresholds_, return_index=True)
     y = np.maximum.accumulate(np.clip(curve.y_thresholds_[first], 0, 1))
     return _Fit(plain.means, plain.scales, plain.weights, plain.intercept, Isotonic(x=x.tolist(), y=y.tolist()))
 
 
-def _folds(spans: LabelledFeatures, folds: int) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
-    """Of each fold, which spans are in the rest and which in it; no prompt is in both."""
+STRENGTHS = (0.03, 0.3, 3.0)
+"""Of the logistic model's fit against its penalty (scikit-learn's C); the best is found anew in every fit."""
+
+
+def _best_strength(items: LabelledFeatures) -> float:
+    """The one with the lowest log loss on prompts left out."""
+    losses = dict.fromkeys(STRENGTHS, 0.0)
+    for rest, fold in _folds(items, 3):
+        inside, labels = items.only(rest), items.labels[fold]
+        for strength in STRENGTHS:
+            risks = np.clip(_logistic(inside, strength)(items.features[fold]), 1e-12, 1 - 1e-12)
+            losses[strength] -= float(np.log(np.where(labels, risks, 1 - risks)).sum())
+    return min(STRENGTHS, key=lambda strength: losses[strength])
+
+
+def _logistic(items: LabelledFeatures, strength: float) -> _Fit:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    scaler: Any = StandardScaler().fit(items.features)
+    model: Any = LogisticRegression(C=strength, max_iter=1000).fit(scaler.transform(items.features), items.labels)
+    return _Fit(scaler.mean_, scaler.scale_, model.coef_[0], float(model.intercept_[0]), None)
+
+
+def _folds(items: LabelledFeatures, folds: int) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
+    """Of each fold, which items are in the rest and which in it; no prompt is in both."""
     from sklearn.model_selection import StratifiedGroupKFold
 
     splitter: Any = StratifiedGroupKFold(n_splits=folds, shuffle=True, random_state=0)
     parts = []
-    for _, fold in splitter.split(spans.features, spans.labels, spans.groups):
-        inside = np.zeros(len(spans.labels), dtype=bool)
+    for _, fold in splitter.split(items.features, items.labels, items.groups):
+        inside = np.zeros(len(items.labels), dtype=bool)
         inside[fold] = True
         parts.append((~inside, inside))
     return parts
 
 
-def _require(spans: LabelledFeatures, folds: int) -> None:
-    if not np.isfinite(spans.features).all():
-        raise CalibrationError("a feature of a span is not finite; it cannot be fitted on.")
+def lacks(items: LabelledFeatures, folds: int) -> str | None:
+    """What items lack to be fitted on, in words; none if nothing."""
     # the isotonic map divides what is left of a fold into four again
     least = 2 * folds
-    for what, chosen in (("hallucinated", spans.labels), ("supported", ~spans.labels)):
-        prompts = len({group for group, is_one in zip(spans.groups, chosen, strict=True) if is_one})
+    for what, chosen in (("hallucinated", items.labels), ("supported", ~items.labels)):
+        prompts = len({group for group, is_one in zip(items.groups, chosen, strict=True) if is_one})
         if prompts < least:
-            raise CalibrationError(
-                f"{prompts} prompts have {what} spans; {folds} folds of a cross-validation need at least {least}."
-            )
+            return f"{prompts} prompts have {what} items; {folds} folds of a cross-validation need at least {least}."
+    return None
+
+
+def _require(items: LabelledFeatures, folds: int) -> None:
+    if not np.isfinite(items.features).all():
+        raise CalibrationError("a feature of an item is not finite; it cannot be fitted on.")
+    if missing := lacks(items, folds):
+        raise CalibrationError(missing)
 
 
 def _estimate(interval: Interval) -> Estimate:

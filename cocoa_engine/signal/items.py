@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -141,8 +141,8 @@ class _Rows:
             else np.zeros((0, 0))
             for name in ("consecutive", "to_pre_norm", "to_post_norm")
         )
-        bare = None if self.bare is None else self.bare.items()
-        return Items(self.level, self.groups, self.answers, *columns.T, *layers, bare=bare)
+        items = Items(self.level, self.groups, self.answers, *columns.T, *layers)
+        return items if self.bare is None else replace(items, bare=self.bare.items())
 
 
 def collect(answers: Iterable[Forced]) -> dict[Level, Items]:

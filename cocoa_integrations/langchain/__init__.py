@@ -10,6 +10,7 @@ from cocoa_engine.extras import need
 from cocoa_integrations.langchain.callbacks import RiskCallbackHandler, get_risk_callback
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.gates import risk_gate
+from cocoa_integrations.langchain.grounding import context_lift, with_context_lift
 from cocoa_integrations.langchain.llm import CocoaLLM
 from cocoa_integrations.langchain.parsers import RiskOutputParser
 from cocoa_integrations.langchain.runnables import argument_risks, get_risk, get_spans, max_risk
@@ -27,11 +28,13 @@ __all__ = [
     "RiskOutputParser",
     "UnsupportedFeatureError",
     "argument_risks",
+    "context_lift",
     "get_risk",
     "get_risk_callback",
     "get_spans",
     "max_risk",
     "risk_gate",
+    "with_context_lift",
 ]
 
 _LAZY = {"RiskMiddleware": "middleware", "ToolRiskMiddleware": "tool_risk"}

@@ -143,6 +143,8 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
         config = property(config_of)
 
     _ls_model_type: ClassVar[Literal["chat", "llm"]]
+    _tool_options: ClassVar[frozenset[str]] = frozenset()
+    """The names of the options that ask for tools, for messages."""
 
     def __init__(self, **options: Any) -> None:
         settings, rest = split_settings(options)
@@ -247,7 +249,7 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
             raise ConfigError(
                 f"a {type(self).__name__} keeps the model it was made with ({self._name}); make another for {name!r}"
             )
-        refuse_unknown(rest, _PER_CALL, what=f"a call of {type(self).__name__}")
+        refuse_unknown(rest, _PER_CALL | self._tool_options, what=f"a call of {type(self).__name__}")
         config = config_of(self).replace(**settings, **({} if stop is None else {"stop": stop}))
         try:
             checked = CallOptions(**rest)

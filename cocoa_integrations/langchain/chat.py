@@ -22,9 +22,9 @@ from cocoa_engine.faults import unknown
 from cocoa_integrations.langchain.base import TOOL_DETAILS, TOOLS, CocoaModel, usage_of
 from cocoa_integrations.langchain.messages import to_chat, to_entries
 from cocoa_integrations.langchain.structured import json_parser, json_schema_of, structured, tool_parser
-from cocoa_integrations.langchain.tools import ChunkWriter, new_id, tool_calls, tool_request
+from cocoa_integrations.langchain.tools import ChunkWriter, tool_calls, tool_request
 from cocoa_integrations.metadata import RISK_KEY, SPANS_KEY, all_spans, span_metadata
-from cocoa_integrations.tool_calling import Call, Plan, ToolRequest, tool_call_risks
+from cocoa_integrations.tool_calling import Call, Plan, ToolRequest, new_id, tool_call_risks
 from cocoa_integrations.tool_calling.streaming import GrowingAnswer
 from cocoa_integrations.tracing import RiskTrace
 
@@ -58,6 +58,7 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
     """
 
     _ls_model_type = "chat"
+    _tool_options = TOOLS | TOOL_DETAILS
 
     _tool_request: ToolRequest = PrivateAttr(default_factory=ToolRequest)
     """What the call that this copy was made for asks for."""

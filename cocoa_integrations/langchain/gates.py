@@ -38,7 +38,8 @@ def risk_gate(
 
     **Streams.** Nobody knows whether an answer is too risky before its last span: with ``raise`` and ``abstain`` the
     whole answer is held back until then and passes as one chunk, so a fallback can still begin anew. With ``mark``
-    messages stream through, each span marked or not as it comes; dicts of text and risk are held back.
+    messages stream through, each span marked or not as it comes (but from where a tool call may begin, the rest is held
+    back); dicts of text and risk are held back.
 
     Args:
         threshold: from where on a span is too risky. With a calibrator the risk is a probability. Without one it is the
@@ -170,7 +171,7 @@ class _Stream:
 
     def let_in(self, chunk: Any) -> Iterator[Any]:
         """Take the next chunk; gives those that may pass."""
-        if self._gate.on_risk == "mark" and isinstance(chunk, BaseMessage):
+        if self._held is None and self._gate.on_risk == "mark" and _is_its_spans(chunk):
             yield self._marked(chunk)
         else:
             self._held = chunk if self._held is None else self._held + chunk
@@ -178,7 +179,8 @@ class _Stream:
     def end(self) -> Iterator[Any]:
         """What may pass at last."""
         if self._held is not None:
-            yield self._gate.passed(self._held)
+            marks = self._gate.on_risk == "mark" and isinstance(self._held, BaseMessage)
+            yield self._marked(self._held) if marks else self._gate.passed(self._held)
         if self._last is not None and not self._reported:
             get_risk(self._last)  # says what is missing
 
@@ -191,6 +193,11 @@ class _Stream:
             if self._gate.limit.risky(report["spans"]):
                 chunk = self._gate._noted(chunk, report)
         return chunk
+
+
+def _is_its_spans(chunk: Any) -> bool:
+    """Whether a chunk is text and risk of the same spans; where a tool call may begin, the text comes later."""
+    return isinstance(chunk, BaseMessage) and chunk.text == "".join(span["text"] for span in get_spans(chunk))
 
 
 def _calls_tools(answer: Any) -> bool:

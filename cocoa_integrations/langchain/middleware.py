@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from langchain.agents.middleware import AgentMiddleware, AgentState, ExtendedModelResponse, ModelRequest, ModelResponse
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage
 from langgraph.constants import TAG_NOSTREAM
 from langgraph.types import Command
 from typing_extensions import NotRequired
@@ -165,23 +165,20 @@ class _Trial:
         assert self._best is not None
         response, message, report = self._best
         risky = report is not None and bool(self._limit.risky(report["spans"]))
-        if risky and (gate := self._middleware.gate) is not None:
-            # An id of its own: what was streamed under the old one is another message.
-            acted_on = gate.passed(message).model_copy(update={"id": None})
-            response = _replaced(response, message, acted_on, abstained=gate.on_risk == "abstain")
         entry = {
             "report": report,
             "value": None if report is None else highest(report["spans"], self._limit.metric),
             "action": self._middleware.on_risk if risky else "none",
             "attempts": self._values,
         }
-        return ExtendedModelResponse(model_response=response, command=Command(update={"cocoa_risk": [entry]}))
-
-
-def _replaced(
-    response: ModelResponse[Any], old: BaseMessage, new: BaseMessage, *, abstained: bool
-) -> ModelResponse[Any]:
-    if abstained:  # the results of tool calls that are no more have nothing to answer to
-        return ModelResponse(result=[new])
-    result = [new if message is old else message for message in response.result]
-    return ModelResponse(result=result, structured_response=response.structured_response)
+        update: dict[str, Any] = {"cocoa_risk": [entry]}
+        if risky and (gate := self._middleware.gate) is not None:
+            # An id of its own: what was streamed under the old one is another message.
+            acted_on = gate.passed(message).model_copy(update={"id": None})
+            if gate.on_risk == "abstain":
+                response = ModelResponse(result=[acted_on])  # nor results of tool calls that are no more
+                update["jump_to"] = "end"  # an agent with a response format would ask again until it gets one
+            else:
+                result = [acted_on if one is message else one for one in response.result]
+                response = ModelResponse(result=result, structured_response=response.structured_response)
+        return ExtendedModelResponse(model_response=response, command=Command(update=update))

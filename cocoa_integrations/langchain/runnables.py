@@ -92,5 +92,6 @@ def find_risk(answer: Any) -> dict[str, Any] | None:
     if isinstance(answer, Generation):
         return (answer.generation_info or {}).get(RISK_KEY)
     if isinstance(answer, Mapping):
-        return answer.get("risk")
+        report = answer.get("risk")
+        return report if isinstance(report, dict) and "spans" in report else None
     return None

@@ -9,11 +9,12 @@ from typing import Any
 
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage
-from langchain_core.output_parsers import JsonOutputParser
+from langchain_core.output_parsers import BaseCumulativeTransformOutputParser
 from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
 from langchain_core.outputs import Generation
 from langchain_core.runnables import Runnable, RunnableGenerator, RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+from langchain_core.utils.json import parse_partial_json
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel, ValidationError
 from pydantic.v1 import ValidationError as ValidationErrorV1
@@ -26,23 +27,26 @@ def json_schema_of(schema: Any) -> dict[str, Any]:
     return dict(convert_to_json_schema(schema))
 
 
-class WholeJsonParser(JsonOutputParser):
+class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
     """Reads the JSON of an answer; while it streams, what is there of it so far.
 
     LangChain's own parser completes JSON that was cut off.
-
-    Raises:
-        OutputParserException: a complete answer is no JSON, or does not fit ``pydantic_object``.
     """
 
+    schema_class: Any = None
+    """A pydantic class that the answer becomes an object of."""
+
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        """The value of the answer; of a part of one, the value so far or None."""
+        """The value of the answer; of a part of one, the value so far or None.
+
+        Raises:
+            OutputParserException: a complete answer is no JSON, or does not fit the class.
+        """
         info = getattr(getattr(result[0], "message", None), "response_metadata", {})
         if partial and "finish_reason" not in info:
-            value = super().parse_result(result, partial=True)
             try:
-                return value if self.pydantic_object is None or value is None else self._validated(value)
-            except (ValidationError, ValidationErrorV1):
+                return self._validated(parse_partial_json(result[0].text))
+            except (ValueError, ValidationErrorV1):  # pydantic 2 raises a ValueError
                 return None
         text = result[0].text
         try:
@@ -51,20 +55,25 @@ class WholeJsonParser(JsonOutputParser):
             cut = ": it was cut off, raise max_tokens" if info.get("finish_reason") == "length" else ""
             raise OutputParserException(f"the answer is no complete JSON{cut} ({error})", llm_output=text) from error
         try:
-            return value if self.pydantic_object is None else self._validated(value)
+            return self._validated(value)
         except (ValidationError, ValidationErrorV1) as error:
             raise OutputParserException(f"the answer does not fit the schema: {error}", llm_output=text) from error
 
+    def parse(self, text: str) -> Any:
+        """As :meth:`parse_result`, of a text."""
+        return self.parse_result([Generation(text=text)])
+
     def _validated(self, value: Any) -> Any:
-        assert self.pydantic_object is not None
-        if issubclass(self.pydantic_object, BaseModel):
-            return self.pydantic_object.model_validate(value)
-        return self.pydantic_object.parse_obj(value)
+        if self.schema_class is None or value is None:
+            return value
+        if issubclass(self.schema_class, BaseModel):
+            return self.schema_class.model_validate(value)
+        return self.schema_class.parse_obj(value)
 
 
 def json_parser(schema: Any) -> Runnable[Any, Any]:
     """From a message with JSON to an object of the schema's class, or a dict."""
-    return WholeJsonParser(pydantic_object=schema if _is_class(schema) else None)
+    return WholeJsonParser(schema_class=schema if _is_class(schema) else None)
 
 
 def tool_parser(schema: Any) -> Runnable[Any, Any]:

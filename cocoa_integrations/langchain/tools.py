@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from uuid import uuid4
 
-from langchain_core.messages.ai import InvalidToolCall, ToolCall
-from langchain_core.messages.tool import ToolCallChunk, invalid_tool_call, tool_call, tool_call_chunk
+from langchain_core.messages import InvalidToolCall, ToolCall, ToolCallChunk
+from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.json import parse_partial_json
 
-from cocoa_integrations.tool_calling import Call, ToolRequest
+from cocoa_integrations.tool_calling import Call, ToolRequest, new_id
 from cocoa_integrations.tool_calling.streaming import CallDelta
 
 
@@ -33,11 +32,6 @@ def tool_request(options: Mapping[str, Any]) -> ToolRequest:
         parallel_tool_calls=options.get("parallel_tool_calls"),
         response_format=options.get("response_format"),
     )
-
-
-def new_id() -> str:
-    """An id for a call: nine letters and digits, which is all that Mistral's templates take."""
-    return uuid4().hex[:9]
 
 
 def tool_calls(calls: Sequence[tuple[str, Call]]) -> tuple[list[ToolCall], list[InvalidToolCall]]:

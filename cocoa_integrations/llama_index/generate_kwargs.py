@@ -52,7 +52,7 @@ _INSTEAD = {
     "num_beams": "it searches candidate spans instead, see max_candidates and max_span_tokens",
     "num_return_sequences": "ask again with a temperature above 0",
     "streamer": "use stream_complete or stream_chat",
-    "tools": "this model does no function calling; ReActAgent describes tools in the prompt instead",
+    "tools": "a text model calls none; tools go with chat messages, see chat_with_tools and FunctionAgent",
 }
 _SAMPLING = ("do_sample", "stop_strings", "pad_token_id")
 BESIDE_SETTINGS = (*_PROCESSORS, *_CRITERIA)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
 from llama_index.core.base.llms.types import (
@@ -18,11 +19,13 @@ from llama_index.core.base.llms.types import (
     CompletionResponseGen,
     LLMMetadata,
     MessageRole,
+    ToolCallBlock,
 )
 from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, ValidationError, field_serializer
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-from llama_index.core.llms.custom import CustomLLM
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, PromptError, Runtime, SpanStream
@@ -33,16 +36,20 @@ from cocoa_integrations.llama_index.async_stream import AsyncSpanStream
 from cocoa_integrations.llama_index.callbacks import Start, Watchers
 from cocoa_integrations.llama_index.generate_kwargs import BESIDE_SETTINGS, DecodeOptions
 from cocoa_integrations.llama_index.loading import engine_for
-from cocoa_integrations.llama_index.messages import edited, require_text, template_messages
+from cocoa_integrations.llama_index.messages import arguments_of, edited, require_text, template_messages
 from cocoa_integrations.llama_index.responses import Answer, Chunks, whole_answer
+from cocoa_integrations.llama_index.tools import ChatReader, split_tools
 from cocoa_integrations.settings import LOADING, DecodeSettings, config_of, fields_of, refuse_unknown, split_settings
+
+if TYPE_CHECKING:
+    from llama_index.core.tools.types import BaseTool
 
 logger = logging.getLogger(__name__)
 
 Response = TypeVar("Response", CompletionResponse, ChatResponse)
 
 
-class CocoaLLM(DecodeSettings, CustomLLM):
+class CocoaLLM(DecodeSettings, FunctionCallingLLM):
     """A local Hugging Face model, decoded with CoCoA, that says how risky each span of its answers is.
 
     Every field of :class:`CocoaConfig` is an option too, of the constructor and of each call::
@@ -102,7 +109,7 @@ class CocoaLLM(DecodeSettings, CustomLLM):
     tokenizer_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False, description="For loading the tokenizer.")
     runtime: Runtime | None = Field(default=None, description="How the model is run: speed and memory.")
     calibrator: str | None = Field(
-        default=None, description="File of a RiskCalibrator: the risk of every span is then in [0, 1]."
+        default=None, description="File of a RiskCalibrator, or embedded: risks are then in [0, 1]."
     )
     model_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False, description="For loading the model.")
     generate_kwargs: dict[str, Any] = Field(
@@ -114,7 +121,14 @@ class CocoaLLM(DecodeSettings, CustomLLM):
         "template or messages_to_prompt, and completions are not wrapped.",
     )
 
+    is_function_calling_model: bool = Field(
+        False,
+        description="Whether LlamaIndex should have it call functions: FunctionAgent and structured_predict do. "
+        "Default: if chat messages go through the chat template, and the extra `tools` is installed.",
+    )
+
     _engine: CocoaEngine = PrivateAttr()
+    _tool_required: bool = PrivateAttr(default=False)
 
     def __init__(
         self,
@@ -127,6 +141,7 @@ class CocoaLLM(DecodeSettings, CustomLLM):
         query_wrapper_prompt: BasePromptTemplate | str | None = None,
         generate_kwargs: dict[str, Any] | None = None,
         is_chat_model: bool | None = None,
+        is_function_calling_model: bool | None = None,
         **options: Any,
     ) -> None:
         settings, rest = split_settings(options)
@@ -146,6 +161,7 @@ class CocoaLLM(DecodeSettings, CustomLLM):
             "query_wrapper_prompt": _query_wrapper(query_wrapper_prompt),
             "generate_kwargs": {name: value for name, value in standing.items() if name in BESIDE_SETTINGS},
             "is_chat_model": is_chat_model or False,
+            "is_function_calling_model": is_function_calling_model or False,
         }
         try:
             super().__init__(**fields)
@@ -160,6 +176,9 @@ class CocoaLLM(DecodeSettings, CustomLLM):
             chats = self._formats_messages or self._engine.has_chat_template
             wrapped = self.query_wrapper_prompt is not None or rest.get("completion_to_prompt") is not None
             self.is_chat_model = chats and not wrapped
+        if is_function_calling_model is None:
+            by_template = self._engine.has_chat_template and not self._formats_messages
+            self.is_function_calling_model = self.is_chat_model and by_template and find_spec("llguidance") is not None
 
     @classmethod
     def class_name(cls) -> str:
@@ -178,6 +197,7 @@ class CocoaLLM(DecodeSettings, CustomLLM):
             context_window=self.context_window,
             num_output=self._decoding({}).config.max_new_tokens,
             is_chat_model=self.is_chat_model,
+            is_function_calling_model=self.is_function_calling_model,
             model_name=self._engine.model_name,
         )
 
@@ -216,31 +236,89 @@ class CocoaLLM(DecodeSettings, CustomLLM):
         """The assistant's answer to chat messages.
 
         Args:
-            messages: text only.
-            **kwargs: as for :meth:`complete`.
+            messages: text, tool calls and their results.
+            **kwargs: as for :meth:`complete`; and ``tools`` (OpenAI's format), ``tool_choice``, ``strict``,
+                ``parallel_tool_calls`` and ``response_format``, with OpenAI's meanings. A call that ``tool_choice``
+                requires is held to its tool's JSON schema, token by token; so is one that the model decides on with
+                ``strict=True``. The risk of every argument is in ``additional_kwargs["cocoa_risk"]["tool_calls"]``.
 
         Raises:
             ChatTemplateError: the tokenizer has no chat template and ``messages_to_prompt`` was not given, or the
                 template refuses the messages.
             PromptError: the messages hold more than text, or do not fit the context window.
             ConfigError: an option is unknown, out of range or cannot be honoured.
+            IncompleteAnswerError: a call that was required was cut off.
         """
-        return self._answer(self._conversation(messages, kwargs)).to_chat()
+        reader, start = self._conversation(messages, kwargs)
+        return reader.response(self._answer(start))
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """As :meth:`chat`, a chunk for each span as soon as it is decided."""
-        return self._stream(self._conversation(messages, kwargs), Answer.to_chat)
+        reader, start = self._conversation(messages, kwargs)
+        return self._stream(start, reader.response)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """As :meth:`chat`, off the event loop; cancelling it stops the work."""
-        return (await self._aanswer(self._conversation(messages, kwargs))).to_chat()
+        reader, start = self._conversation(messages, kwargs)
+        return reader.response(await self._aanswer(start))
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """As :meth:`stream_chat`, off the event loop; cancelling or leaving it stops the work."""
-        return await self._astream(self._conversation(messages, kwargs), Answer.to_chat)
+        reader, start = self._conversation(messages, kwargs)
+        return await self._astream(start, reader.response)
+
+    def get_tool_calls_from_response(
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
+    ) -> list[ToolSelection]:
+        """The calls of a response; of one that is not complete, calls so far.
+
+        Raises:
+            ValueError: there is none, and ``error_on_no_tool_call``.
+        """
+        blocks = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+        if not blocks and error_on_no_tool_call:
+            raise ValueError(f"expected at least one tool call, but the answer is {response.message.content!r}")
+        return [
+            ToolSelection(tool_id=block.tool_call_id or "", tool_name=block.tool_name, tool_kwargs=arguments_of(block))
+            for block in blocks
+        ]
+
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        if isinstance(user_msg, str):
+            user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
+        choice = kwargs.pop("tool_choice", None)
+        required = tool_required or self._tool_required
+        return {
+            "messages": [*(chat_history or []), *([] if user_msg is None else [user_msg])],
+            "tools": [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools],
+            "tool_choice": choice or ("required" if required and tools else "auto"),
+            "parallel_tool_calls": allow_parallel_tool_calls and choice in (None, "auto"),
+            **kwargs,
+        }
+
+    def _structured_stream_call(self, *args: Any, **kwargs: Any) -> Any:
+        return super(CocoaLLM, self._requiring())._structured_stream_call(*args, **kwargs)
+
+    async def _structured_astream_call(self, *args: Any, **kwargs: Any) -> Any:
+        return await super(CocoaLLM, self._requiring())._structured_astream_call(*args, **kwargs)
+
+    def _requiring(self) -> CocoaLLM:
+        """A copy whose calls are required: LlamaIndex does not ask for that in structured streams."""
+        copy = self.model_copy()
+        copy._tool_required = True
+        return copy
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> CocoaLLM:
         """A copy that shares the engine."""
@@ -283,26 +361,36 @@ class CocoaLLM(DecodeSettings, CustomLLM):
 
         return start
 
-    def _conversation(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> Start:
+    def _conversation(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> tuple[ChatReader, Start]:
+        """How the answer is to be read, and what starts it."""
+        request, rest = split_tools(options)
+        reader = ChatReader(request, self._engine)
+
         def start(edit: Callable[[str], str] | None = None) -> SpanStream:
-            decoding = self._decoding(options)
+            decoding = self._decoding(rest)
             require_text(messages)
             opened = list(messages) if edit is None else edited(messages, edit)
             if opened[0].role not in (MessageRole.SYSTEM, MessageRole.DEVELOPER):
                 opened = self._extend_messages(opened)
             if not self._formats_messages:
-                return self._begin(self._engine.encode_chat(template_messages(opened)), decoding)
+                told, template_kwargs = reader.plan.prompt(template_messages(opened))
+                prompt = self._engine.encode_chat(told, **template_kwargs)
+                return self._begin(prompt, decoding, reader.plan.processors())
+            if request:
+                raise ConfigError(
+                    "tools and response_format go through the chat template; leave out messages_to_prompt."
+                )
             assert self.messages_to_prompt is not None
             return self._begin(self.messages_to_prompt(opened), decoding)
 
-        return start
+        return reader, start
 
     def _decoding(self, options: Mapping[str, Any]) -> DecodeOptions:
         """What a call is asked to do: the settings and options as they stand, then its own."""
         standing = DecodeOptions(config_of(self)).updated({"stopping_ids": self.stopping_ids or None})
         return standing.updated(self.generate_kwargs).updated(options)
 
-    def _begin(self, prompt: str | list[int], decoding: DecodeOptions) -> SpanStream:
+    def _begin(self, prompt: str | list[int], decoding: DecodeOptions, processors: Sequence[Any] = ()) -> SpanStream:
         config = decoding.config
         if prompt:  # the engine refuses an empty one
             prompt = self._token_ids(prompt) if isinstance(prompt, str) else prompt
@@ -316,7 +404,7 @@ class CocoaLLM(DecodeSettings, CustomLLM):
         return self._engine.stream(
             prompt,
             config=config,
-            logits_processor=decoding.logits_processors(),
+            logits_processor=[*decoding.logits_processors(), *processors],
             stopping_criteria=decoding.stopping_criteria(),
         )
 

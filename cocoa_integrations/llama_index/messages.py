@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
+from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 
 from cocoa_engine import PromptError
 
@@ -17,17 +19,17 @@ _TEMPLATE_ROLES = {
 
 
 def require_text(messages: Sequence[ChatMessage]) -> None:
-    """Refuse a conversation that is not text.
+    """Refuse a conversation that is not text and tool calls.
 
     Raises:
         PromptError: there is no text at all, or a message holds something else.
     """
     for message in messages:
         for block in message.blocks:
-            if not isinstance(block, TextBlock):
+            if not isinstance(block, (TextBlock, ToolCallBlock)):
                 kind = type(block).__name__
                 raise PromptError(f"this model reads text only, but a {message.role.value} message has a {kind}.")
-    if not any((message.content or "").strip() for message in messages):
+    if not any((message.content or "").strip() or _calls(message) for message in messages):
         raise PromptError("the conversation is empty; give at least one message with text.")
 
 
@@ -46,9 +48,45 @@ def edited(messages: Sequence[ChatMessage], edit: Callable[[str], str]) -> list[
     ]
 
 
-def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
-    """Role and text of each message. ``additional_kwargs`` are not for the model and stay out of its prompt."""
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Role and text of each message, its tool calls, and the call that a tool's result belongs to.
+
+    Other ``additional_kwargs`` are not for the model and stay out of its prompt.
+    """
+    converted: list[dict[str, Any]] = []
+    names: dict[str, str] = {}  # of the tools, by the ids of their calls
+    for message in messages:
+        role = _TEMPLATE_ROLES.get(message.role, message.role.value)
+        entry: dict[str, Any] = {"role": role, "content": message.content or ""}
+        if calls := _calls(message):
+            entry["tool_calls"] = calls
+            names |= {call["id"]: call["function"]["name"] for call in calls}
+        if role == "tool":
+            call_id = str(message.additional_kwargs.get("tool_call_id", ""))
+            entry |= {"tool_call_id": call_id, "name": message.additional_kwargs.get("name", names.get(call_id, ""))}
+        converted.append(entry)
+    return converted
+
+
+def _calls(message: ChatMessage) -> list[dict[str, Any]]:
+    """In OpenAI's format, the arguments a dict."""
     return [
-        {"role": _TEMPLATE_ROLES.get(message.role, message.role.value), "content": message.content or ""}
-        for message in messages
+        {
+            "type": "function",
+            "id": block.tool_call_id or "",
+            "function": {"name": block.tool_name, "arguments": arguments_of(block)},
+        }
+        for block in message.blocks
+        if isinstance(block, ToolCallBlock)
     ]
+
+
+def arguments_of(block: ToolCallBlock) -> dict[str, Any]:
+    """The arguments of a call; none if they are no complete JSON object."""
+    if isinstance(block.tool_kwargs, dict):
+        return block.tool_kwargs
+    try:
+        value = json.loads(block.tool_kwargs)
+    except json.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}

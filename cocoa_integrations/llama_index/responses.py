@@ -27,6 +27,7 @@ class Answer:
         metadata: for ``additional_kwargs``: the chunk's spans, or the whole answer's risk report.
         raw: the same, and with the whole answer its usage, finish reason and model.
         delta: what this chunk adds to the text; none if the answer was not streamed.
+        generation: the whole answer, if this is it.
     """
 
     text: str
@@ -34,6 +35,7 @@ class Answer:
     metadata: dict[str, Any]
     raw: dict[str, Any]
     delta: str | None
+    generation: Generation | None = None
 
     def to_completion(self) -> CompletionResponse:
         """As the response to a prompt."""
@@ -69,6 +71,7 @@ def whole_answer(generation: Generation, engine: CocoaEngine, *, streamed: bool 
             RISK_KEY: risk_report(generation),  # its own, as whoever changes one does not mean the other
         },
         delta="" if streamed else None,
+        generation=generation,
     )
 
 

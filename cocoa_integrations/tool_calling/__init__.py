@@ -2,7 +2,7 @@
 
 from cocoa_integrations.tool_calling.argument_risk import tool_call_risks
 from cocoa_integrations.tool_calling.plan import Plan
-from cocoa_integrations.tool_calling.reading import Call, Reading
+from cocoa_integrations.tool_calling.reading import Call, Reading, new_id
 from cocoa_integrations.tool_calling.request import ToolRequest
 
-__all__ = ["Call", "Plan", "Reading", "ToolRequest", "tool_call_risks"]
+__all__ = ["Call", "Plan", "Reading", "ToolRequest", "new_id", "tool_call_risks"]

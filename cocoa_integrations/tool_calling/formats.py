@@ -51,7 +51,7 @@ class CallFormat:
 
         Args:
             functions: those that may be called: ``name`` and ``parameters``, a JSON schema.
-            tokenizer: knows whether the opening is a special token.
+            tokenizer: knows which of the tags are tokens of their own.
             several: whether there may be more than one call.
             required: whether there must be one.
             other: what an answer without a call may be, as a term; none is any text.
@@ -64,12 +64,12 @@ class CallFormat:
         rules.append(f"call: {' | '.join(f'call_{number}' for number in range(len(functions)))}")
         opening = _term(self.opening, tokenizer)
         if self.tagged:
-            calls = f"tagged ({_literal(chr(10))} tagged)*" if several else "tagged"
-            rules.append(f"inside: {_literal(chr(10))} call {_literal(chr(10) + self.closing)}")
+            calls = f"tagged ({_NEW_LINE} tagged)*" if several else "tagged"
+            rules.append(f"inside: {_NEW_LINE} call {_NEW_LINE} {_term(self.closing, tokenizer)}")
             rules.append(f"tagged: {opening} inside")
         elif self.listed:
             more = f" ({_literal(', ')} call)*" if several else ""
-            calls = f"{opening} {_literal('[')} call{more} {_literal(']')}".strip()
+            calls = f"{opening} {_literal(' ')}? {_literal('[')} call{more} {_literal(']')}".strip()
         else:
             calls = "call"
         if required:
@@ -133,13 +133,16 @@ def template_format(engine: CocoaEngine) -> CallFormat | None:
     return LLAMA if '"parameters"' in after else None
 
 
+_NEW_LINE = '"\\n"'
+
+
 def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
 def _term(text: str, tokenizer: Any) -> str:
-    """A text in a grammar: by its id, if it is a special token."""
+    """A text in a grammar: by its id, if it is a token that was added to the vocabulary, which no text matches."""
     for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
-        if token.special and token.content == text:
+        if token.content == text:
             return f"<[{token_id}]>"
     return _literal(text) if text else ""

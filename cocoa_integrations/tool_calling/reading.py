@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from json.decoder import JSONDecodeError, scanstring
+from json.decoder import JSONDecodeError
 from typing import Any
+from uuid import uuid4
 
 from cocoa_integrations.tool_calling.formats import CallFormat
 
 _DECODER = json.JSONDecoder(strict=False)  # models write line breaks into strings
 _SPACE = " \t\n\r"
+
+
+def new_id() -> str:
+    """An id for a call: nine letters and digits, which is all that Mistral's templates take."""
+    return uuid4().hex[:9]
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,10 @@ def _tagged(text: str, style: CallFormat, done: bool) -> tuple[list[Call], list[
         if not complete:
             stop = closing if closing >= 0 else len(text)
             last = found.pop() if found else Call(place=(inside, stop))
-            written = last.written[: len(last.written) - (len(text) - stop)] if last.name else text[inside:stop].strip()
+            if last.name is not None:
+                written = last.written[: len(last.written) - (len(text) - stop)]
+            else:
+                written = text[inside:stop].strip() if done else ""
             error = "it is not valid JSON" if closing >= 0 else None
             found.append(replace(last, written=written, place=(last.place[0], stop), error=error))
         calls += found
@@ -115,8 +124,11 @@ def _tagged(text: str, style: CallFormat, done: bool) -> tuple[list[Call], list[
 def _whole(text: str, style: CallFormat, names: Collection[str], done: bool) -> tuple[list[Call], list[str]]:
     """The calls of an answer that is all calls, if it is one."""
     at = _skip(text, 0)
-    if style.opening and text.startswith(style.opening, at):  # unless it is a special token, which decoding leaves out
+    opened = bool(style.opening) and text.startswith(style.opening, at)
+    if opened:  # unless it is a special token, which decoding leaves out
         at = _skip(text, at + len(style.opening))
+    if opened and at == len(text) and not done:
+        return [], [""]
     if at == len(text) or text[at] != ("[" if style.listed else "{"):
         return [], [text]
     calls, end = _calls_at(text, at)
@@ -154,12 +166,12 @@ def _call(text: str, at: int) -> tuple[Call, int]:
     if name is not None and not isinstance(name, str):
         return Call(written=text[at : members.end], error="its name is no text"), members.at
     key = next((key for key in ("arguments", "parameters") if key in members.complete), None)
+    if name is None and members.end is not None:
+        return Call(written=text[at : members.end], error="it has no name"), members.at
     if key is not None:
         value, start, end = members.complete[key]
         return _with_arguments(text, name, value, start, end), members.at
     if members.end is not None:
-        if name is None:
-            return Call(written=text[at : members.end], error="it has no name"), members.at
         return Call(name, "{}", {}), members.at
     if members.open_key in ("arguments", "parameters") and text.startswith("{", members.open_at):
         return Call(name, text[members.open_at :]), members.at
@@ -214,7 +226,7 @@ def _members(text: str, at: int) -> _Members:
         while not text.startswith("}", at):
             if not text.startswith('"', at):
                 return members
-            key, at = scanstring(text, at + 1, False)
+            key, at = _DECODER.raw_decode(text, at)
             at = _skip(text, at)
             if not text.startswith(":", at):
                 return members

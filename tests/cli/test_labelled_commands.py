@@ -156,24 +156,49 @@ def test_calibrate_fits_and_saves(
     assert result.exit_code == 0, result.output
     calibrator = RiskCalibrator.load(path)
     assert calibrator.model_name == engine.model_name
-    assert (calibrator.unit, calibrator.settings.middle_layers) == ("span", (10, 20))
-    assert calibrator.threshold is not None
-    assert calibrator.threshold.recall >= 0.8
-    assert calibrator.isotonic is not None
-    for words in ("calibrated risk", "-min log p", "Brier", "threshold", "12 prompts"):
+    assert calibrator.settings.middle_layers == (10, 20)
+    assert calibrator.span is not None
+    assert calibrator.answer is None  # every answer has a wrong part: as wholes they are alike
+    assert calibrator.span.threshold is not None
+    assert calibrator.span.threshold.recall >= 0.8
+    assert calibrator.span.isotonic is not None
+    for words in ("calibrated risk", "-min log p", "Brier", "threshold", "12 prompts", "No risk of answers: 0 prompts"):
         assert words in result.stdout
     shown = cocoa("calibrate", "--data", str(answers), *options, "--json").stdout
     assert RiskCalibrator.model_validate_json(shown) == RiskCalibrator.load(path)
-    assert RiskCalibrator.load(path).unit == "answer"
+    calibrator = RiskCalibrator.load(path)
+    assert calibrator.answer is not None
+    assert calibrator.span is None
     # tried out on answers it was fitted on, it is at least as good as on those left out
     checked = json.loads(cocoa("calibrate", "--data", str(answers), "--check", str(path), "--json").stdout)
-    assert checked["folds"] == 0
-    assert checked["auroc"]["estimate"] >= RiskCalibrator.load(path).validation.auroc.estimate
+    assert set(checked) == {"answer"}
+    assert checked["answer"]["folds"] == 0
+    assert checked["answer"]["auroc"]["estimate"] >= calibrator.answer.validation.auroc.estimate
     assert "24 answers of 12 prompts" in cocoa("calibrate", "--data", str(answers), "--check", str(path)).stdout
     # what was fitted on known capitals tells others apart
     engine_with = CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator=path)
     right, wrong = engine_with.score("Question: What is the capital of Germany?\nAnswer:", [" Berlin.", " Lisbon."])
-    assert right.max_risk < wrong.max_risk
+    assert right.answer_risk < wrong.answer_risk
+
+
+def test_calibrate_on_the_models_own_answers(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
+    """Of half of the questions the known answer is another city: the model cannot be right."""
+    cities = list(CAPITALS.values())
+    rows = [
+        {"question": f"What is the capital of {country}?", "answers": [city if number % 2 else cities[number - 5]]}
+        for number, (country, city) in enumerate(CAPITALS.items())
+    ]
+    questions = write(tmp_path / "questions.jsonl", rows)
+    path = tmp_path / "risk.json"
+    options = ["--folds", "2", "--draws", "20", "--max-new-tokens", "16"]
+    result = cocoa("calibrate", "--data", str(parts), "--questions", str(questions), "--out", str(path), *options)
+    assert result.exit_code == 0, result.output
+    calibrator = RiskCalibrator.load(path)
+    assert calibrator.span is not None
+    assert calibrator.answer is not None
+    assert "own answers to 12 questions" in calibrator.answer.data
+    assert 6 <= calibrator.answer.validation.hallucinated < 12
+    assert "12 answers of 12 prompts" in result.stdout
 
 
 def test_ask_and_score_show_a_calibrated_risk(
@@ -214,6 +239,8 @@ def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> 
         (["calibrate", "--data", "{answers}", "--out", "r", "--recall", "0.5", "--miss", "0.1"], "give one of them"),
         (["calibrate", "--data", "{answers}"], "give --out FILE to fit a calibrator, or --check FILE"),
         (["calibrate", "--data", "{answers}", "--check", "{answers}"], "not a calibrator"),
+        (["calibrate", "--out", "r"], "give --data PATH"),
+        (["calibrate", "--questions", "{answers}", "--out", "r"], "the field 'question' is missing"),
         (["alpha", "--data", "{answers}", "--alpha", "2"], "--alpha"),
     ],
 )

@@ -1,14 +1,25 @@
-"""Agents of the langchain package: risk in their messages and streams, and no tools dropped in silence."""
+"""Agents of the langchain package: risk in their messages and streams, tools that run, and tools that are refused."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from langchain_core.messages import ToolMessage
+from pydantic import BaseModel
 
-from cocoa_integrations.langchain import ChatCocoa, UnsupportedFeatureError, get_risk, get_risk_callback, get_spans
+from cocoa_engine import CocoaEngine, ConfigError
+from cocoa_integrations.langchain import (
+    ChatCocoa,
+    ToolRiskMiddleware,
+    argument_risks,
+    get_risk,
+    get_risk_callback,
+    get_spans,
+)
 
 agents = pytest.importorskip("langchain.agents")
+middleware = pytest.importorskip("langchain.agents.middleware")
 
 
 def test_risk_reaches_messages_updates_and_callbacks(quick_chat: ChatCocoa, quick_answer: Any, question: str) -> None:
@@ -24,14 +35,78 @@ def test_risk_reaches_messages_updates_and_callbacks(quick_chat: ChatCocoa, quic
     assert risk.reports == [expected] * 3
 
 
-@pytest.mark.parametrize("with_tools", [True, False])
-def test_tools_and_response_formats_raise(quick_chat: ChatCocoa, with_tools: bool) -> None:
-    def double(number: int) -> int:
-        """Double a number."""
-        return 2 * number
+def double(number: int) -> int:
+    """Double a number."""
+    return 2 * number
 
-    schema = {"title": "Answer", "type": "object", "properties": {"answer": {"type": "string"}}}
-    wanted = {"tools": [double]} if with_tools else {"tools": [], "response_format": schema}
-    agent = agents.create_agent(quick_chat, **wanted)
-    with pytest.raises(UnsupportedFeatureError, match="does not call tools"):
-        agent.invoke({"messages": [("user", "Double 4.")]})
+
+class FirstACall(middleware.AgentMiddleware):  # type: ignore[name-defined,misc]
+    """The small model does not call a tool by itself, so its first answer is a call."""
+
+    def wrap_model_call(self, request: Any, handler: Any) -> Any:
+        return handler(self._forced(request))
+
+    async def awrap_model_call(self, request: Any, handler: Any) -> Any:
+        return await handler(self._forced(request))
+
+    def _forced(self, request: Any) -> Any:
+        done = any(isinstance(message, ToolMessage) for message in request.messages)
+        return request.override(tool_choice="none" if done else "double")
+
+
+@pytest.fixture
+def asked() -> dict[str, Any]:
+    return {"messages": [("user", "Double 4.")]}
+
+
+def agent_of(engine: CocoaEngine, *more: Any) -> Any:
+    chat = ChatCocoa(engine=engine, max_tokens=40)
+    return agents.create_agent(chat, tools=[double], middleware=[*more, FirstACall()])
+
+
+def test_an_agent_calls_a_tool_and_answers(engine: CocoaEngine, asked: dict[str, Any]) -> None:
+    with get_risk_callback() as risk:
+        _, call, result, answer = agent_of(engine).invoke(asked)["messages"]
+    number = call.tool_calls[0]["args"]["number"]
+    assert result.content == str(2 * number)
+    assert answer.text
+    assert not answer.tool_calls
+    assert [get_risk(call), get_risk(answer)] == risk.reports
+
+
+async def test_a_risky_call_is_not_run(engine: CocoaEngine, asked: dict[str, Any]) -> None:
+    _, call, result, _ = agent_of(engine).invoke(asked)["messages"]
+    measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"]["risk"]
+    refused = agent_of(engine, ToolRiskMiddleware(max_risk=measured - 1e-3))
+    for messages in (refused.invoke(asked)["messages"], (await refused.ainvoke(asked))["messages"]):
+        assert messages[2].status == "error"
+        assert "double was not run" in messages[2].content
+        assert f"number={call.tool_calls[0]['args']['number']} ({measured:.2f})" in messages[2].content
+    for lenient in (
+        ToolRiskMiddleware(max_risk=measured + 1e-3),
+        ToolRiskMiddleware(max_risk=0, tools=["other"]),
+        ToolRiskMiddleware(max_risk=0, arguments=["other"]),
+    ):
+        assert agent_of(engine, lenient).invoke(asked)["messages"][2].content == result.content
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_risk": "low"}, {"max_risk": float("nan")}, {"max_risk": 1, "tools": "double"}]
+)
+def test_bad_limits_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        ToolRiskMiddleware(**options)
+
+
+class Answer(BaseModel):
+    """An answer."""
+
+    number: int
+
+
+@pytest.mark.parametrize("tools", [[], [double]])
+def test_a_response_format_is_kept(engine: CocoaEngine, asked: dict[str, Any], tools: list[Any]) -> None:
+    chat = ChatCocoa(engine=engine, max_tokens=40)
+    agent = agents.create_agent(chat, tools=tools, response_format=Answer)
+    state = agent.invoke(asked, {"recursion_limit": 4})
+    assert isinstance(state["structured_response"], Answer)

@@ -22,7 +22,6 @@ from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
 from cocoa_integrations.langchain import (
     ChatCocoa,
     GenerationTimeoutError,
-    UnsupportedFeatureError,
     base,
     get_risk,
     get_spans,
@@ -317,22 +316,6 @@ def test_an_empty_conversation_is_refused_before_any_work(quick_chat: ChatCocoa,
 def test_a_prompt_beyond_the_context_window_is_refused(chat: ChatCocoa) -> None:
     with pytest.raises(PromptError, match=r"tokens"):
         chat.invoke("word " * 20_000)
-
-
-def test_tools_and_schemas_are_refused_not_dropped(quick_chat: ChatCocoa, spy: Any) -> None:
-    def tool(x: int) -> int:
-        """Double a number."""
-        return 2 * x
-
-    with pytest.raises(UnsupportedFeatureError, match="does not call tools"):
-        quick_chat.bind_tools([tool])
-    with pytest.raises(NotImplementedError, match="schema"):
-        quick_chat.with_structured_output({"title": "Answer", "type": "object", "properties": {}})
-    with pytest.raises(UnsupportedFeatureError, match="tools"):
-        quick_chat.invoke("Hi", tools=[{"type": "function"}])
-    with pytest.raises(UnsupportedFeatureError, match="tools"):
-        quick_chat.get_num_tokens_from_messages([HumanMessage("Hi")], tools=[tool])
-    assert spy.calls == []
 
 
 def test_a_timeout_raises_so_that_fallbacks_start(

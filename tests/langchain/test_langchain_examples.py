@@ -44,3 +44,20 @@ def test_langchain_callback(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Jupiter" in out
     assert len(re.findall(r"candidate\(s\)", out)) > 4
     assert len(re.findall(r"(?m)^\d\.\d{3} at most, \d\.\d{3} on average: ", out)) == 2
+
+
+def test_langgraph_agent(capsys: pytest.CaptureFixture[str]) -> None:
+    told, made_up = run("langgraph_agent.py", capsys).strip().split("\n\n")
+    assert "tool: Booked: Luigi's, 4 people, 19:30." in told
+    risks = dict(re.findall(r"(?m)^  (\w+)=.*  risk (\d\.\d{3})$", made_up))
+    assert risks.keys() == {"restaurant", "people", "time"}
+    assert float(risks["restaurant"]) > 1.05
+    assert "tool: book_table was not run: the risk of these arguments is above 1.05: restaurant=" in made_up
+
+
+def test_langchain_abstain(capsys: pytest.CaptureFixture[str]) -> None:
+    known, unknown = re.split(r"\n(?=Who)", run("langchain_abstain.py", capsys).strip())
+    assert "Paris" in known
+    assert "withheld" not in known
+    assert "  I don't know.   (highest risk " in unknown
+    assert re.search(r"withheld: \S+", unknown)

@@ -153,4 +153,4 @@ def test_five_hundred_requests_leave_nothing(quick_engine: CocoaEngine, capsys: 
     assert_idle(engine)
     assert hook_count(engine.model) == hooks
     assert objects[1] <= objects[0] + 8  # the prefix cache drops and takes entries
-    assert memory[-1] - memory[4] < 16  # more than allocators wander; 250 leaking caches of 512 tokens are 48 MB
+    assert memory[-1] - memory[4] < 32  # allocators wander by half of it

@@ -36,6 +36,7 @@ REPORT = {
     "max_risk": float,
     "mean_risk": float,
     "calibrated": bool,
+    "answer_risk": (float, type(None)),
     "spans": list,
     "risk_points": int,
 }

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import pytest
-from langchain_core.language_models import FakeListChatModel
+from langchain_core.language_models import FakeListChatModel, GenericFakeChatModel
 from langchain_core.messages import AIMessage
 
 from cocoa_engine import CocoaEngine
@@ -15,6 +15,8 @@ from cocoa_integrations import langchain as cocoa_langchain
 from cocoa_integrations.langchain import ChatCocoa, HallucinationRiskError, get_risk, get_risk_callback, max_risk
 
 agents = pytest.importorskip("langchain.agents")
+
+from langchain.agents.structured_output import ToolStrategy  # noqa: E402
 
 from cocoa_integrations.langchain.middleware import RiskMiddleware  # noqa: E402  # it needs the package
 
@@ -124,6 +126,49 @@ async def test_it_raises_if_asked_to(quick_chat: ChatCocoa, quick_answer: AIMess
     assert caught.value.report == get_risk(quick_answer)
     with pytest.raises(HallucinationRiskError):
         await agent.ainvoke(asked(question))
+
+
+@pytest.mark.parametrize("on_risk", ["mark", "abstain"])
+def test_an_agent_of_the_real_model_with_a_tool(chat: ChatCocoa, question: str, on_risk: Any) -> None:
+    def look_up(name: str) -> str:
+        """Look something up."""
+        return f"{name}: nothing known"
+
+    middleware = RiskMiddleware(0.0, retry_with={"alpha": 0.0}, on_risk=on_risk)
+    state = agents.create_agent(chat, tools=[look_up], middleware=[middleware]).invoke(asked(question))
+    [entry] = state["cocoa_risk"]
+    assert len(entry["attempts"]) == 2
+    assert entry["value"] == min(entry["attempts"])
+    text = state["messages"][-1].text
+    assert text == "I don't know." if on_risk == "abstain" else "[[" in text
+
+
+class Caller(GenericFakeChatModel):
+    """Says what it is told to, tool calls too."""
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        return self
+
+
+@pytest.mark.parametrize("tools", [[], [len]])
+@pytest.mark.parametrize("on_risk", ["mark", "abstain"])
+def test_with_a_response_format_the_agent_ends_too(
+    quick_answer: AIMessage, question: str, on_risk: Any, tools: Any
+) -> None:
+    schema = {"title": "Inventor", "type": "object", "properties": {"name": {"type": "string"}}}
+    call = {"name": "Inventor", "args": {"name": "Bell"}, "id": "1", "type": "tool_call"}
+    model = Caller(messages=iter([quick_answer.model_copy(update={"tool_calls": [call]})]))  # to be asked once
+    middleware = RiskMiddleware(0.0, on_risk=on_risk)
+    agent = agents.create_agent(model, tools=tools, middleware=[middleware], response_format=ToolStrategy(schema))
+    state = agent.invoke(asked(question))
+    if on_risk == "mark":  # left as it is: its text is for programs
+        assert state["structured_response"] == {"name": "Bell"}
+    else:
+        assert state["messages"][-1].text == "I don't know."
+        assert len(state["messages"]) == 2
+        assert state["structured_response"] is None
+    [entry] = state["cocoa_risk"]
+    assert entry["action"] == on_risk
 
 
 def streamed_texts(agent: Any, question: str) -> list[str]:

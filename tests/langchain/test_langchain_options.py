@@ -115,18 +115,23 @@ async def test_bad_options_of_a_call(
         model.batch(["Hi"], **options)
 
 
-@each_model
-def test_asking_for_tools_in_a_call_is_refused(kind: Any, quick_engine: CocoaEngine) -> None:
-    model = kind(engine=quick_engine, max_tokens=1)
+def test_tools_are_refused_by_a_text_model(quick_llm: CocoaLLM) -> None:
     for options in ({"tools": [{}]}, {"response_format": {"type": "json_object"}}, {"tool_choice": "any"}):
         with pytest.raises(UnsupportedFeatureError, match=next(iter(options))):
-            model.invoke("Hi", **options)
+            quick_llm.invoke("Hi", **options)
+    with pytest.raises(UnsupportedFeatureError, match="response_format"):
+        quick_llm.bind_tools([], response_format={"type": "json_object"})
+    with pytest.raises(UnsupportedFeatureError, match="constrain"):
+        quick_llm.with_structured_output({"title": "Answer", "type": "object"})
+
+
+@each_model
+def test_no_tools_are_no_tools(kind: Any, quick_engine: CocoaEngine) -> None:
+    model = kind(engine=quick_engine, max_tokens=1)
     nothing = {"tools": [], "tool_choice": None, "strict": None, "parallel_tool_calls": False}
     assert model.invoke("Hi", model="quick", **nothing)
     assert model.bind(**nothing).invoke("Hi")
     assert model.bind_tools(**nothing) is model
-    with pytest.raises(UnsupportedFeatureError, match="response_format"):
-        model.bind_tools([], response_format={"type": "json_object"})
 
 
 @each_model
@@ -314,5 +319,5 @@ def test_models_are_not_serialised_with_their_weights(kind: Any, quick_engine: C
 def test_the_profile_tells_what_the_model_does(quick_engine: CocoaEngine) -> None:
     profile = ChatCocoa(engine=quick_engine).profile
     assert profile["max_input_tokens"] == quick_engine.context_window
-    assert profile["tool_calling"] is profile["structured_output"] is False
+    assert profile["tool_calling"] is profile["tool_choice"] is profile["structured_output"] is True
     assert "max_input_tokens" not in ChatCocoa().profile  # not known before the model is loaded

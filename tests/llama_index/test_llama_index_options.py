@@ -314,7 +314,7 @@ def test_stopping_criteria_of_transformers(llm: CocoaLLM, engine: CocoaEngine) -
         ({"num_beams": 4}, "max_candidates"),
         ({"max_length": 100}, "max_new_tokens"),
         ({"penalty_alpha": 0.6}, "cannot be honoured"),
-        ({"tools": []}, "function calling"),
+        ({"tools": []}, "chat_with_tools"),
         ({"repetition_penalty": -1.0}, "repetition_penalty"),
         ({"no_repeat_ngram_size": "two"}, "no_repeat_ngram_size"),
     ],

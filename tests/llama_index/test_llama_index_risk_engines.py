@@ -166,8 +166,17 @@ async def test_an_answer_without_a_report_is_kept(llm: CocoaLLM, retriever: BM25
         assert (response.metadata["cocoa_risk"], response.metadata["cocoa_reports"]) == (None, [])
 
 
-@pytest.mark.parametrize("how", ["chat", "stream_chat", "achat", "astream_chat"])
-@pytest.mark.parametrize("kind", [ContextChatEngine, CondensePlusContextChatEngine])
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        (ContextChatEngine, "chat"),
+        (ContextChatEngine, "achat"),
+        (ContextChatEngine, "stream_chat"),
+        (ContextChatEngine, "astream_chat"),
+        (CondensePlusContextChatEngine, "chat"),
+        (CondensePlusContextChatEngine, "astream_chat"),
+    ],
+)
 async def test_chat_engine(kind: type[Any], how: str, llm: CocoaLLM, retriever: BM25Retriever) -> None:
     engine = RiskChatEngine(kind.from_defaults(retriever=retriever, llm=llm), context_lift=True)
     texts = []
@@ -194,8 +203,7 @@ async def test_a_chat_stream_has_its_risk_at_its_end_only(llm: CocoaLLM, retriev
     assert text_of(stream.metadata["cocoa_risk"]).strip() == str(stream) == stream.response
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("how", ["query", "aquery"])
+@pytest.mark.parametrize(("how", "streaming"), [("query", False), ("aquery", True)])
 async def test_context_lift(how: str, streaming: bool, llm: CocoaLLM, retriever: BM25Retriever) -> None:
     """What the answer takes from its sources is lifted; the figures are those of plain scores."""
     said = "The lighthouse was built by Ingrid Solheim, and penguins like jazz."

@@ -79,6 +79,33 @@ def test_a_focused_span_opens_its_card(browser: Browser, tmp_path: Path) -> None
     assert share(browser.screenshot(page, DARK, fragment=name_of_span(LEVELS, 3)), DARK_CARD) > 0.1
 
 
+# as JupyterLab has them, and worse
+HOUSE_STYLES = """
+.house table { border-collapse: separate; border: 3px solid; color: red; table-layout: fixed; margin: 3em }
+.house td, .house th, .house tr { vertical-align: middle; padding: 0.5em; white-space: normal; border: 1px solid }
+.house tbody tr:nth-child(odd) { background: #f5f5f5 }
+.house td { text-align: left; text-align-last: left }
+.house p { text-align: right; margin: 0 0 2em; color: green }
+.house ul:not(.list-inline) { padding-left: 2em; margin: 2em; list-style: disc }
+.house dl dt { float: left; width: 20% }
+.house dl { margin: 2em }
+.house { font: italic 14px/2 serif; text-align: center; color: blue }
+"""
+
+
+def test_styles_of_the_page_and_of_the_answer_leave_each_other_alone(browser: Browser, tmp_path: Path) -> None:
+    opened = f"#{name_of_span(LEVELS, 3)}-card {{ display: block !important; }}"
+    page = "<!DOCTYPE html><html><meta charset=utf-8><style>{}</style><body><div class=house>{}</div>{}</body></html>"
+    words = '<div class="house"><p>Some words</p><ul><li>and more</li></ul></div>'
+    alone = browser.screenshot(written(tmp_path, page.format(opened, LEVELS._repr_html_(), "")))
+    styled = browser.screenshot(written(tmp_path, page.format(opened + HOUSE_STYLES, LEVELS._repr_html_(), "")))
+    assert (alone == styled).all(axis=2).mean() > 0.999
+    before = browser.screenshot(written(tmp_path, page.format(HOUSE_STYLES, "", words)))
+    after = browser.screenshot(written(tmp_path, page.format(HOUSE_STYLES, "", words + LEVELS._repr_html_())))
+    assert (before[:120] == after[:120]).all()
+    assert (before[:120] != 255).any()
+
+
 @pytest.mark.parametrize("above", [0, 420])
 @pytest.mark.parametrize("size", [(900, 700), (500, 760)])
 def test_an_open_card_is_wholly_in_the_window(

@@ -7,24 +7,34 @@ from typing import Any
 import numpy as np
 
 from cocoa_engine import RiskCalibrator
-from cocoa_engine.risk.calibrator import Settings
-from cocoa_engine.risk.features import FEATURES
+from cocoa_engine.risk.calibrator import FittedRisk, Settings
+from cocoa_engine.risk.features import ANSWER_FEATURES, SPAN_FEATURES
 from cocoa_engine.risk.fitting import LabelledFeatures, fit
 
 SETTINGS = Settings(final_layer="post_norm", middle_layers=(10, 20), gamma=0.3, max_candidates=8)
 EMBEDDED = "SmolLM2-135M-Instruct"
 
 
-def labelled_spans(prompts: int = 60, each: int = 6, *, seed: int = 0, signal: float = 1.0) -> LabelledFeatures:
-    """Spans whose labels depend on two of their features, and not on the others."""
+def labelled_items(
+    prompts: int = 60, each: int = 6, *, level: str = "span", seed: int = 0, signal: float = 1.0
+) -> LabelledFeatures:
+    """Spans or answers whose labels depend on two of their features, and not on the others."""
+    names = SPAN_FEATURES if level == "span" else ANSWER_FEATURES
     random = np.random.default_rng(seed)
-    features = random.normal(size=(prompts * each, len(FEATURES)))
-    z = signal * (features[:, FEATURES.index("f_mlds")] - features[:, FEATURES.index("mean_log_prob")]) - 0.5
+    features = random.normal(size=(prompts * each, len(names)))
+    z = signal * (features[:, names.index("f_mlds")] - features[:, names.index("mean_log_prob")]) - 0.5
     labels = random.random(len(z)) < 1 / (1 + np.exp(-z))
-    return LabelledFeatures(features, labels, [f"prompt {number // each}" for number in range(len(z))])
+    return LabelledFeatures(names, features, labels, [f"prompt {number // each}" for number in range(len(z))])
 
 
-def fitted(spans: LabelledFeatures | None = None, **options: Any) -> RiskCalibrator:
-    """A calibrator of made-up spans, for the embedded model unless told otherwise."""
-    about = {"model_name": EMBEDDED, "settings": SETTINGS, "data": "made up", "unit": "span", "draws": 40}
-    return fit(labelled_spans() if spans is None else spans, **{**about, **options})
+def risk(items: LabelledFeatures | None = None, **options: Any) -> FittedRisk:
+    """A risk that was fitted on made-up items, by default spans."""
+    return fit(labelled_items() if items is None else items, **{"data": "made up", "draws": 40, **options})
+
+
+def fitted(
+    *, model_name: str = EMBEDDED, settings: Settings = SETTINGS, levels: tuple[str, ...] = ("span",), **options: Any
+) -> RiskCalibrator:
+    """A calibrator of made-up spans, answers or both, for the embedded model unless told otherwise."""
+    risks = {level: risk(labelled_items(level=level), **options) for level in levels}
+    return RiskCalibrator(model_name=model_name, settings=settings, **risks)

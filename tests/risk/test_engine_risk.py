@@ -10,7 +10,7 @@ from langchain_core.messages import HumanMessage
 
 from cocoa_engine import CalibrationError, CalibrationWarning, CocoaConfig, CocoaEngine, ConfigError, RiskCalibrator
 from cocoa_engine.measure import ranking_mlds
-from cocoa_engine.risk.features import FEATURES, span_features
+from cocoa_engine.risk.features import SPAN_FEATURES, answer_features, span_features
 from cocoa_integrations.langchain import ChatCocoa, get_risk
 from cocoa_integrations.llama_index import CocoaLLM, collect_risk
 from tests.prompts import chat
@@ -22,7 +22,7 @@ SHORT = {"max_new_tokens": 24}
 
 @pytest.fixture(scope="module")
 def calibrator(engine: CocoaEngine) -> RiskCalibrator:
-    return fitted(model_name=engine.model_name)
+    return fitted(model_name=engine.model_name, levels=("span", "answer"))
 
 
 @pytest.fixture
@@ -42,22 +42,45 @@ def test_every_way_to_a_result_carries_it(
     for before, span in zip(plain.spans, generated.spans, strict=True):
         assert span.calibrated
         assert 0 <= span.risk <= 1
-        assert span.risk == calibrator.risk(span) == calibrator.risk_of(span_features(before))
+        assert span.risk == calibrator.risk(span) == calibrator.span(span_features(before))
         assert before.risk == ranking_mlds(plain.config, before.con_mlds, before.f_mlds)
         assert span.model_copy(update={"risk": before.risk, "calibrated": False}) == before
+    assert plain.answer_risk is None
+    assert generated.answer_risk == calibrator.answer_risk(plain) == calibrator.answer(answer_features(plain))
+    assert 0 <= generated.answer_risk <= 1
     with calibrated.stream(PROMPT, **SHORT) as stream:
         assert [span.risk for span in stream] == pytest.approx([span.risk for span in generated.spans], abs=1e-4)
+    assert stream.generation.answer_risk == pytest.approx(generated.answer_risk, abs=1e-4)
     (batched,) = calibrated.generate_batch([PROMPT], **SHORT)
     assert batched.calibrated
+    assert batched.answer_risk == pytest.approx(generated.answer_risk, abs=1e-4)
     (scored,) = calibrated.score(PROMPT, ["Canberra."])
     assert scored.calibrated
     assert scored.max_risk == calibrator.risk(scored.spans[0])
+    assert scored.answer_risk == calibrator.answer_risk(scored)
+
+
+@pytest.mark.parametrize("level", ["span", "answer"])
+def test_a_calibrator_of_one_level_leaves_the_other_as_it_is(engine: CocoaEngine, level: str) -> None:
+    calibrator = fitted(model_name=engine.model_name, levels=(level,))
+    judged = CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator=calibrator)
+    scored = judged.score(PROMPT, "Canberra.")
+    (span,) = scored.spans
+    assert scored.calibrated == (level == "span")
+    assert (scored.answer_risk is None) == (level == "span")
+    if level == "answer":
+        assert span.risk == span.f_mlds
+        with pytest.raises(CalibrationError, match="no risk of a span"):
+            calibrator.risk(span)
+    else:
+        with pytest.raises(CalibrationError, match="no risk of an answer"):
+            calibrator.answer_risk(scored)
 
 
 def test_features_of_a_span(engine: CocoaEngine) -> None:
     generation = engine.generate(PROMPT, max_new_tokens=48)
     branched = next(span for span in generation.spans if span.candidates)
-    values = dict(zip(FEATURES, span_features(branched), strict=True))
+    values = dict(zip(SPAN_FEATURES, span_features(branched), strict=True))
     first = [candidate.token_log_probs[0] for candidate in branched.candidates]
     assert values["candidates"] == len(first)
     assert values["candidate_spread"] == first[0] - first[-1] > 0
@@ -65,8 +88,33 @@ def test_features_of_a_span(engine: CocoaEngine) -> None:
     assert values["margin"] == pytest.approx(first[0] - first[1], abs=1e-6)
     assert values["min_log_prob"] == min(branched.token_log_probs)
     greedy = next(span for span in generation.spans if not span.candidates)
-    values = dict(zip(FEATURES, span_features(greedy), strict=True))
+    values = dict(zip(SPAN_FEATURES, span_features(greedy), strict=True))
     assert (values["candidates"], values["candidate_spread"]) == (1, 0)
+
+
+def test_what_is_copied_and_what_stands_before(engine: CocoaEngine) -> None:
+    prompt = chat("Say this again: The grey heron is a long-legged wading bird.")
+    ids = engine.encode(prompt)
+    generation = engine.generate(prompt, max_new_tokens=32)
+    copied = [run for span in generation.spans for run in span.token_copied]
+    for at, (token_id, run) in enumerate(zip(generation.token_ids, copied, strict=True)):
+        assert (run > 0) == (token_id in ids)
+        held = [ids[start : start + run] for start in range(len(ids))]
+        assert generation.token_ids[at + 1 - run : at + 1] in held or not run
+        longer = generation.token_ids[at - run : at + 1]
+        assert run in (3, at + 1) or longer not in [ids[start : start + run + 1] for start in range(len(ids))]
+    assert max(copied) == 3
+    first, *others = generation.spans
+    assert first.preceding.tokens == 0
+    log_probs = list(first.token_log_probs)
+    for span in others:
+        assert span.preceding.tokens == len(log_probs)
+        assert span.preceding.log_prob == pytest.approx(sum(log_probs[-4:]) / len(log_probs[-4:]))
+        near = copied[max(0, len(log_probs) - 4) : len(log_probs)]
+        assert span.preceding.copied == pytest.approx(sum(run > 0 for run in near) / len(near))
+        log_probs += span.token_log_probs
+    (scored,) = engine.score(prompt, [generation.text])
+    assert scored.spans[0].token_copied == copied[: len(scored.token_ids)]
 
 
 def test_another_model_or_other_settings_are_warned_of_once(
@@ -122,9 +170,12 @@ def test_thresholds_flag_spans(calibrated: CocoaEngine, calibrator: RiskCalibrat
     (span,) = calibrated.score(PROMPT, "Canberra.").spans
     with pytest.raises(CalibrationError, match="no threshold"):
         calibrator.flags(span)
-    with_one = fitted(threshold=("recall", 0.5))
-    assert with_one.threshold is not None
-    assert with_one.flags(span) == (with_one.risk(span) >= with_one.threshold.value)
+    with_one = fitted(threshold=("recall", 0.5), levels=("span", "answer"))
+    assert with_one.span.threshold is not None
+    assert with_one.flags(span) == (with_one.risk(span) >= with_one.span.threshold.value)
+    generation = calibrated.score(PROMPT, "Canberra.")
+    assert with_one.answer.threshold is not None
+    assert with_one.flags_answer(generation) == (generation.answer_risk >= with_one.answer.threshold.value)
 
 
 def test_langchain_and_llama_index_report_it(calibrated: CocoaEngine) -> None:
@@ -133,6 +184,7 @@ def test_langchain_and_llama_index_report_it(calibrated: CocoaEngine) -> None:
     assert report["calibrated"]
     assert all(0 <= span["risk"] <= 1 for span in report["spans"])
     assert report["max_risk"] == max(span["risk"] for span in report["spans"])
+    assert 0 <= report["answer_risk"] <= 1
     with collect_risk() as reports:
         CocoaLLM(engine=calibrated, max_new_tokens=16).complete("Who wrote Dune?")
     assert reports[-1]["calibrated"]

@@ -14,32 +14,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import CalibrationError, RiskCalibrator
-from cocoa_engine.risk.calibrator import Isotonic, logistic
-from cocoa_engine.risk.features import FEATURES
-from cocoa_engine.risk.fitting import LabelledFeatures, left_out
+from cocoa_engine.risk.calibrator import FittedRisk, Isotonic, logistic
+from cocoa_engine.risk.features import ANSWER_FEATURES, SPAN_FEATURES
+from cocoa_engine.risk.fitting import STRENGTHS, LabelledFeatures, left_out
 from cocoa_engine.risk.validation import brier, expected_calibration_error, reliability
-from tests.risk.made_up import fitted, labelled_spans
+from tests.risk.made_up import fitted, labelled_items, risk
 
-FIGURES = st.lists(st.floats(-1e6, 1e6), min_size=len(FEATURES), max_size=len(FEATURES))
+FIGURES = st.lists(st.floats(-1e6, 1e6), min_size=len(SPAN_FEATURES), max_size=len(SPAN_FEATURES))
 
 
-@pytest.mark.parametrize("isotonic", [False, True])
-def test_it_ranks_and_calibrates_on_prompts_it_has_not_seen(isotonic: bool) -> None:
-    calibrator = fitted(labelled_spans(200), isotonic=isotonic)
-    fresh = labelled_spans(400, seed=1)
-    risks = [calibrator.risk_of(row) for row in fresh.features.tolist()]
+@pytest.mark.parametrize(("isotonic", "level"), [(False, "span"), (True, "span"), (False, "answer")])
+def test_it_ranks_and_calibrates_on_prompts_it_has_not_seen(isotonic: bool, level: str) -> None:
+    calibrated = risk(labelled_items(200, level=level), isotonic=isotonic)
+    fresh = labelled_items(400, level=level, seed=1)
+    risks = [calibrated(row) for row in fresh.features.tolist()]
     assert expected_calibration_error(reliability(risks, fresh.labels)) < 0.04
     assert brier(risks, fresh.labels) < brier(np.full(len(risks), fresh.labels.mean()), fresh.labels) - 0.04
-    found = calibrator.validation
+    found = calibrated.validation
     assert found.auroc.low <= found.auroc.estimate <= found.auroc.high
     assert found.auroc.estimate > max(rival.auroc.estimate for rival in found.rivals.values())
     assert found.rivals["fMLDS"].difference.low > 0
     assert found.brier < found.brier_of_base_rate
-    assert (found.prompts, found.spans) == (200, 1200)
+    assert (found.prompts, found.items) == (200, 1200)
 
 
 def test_noise_is_not_sold_as_a_signal() -> None:
-    found = fitted(labelled_spans(200, signal=0.0)).validation
+    found = risk(labelled_items(200, signal=0.0)).validation
     assert 0.4 < found.auroc.estimate < 0.56
     assert found.brier > found.brier_of_base_rate - 0.005
 
@@ -47,10 +47,10 @@ def test_noise_is_not_sold_as_a_signal() -> None:
 def test_what_is_the_same_for_a_prompt_is_not_learnt_by_heart() -> None:
     """Each prompt has a label and a mark of its own: only folds that part prompts show that this is worth nothing."""
     random = np.random.default_rng(0)
-    marks = random.normal(size=(80, len(FEATURES))).repeat(5, axis=0)
+    marks = random.normal(size=(80, len(SPAN_FEATURES))).repeat(5, axis=0)
     labels = (random.random(80) < 0.5).repeat(5)
-    spans = LabelledFeatures(marks, labels, [str(number // 5) for number in range(400)])
-    assert 0.3 < fitted(spans).validation.auroc.estimate < 0.65
+    spans = LabelledFeatures(SPAN_FEATURES, marks, labels, [str(number // 5) for number in range(400)])
+    assert 0.3 < risk(spans).validation.auroc.estimate < 0.65
     risks = left_out(spans, isotonic=False)
     assert all(len(set(risks[number * 5 : number * 5 + 5])) == 1 for number in range(80))
 
@@ -61,25 +61,28 @@ def test_plain_python_applies_what_scikit_learn_fitted(isotonic: bool) -> None:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    spans = labelled_spans()
-    calibrator = fitted(spans, isotonic=isotonic)
-    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(spans.features, spans.labels)
-    plain = model.predict_proba(spans.features)[:, 1]
-    expected = plain if calibrator.isotonic is None else np.interp(plain, calibrator.isotonic.x, calibrator.isotonic.y)
-    assert [calibrator.risk_of(row) for row in spans.features.tolist()] == pytest.approx(expected, abs=1e-9)
+    spans = labelled_items()
+    calibrated = risk(spans, isotonic=isotonic)
+    plains = []
+    for strength in STRENGTHS:
+        model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
+        plains.append(model.fit(spans.features, spans.labels).predict_proba(spans.features)[:, 1])
+    raw = calibrated.model_copy(update={"isotonic": None})
+    (plain,) = (one for one in plains if np.allclose([raw(row) for row in spans.features.tolist()], one, atol=1e-9))
+    expected = plain if calibrated.isotonic is None else np.interp(plain, calibrated.isotonic.x, calibrated.isotonic.y)
+    assert [calibrated(row) for row in spans.features.tolist()] == pytest.approx(expected, abs=1e-9)
 
 
-CALIBRATORS = {isotonic: fitted(isotonic=isotonic) for isotonic in (False, True)}
+RISKS = {isotonic: risk(isotonic=isotonic) for isotonic in (False, True)}
 
 
 @given(FIGURES, st.booleans())
 def test_a_risk_is_in_the_unit_interval_and_survives_json(figures: list[float], isotonic: bool) -> None:
-    calibrator = CALIBRATORS[isotonic]
-    read = RiskCalibrator.model_validate_json(calibrator.model_dump_json())
-    assert read == calibrator
-    risk = calibrator.risk_of(figures)
-    assert 0 <= risk <= 1
-    assert read.risk_of(figures) == risk
+    calibrated = RISKS[isotonic]
+    read = FittedRisk.model_validate_json(calibrated.model_dump_json())
+    assert read == calibrated
+    assert 0 <= calibrated(figures) <= 1
+    assert read(figures) == calibrated(figures)
 
 
 @given(
@@ -96,30 +99,33 @@ def test_an_isotonic_map_never_falls(knots: list[tuple[float, float]], values: l
 
 
 def test_more_of_a_risky_feature_is_never_less_risk() -> None:
-    calibrator = CALIBRATORS[True]
-    place = FEATURES.index("f_mlds")
-    assert calibrator.weights[place] > 0
-    rows = np.zeros((200, len(FEATURES)))
+    calibrated = RISKS[True]
+    place = SPAN_FEATURES.index("f_mlds")
+    assert calibrated.weights[place] > 0
+    rows = np.zeros((200, len(SPAN_FEATURES)))
     rows[:, place] = np.linspace(-5, 5, 200)
-    risks = [calibrator.risk_of(row) for row in rows.tolist()]
+    risks = [calibrated(row) for row in rows.tolist()]
     assert risks == sorted(risks)
 
 
 def test_files(tmp_path: Path) -> None:
-    calibrator = CALIBRATORS[True]
+    calibrator = fitted(levels=("span", "answer"), isotonic=True)
     path = tmp_path / "risk.json"
     calibrator.save(path)
     assert RiskCalibrator.load(path) == RiskCalibrator.load(str(path)) == calibrator
     with pytest.raises(CalibrationError, match="cannot be read"):
         RiskCalibrator.load(tmp_path / "none.json")
     good = json.loads(path.read_text())
+    answer, span = good["answer"], good["span"]
     for change, message in (
-        ({"schema_version": 2}, "schema_version"),
-        ({"features": ["f_mlds"]}, "this version measures con_mlds"),
-        ({"weights": [1.0]}, "one length"),
-        ({"scales": [0.0] * len(FEATURES)}, "above 0"),
-        ({"isotonic": {"x": [0.1, 0.2], "y": [0.5, 0.4]}}, "y must not fall"),
-        ({"isotonic": {"x": [0.1], "y": [1.5]}}, "in .0, 1."),
+        ({"schema_version": 1}, "schema_version"),
+        ({"span": answer}, "max_rank"),
+        ({"answer": span}, "this version measures con_mlds, f_mlds, mean_log_prob"),
+        ({"span": None, "answer": None}, "neither of spans nor of answers"),
+        ({"answer": {**answer, "weights": [1.0]}}, "one length"),
+        ({"answer": {**answer, "scales": [0.0] * len(ANSWER_FEATURES)}}, "above 0"),
+        ({"span": {**span, "isotonic": {"x": [0.1, 0.2], "y": [0.5, 0.4]}}}, "y must not fall"),
+        ({"span": {**span, "isotonic": {"x": [0.1], "y": [1.5]}}}, "in .0, 1."),
         ({"surprise": 1}, "surprise"),
     ):
         path.write_text(json.dumps({**good, **change}))
@@ -130,39 +136,51 @@ def test_files(tmp_path: Path) -> None:
         RiskCalibrator.load(path)
 
 
-def test_using_one_loads_neither_scikit_learn_nor_torch(tmp_path: Path) -> None:
-    CALIBRATORS[True].save(tmp_path / "risk.json")
+def test_using_one_loads_neither_scikit_learn_nor_torch() -> None:
     code = (
         "import sys; from cocoa_engine import RiskCalibrator;"
-        f"c = RiskCalibrator.load({str(tmp_path / 'risk.json')!r}); c.risk_of([0.0] * len(c.features));"
+        "c = RiskCalibrator.load('embedded'); c.span([0.0] * len(c.span.features));"
         "print(sorted({'sklearn', 'scipy', 'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
 
 
+def constant(value: float, labels: np.ndarray) -> LabelledFeatures:
+    """Spans, each of a prompt of its own, that look alike."""
+    features = np.full((len(labels), len(SPAN_FEATURES)), value)
+    return LabelledFeatures(SPAN_FEATURES, features, labels, [*map(str, range(len(labels)))])
+
+
 @pytest.mark.parametrize(
     ("spans", "message"),
     [
-        (labelled_spans(8), "folds of a cross-validation need at least 10"),
+        (labelled_items(8), "folds of a cross-validation need at least 10"),
         (
-            LabelledFeatures(np.zeros((40, 10)), np.arange(40) >= 0, [*map(str, range(40))]),
+            LabelledFeatures(
+                SPAN_FEATURES, np.zeros((40, len(SPAN_FEATURES))), np.arange(40) >= 0, [*map(str, range(40))]
+            ),
             "0 prompts have supported",
         ),
-        (LabelledFeatures(np.full((40, 10), np.inf), np.arange(40) % 2 > 0, [*map(str, range(40))]), "not finite"),
+        (
+            LabelledFeatures(
+                SPAN_FEATURES, np.full((40, len(SPAN_FEATURES)), np.inf), np.arange(40) % 2 > 0, [*map(str, range(40))]
+            ),
+            "not finite",
+        ),
     ],
 )
 def test_what_cannot_be_fitted(spans: LabelledFeatures, message: str) -> None:
     with pytest.raises(CalibrationError, match=message):
-        fitted(spans)
+        risk(spans)
 
 
 def test_calibration_figures_by_hand() -> None:
     risks, labels = [0.1, 0.1, 0.9, 0.9], [False, False, True, False]
     assert brier(risks, labels) == pytest.approx((0.01 + 0.01 + 0.01 + 0.81) / 4)
     low, high = reliability(risks, labels)
-    assert (low.spans, low.mean_risk, low.share_hallucinated) == (2, pytest.approx(0.1), 0)
-    assert (high.spans, high.mean_risk, high.share_hallucinated) == (2, pytest.approx(0.9), 0.5)
+    assert (low.items, low.mean_risk, low.share_hallucinated) == (2, pytest.approx(0.1), 0)
+    assert (high.items, high.mean_risk, high.share_hallucinated) == (2, pytest.approx(0.9), 0.5)
     assert expected_calibration_error([low, high]) == pytest.approx(0.5 * 0.1 + 0.5 * 0.4)
 
 
@@ -170,8 +188,8 @@ def test_calibration_figures_by_hand() -> None:
 def test_every_span_is_in_one_bin(spans: list[tuple[float, bool]]) -> None:
     risks, labels = map(list, zip(*spans, strict=True))
     curve = reliability(risks, labels)
-    assert sum(one.spans for one in curve) == len(spans)
-    assert sum(one.spans * one.share_hallucinated for one in curve) == pytest.approx(sum(labels))
+    assert sum(one.items for one in curve) == len(spans)
+    assert sum(one.items * one.share_hallucinated for one in curve) == pytest.approx(sum(labels))
     assert 0 <= expected_calibration_error(curve) <= 1
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cocoa_engine import CalibrationError
 from cocoa_engine.risk.thresholds import choose, conformal, for_precision, for_recall, reached
-from tests.risk.made_up import fitted, labelled_spans
+from tests.risk.made_up import labelled_items, risk
 
 SPANS = st.lists(
     st.tuples(st.integers(0, 8).map(lambda n: n / 8), st.booleans(), st.integers(0, 5)), min_size=1, max_size=40
@@ -100,12 +100,12 @@ def test_bad_targets() -> None:
 
 
 def test_a_calibrator_keeps_its_threshold() -> None:
-    spans = labelled_spans(90)
-    recall = fitted(spans, threshold=("recall", 0.8)).threshold
+    spans = labelled_items(90)
+    recall = risk(spans, threshold=("recall", 0.8)).threshold
     assert recall is not None
     assert recall.recall >= 0.8
     assert recall.prompts == 90
-    safe = fitted(spans, threshold=("conformal", 0.2))
+    safe = risk(spans, threshold=("conformal", 0.2))
     assert safe.threshold is not None
     assert safe.threshold.prompts == 30  # a third is not fitted on
     assert safe.validation.prompts == 60

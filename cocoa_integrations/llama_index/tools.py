@@ -1,0 +1,98 @@
+"""Tool calls in LlamaIndex's messages and responses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole, TextBlock, ToolCallBlock
+
+from cocoa_engine import CocoaEngine
+from cocoa_engine.errors import IncompleteAnswerError
+from cocoa_integrations.llama_index.responses import Answer
+from cocoa_integrations.metadata import RISK_KEY
+from cocoa_integrations.tool_calling import Call, Plan, Reading, ToolRequest, new_id, tool_call_risks
+
+logger = logging.getLogger(__name__)
+
+TOOL_OPTIONS = frozenset({"tools", "tool_choice", "strict", "parallel_tool_calls", "response_format"})
+"""Options of a chat that ask for tools or an answer in JSON."""
+
+
+def split_tools(options: Mapping[str, Any]) -> tuple[ToolRequest, dict[str, Any]]:
+    """What a chat's options ask for beside text, and the other options.
+
+    Raises:
+        ConfigError: see :meth:`ToolRequest.of`.
+    """
+    asked = {name: value for name, value in options.items() if name in TOOL_OPTIONS}
+    rest = {name: value for name, value in options.items() if name not in TOOL_OPTIONS}
+    return ToolRequest.of(asked.pop("tools", None), **asked), rest
+
+
+class ChatReader:
+    """Turns the answers of one chat, of which a stream has many, into responses with tool calls.
+
+    Args:
+        request: what the chat asks for.
+        engine: the engine that answers.
+    """
+
+    def __init__(self, request: ToolRequest, engine: CocoaEngine) -> None:
+        self.plan = Plan(request, engine)
+        self._ids: list[str] = []
+
+    def response(self, answer: Answer) -> ChatResponse:
+        """One answer, which may be a part of the whole.
+
+        Raises:
+            IncompleteAnswerError: a call that had to be made was cut off.
+        """
+        if not self.plan.request.tools:
+            return answer.to_chat()
+        done = answer.generation is not None
+        reading = self.plan.read(answer.text, done=done)
+        calls = [(self._id(number), call) for number, call in enumerate(reading.calls)]
+        response = answer.to_chat()
+        response.message = _message(calls, _content(reading, answer.text))
+        if answer.generation is None:
+            return response
+        if self.plan.request.required and not reading.valid:
+            fault = next((call.error for call in reading.calls), "the answer holds none")
+            raise IncompleteAnswerError(f"a tool had to be called: {fault}")
+        if calls:
+            for metadata in (response.additional_kwargs, answer.raw):
+                metadata[RISK_KEY]["tool_calls"] = tool_call_risks(answer.generation, calls, self.plan.engine)
+        return response
+
+    def _id(self, number: int) -> str:
+        while len(self._ids) <= number:
+            self._ids.append(new_id())
+        return self._ids[number]
+
+
+def _content(reading: Reading, text: str) -> str:
+    """The text outside of calls, and what was meant as a call but is none."""
+    for call in reading.invalid:
+        logger.warning("a tool call cannot be made: %s", call.error)
+    return "".join([reading.content, *(text[slice(*call.place)] for call in reading.invalid)])
+
+
+def _message(calls: list[tuple[str, Call]], content: str) -> ChatMessage:
+    named = [(call_id, call, call.name) for call_id, call in calls if call.error is None and call.name is not None]
+    blocks = [
+        ToolCallBlock(
+            tool_call_id=call_id,
+            tool_name=name,
+            tool_kwargs=call.written if call.arguments is None else call.arguments,
+        )
+        for call_id, call, name in named
+    ]
+    message = ChatMessage(role=MessageRole.ASSISTANT, blocks=[*([TextBlock(text=content)] if content else []), *blocks])
+    if named:  # where LlamaIndex's structured streams look for them
+        message.additional_kwargs["tool_calls"] = [
+            {"type": "function", "id": call_id, "function": {"name": name, "arguments": call.written}}
+            for call_id, call, name in named
+        ]
+    return message

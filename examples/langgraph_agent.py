@@ -1,0 +1,68 @@
+"""An agent that does not run a tool on an argument which the model may have made up.
+
+    python examples/langgraph_agent.py
+
+It needs ``pip install '.[agents,tools]'`` and uses the embedded default model; for another one give
+ChatCocoa(model="Qwen/Qwen2.5-7B-Instruct", device_map="auto").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from langchain.agents import create_agent
+from langchain.agents.middleware import AgentState, ModelRequest, ModelResponse, before_model, wrap_model_call
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langgraph.runtime import Runtime
+
+from cocoa_integrations.langchain import ChatCocoa, ToolRiskMiddleware, argument_risks
+
+REQUESTS = ("Book a table for 4 people at Luigi's at 19:30.", "Book me a table for dinner tonight.")
+MAX_RISK = 1.05
+"""A raw MLDS, whose level differs from model to model; with a calibrator it would be a probability."""
+
+
+@tool
+def book_table(restaurant: str, people: int, time: str) -> str:
+    """Book a table at a restaurant."""
+    return f"Booked: {restaurant}, {people} people, {time}."
+
+
+# The embedded model is too small to decide on a tool or to phrase what came of it. It is made to call one, and the
+# agent ends there; with a larger model both of these can go.
+
+
+@wrap_model_call
+def must_call(request: ModelRequest, handler: Callable[[ModelRequest], ModelResponse]) -> ModelResponse:
+    """Have the model call a tool."""
+    return handler(request.override(tool_choice="any"))
+
+
+@before_model(can_jump_to=["end"])
+def end_with_the_tool(state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
+    """Ask the model no more once a tool has answered."""
+    return {"jump_to": "end"} if isinstance(state["messages"][-1], ToolMessage) else None
+
+
+def main() -> None:
+    """Two requests: one says all that the tool must know, the other leaves the model to fill it in."""
+    chat = ChatCocoa(max_tokens=64)
+    watch = ToolRiskMiddleware(max_risk=MAX_RISK)
+    agent = create_agent(chat, [book_table], middleware=[must_call, end_with_the_tool, watch])
+    for request in REQUESTS:
+        print(f"user: {request}")
+        for message in agent.invoke({"messages": [HumanMessage(request)]})["messages"][1:]:
+            if isinstance(message, ToolMessage):
+                print(f"tool: {message.text}")
+            elif isinstance(message, AIMessage) and message.tool_calls:
+                (call,) = message.tool_calls
+                risks = argument_risks(message)[call["id"] or ""]
+                for name, value in call["args"].items():
+                    print(f"  {name}={value!r}  risk {risks[name]['risk']:.3f}")
+        print()
+
+
+if __name__ == "__main__":
+    main()

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers.generation.streamers import BaseStreamer
 
 from benchmarks.command import main
-from benchmarks.measure import BASE, COCOA_SIG, GREEDY, Bench, Ours, Prompts, Way
+from benchmarks.measure import BASE, COCOA_SIG, GREEDY, Bench, Ours, Prompts, Way, alone
 from benchmarks.memory import peaks
-from benchmarks.prompts import long_prompt
+from benchmarks.prompts import LOG_BOOK_QUESTIONS, long_prompt
 from cocoa_engine.hf_generate import generate
 from cocoa_engine.timing import Turn, ratio
 
@@ -28,17 +29,18 @@ def measure(bench: Bench) -> dict[str, Any]:
     by_length: dict[str, Any] = {}
     for length in settings.lengths:
         longest = length == settings.lengths[-1]
-        case = [long_prompt(bench.loaded, length)]
-        # the shorter ones only show how the cost grows: half the tokens, two rounds
+        # the shorter ones only show how the cost grows: one question, half the tokens, two rounds
+        questions = LOG_BOOK_QUESTIONS if longest else LOG_BOOK_QUESTIONS[:1]
+        cases = alone([long_prompt(bench.loaded, length, question) for question in questions])
         tokens = settings.tokens if longest else max(16, settings.tokens // 2)
         rounds = settings.rounds if longest else min(2, settings.rounds)
         engine = bench.engine(draft_tokens=0, prefix_cache_mb=1024)
         ways: dict[str, Way] = {
-            BASE: _after_first_token(bench, case[0], tokens),
+            BASE: _after_first_token(bench, cases, tokens),
             GREEDY: AfterFirstSpan(engine, method="greedy", max_new_tokens=tokens),
             COCOA_SIG: AfterFirstSpan(engine, method="cocoa-sig", max_new_tokens=tokens),
         }
-        race = bench.race(f"prompt of {length} tokens", ways, [[case]] * rounds)
+        race = bench.race(f"prompt of {length} tokens", ways, [cases] * rounds)
         race["cocoa_sig_to_our_greedy"] = ratio(
             *(race["ways"][name]["seconds"] for name in (COCOA_SIG, GREEDY))
         )._asdict()
@@ -64,14 +66,18 @@ class AfterFirstSpan(Ours):
         return Turn(seconds, tokens)
 
 
-def _after_first_token(bench: Bench, prompt: list[int], tokens: int) -> Way:
+def _after_first_token(bench: Bench, cases: Sequence[Prompts], tokens: int) -> Way:
     model, tokenizer = bench.loaded.model, bench.loaded.tokenizer
+    read = {}
     with torch.no_grad():
-        read = model(torch.tensor([prompt[:-1]], device=model.device), use_cache=True, logits_to_keep=1).past_key_values
+        for (prompt,) in cases:
+            ids = torch.tensor([prompt[:-1]], device=model.device)
+            read[tuple(prompt)] = model(ids, use_cache=True, logits_to_keep=1).past_key_values
 
     def way(prompts: Prompts) -> Turn:
         clock = _FromFirstToken()
-        (answer,) = generate(model, tokenizer, prompts, tokens, past_key_values=copy.deepcopy(read), streamer=clock)
+        known = copy.deepcopy(read[tuple(prompts[0])])
+        (answer,) = generate(model, tokenizer, prompts, tokens, past_key_values=known, streamer=clock)
         return Turn(time.perf_counter() - clock.started, len(answer) - 1)
 
     return way

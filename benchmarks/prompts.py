@@ -117,9 +117,17 @@ def context_questions(engine: CocoaEngine, count: int) -> list[list[int]]:
     return [encode_question(engine, f"{passage}\n\n{question}") for passage, question in PASSAGES[:count]]
 
 
-def long_prompt(engine: CocoaEngine, length: int) -> list[int]:
+LOG_BOOK_QUESTIONS = (
+    "What does a day at this lighthouse look like?",
+    "How many litres of oil did the lamp burn on day 9?",
+    "Write down the entry for day 5.",
+    "Which cities did the boats sail to?",
+)
+
+
+def long_prompt(engine: CocoaEngine, length: int, question: str = LOG_BOOK_QUESTIONS[0]) -> list[int]:
     """A prompt of exactly ``length`` tokens: a log book, cut to fit, and a question about it."""
-    whole = encode_question(engine, f"{_log_book(length // 20)}\nWhat does a day at this lighthouse look like?")
+    whole = encode_question(engine, f"{_log_book(length // 20)}\n{question}")
     surplus = len(whole) - length
     assert surplus >= 0, "the log book is too short"
     tail = 32  # of the question and of what the template puts after it

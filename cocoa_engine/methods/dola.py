@@ -45,9 +45,8 @@ class Dola(ContrastingMethod):
         return (final - early.gather(0, rows)[0]).masked_fill(logits == -inf, -inf)
 
     def plausible(self, logits: Tensor, config: CocoaConfig) -> Tensor:
-        final = logits.log_softmax(-1)
         below = log(config.dola_relative_top) if config.dola_relative_top > 0 else -inf
-        return final >= final.amax(-1, keepdim=True) + below
+        return logits >= logits.amax(-1, keepdim=True) + below  # log p less a constant
 
 
 def early_layers(asked: str, num_layers: int, tied_embeddings: bool) -> tuple[int, ...]:

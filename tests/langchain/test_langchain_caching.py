@@ -33,6 +33,7 @@ OTHER: dict[str, Any] = {
     "diver_weight": 0.5,
     "repetition_penalty": 1.3,
     "max_new_tokens": 3,
+    "max_risk": 0.5,
     "temperature": 0.7,
     "seed": 1,
     "stop": ["x"],

@@ -29,9 +29,7 @@ def test_it_is_for_the_embedded_model_with_default_settings(engine: CocoaEngine)
 def test_a_copied_answer_is_less_risky_than_an_invented_one(engine: CocoaEngine) -> None:
     judged = CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator="embedded")
     prompt = "Article: The ferry Maria sank off Crete on Monday; all 40 aboard were saved.\n\nSummary in one sentence:"
-    copied, invented = judged.score(
-        prompt, [" The ferry Maria sank off Crete.", " A Delta plane crashed near Oslo."]
-    )
+    copied, invented = judged.score(prompt, [" The ferry Maria sank off Crete.", " A Delta plane crashed near Oslo."])
     assert copied.max_risk < invented.max_risk
 
 

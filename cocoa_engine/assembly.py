@@ -5,7 +5,7 @@ from __future__ import annotations
 from cocoa_engine.backends import TokenTree
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decode import Decided, Sequencer
-from cocoa_engine.measure import exceeds_max_risk, log_prob_and_score, ranking_mlds, reported_risk
+from cocoa_engine.measure import log_prob_and_score, ranking_mlds, reaches_max_risk, reported_risk
 from cocoa_engine.results import Generation, Span, Usage
 from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.text import SpanTexts
@@ -97,7 +97,7 @@ def make_span(
         preceding=decided.preceding,
         risk=risk,
         calibrated=calibrator is not None,
-        exceeds_max_risk=exceeds_max_risk(config, risk),
+        reaches_max_risk=reaches_max_risk(config, risk),
     )
 
 
@@ -108,5 +108,5 @@ def weighed_otherwise(span: Span, config: CocoaConfig) -> Span:
     """
     log_prob, score = log_prob_and_score(config, span.token_log_probs, span.con_mlds, span.f_mlds)
     risk = span.risk if span.calibrated else ranking_mlds(config, span.con_mlds, span.f_mlds)
-    exceeds = exceeds_max_risk(config, risk)
-    return span.model_copy(update={"log_prob": log_prob, "score": score, "risk": risk, "exceeds_max_risk": exceeds})
+    exceeds = reaches_max_risk(config, risk)
+    return span.model_copy(update={"log_prob": log_prob, "score": score, "risk": risk, "reaches_max_risk": exceeds})

@@ -20,7 +20,7 @@ from torch import Tensor
 from cocoa_engine.backends import Asked, Path, Reading, StepOutput, TokenTree
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.measure import exceeds_max_risk, log_prob_and_score, mlds, reported_risk
+from cocoa_engine.measure import log_prob_and_score, mlds, reaches_max_risk, reported_risk
 from cocoa_engine.methods import METHODS, ContrastingMethod
 from cocoa_engine.next_tokens import NextTokens, contrasted, next_tokens, non_finite
 from cocoa_engine.prompt_lookup import PromptLookup
@@ -207,7 +207,7 @@ class Sequencer:
             at_risk_point = len(candidates.token_ids) > 1
             if at_risk_point:
                 run = self._close(run)
-                if self.has_ended():  # of a risk above max_risk
+                if self.has_ended():  # of a risk that reaches max_risk
                     break
             if at_risk_point and self.method.branches:
                 branches = yield from self._grow(candidates)
@@ -439,7 +439,7 @@ class Sequencer:
             preceding=before,
         )
         self.decided.append(decided)
-        if exceeds_max_risk(self.config, reported_risk(self.config, self.calibrator, decided)):
+        if reaches_max_risk(self.config, reported_risk(self.config, self.calibrator, decided)):
             self.finish_reason = "risk"
 
     def _mlds(self, branches: Sequence[Branch]) -> tuple[list[float], list[float]]:

@@ -60,6 +60,6 @@ def reported_risk(config: CocoaConfig, calibrator: RiskCalibrator | None, span: 
     return ranking_mlds(config, span.con_mlds, span.f_mlds) if calibrator is None else calibrator.risk(span)
 
 
-def exceeds_max_risk(config: CocoaConfig, risk: float) -> bool:
-    """Whether a reported risk is above the configured limit."""
-    return config.max_risk is not None and risk > config.max_risk
+def reaches_max_risk(config: CocoaConfig, risk: float) -> bool:
+    """Whether a reported risk reaches the configured limit."""
+    return config.max_risk is not None and risk >= config.max_risk

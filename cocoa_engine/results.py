@@ -89,7 +89,7 @@ class Span(Measured):
     preceding: Preceding = Field(default_factory=Preceding, description="What stands before it.")
     risk: float = Field(description="In [0, 1] if calibrated, else the raw MLDS of the configured metric.")
     calibrated: bool = False
-    exceeds_max_risk: bool = Field(False, description="Whether the risk is above CocoaConfig.max_risk.")
+    reaches_max_risk: bool = Field(False, description="Whether the risk reaches CocoaConfig.max_risk.")
 
 
 class Usage(BaseModel):
@@ -122,8 +122,8 @@ class Generation(BaseModel):
     token_ids: list[int] = Field(description="Every generated token, an end-of-sequence token included.")
     spans: list[Span]
     finish_reason: FinishReason | None = Field(
-        description="stop: a stop text, stop token or stopping criterion; eos; length; risk: the last span's is above "
-        "max_risk, whatever else may have ended the answer there; none for a text scored as given."
+        description="stop: a stop text, stop token or stopping criterion; eos; length; risk: the last span's "
+        "reaches max_risk, whatever else may have ended the answer there; none for a text scored as given."
     )
     usage: Usage
     config: CocoaConfig = Field(description="The settings it was made with.")

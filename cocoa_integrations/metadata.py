@@ -21,7 +21,7 @@ def span_metadata(span: Span, number: int) -> dict[str, Any]:
     """One entry of ``cocoa_spans``; ``number`` counts the answer's spans from 0.
 
     ``start`` and ``end`` are character offsets in the returned text. ``risk`` is in [0, 1] only if the report's
-    ``calibrated`` is true; otherwise it is the raw MLDS of the configured metric. ``exceeds_max_risk`` marks the span
+    ``calibrated`` is true; otherwise it is the raw MLDS of the configured metric. ``reaches_max_risk`` marks the span
     that ``max_risk`` stopped the answer at, which is then the last one.
     """
     return {
@@ -35,7 +35,7 @@ def span_metadata(span: Span, number: int) -> dict[str, Any]:
         "log_prob": span.log_prob,
         "score": span.score,
         "risk": span.risk,
-        "exceeds_max_risk": span.exceeds_max_risk,
+        "reaches_max_risk": span.reaches_max_risk,
         "candidates": len(span.candidates),
         "chosen": span.chosen,
     }

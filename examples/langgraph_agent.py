@@ -20,7 +20,7 @@ from langgraph.runtime import Runtime
 from cocoa_integrations.langchain import ChatCocoa, ToolRiskMiddleware, argument_risks
 
 REQUESTS = ("Book a table for 4 people at Luigi's at 19:30.", "Book me a table for dinner tonight.")
-MAX_RISK = 1.05
+TOO_RISKY = 1.05
 """A raw MLDS, whose level differs from model to model; with a calibrator it would be a probability."""
 
 
@@ -49,7 +49,7 @@ def end_with_the_tool(state: AgentState[Any], runtime: Runtime[Any]) -> dict[str
 def main() -> None:
     """Two requests: one says all that the tool must know, the other leaves the model to fill it in."""
     chat = ChatCocoa(max_tokens=64)
-    watch = ToolRiskMiddleware(max_risk=MAX_RISK)
+    watch = ToolRiskMiddleware(TOO_RISKY)
     agent = create_agent(chat, [book_table], middleware=[must_call, end_with_the_tool, watch])
     for request in REQUESTS:
         print(f"user: {request}")

@@ -10,6 +10,7 @@ from langchain_core.messages import AIMessage, ToolMessage
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.extras import need
 from cocoa_integrations.langchain.runnables import argument_risks, find_risk
+from cocoa_integrations.limits import Limit
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import AgentMiddleware
@@ -20,30 +21,28 @@ else:
 
 
 class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
-    """Refuses to run a tool where the risk of one of its arguments is too high; the model is told which one.
+    """Refuses to run a tool where the risk of one of its arguments reaches the threshold; the model is told which one.
 
-    ``create_agent(ChatCocoa(calibrator="risk.json"), tools, middleware=[ToolRiskMiddleware(max_risk=0.5)])``. The tool
+    ``create_agent(ChatCocoa(calibrator="risk.json"), tools, middleware=[ToolRiskMiddleware(0.5)])``. The tool
     is not run, and in its place a ``ToolMessage`` of status ``"error"`` names the arguments, so that the model asks the
     user or calls again. A call without a report (of another model, or made by hand) is let through.
 
     Args:
-        max_risk: the highest risk that is accepted: a probability with a calibrator, else a raw MLDS.
+        threshold: from where on a risk is too high: a probability with a calibrator, else a raw MLDS.
         tools: only these are watched; none is all.
         arguments: only these arguments are; none is all.
 
     Raises:
-        ConfigError: ``max_risk`` is no number.
+        ConfigError: ``threshold`` is no finite number.
     """
 
     def __init__(
-        self, max_risk: float, *, tools: Collection[str] | None = None, arguments: Collection[str] | None = None
+        self, threshold: float, *, tools: Collection[str] | None = None, arguments: Collection[str] | None = None
     ) -> None:
         super().__init__()
-        if isinstance(max_risk, bool) or not isinstance(max_risk, (int, float)) or max_risk != max_risk:
-            raise ConfigError(f"max_risk must be a number (got {max_risk!r})")
         if isinstance(tools, str) or isinstance(arguments, str):
             raise ConfigError("tools and arguments take lists of names")
-        self.max_risk = max_risk
+        self.threshold = Limit(threshold).threshold
         self.watched_tools = tools
         self.watched_arguments = arguments
 
@@ -67,13 +66,13 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
         risky = {
             name: measured["risk"]
             for name, measured in figures.items()
-            if measured["risk"] > self.max_risk and (self.watched_arguments is None or name in self.watched_arguments)
+            if measured["risk"] >= self.threshold and (self.watched_arguments is None or name in self.watched_arguments)
         }
         if not risky:
             return None
         listed = ", ".join(f"{name}={call['args'].get(name)!r} ({risk:.2f})" for name, risk in risky.items())
         return ToolMessage(
-            f"{call['name']} was not run: the risk of these arguments is above {self.max_risk:.3g}: {listed}",
+            f"{call['name']} was not run: the risk of these arguments reaches {self.threshold:.3g}: {listed}",
             name=call["name"],
             tool_call_id=call["id"] or "",
             status="error",

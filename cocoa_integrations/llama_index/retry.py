@@ -30,7 +30,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         response = engine.query("Who built the lighthouse?")
         response.metadata["cocoa_tries"]  # what was tried, and how risky each answer was
 
-    The first answer whose risk is not above ``threshold`` is returned, or else the least risky one. It is a
+    The first answer whose risk stays below ``threshold`` is returned, or else the least risky one. It is a
     :class:`RiskQueryEngine`'s response; ``metadata["cocoa_tries"]`` has an entry for each try, in order: ``alpha``,
     ``top_k`` (None if the retriever has none), ``source_nodes`` (how many), ``answer``, ``cocoa_risk``, ``risk`` (None
     where nothing was retrieved to answer from) and ``chosen``, which is true for the one that was returned.
@@ -45,7 +45,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
     Args:
         retriever: what the first try retrieves with.
         llm: answers; its alpha is the first try's.
-        threshold: the highest risk that is good enough.
+        threshold: from where on a risk is too high.
         max_tries: at most this many answers.
         alphas: of each further try, the last one for all after it. By default each try's is twice the one before.
         top_k_growth: each further try retrieves this many times as many nodes, by the retriever's ``similarity_top_k``.
@@ -175,7 +175,7 @@ class _Tries:
                 "chosen": False,
             }
         )
-        return risk is not None and risk <= self._threshold
+        return risk is not None and risk < self._threshold
 
     def best(self) -> RESPONSE_TYPE:
         """The least risky response, of equal ones the first, with the history of all."""

@@ -1,8 +1,9 @@
-"""``max_risk``: an answer stops after its first span of a risk above it, and no pass is run for what would follow."""
+"""``max_risk``: an answer stops after its first span whose risk reaches it; no pass is run for what would follow."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import warnings
 from itertools import accumulate
 from pathlib import Path
@@ -29,8 +30,8 @@ PROMPT = "the ring is a thing"
 METHODS = ("greedy", "cocoa", "cocoa-sig", "diver", "dola", "decore")
 
 
-def first_above(spans: list[Span], limit: float) -> int:
-    return next(number for number, span in enumerate(spans) if span.risk > limit)
+def first_at(spans: list[Span], limit: float) -> int:
+    return next(number for number, span in enumerate(spans) if span.risk >= limit)
 
 
 def limit_of(full: Generation) -> float:
@@ -43,14 +44,14 @@ def limit_of(full: Generation) -> float:
 
 
 def unmarked(spans: list[Span]) -> list[Span]:
-    return [span.model_copy(update={"exceeds_max_risk": False}) for span in spans]
+    return [span.model_copy(update={"reaches_max_risk": False}) for span in spans]
 
 
 def assert_stopped_as(stopped: Generation, full: Generation, limit: float) -> None:
-    """The spans of the whole answer up to the first above the limit, which alone is marked."""
-    end = first_above(full.spans, limit)
+    """The spans of the whole answer up to the first that reaches the limit, which alone is marked."""
+    end = first_at(full.spans, limit)
     assert stopped.finish_reason == "risk"
-    assert [span.exceeds_max_risk for span in stopped.spans] == [False] * end + [True]
+    assert [span.reaches_max_risk for span in stopped.spans] == [False] * end + [True]
     for span, whole in zip(stopped.spans, full.spans[: end + 1], strict=True):
         assert (span.token_ids, span.kind, span.start) == (whole.token_ids, whole.kind, whole.start)
     assert [span.text for span in stopped.spans[:-1]] == [span.text for span in full.spans[:end]]
@@ -75,7 +76,7 @@ def test_no_pass_is_run_after_the_span(method: str, tmp_path: Path) -> None:
     passes.clear()
     stopped = engine.generate(PROMPT, config=config, max_risk=limit)
     assert_stopped_as(stopped, full, limit)
-    assert len(passes) == after[first_above(full.spans, limit)] < after[-1]
+    assert len(passes) == after[first_at(full.spans, limit)] < after[-1]
     assert stopped.usage.forward_passes < full.usage.forward_passes
 
 
@@ -89,7 +90,7 @@ def test_rows_of_a_batch_stop_by_themselves(tmp_path: Path) -> None:
     answers = engine.generate_batch(prompts, max_risk=limit, **settings)
     assert {"risk"} < {answer.finish_reason for answer in answers}  # not all of them stop
     for answer, whole in zip(answers, full, strict=True):
-        if whole.max_risk > limit:
+        if whole.max_risk >= limit:
             assert_stopped_as(answer, whole, limit)
         else:
             assert_alike(answer.model_copy(update={"config": whole.config}), whole)
@@ -101,7 +102,7 @@ def test_calibrated_risk_is_what_counts(engine: CocoaEngine) -> None:
         warnings.simplefilter("ignore")
         judged = CocoaEngine(engine.model, engine.tokenizer, calibrator=fitted(model_name=engine.model_name))
         full = judged.generate(chat(PROMPTS["question"]), max_new_tokens=24)
-        limit = sorted(span.risk for span in full.spans)[-2]
+        limit = sum(sorted(span.risk for span in full.spans)[-2:]) / 2
         assert limit < engine.generate(chat(PROMPTS["question"]), max_new_tokens=24).spans[0].risk
         assert_stopped_as(judged.generate(chat(PROMPTS["question"]), max_new_tokens=24, max_risk=limit), full, limit)
 
@@ -110,10 +111,10 @@ def test_the_last_span_counts_too_and_a_low_risk_changes_nothing(engine: CocoaEn
     """Whoever reads ``finish_reason`` need not look at the spans, also where a stop text ended the answer there."""
     settings: dict[str, Any] = {"max_new_tokens": 20, "stop": "."}
     full = engine.generate(PROMPTS["story"], **settings)
-    for limit, reason in ((0.0, "risk"), (full.max_risk, full.finish_reason)):
+    for limit, reason in ((0.0, "risk"), (full.max_risk + 1e-3, full.finish_reason)):
         answer = engine.generate(PROMPTS["story"], max_risk=limit, **settings)
         assert answer.finish_reason == reason
-        assert any(span.exceeds_max_risk for span in answer.spans) == (reason == "risk")
+        assert any(span.reaches_max_risk for span in answer.spans) == (reason == "risk")
     one = engine.generate(PROMPTS["story"], max_risk=0.0, gamma=1, **settings)  # a single span, to the end
     whole = engine.generate(PROMPTS["story"], gamma=1, **settings)
     assert (whole.finish_reason, one.finish_reason) == ("stop" if "." not in whole.text else "length", "risk")
@@ -129,7 +130,7 @@ def test_the_text_before_a_stop_text_is_the_same(engine: CocoaEngine) -> None:
     half = full.spans[0].text + "never there"
     with engine.stream(prompt, max_risk=0.0, stop=half, **settings) as stream:
         (span,) = stream
-    assert (span.text, span.exceeds_max_risk) == (stopped.text, True)
+    assert (span.text, span.reaches_max_risk) == (stopped.text, True)
 
 
 @pytest.mark.parametrize("value", [-0.1, 2.5, float("nan")])
@@ -138,10 +139,19 @@ def test_what_is_no_risk_is_refused(value: float) -> None:
         CocoaConfig(max_risk=value)
 
 
+def test_a_risk_that_reaches_the_limit_counts() -> None:
+    """As for a calibrator's own threshold, and for every gate."""
+    engine = CocoaEngine(tiny_model("llama", seed=6), tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=0))
+    (span,) = engine.score(PROMPT, "a thing").spans
+    for limit, reached in ((span.risk, True), (math.nextafter(span.risk, 2), False)):
+        (again,) = engine.score(PROMPT, "a thing", max_risk=limit).spans
+        assert again.reaches_max_risk == reached
+
+
 def test_a_scored_text_is_marked(engine: CocoaEngine) -> None:
     (span,) = engine.score("The sky is", " blue.", max_risk=0.01).spans
-    assert span.exceeds_max_risk
-    assert not engine.score("The sky is", " blue.").spans[0].exceeds_max_risk
+    assert span.reaches_max_risk
+    assert not engine.score("The sky is", " blue.").spans[0].reaches_max_risk
 
 
 QUESTION = "Who invented the telephone?"
@@ -164,8 +174,8 @@ def test_langchain(engine: CocoaEngine, expected: Generation) -> None:
     for message in (*whole, sum(chunks[1:], chunks[0])):
         assert message.text == expected.text
         assert message.response_metadata["finish_reason"] == "risk"
-        assert get_risk(message)["spans"][-1]["exceeds_max_risk"] is True
-    assert [span["exceeds_max_risk"] for span in get_spans(chunks[0])] == [True]
+        assert get_risk(message)["spans"][-1]["reaches_max_risk"] is True
+    assert [span["reaches_max_risk"] for span in get_spans(chunks[0])] == [True]
     text = LangChainLLM(engine=engine, **SHORT).generate([engine.render_chat([{"role": "user", "content": QUESTION}])])
     assert text.generations[0][0].generation_info is not None
     assert text.generations[0][0].generation_info["finish_reason"] == "risk"
@@ -184,5 +194,5 @@ def test_llama_index(engine: CocoaEngine, expected: Generation) -> None:
     for answer in answers:
         assert answer.message.content == expected.text
         assert answer.raw["finish_reason"] == "risk"
-        assert answer.raw["cocoa_risk"]["spans"][-1]["exceeds_max_risk"] is True
+        assert answer.raw["cocoa_risk"]["spans"][-1]["reaches_max_risk"] is True
     assert llm.complete(PROMPT, max_risk=0.1).raw["finish_reason"] == "risk"

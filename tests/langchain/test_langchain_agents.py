@@ -77,21 +77,21 @@ def test_an_agent_calls_a_tool_and_answers(engine: CocoaEngine, asked: dict[str,
 async def test_a_risky_call_is_not_run(engine: CocoaEngine, asked: dict[str, Any]) -> None:
     _, call, result, _ = agent_of(engine).invoke(asked)["messages"]
     measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"]["risk"]
-    refused = agent_of(engine, ToolRiskMiddleware(max_risk=measured - 1e-3))
+    refused = agent_of(engine, ToolRiskMiddleware(measured))
     for messages in (refused.invoke(asked)["messages"], (await refused.ainvoke(asked))["messages"]):
         assert messages[2].status == "error"
         assert "double was not run" in messages[2].content
         assert f"number={call.tool_calls[0]['args']['number']} ({measured:.2f})" in messages[2].content
     for lenient in (
-        ToolRiskMiddleware(max_risk=measured + 1e-3),
-        ToolRiskMiddleware(max_risk=0, tools=["other"]),
-        ToolRiskMiddleware(max_risk=0, arguments=["other"]),
+        ToolRiskMiddleware(measured + 1e-6),
+        ToolRiskMiddleware(0, tools=["other"]),
+        ToolRiskMiddleware(0, arguments=["other"]),
     ):
         assert agent_of(engine, lenient).invoke(asked)["messages"][2].content == result.content
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_risk": "low"}, {"max_risk": float("nan")}, {"max_risk": 1, "tools": "double"}]
+    "options", [{"threshold": "low"}, {"threshold": float("nan")}, {"threshold": 1, "tools": "double"}]
 )
 def test_bad_limits_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

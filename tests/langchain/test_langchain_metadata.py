@@ -26,7 +26,7 @@ SPAN = {
     "log_prob": float,
     "score": float,
     "risk": float,
-    "exceeds_max_risk": bool,
+    "reaches_max_risk": bool,
     "candidates": int,
     "chosen": (int, type(None)),
 }

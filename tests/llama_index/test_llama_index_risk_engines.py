@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -290,14 +291,16 @@ def test_retry_stops_at_a_good_answer(llm: CocoaLLM, retriever: BM25Retriever, p
     assert plain is not None
     del prompts[:]
     mean = plain["cocoa_risk"]["mean_risk"]
-    response = RiskRetryQueryEngine(retriever, llm, threshold=mean, measure="mean_risk", context_lift=True).query(
-        QUESTION
-    )
+    options: dict[str, Any] = {"max_tries": 2, "measure": "mean_risk"}
+    above = math.nextafter(mean, 2)
+    response = RiskRetryQueryEngine(retriever, llm, threshold=above, context_lift=True, **options).query(QUESTION)
     assert len(prompts) == 1 + 2  # and the prompts of the lift, which are only encoded
     assert response.metadata is not None
     (only,) = response.metadata["cocoa_tries"]
     assert (only["alpha"], only["risk"], only["chosen"]) == (2.5, mean, True)
     assert "context_lift" in response.metadata["cocoa_risk"]["spans"][0]
+    reached = RiskRetryQueryEngine(retriever, llm, threshold=mean, **options).query(QUESTION)
+    assert len(reached.metadata["cocoa_tries"]) == 2  # type: ignore[index]
 
 
 def test_retry_with_other_alphas_and_a_second_retriever(

@@ -24,7 +24,7 @@ test: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile  # two tests at once; each takes one thread
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks

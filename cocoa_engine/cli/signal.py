@@ -19,7 +19,7 @@ from cocoa_engine.extras import need
 from cocoa_engine.labelled import detect_format
 
 
-@with_options("alpha", "gamma", "max_candidates", "span_log_prob", "middle_layers", "final_layer")
+@with_options("alpha", "gamma", "max_candidates", "max_span_tokens", "span_log_prob", "middle_layers", "final_layer")
 def signal(
     config: CocoaConfig,
     loading: LoadOptions,
@@ -32,6 +32,12 @@ def signal(
         bool,
         typer.Option(
             "--context-lift", help="Feed each answer also without its source, and measure what the source changed."
+        ),
+    ] = False,
+    boundaries: Annotated[
+        bool,
+        typer.Option(
+            "--boundaries", help="Also compare where spans end; the model grows branches at every risk point."
         ),
     ] = False,
     draws: Draws = 1000,
@@ -48,8 +54,11 @@ def signal(
     records = read(data, format, prompts, seed)
     if context_lift and (lacking := next((record for record in records if not record.source), None)):
         raise LabelledDataError(f"{lacking.id!r} has no source, so there is no context whose lift could be measured.")
+    if boundaries and all(record.spans is None for record in records):
+        raise LabelledDataError("these answers are labelled as wholes: where their spans end says nothing about them.")
     make_folder(out)
     engine = load_engine(model, loading)
+    from cocoa_engine.signal.boundaries import Cuts, boundary_table, cut_every_way
     from cocoa_engine.signal.indicators import Layers
     from cocoa_engine.signal.items import collect
     from cocoa_engine.signal.plots import draw
@@ -57,7 +66,8 @@ def signal(
 
     Layers.of(config, engine.num_layers)  # refused before the work, not after
     with fed(engine, records, config, chat=chat, bare=context_lift) as answers:
-        items = collect(answers)
+        cuts = Cuts()
+        items = collect(cut_every_way(answers, engine, config, cuts) if boundaries else answers)
     about = {
         "data": data.name,
         "format": format or detect_format(data),
@@ -68,8 +78,12 @@ def signal(
         "command": command_line(),
     }
     record = {"about": about, **measure(items, config, draws=draws, seed=seed)}
+    if boundaries:
+        record["boundaries"] = cuts.measure(draws=draws, seed=seed)
     (out / "signal.json").write_text(dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     text = to_markdown(record)
+    if boundaries:
+        text += "\n".join([*boundary_table(record["boundaries"]), ""])
     (out / "signal.md").write_text(text, encoding="utf-8")
     files = draw(record, items, config, out)
     console = output(no_color)

@@ -23,12 +23,14 @@ class Forced:
         record: the answer.
         profile: what was measured of its tokens.
         ends: where the characters of each token end in the record's text.
+        prompt: what it was fed after.
         bare: the same tokens after the prompt without its source, if that was asked for.
     """
 
     record: LabelledText
     profile: TextProfile
     ends: list[int]
+    prompt: str | list[int]
     bare: Forced | None = None
 
 
@@ -81,14 +83,15 @@ def force(
         texts = [lead + record.text for lead, record in zip(leads, together, strict=True)]
         profiles = profiler(prompt, texts)
         without: Sequence[TextProfile | None] = [None] * len(together)
+        bare_prompt = _prompt(engine, first.without_source(), chat) if bare else prompt
         if bare:
-            bare_prompt = _prompt(engine, first.without_source(), chat)
             without = profiler(bare_prompt, [profile.token_ids for profile in profiles])
         for record, lead, text, profile, alone in zip(together, leads, texts, profiles, without, strict=True):
             dropped = text[0].isspace() and not profile.text[:1].isspace()
             shift = len(lead) - dropped
             ends = [min(max(end - shift, 0), len(record.text)) for end in profile.ends]
-            yield Forced(record, profile, ends, None if alone is None else Forced(record, alone, ends))
+            without_source = None if alone is None else Forced(record, alone, ends, bare_prompt)
+            yield Forced(record, profile, ends, prompt, without_source)
         advance(len(together))
 
 

@@ -1,0 +1,155 @@
+"""Answers cut into spans in every way that decoding knows, compared on the same items: their characters.
+
+A span's figures are its tokens' pooled, so where it ends decides what each character is said to be worth. Spans of
+different cuts cannot be compared one to one; their characters can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.signal.indicators import Layers
+from cocoa_engine.signal.items import Floats
+from cocoa_engine.signal.ranking import Bootstrap, Ranked
+from cocoa_engine.signal.segments import Forced, token_labels
+
+if TYPE_CHECKING:
+    from cocoa_engine.engine import CocoaEngine
+
+Cut = Literal["token", "own", "left", "right", "fixed"]
+CUTS: tuple[Cut, ...] = ("token", "own", "left", "right", "fixed")
+FIGURES = ("fMLDS", "ConMLDS", "-log p", "-mean log p", "CoCoA-SIG, fMLDS")
+
+
+@dataclass
+class Cuts:
+    """What the spans of each cut say of every token; n tokens in all.
+
+    Attributes:
+        groups: what prompt each token belongs to.
+        hallucinated, supported: how many of its characters are, ``[n]``.
+        values: by cut and figure, that of the token's span, higher is riskier, ``[n]``.
+        spans: by cut, how many there are.
+    """
+
+    groups: list[str] = field(default_factory=list)
+    hallucinated: list[int] = field(default_factory=list)
+    supported: list[int] = field(default_factory=list)
+    values: dict[Cut, dict[str, list[float]]] = field(
+        default_factory=lambda: {cut: {figure: [] for figure in FIGURES} for cut in CUTS}
+    )
+    spans: dict[Cut, int] = field(default_factory=lambda: dict.fromkeys(CUTS, 0))
+
+    def add(self, forced: Forced, cutter: Cutter, layers: Layers, alpha: float) -> None:
+        """The tokens of an answer whose parts are labelled."""
+        for hallucinated, supported in token_labels(forced):
+            self.groups.append(forced.record.group)
+            self.hallucinated.append(hallucinated)
+            self.supported.append(supported)
+        for cut in CUTS:
+            for start, end in cutter.spans(forced, cut):
+                profile = forced.profile.span(start, end)
+                con = float(profile.con_mlds(layers.window)[0])
+                f = float(profile.f_mlds(layers.window, layers.final)[0])
+                log_prob = sum(forced.profile.log_probs[start:end])
+                figures = (f, con, -log_prob, -log_prob / (end - start), -log_prob * (1 + alpha * f))
+                for figure, value in zip(FIGURES, figures, strict=True):
+                    self.values[cut][figure] += [value] * (end - start)
+                self.spans[cut] += 1
+
+    def measure(self, *, draws: int, seed: int) -> dict[str, Any]:
+        """AUROC of each figure by each cut, with bootstrap intervals; nothing where a class is missing."""
+        if not (sum(self.hallucinated) and sum(self.supported)):
+            return {}
+        bootstrap = Bootstrap(self.groups, draws, seed)
+        positive, negative = _floats(self.hallucinated), _floats(self.supported)
+        return {
+            cut: {
+                "spans": self.spans[cut],
+                "tokens_per_span": len(self.groups) / self.spans[cut],
+                "auroc": {
+                    figure: bootstrap.interval(Ranked(values, positive, negative), "auroc")._asdict()
+                    for figure, values in self.values[cut].items()
+                },
+            }
+            for cut in CUTS
+        }
+
+
+class Cutter:
+    """Says where spans of a given text end.
+
+    ``"token"``: after each token. Otherwise, where several tokens compete a span begins, and ends as decoding would end
+    it: before the text's ``"own"`` next risk point, after ``max_span_tokens`` (``"fixed"``), or at the ``"left"`` or
+    ``"right"`` boundary of the branches that the engine grows there. What lies between such spans is a span too, up to
+    the next place where tokens compete or the text leaves what the model would have taken.
+
+    Args:
+        engine: grows the branches.
+        config: its ``gamma``, ``max_candidates`` and ``max_span_tokens`` count.
+    """
+
+    def __init__(self, engine: CocoaEngine, config: CocoaConfig) -> None:
+        self._engine = engine
+        self._config = config
+
+    def spans(self, forced: Forced, cut: Cut) -> Iterator[tuple[int, int]]:
+        """The tokens of each span of an answer, the end exclusive; together they are the answer."""
+        profile = forced.profile
+        count, start = len(profile.token_ids), 0
+        while start < count:
+            end = start + 1
+            if cut in ("own", "left", "right", "fixed"):
+                if cut == "own" or profile.competing[start] == 1:
+                    while end < count and profile.competing[end] == 1 and profile.gaps[end] == 0:
+                        end += 1
+                else:
+                    end = start + (self._config.max_span_tokens if cut == "fixed" else self._grown(forced, start, cut))
+            yield start, min(end, count)
+            start = end
+
+    def _grown(self, forced: Forced, start: int, cut: Literal["left", "right"]) -> int:
+        """How many tokens the branches have that decoding grows before the token ``start``."""
+        prompt = self._engine.encode(forced.prompt) if isinstance(forced.prompt, str) else list(forced.prompt)
+        config = self._config.replace(
+            method="cocoa-sig", span_boundary=cut, max_new_tokens=self._config.max_span_tokens, max_risk=None
+        )
+        with self._engine.stream(prompt + forced.profile.token_ids[:start], config=config) as stream:
+            span = next(stream)
+        return max(1, *(len(candidate.token_ids) for candidate in (*span.candidates, span)))
+
+
+def cut_every_way(answers: Iterable[Forced], engine: CocoaEngine, config: CocoaConfig, cuts: Cuts) -> Iterator[Forced]:
+    """Hand answers on, adding those whose parts are labelled to ``cuts``."""
+    layers, cutter = Layers.of(config, engine.num_layers), Cutter(engine, config)
+    for forced in answers:
+        if forced.record.spans is not None:
+            cuts.add(forced, cutter, layers, config.alpha)
+        yield forced
+
+
+def boundary_table(boundaries: Mapping[str, Any]) -> list[str]:
+    """The lines of a Markdown table."""
+    lines = [
+        "",
+        "## Where spans end",
+        "",
+        "AUROC by character, each with the figure of its span; branches of `left` and `right` grown by the model.",
+        "",
+        f"| spans | how many | tokens each | {' | '.join(FIGURES)} |",
+        f"| {' | '.join(['---'] * (3 + len(FIGURES)))} |",
+    ]
+    for cut, row in boundaries.items():
+        cells = (row["auroc"][figure] for figure in FIGURES)
+        shown = (f"{one['estimate']:.3f} ({one['low']:.3f} – {one['high']:.3f})" for one in cells)
+        lines.append(f"| {cut} | {row['spans']:,} | {row['tokens_per_span']:.1f} | {' | '.join(shown)} |")
+    return lines
+
+
+def _floats(values: list[int]) -> Floats:
+    return np.array(values, dtype=np.float64)

@@ -27,7 +27,7 @@ from cocoa_engine.errors import (
     UnsupportedModelError,
 )
 from cocoa_engine.methods import METHODS
-from cocoa_engine.results import Candidate, Generation, LayerCurve, Span, Usage
+from cocoa_engine.results import Candidate, Generation, LayerCurve, Preceding, Span, Usage
 from cocoa_engine.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ __all__ = [
     "ModelInfo",
     "ModelLoadError",
     "NonFiniteLogitsError",
+    "Preceding",
     "PromptError",
     "RiskCalibrator",
     "Runtime",

@@ -103,7 +103,7 @@ class Cocoa:
             raise ConfigError(unknown(sorted(strangers), _SETTINGS, what="setting"))
         if taken := [name for name in GIVEN_BY_GENERATE if name in settings]:
             raise ConfigError(f"give {', '.join(taken)} to generate itself.")
-        self._tokenizer = _NoTokenizer() if tokenizer is None else tokenizer
+        self._decoder = _Decoder(tokenizer)
         self._config = (config or CocoaConfig()).replace(**settings)
         self._runtime = runtime
         self._calibrator = (
@@ -153,7 +153,7 @@ class Cocoa:
             raise ConfigError("answers of a batch may differ in length: give generate a pad_token_id.")
 
         engine = CocoaEngine(
-            model, self._tokenizer, config=config, runtime=self._runtime, calibrator=self._calibrator
+            model, self._decoder, config=config, runtime=self._runtime, calibrator=self._calibrator
         )  # what was found out about the model is remembered with the model, and only as long as that lives
         ends = {int(end) for one in stopping_criteria if isinstance(one, EosTokenCriteria) for end in one.eos_token_id}
         bare = GenerationConfig(eos_token_id=sorted(ends) or None)  # all else is in generate's processors
@@ -192,20 +192,31 @@ class Cocoa:
         return sequences
 
     def _refuse_stop_without_text(self, config: CocoaConfig) -> None:
-        if config.stop and isinstance(self._tokenizer, _NoTokenizer):
+        if config.stop and self._decoder.tokenizer is None:
             raise ConfigError("stop needs a tokenizer: custom_generate=Cocoa(tokenizer=tokenizer).")
 
 
-class _NoTokenizer:
-    """In place of a tokenizer that was not given: tokens have no text."""
+class _Decoder:
+    """What the engine needs of a tokenizer where prompts are token ids; unlike one, it is not copied for each call.
+
+    Args:
+        tokenizer: none, and tokens have no text.
+    """
 
     eos_token_id = None
 
-    def __call__(self, text: str, **_: Any) -> Any:
-        raise PromptError("text cannot be read without a tokenizer.")
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.added_tokens_decoder = getattr(tokenizer, "added_tokens_decoder", {})
 
-    def decode(self, token_ids: Sequence[int], **_: Any) -> str:
-        return ""
+    def __call__(self, text: str, **_: Any) -> Any:
+        raise PromptError("prompts are token ids here.")
+
+    def __deepcopy__(self, memo: Any) -> _Decoder:
+        return self
+
+    def decode(self, token_ids: Sequence[int], **options: Any) -> str:
+        return "" if self.tokenizer is None else str(self.tokenizer.decode(token_ids, **options))
 
 
 _SETTINGS = CocoaConfig.model_fields.keys() - {*GIVEN_BY_GENERATE}

@@ -170,11 +170,13 @@ class Silent:
 
 def test_risk_stops_calibrated_and_with_texts(engine: CocoaEngine) -> None:
     calibrator = fitted(model_name=engine.model_name)
-    judge = Cocoa(tokenizer=engine.tokenizer, calibrator=calibrator, max_risk=0.0, config=CocoaConfig(gamma=0.4))
+    judge = Cocoa(
+        tokenizer=engine.tokenizer, calibrator=calibrator, max_risk=0.0, config=CocoaConfig(max_span_tokens=5)
+    )
     ids = torch.tensor([engine.encode(PROMPTS["question"])])
     output = engine.model.generate(ids, custom_generate=judge, return_dict_in_generate=True, **SHORT)
     (generation,) = output.generations
-    assert (generation.finish_reason, generation.calibrated, generation.config.gamma) == ("risk", True, 0.4)
+    assert (generation.finish_reason, generation.calibrated, generation.config.max_span_tokens) == ("risk", True, 5)
     assert generation.text == generation.spans[0].text != ""
     assert output.sequences.shape[1] == ids.shape[1] + len(generation.token_ids)
     stopped = engine.model.generate(

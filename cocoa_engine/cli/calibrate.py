@@ -42,6 +42,9 @@ def calibrate(
             metavar="FILE", help="Fit nothing: say what this calibrator is worth here; 'embedded' is the package's own."
         ),
     ] = None,
+    level: Annotated[
+        Literal["span", "answer"] | None, typer.Option(help="Only the risk of this. Default: of all that is labelled.")
+    ] = None,
     format: Format = None,
     prompts: Prompts = None,
     chat: Chat = False,
@@ -100,32 +103,35 @@ def calibrate(
         with progress("Answering questions", len(asked)) as advance:
             found["answer"] = own_answers(engine, asked, config, advance=advance)
         about["answer"] = f"{questions.name}, the model's own answers to {len(asked)} questions"
+    found = {one: items for one, items in found.items() if level in (None, one)}
+    if not found:
+        raise CalibrationError(f"nothing here is labelled by {level}.")
     if known is not None:
         checked = {
-            level: validate(found[level], risks_of(risk, found[level]), folds=0, draws=draws, seed=seed)
-            for level in LEVELS
-            if level in found and (risk := getattr(known, level)) is not None
+            one: validate(found[one], risks_of(risk, found[one]), folds=0, draws=draws, seed=seed)
+            for one in LEVELS
+            if one in found and (risk := getattr(known, one)) is not None
         }
         if not checked:
             raise CalibrationError(f"{check} knows no risk of a kind that is labelled here.")
         if json:
-            print_json(dumps({level: one.model_dump() for level, one in checked.items()}))
+            print_json(dumps({one: figures.model_dump() for one, figures in checked.items()}))
         else:
-            output(no_color).print(Group(*(_figures(one, level) for level, one in checked.items())))
+            output(no_color).print(Group(*(_figures(figures, one) for one, figures in checked.items())))
         return
     assert out is not None
-    enough = [level for level in found if lacks(found[level], folds) is None] or list(found)  # or fit says what lacks
+    enough = [one for one in found if lacks(found[one], folds) is None] or list(found)  # or fit says what lacks
     fitted = {
-        level: fit(
-            found[level],
-            data=about[level],
+        one: fit(
+            found[one],
+            data=about[one],
             isotonic=isotonic,
             folds=folds,
             draws=draws,
             seed=seed,
             threshold=threshold,
         )
-        for level in enough
+        for one in enough
     }
     calibrator = RiskCalibrator(
         model_name=engine.model_name,
@@ -137,8 +143,8 @@ def calibrate(
     if json:
         print_json(calibrator.model_dump_json())
         return
-    parts: list[Group | Text] = [_shown(fitted[level], level) for level in enough]
-    parts += [Text(f"No risk of {level}s: {lacks(found[level], folds)}") for level in found if level not in fitted]
+    parts: list[Group | Text] = [_shown(fitted[one], one) for one in enough]
+    parts += [Text(f"No risk of {one}s: {lacks(found[one], folds)}") for one in found if one not in fitted]
     output(no_color).print(Group(*parts, Text(f"Written to {out}.")))
 
 

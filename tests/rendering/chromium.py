@@ -34,10 +34,14 @@ class Browser:
         Raises:
             AssertionError: the page wrote to the console, which is where errors go.
         """
-        picture = self.folder / "screenshot.png"
-        picture.unlink(missing_ok=True)
-        self._run(f"--screenshot={picture}", f"--window-size={size[0]},{size[1]}", *options, address(page, fragment))
-        return (imread(picture)[:, :, :3] * 255).round().astype(int)
+        file = self.folder / "screenshot.png"
+        for _ in range(3):  # a busy machine may take the picture before anything is drawn
+            self._run(f"--screenshot={file}", f"--window-size={size[0]},{size[1]}", *options, address(page, fragment))
+            picture = (imread(file)[:, :, :3] * 255).round().astype(int)
+            file.unlink()
+            if picture.min() < picture.max():
+                break
+        return picture
 
     def dom(self, page: Path) -> str:
         """The page as the browser understood it."""
@@ -51,7 +55,13 @@ class Browser:
             "--run-all-compositor-stages-before-draw",  # otherwise a busy machine leaves holes in pictures
             *(f"--user-data-dir={self.folder / 'profile'}", "--disable-background-networking", "--no-first-run"),
         ]
-        done = subprocess.run([*command, *args], capture_output=True, text=True, timeout=120, check=True)
+        for attempts_left in (2, 1, 0):  # on a machine that does much else, a browser may not come up
+            try:
+                done = subprocess.run([*command, *args], capture_output=True, text=True, timeout=60, check=True)
+                break
+            except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+                if not attempts_left:
+                    raise
         assert "CONSOLE" not in done.stderr, done.stderr
         return done.stdout
 

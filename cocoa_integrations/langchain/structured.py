@@ -44,9 +44,10 @@ def _is_recursive(schema: Mapping[str, Any]) -> bool:
         for name, definition in definitions.items()
     }
     for name in definitions:
-        reached, fresh = set(), {name}
+        reached: set[str] = set()
+        fresh: set[str] = {name}
         while fresh:
-            fresh = set().union(*(leads_to[other] for other in fresh)) - reached
+            fresh = {found for other in fresh for found in leads_to[other]} - reached
             reached |= fresh
         if name in reached:
             return True

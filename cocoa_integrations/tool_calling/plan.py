@@ -110,7 +110,7 @@ def closed(schema: Any) -> Any:
         return [closed(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    inner = {}
+    inner: dict[str, Any] = {}
     for key, value in schema.items():
         if key in ("allOf", "enum", "const", "default"):  # the parts of allOf say each a part of the members only
             inner[key] = value

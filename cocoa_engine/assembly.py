@@ -108,5 +108,5 @@ def weighed_otherwise(span: Span, config: CocoaConfig) -> Span:
     """
     log_prob, score = log_prob_and_score(config, span.token_log_probs, span.con_mlds, span.f_mlds)
     risk = span.risk if span.calibrated else ranking_mlds(config, span.con_mlds, span.f_mlds)
-    exceeds = reaches_max_risk(config, risk)
-    return span.model_copy(update={"log_prob": log_prob, "score": score, "risk": risk, "reaches_max_risk": exceeds})
+    reaches = reaches_max_risk(config, risk)
+    return span.model_copy(update={"log_prob": log_prob, "score": score, "risk": risk, "reaches_max_risk": reaches})

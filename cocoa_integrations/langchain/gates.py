@@ -54,7 +54,8 @@ def risk_gate(
         mark: how to mark. A template of ``{text}`` and ``{value}``, by default ``[[{text}]]``, e.g.
             ``"<mark title='{value:.2f}'>{text}</mark>"``, or a function of the text and the span's entry of
             ``cocoa_spans``. Whitespace at the ends of a span stays outside. The offsets in the report are those of the
-            unmarked text. A message that calls tools is not marked: its text is for programs.
+            unmarked text. A message that calls tools is not marked: its text is for programs. Nothing is escaped,
+            within marks or outside of them: do not put the text into a page as it is.
         answer: what is said instead.
 
     Example:

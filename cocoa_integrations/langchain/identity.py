@@ -18,11 +18,12 @@ def engine_id(engine: CocoaEngine) -> str:
 
 
 def settings_digest(engine: CocoaEngine) -> str:
-    """Digest of what users change on a model and a tokenizer in place: generation config and chat template."""
+    """Digest of what users change on an engine in place: generation config, chat template and calibrator."""
     generation_config = getattr(engine.model, "generation_config", None)
     settings = generation_config.to_dict() if generation_config is not None else {}
     template = getattr(engine.tokenizer, "chat_template", None)
-    return hashlib.sha256(repr((sorted(settings.items()), template)).encode()).hexdigest()
+    calibrator = None if engine.calibrator is None else engine.calibrator.model_dump_json()
+    return hashlib.sha256(repr((sorted(settings.items()), template, calibrator)).encode()).hexdigest()
 
 
 def remember_loaded(engine: CocoaEngine) -> CocoaEngine:

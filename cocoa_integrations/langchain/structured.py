@@ -31,7 +31,27 @@ def json_schema_of(schema: Any) -> dict[str, Any]:
     """The JSON schema of a pydantic class, a TypedDict, or one given as it is."""
     if isinstance(schema, Mapping) and not schema.keys() & {"function", "parameters", "input_schema", "schema"}:
         return dict(schema)
+    if _is_class(schema) and issubclass(schema, BaseModel) and _is_recursive(own := schema.model_json_schema()):
+        return own  # LangChain writes definitions out, and what refers to itself as "anything"
     return dict(convert_to_json_schema(schema))
+
+
+def _is_recursive(schema: Mapping[str, Any]) -> bool:
+    """Whether a definition of a schema leads back to itself."""
+    definitions = schema.get("$defs", {})
+    leads_to = {
+        name: {other for other in definitions if f'"#/$defs/{other}"' in json.dumps(definition)}
+        for name, definition in definitions.items()
+    }
+    for name in definitions:
+        reached: set[str] = set()
+        fresh: set[str] = {name}
+        while fresh:
+            fresh = {found for other in fresh for found in leads_to[other]} - reached
+            reached |= fresh
+        if name in reached:
+            return True
+    return False
 
 
 class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
@@ -53,12 +73,12 @@ class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
         if partial and "finish_reason" not in info:
             try:
                 return self._validated(parse_partial_json(result[0].text))
-            except (ValueError, ValidationErrorV1):  # pydantic 2 raises a ValueError
+            except (ValueError, RecursionError, ValidationErrorV1):  # pydantic 2 raises a ValueError
                 return None
         text = result[0].text
         try:
             value = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also of thousands of digits, or of brackets
             cut = _CUT.get(info.get("finish_reason"), "")
             raise OutputParserException(f"the answer is no complete JSON ({error}){cut}", llm_output=text) from error
         try:

@@ -22,10 +22,11 @@ class MissingRiskWarning(UserWarning):
 
 
 class Answered(NamedTuple):
-    """One answer, and what asks for it again."""
+    """One answer, what asks for it again, and its report."""
 
     generation: Generation
     start: Start | None
+    report: dict[str, Any]
 
 
 class Answers(RiskCollector):
@@ -40,10 +41,11 @@ class Answers(RiskCollector):
         self._lift = lift
         self._answers: list[Answered] = []
 
-    def take(self, generation: Generation, start: Start | None) -> None:
+    def take(self, generation: Generation, start: Start | None) -> dict[str, Any]:
         """Take note of an answer."""
-        super().take(generation, start)
-        self._answers.append(Answered(generation, start))
+        report = super().take(generation, start)
+        self._answers.append(Answered(generation, start, report))  # not by its place: threads may answer at once
+        return report
 
     def write(self, metadata: dict[str, Any], text: str, nodes: Sequence[NodeWithScore]) -> None:
         """Fill a response's metadata; the reports are None and empty where no answer was collected.
@@ -64,11 +66,11 @@ class Answers(RiskCollector):
                 "and nothing was asked."
             )
             return
-        same = [n for n, answer in enumerate(self._answers) if answer.generation.text.strip() == text.strip()]
-        number = same[-1] if same else len(self._answers) - 1
-        metadata[RISK_KEY] = report = self.reports[number]
+        same = [answer for answer in self._answers if answer.generation.text.strip() == text.strip()]
+        generation, start, report = (same or self._answers)[-1]
+        metadata[RISK_KEY] = report
         if self._lift:
-            lifts = lift_of(*self._answers[number], nodes)
+            lifts = lift_of(generation, start, nodes)
             if lifts is None:
                 _warn(
                     "no context lift: the text of no source node was found in the prompt of this answer, so there is "

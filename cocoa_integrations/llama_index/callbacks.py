@@ -68,9 +68,11 @@ class RiskCollector:
         # Not reset(token): the block may be left in another context than it was entered in (async fixtures).
         _collectors.set(tuple(collector for collector in _collectors.get() if collector is not self))
 
-    def take(self, generation: Generation, start: Start | None) -> None:
-        """Take note of an answer; ``start`` would ask for it again."""
-        self.reports.append(risk_report(generation))  # a report of its own for each, so that none can alter another's
+    def take(self, generation: Generation, start: Start | None) -> dict[str, Any]:
+        """Take note of an answer; ``start`` would ask for it again. Returns its report."""
+        report = risk_report(generation)  # of its own for each collector, so that none can alter another's
+        self.reports.append(report)
+        return report
 
 
 class Watchers:

@@ -87,6 +87,6 @@ def arguments_of(block: ToolCallBlock) -> dict[str, Any]:
         return block.tool_kwargs
     try:
         value = json.loads(block.tool_kwargs)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -42,6 +42,7 @@ class ChatReader:
     def __init__(self, request: ToolRequest, engine: CocoaEngine) -> None:
         self.plan = Plan(request, engine)
         self._ids: list[str] = []
+        self._told = ""  # the content of the answer before
 
     def response(self, answer: Answer) -> ChatResponse:
         """One answer, which may be a part of the whole.
@@ -55,7 +56,10 @@ class ChatReader:
         reading = self.plan.read(answer.text, done=done)
         calls = [(self._id(number), call) for number, call in enumerate(reading.calls)]
         response = answer.to_chat()
-        response.message = _message(calls, _content(reading, answer.text))
+        content = _content(reading, answer.text) if done else reading.content
+        response.message = _message(calls, content)
+        if answer.delta is not None:  # what an agent shows: a call is not a part of it
+            response.delta, self._told = content.removeprefix(self._told), content
         if answer.generation is None:
             return response
         if self.plan.request.required and not reading.valid:

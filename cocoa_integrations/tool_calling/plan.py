@@ -110,10 +110,14 @@ def closed(schema: Any) -> Any:
         return [closed(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    # the parts of allOf say each a part of the members only
-    inner = {
-        key: value if key in ("allOf", "enum", "const", "default") else closed(value) for key, value in schema.items()
-    }
+    inner: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in ("allOf", "enum", "const", "default"):  # the parts of allOf say each a part of the members only
+            inner[key] = value
+        elif key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, Mapping):
+            inner[key] = {name: closed(each) for name, each in value.items()}  # a member may be called "properties"
+        else:
+            inner[key] = closed(value)
     if isinstance(schema.get("properties"), Mapping) and "allOf" not in schema and "type" in schema:
         inner.setdefault("additionalProperties", False)
     return inner

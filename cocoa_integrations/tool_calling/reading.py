@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from json.decoder import JSONDecodeError
 from typing import Any
 from uuid import uuid4
 
 from cocoa_integrations.tool_calling.formats import CallFormat
 
-_DECODER = json.JSONDecoder(strict=False)  # models write line breaks into strings
 _SPACE = " \t\n\r"
+
+
+def _finite(number: str) -> float:
+    """What JSON has no word for could not be written as JSON again."""
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is no number of JSON")
+    return value
+
+
+_DECODER = json.JSONDecoder(strict=False, parse_float=_finite, parse_constant=_finite)
+"""Lenient, since models write line breaks into strings. What it raises is a ValueError (also for a whole number of
+thousands of digits), or a RecursionError."""
 
 
 def new_id() -> str:
@@ -184,7 +196,7 @@ def _with_arguments(text: str, name: Any, value: Any, start: int, end: int) -> C
     if isinstance(value, str):  # some models write the arguments as JSON in a string
         try:
             value = _DECODER.decode(value)
-        except JSONDecodeError:
+        except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):
             written, places = json.dumps(value, ensure_ascii=False), dict.fromkeys(value, (start, end))
@@ -241,7 +253,7 @@ def _members(text: str, at: int) -> _Members:
                 at = _skip(text, at + 1)
             elif not text.startswith("}", at):
                 return members
-    except (JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return members
     members.at = members.end = at + 1
     return members

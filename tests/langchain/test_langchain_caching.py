@@ -12,6 +12,7 @@ from langchain_core.load import dumps, loads
 
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback
+from tests.risk.made_up import fitted
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
 MODELS = [ChatCocoa, CocoaLLM]
@@ -125,8 +126,13 @@ def change_penalty(engine: CocoaEngine) -> CocoaEngine:
     return engine
 
 
+def change_calibrator(engine: CocoaEngine) -> CocoaEngine:
+    engine.calibrator = fitted(model_name="quick")
+    return engine
+
+
 @pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("change", [change_tokenizer, change_template, change_penalty])
+@pytest.mark.parametrize("change", [change_tokenizer, change_template, change_penalty, change_calibrator])
 def test_a_changed_engine_answers_anew(kind: Any, change: Any, engine_of_own: CocoaEngine) -> None:
     def ask(engine: CocoaEngine) -> Any:
         return answer(kind(engine=engine, max_tokens=8))

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+import torch
 from langchain_core.caches import InMemoryCache
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
@@ -15,6 +16,8 @@ from typing_extensions import TypedDict
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_integrations.langchain import ChatCocoa, argument_risks, get_risk, get_spans
+from cocoa_integrations.langchain.structured import WholeJsonParser, json_schema_of
+from cocoa_integrations.tool_calling.plan import closed
 from tests import tool_templates
 from tests.alike import close
 
@@ -190,6 +193,27 @@ SCHEMA = {
 ABOUT = "Describe the city of Paris."
 
 
+class Tree(BaseModel):
+    """A tree."""
+
+    height: int
+    branch: Tree | None = None
+
+
+def test_a_schema_that_refers_to_itself_is_enforced(engine: CocoaEngine) -> None:
+    """LangChain's own conversion lets anything stand in its place."""
+    grammar = engine.constrain(json_schema=closed(json_schema_of(Tree)))
+
+    def scores(text: str) -> Any:
+        ids = torch.tensor([engine.encode(text, add_special_tokens=False)])
+        return grammar.for_prompt([])(ids, torch.zeros(1, engine.model.config.vocab_size))
+
+    assert scores('{"height": 2, "branch": {"height": 1, "branch": {"height').isfinite().any()
+    with pytest.raises(ConfigError, match="does not fit the grammar"):
+        scores('{"height": 2, "branch": {"width')
+    assert "$defs" not in json_schema_of(City)  # others are told in full, as the model reads them best
+
+
 @pytest.mark.parametrize("schema", [City, CityDict, SCHEMA])
 @pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
 def test_structured_output(caller: ChatCocoa, schema: Any, method: Any) -> None:
@@ -220,6 +244,12 @@ def test_the_raw_message_comes_along(engine: CocoaEngine, caller: ChatCocoa, met
     assert isinstance(cut["parsing_error"], OutputParserException)
     assert cut["parsed"] is None
     assert get_spans(cut["raw"])
+
+
+@pytest.mark.parametrize("text", ['{"a": %s}' % ("9" * 5000), "[" * 100_000])
+def test_json_that_python_cannot_read_is_an_error_of_the_parser(text: str) -> None:
+    with pytest.raises(OutputParserException, match="no complete JSON"):
+        WholeJsonParser().parse(text)
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])

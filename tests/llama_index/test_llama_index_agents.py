@@ -97,6 +97,7 @@ async def test_a_required_call(caller: CocoaLLM) -> None:
         block.tool_call_id for chunk in chunks for block in chunk.message.blocks if isinstance(block, ToolCallBlock)
     }
     assert len(seen) == 1
+    assert {chunk.delta for chunk in chunks} == {""}  # an agent shows the deltas: a call is not for the reader
 
 
 def test_predict_and_call_runs_the_tool(caller: CocoaLLM) -> None:
@@ -149,6 +150,8 @@ def test_what_is_no_call_is_shown_not_dropped(caller: CocoaLLM, engine: CocoaEng
     script = Script(engine, lambda prompt: 'Well: <tool_call>\n{"name": "lookup", "arguments": 3}\n</tool_call>')
     response = caller.chat_with_tools([LOOKUP], user_msg=QUESTION, logits_processor=script)
     assert response.message.content == 'Well: {"name": "lookup", "arguments": 3}'
+    chunks = list(caller.stream_chat_with_tools([LOOKUP], user_msg=QUESTION, logits_processor=script))
+    assert "".join(chunk.delta or "" for chunk in chunks) == chunks[-1].message.content == response.message.content
 
 
 async def test_react_agent_calls_a_tool_and_answers(engine: CocoaEngine) -> None:

@@ -181,3 +181,9 @@ def test_objects_are_closed_unless_they_say_otherwise() -> None:
         "anyOf": [{**inner, "additionalProperties": False}, free, {"type": "object"}]
     }
     assert closed({"allOf": [inner]}) == {"allOf": [inner]}
+    feature = {"type": "object", "properties": {"type": {"type": "string"}, "properties": inner}}  # of GeoJSON
+    assert closed(feature) == {
+        "type": "object",
+        "properties": {"type": {"type": "string"}, "properties": closed(inner)},
+        "additionalProperties": False,
+    }

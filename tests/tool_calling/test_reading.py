@@ -56,6 +56,13 @@ ADD_CALL = ("add", {"a": 1, "b": [2, {"c": None}]}, None)
         (MISTRAL, f"[TOOL_CALLS] [{WEATHER}, {ADD}]", "", [WEATHER_CALL, ADD_CALL]),
         (MISTRAL, f" [{WEATHER}]", "", [WEATHER_CALL]),
         (MISTRAL, "[1, 2]", "[1, 2]", []),
+        (
+            HERMES,
+            '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>',
+            "",
+            [("add", None, "not valid JSON")],
+        ),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1e999}}</tool_call>', "", [("add", None, "not valid")]),
     ],
 )
 def test_what_models_write(style: CallFormat, text: str, content: str, calls: list[Any]) -> None:
@@ -83,6 +90,13 @@ def _assert_grows(style: CallFormat, text: str, whole: Reading) -> None:
         content = part.content
     assert whole.content.startswith(content)
     assert all(seen == call.written for seen, call in zip(written, whole.calls, strict=True) if call.error is None)
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 100_000, f'"{"[" * 100_000}"'])
+def test_what_python_cannot_read_is_an_error_of_the_call(value: str) -> None:
+    for arguments in (f'{{"a": {value}}}', value):
+        (call,) = read(f'<tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>', HERMES, NAMES).calls
+        assert call.error is not None or call.arguments == {"a": "[" * 100_000}
 
 
 def test_values_are_where_they_are_said_to_be() -> None:

@@ -26,7 +26,7 @@ Retry = BaseChatModel | Mapping[str, Any]
 class RiskState(AgentState[Any]):
     """An agent's state with the risk of its model's answers.
 
-    ``cocoa_risk`` has one entry for each model call of the agent, in order:
+    ``cocoa_risks`` has one entry for each model call of the agent, in order:
 
     - ``report``: the ``cocoa_risk`` report of the answer that was kept; None if its model does not measure risk;
     - ``value``: the highest figure of its spans; None without a report;
@@ -34,7 +34,7 @@ class RiskState(AgentState[Any]):
     - ``attempts``: the value of each answer that was tried for, the first included, in order.
     """
 
-    cocoa_risk: NotRequired[Annotated[list[dict[str, Any]], add]]
+    cocoa_risks: NotRequired[Annotated[list[dict[str, Any]], add]]
 
 
 class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
@@ -64,7 +64,7 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         >>> middleware = RiskMiddleware(0.5, retry_with={"alpha": 6.0}, on_risk="abstain")
         >>> agent = create_agent(ChatCocoa(calibrator="risk.json"), tools=[], middleware=[middleware])
         >>> state = agent.invoke({"messages": [("user", "Who wrote Dune?")]})
-        >>> state["cocoa_risk"][-1]["value"]
+        >>> state["cocoa_risks"][-1]["value"]
 
     Raises:
         ConfigError: an option makes no sense; and from the agent, that its model's answer has no report.
@@ -171,7 +171,7 @@ class _Trial:
             "action": self._middleware.on_risk if risky else "none",
             "attempts": self._values,
         }
-        update: dict[str, Any] = {"cocoa_risk": [entry]}
+        update: dict[str, Any] = {"cocoa_risks": [entry]}
         if risky and (gate := self._middleware.gate) is not None:
             # An id of its own: what was streamed under the old one is another message.
             acted_on = gate.passed(message).model_copy(update={"id": None})

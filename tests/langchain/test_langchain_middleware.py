@@ -57,12 +57,12 @@ async def test_the_state_tells_of_every_call(
         "attempts": [max_risk(quick_answer)],
     }
     state = agent.invoke(asked(question))
-    assert state["cocoa_risk"] == [expected]
+    assert state["cocoa_risks"] == [expected]
     assert state["messages"][-1].text == quick_answer.text
-    assert (await agent.ainvoke(asked(question)))["cocoa_risk"] == [expected]
+    assert (await agent.ainvoke(asked(question)))["cocoa_risks"] == [expected]
     again = agent.invoke({**state, "messages": [*state["messages"], ("user", "Who?")]})
-    assert again["cocoa_risk"][0] == expected
-    assert len(again["cocoa_risk"]) == 2
+    assert again["cocoa_risks"][0] == expected
+    assert len(again["cocoa_risks"]) == 2
 
 
 async def test_settings_are_tried_in_turn(
@@ -73,7 +73,7 @@ async def test_settings_are_tried_in_turn(
     risky, safer = max_risk(quick_answer), max_risk(safer_answer)
     for state in (agent.invoke(asked(question)), await agent.ainvoke(asked(question))):
         assert state["messages"][-1].text == safer_answer.text
-        [entry] = state["cocoa_risk"]
+        [entry] = state["cocoa_risks"]
         assert entry["attempts"] == [risky, risky, safer]  # not the last one: the third passed
         assert (entry["value"], entry["action"], entry["report"]) == (safer, "none", get_risk(safer_answer))
 
@@ -98,7 +98,7 @@ def test_a_model_that_measures_no_risk_may_be_the_way_out_but_not_the_agents(
     other = FakeListChatModel(responses=["Bell, they say."])
     state = agent_of(quick_chat, RiskMiddleware(between, retry_with=[other], on_risk="raise")).invoke(asked(question))
     assert state["messages"][-1].text == "Bell, they say."
-    [entry] = state["cocoa_risk"]
+    [entry] = state["cocoa_risks"]
     assert (entry["report"], entry["value"], entry["action"]) == (None, None, "none")
     assert entry["attempts"][1:] == [None]
     with pytest.raises(ConfigError, match="no risk report"):
@@ -111,7 +111,7 @@ def test_of_risky_answers_the_least_risky_is_acted_on(
 ) -> None:
     middleware = RiskMiddleware(0.0, retry_with=[SAFER, {"max_tokens": 12}], on_risk=on_risk, mark="<{text}>")
     state = agent_of(quick_chat, middleware).invoke(asked(question))
-    message, [entry] = state["messages"][-1], state["cocoa_risk"]
+    message, [entry] = state["messages"][-1], state["cocoa_risks"]
     assert entry["attempts"] == [max_risk(one) for one in (quick_answer, safer_answer, quick_answer)]
     assert (entry["action"], entry["report"]) == (on_risk, get_risk(safer_answer))
     marked = "".join(f"<{span['text']}>" for span in get_risk(safer_answer)["spans"])
@@ -136,7 +136,7 @@ def test_an_agent_of_the_real_model_with_a_tool(chat: ChatCocoa, question: str, 
 
     middleware = RiskMiddleware(0.0, retry_with={"alpha": 0.0}, on_risk=on_risk)
     state = agents.create_agent(chat, tools=[look_up], middleware=[middleware]).invoke(asked(question))
-    [entry] = state["cocoa_risk"]
+    [entry] = state["cocoa_risks"]
     assert len(entry["attempts"]) == 2
     assert entry["value"] == min(entry["attempts"])
     text = state["messages"][-1].text
@@ -167,7 +167,7 @@ def test_with_a_response_format_the_agent_ends_too(
         assert state["messages"][-1].text == "I don't know."
         assert len(state["messages"]) == 2
         assert state["structured_response"] is None
-    [entry] = state["cocoa_risk"]
+    [entry] = state["cocoa_risks"]
     assert entry["action"] == on_risk
 
 
@@ -193,7 +193,7 @@ async def test_nothing_is_streamed_before_it_was_judged(
 def test_callbacks_hear_of_every_attempt(quick_chat: ChatCocoa, question: str, between: float) -> None:
     with get_risk_callback() as risk:
         state = agent_of(quick_chat, RiskMiddleware(between, retry_with=SAFER)).invoke(asked(question))
-    assert [report["max_risk"] for report in risk.reports] == state["cocoa_risk"][0]["attempts"]
+    assert [report["max_risk"] for report in risk.reports] == state["cocoa_risks"][0]["attempts"]
 
 
 def test_two_of_them_agree_on_the_state(quick_chat: ChatCocoa, question: str) -> None:
@@ -203,7 +203,7 @@ def test_two_of_them_agree_on_the_state(quick_chat: ChatCocoa, question: str) ->
     agent = agent_of(quick_chat, Outer(2.0, metric="con_mlds"), RiskMiddleware(0.0, on_risk="abstain"))
     state = agent.invoke(asked(question))
     assert state["messages"][-1].text == "I don't know."
-    assert [entry["action"] for entry in state["cocoa_risk"]] == ["abstain", "none"]
+    assert [entry["action"] for entry in state["cocoa_risks"]] == ["abstain", "none"]
 
 
 @pytest.mark.parametrize(

@@ -105,8 +105,8 @@ def _tagged(text: str, style: CallFormat, done: bool) -> tuple[list[Call], list[
     """Calls between tags, and the pieces of text around them."""
     calls: list[Call] = []
     pieces: list[str] = []
-    at = 0
-    while (start := text.find(style.opening, at)) >= 0:
+    at, spoken = 0, _after_thinking(text)
+    while (start := text.find(style.opening, max(at, spoken))) >= 0:
         pieces.append(text[at:start])
         inside = start + len(style.opening)
         found, end = _calls_at(text, inside)
@@ -131,6 +131,13 @@ def _tagged(text: str, style: CallFormat, done: bool) -> tuple[list[Call], list[
         else:
             at = len(text)
     return calls, [*pieces, text[at:]]
+
+
+def _after_thinking(text: str) -> int:
+    """Where a model that thinks aloud begins to speak: what it writes before, it only considers."""
+    if (end := text.find("</think>")) >= 0:
+        return end
+    return len(text) if text.lstrip().startswith("<think>") else 0
 
 
 def _whole(text: str, style: CallFormat, names: Collection[str], done: bool) -> tuple[list[Call], list[str]]:

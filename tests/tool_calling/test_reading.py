@@ -12,6 +12,7 @@ from cocoa_integrations.tool_calling.reading import Reading, read
 NAMES = ("weather", "add")
 WEATHER = '{"name": "weather", "arguments": {"city": "Lyon", "days": 3}}'
 ADD = '{"name": "add", "arguments": {"a": 1, "b": [2, {"c": null}]}}'
+THOUGHT = f"<think>I could <tool_call>{ADD}</tool_call>."
 
 
 def calls_of(reading: Reading) -> list[tuple[str | None, Any, str | None]]:
@@ -32,6 +33,8 @@ ADD_CALL = ("add", {"a": 1, "b": [2, {"c": None}]}, None)
         (HERMES, f"<tool_call>\n{WEATHER}\n</tool_call>\n<tool_call>\n{ADD}", "", [WEATHER_CALL, ADD_CALL]),
         (HERMES, f"<tool_call>[{WEATHER}, {ADD}]</tool_call> Done.", " Done.", [WEATHER_CALL, ADD_CALL]),
         (HERMES, f"<tool_call>{WEATHER}<tool_call>{ADD}</tool_call>", "", [WEATHER_CALL, ADD_CALL]),
+        (HERMES, f"{THOUGHT}</think>\n<tool_call>{WEATHER}</tool_call>", f"{THOUGHT}</think>\n", [WEATHER_CALL]),
+        (HERMES, THOUGHT, THOUGHT, []),
         (HERMES, '<tool_call>{"name": "add"}</tool_call>', "", [("add", {}, None)]),
         (HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>', "", [("add", {"a": 1}, None)]),
         (HERMES, '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("add", {"a": 1}, None)]),

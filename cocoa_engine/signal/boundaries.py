@@ -101,16 +101,20 @@ class Cutter:
     def spans(self, forced: Forced, cut: Cut) -> Iterator[tuple[int, int]]:
         """The tokens of each span of an answer, the end exclusive; together they are the answer."""
         profile = forced.profile
-        count, start = len(profile.token_ids), 0
+        count, start, most = len(profile.token_ids), 0, self._config.max_span_tokens
         while start < count:
-            end = start + 1
-            if cut in ("own", "left", "right", "fixed"):
-                if cut == "own" or profile.competing[start] == 1:
-                    while end < count and profile.competing[end] == 1 and profile.gaps[end] == 0:
-                        end += 1
-                else:
-                    end = start + (self._config.max_span_tokens if cut == "fixed" else self._grown(forced, start, cut))
-            yield start, min(end, count)
+            run = start + 1
+            while run < count and profile.competing[run] == 1 and profile.gaps[run] == 0:
+                run += 1
+            if cut == "token":
+                end = start + 1
+            elif profile.competing[start] == 1:
+                end = run
+            elif cut == "own":
+                end = min(run, start + most)
+            else:
+                end = min(start + (most if cut == "fixed" else self._grown(forced, start, cut)), count)
+            yield start, end
             start = end
 
     def _grown(self, forced: Forced, start: int, cut: Literal["left", "right"]) -> int:

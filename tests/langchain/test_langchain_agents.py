@@ -17,6 +17,7 @@ from cocoa_integrations.langchain import (
     get_risk_callback,
     get_spans,
 )
+from tests.idle import assert_idle
 
 agents = pytest.importorskip("langchain.agents")
 middleware = pytest.importorskip("langchain.agents.middleware")
@@ -88,6 +89,23 @@ async def test_a_risky_call_is_not_run(engine: CocoaEngine, asked: dict[str, Any
         ToolRiskMiddleware(0, arguments=["other"]),
     ):
         assert agent_of(engine, lenient).invoke(asked)["messages"][2].content == result.content
+
+
+def test_a_tool_that_raises_loses_no_generation(engine: CocoaEngine, asked: dict[str, Any]) -> None:
+    def double(number: int) -> int:
+        """Double a number."""
+        raise OSError(f"no paper to write {number} on")
+
+    memory = pytest.importorskip("langgraph.checkpoint.memory").InMemorySaver()
+    chat = ChatCocoa(engine=engine, max_tokens=40)
+    agent = agents.create_agent(chat, tools=[double], middleware=[FirstACall()], checkpointer=memory)
+    thread = {"configurable": {"thread_id": "1"}}
+    with get_risk_callback() as risk, pytest.raises(OSError, match="no paper"):
+        agent.invoke(asked, thread)
+    call = agent.get_state(thread).values["messages"][-1]
+    assert call.tool_calls
+    assert [get_risk(call)] == risk.reports
+    assert_idle(engine)
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,7 @@ class SharedTree(TokenTree):
         for number, path in enumerate(paths):
             slots[path] = [*slots[path[:-1]], self.used + number]
         paths = [*paths, *[paths[0]] * idle]
-        if self.used + len(paths) > self.store.capacity:
-            self.store.reserve(max(self.used + len(paths) + SPARE_SLOTS, self.store.capacity * 3 // 2))
+        self._make_room(len(paths))
         alone = len(paths) == 1 and self.used == self.committed
         positions = [self.committed + len(path) - 1 for path in paths]
         segment = Segment(
@@ -83,9 +82,7 @@ class SharedTree(TokenTree):
 
     def _reading(self, readings: Sequence[Reading]) -> Segment:
         # a chain each: a list of what every token sees would grow with the square of a prompt's length
-        width = _width(readings)
-        if self.used + width > self.store.capacity:
-            self.store.reserve(max(self.used + width + SPARE_SLOTS, self.store.capacity * 3 // 2))
+        self._make_room(_width(readings))
         positions = [place for reading in readings for place in self._positions(reading)]
         chains = [(self._seen(reading.after), len(reading.token_ids)) for reading in readings]
         return Segment(
@@ -98,6 +95,10 @@ class SharedTree(TokenTree):
             masked=self.masked,
             chains=chains,
         )
+
+    def _make_room(self, width: int) -> None:
+        if self.used + width > self.store.capacity:
+            self.store.reserve(max(self.used + width + SPARE_SLOTS, self.store.capacity * 3 // 2))
 
     def _seen(self, path: Path) -> list[range]:
         """The slots beyond the committed ones that the next reading of a path sees."""

@@ -35,6 +35,7 @@ class TextProfile:
     """One text, fed token by token; t tokens.
 
     Attributes:
+        prompt: the token ids that it was fed after.
         token_ids, log_probs, entropies, margins: of each token, as in :class:`~cocoa_engine.results.Measured`.
         competing: of each, how many tokens competed where it was chosen: p(w) >= gamma max p, at most max_candidates.
         spreads: log p of the most probable of those less that of the least probable, in nats.
@@ -46,6 +47,7 @@ class TextProfile:
         normed: ``[t, d]``, the last after the final norm.
     """
 
+    prompt: list[int]
     token_ids: list[int]
     log_probs: list[float]
     entropies: list[float]
@@ -181,6 +183,7 @@ class Profiler:
             track.push(token_id)
             ends.append(len(track.text))
         return TextProfile(
+            prompt,
             token_ids,
             log_probs,
             entropies,

@@ -58,7 +58,7 @@ def signal(
         raise LabelledDataError("these answers are labelled as wholes: where their spans end says nothing about them.")
     make_folder(out)
     engine = load_engine(model, loading)
-    from cocoa_engine.signal.boundaries import Cuts, boundary_table, cut_every_way
+    from cocoa_engine.signal.boundaries import Cuts, cut_every_way
     from cocoa_engine.signal.indicators import Layers
     from cocoa_engine.signal.items import collect
     from cocoa_engine.signal.plots import draw
@@ -82,8 +82,6 @@ def signal(
         record["boundaries"] = cuts.measure(draws=draws, seed=seed)
     (out / "signal.json").write_text(dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     text = to_markdown(record)
-    if boundaries:
-        text += "\n".join([*boundary_table(record["boundaries"]), ""])
     (out / "signal.md").write_text(text, encoding="utf-8")
     files = draw(record, items, config, out)
     console = output(no_color)

@@ -6,7 +6,7 @@ different cuts cannot be compared one to one; their characters can.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +16,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.signal.indicators import Layers
 from cocoa_engine.signal.items import Floats
 from cocoa_engine.signal.ranking import Bootstrap, Ranked
-from cocoa_engine.signal.segments import Forced, token_labels
+from cocoa_engine.signal.segments import Forced, begins_span, token_labels
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
@@ -104,7 +104,7 @@ class Cutter:
         count, start, most = len(profile.token_ids), 0, self._config.max_span_tokens
         while start < count:
             run = start + 1
-            while run < count and profile.competing[run] == 1 and profile.gaps[run] == 0:
+            while run < count and not begins_span(profile, run):
                 run += 1
             if cut == "token":
                 end = start + 1
@@ -119,11 +119,11 @@ class Cutter:
 
     def _grown(self, forced: Forced, start: int, cut: Literal["left", "right"]) -> int:
         """How many tokens the branches have that decoding grows before the token ``start``."""
-        prompt = self._engine.encode(forced.prompt) if isinstance(forced.prompt, str) else list(forced.prompt)
+        before = [*forced.profile.prompt, *forced.profile.token_ids[:start]]
         config = self._config.replace(
             method="cocoa-sig", span_boundary=cut, max_new_tokens=self._config.max_span_tokens, max_risk=None
         )
-        with self._engine.stream(prompt + forced.profile.token_ids[:start], config=config) as stream:
+        with self._engine.stream(before, config=config) as stream:
             span = next(stream)
         return max(1, *(len(candidate.token_ids) for candidate in (*span.candidates, span)))
 
@@ -135,24 +135,6 @@ def cut_every_way(answers: Iterable[Forced], engine: CocoaEngine, config: CocoaC
         if forced.record.spans is not None:
             cuts.add(forced, cutter, layers, config.alpha)
         yield forced
-
-
-def boundary_table(boundaries: Mapping[str, Any]) -> list[str]:
-    """The lines of a Markdown table."""
-    lines = [
-        "",
-        "## Where spans end",
-        "",
-        "AUROC by character, each with the figure of its span; branches of `left` and `right` grown by the model.",
-        "",
-        f"| spans | how many | tokens each | {' | '.join(FIGURES)} |",
-        f"| {' | '.join(['---'] * (3 + len(FIGURES)))} |",
-    ]
-    for cut, row in boundaries.items():
-        cells = (row["auroc"][figure] for figure in FIGURES)
-        shown = (f"{one['estimate']:.3f} ({one['low']:.3f} – {one['high']:.3f})" for one in cells)
-        lines.append(f"| {cut} | {row['spans']:,} | {row['tokens_per_span']:.1f} | {' | '.join(shown)} |")
-    return lines
 
 
 def _floats(values: list[int]) -> Floats:

@@ -131,6 +131,8 @@ def to_markdown(record: Mapping[str, Any]) -> str:
             lines += _paired_table(level, one["paired"])
         if one["layers"]:
             lines += _layer_table(one["layers"])
+    if record.get("boundaries"):
+        lines += boundary_table(record["boundaries"])
     return "\n".join([*lines, ""])
 
 
@@ -167,6 +169,24 @@ def _layer_table(layers: Mapping[str, Any]) -> list[str]:
         paired = f"{test['z']:+.2f}, {test['effect_size']:.3f}" if test else "–"
         cells = " | ".join(_shown(row["auroc"][figure]) for figure in figures)
         lines.append(f"| {name} | {m}..{n} | {cells} | {paired} |")
+    return lines
+
+
+def boundary_table(boundaries: Mapping[str, Any]) -> list[str]:
+    """What :meth:`~cocoa_engine.signal.boundaries.Cuts.measure` found, as lines."""
+    figures = list(next(iter(boundaries.values()))["auroc"])
+    lines = [
+        "",
+        "## Where spans end",
+        "",
+        "AUROC by character, each with the figure of its span; branches of `left` and `right` grown by the model.",
+        "",
+        f"| spans | how many | tokens each | {' | '.join(figures)} |",
+        f"| {' | '.join(['---'] * (3 + len(figures)))} |",
+    ]
+    for cut, row in boundaries.items():
+        cells = " | ".join(_shown(row["auroc"][figure]) for figure in figures)
+        lines.append(f"| {cut} | {row['spans']:,} | {row['tokens_per_span']:.1f} | {cells} |")
     return lines
 
 

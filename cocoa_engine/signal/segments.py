@@ -23,14 +23,12 @@ class Forced:
         record: the answer.
         profile: what was measured of its tokens.
         ends: where the characters of each token end in the record's text.
-        prompt: what it was fed after.
         bare: the same tokens after the prompt without its source, if that was asked for.
     """
 
     record: LabelledText
     profile: TextProfile
     ends: list[int]
-    prompt: str | list[int]
     bare: Forced | None = None
 
 
@@ -83,15 +81,14 @@ def force(
         texts = [lead + record.text for lead, record in zip(leads, together, strict=True)]
         profiles = profiler(prompt, texts)
         without: Sequence[TextProfile | None] = [None] * len(together)
-        bare_prompt = _prompt(engine, first.without_source(), chat) if bare else prompt
         if bare:
+            bare_prompt = _prompt(engine, first.without_source(), chat)
             without = profiler(bare_prompt, [profile.token_ids for profile in profiles])
         for record, lead, text, profile, alone in zip(together, leads, texts, profiles, without, strict=True):
             dropped = text[0].isspace() and not profile.text[:1].isspace()
             shift = len(lead) - dropped
             ends = [min(max(end - shift, 0), len(record.text)) for end in profile.ends]
-            without_source = None if alone is None else Forced(record, alone, ends, bare_prompt)
-            yield Forced(record, profile, ends, prompt, without_source)
+            yield Forced(record, profile, ends, None if alone is None else Forced(record, alone, ends))
         advance(len(together))
 
 
@@ -112,13 +109,17 @@ def spans(forced: Forced) -> Iterator[Segment]:
     Decoding ends a span at the latest of its rivals' next risk points; here there are no rivals, so it ends at its own.
     It is also cut before a token that is not the most probable one: no decode would have gone on with that.
     """
-    profile = forced.profile
-    count = len(profile.token_ids)
-    cuts = [at for at in range(count) if at == 0 or profile.competing[at] > 1 or profile.gaps[at] > 0]
+    count = len(forced.profile.token_ids)
+    cuts = [at for at in range(count) if at == 0 or begins_span(forced.profile, at)]
     for start, end in zip(cuts, [*cuts[1:], count], strict=True):
         segment = _segment(forced, start, end)
         if segment.hallucinated + segment.supported:
             yield segment
+
+
+def begins_span(profile: TextProfile, at: int) -> bool:
+    """Whether several tokens compete for a place, or the text takes another one than the most probable."""
+    return profile.competing[at] > 1 or profile.gaps[at] > 0
 
 
 def _segment(forced: Forced, start: int, end: int) -> Segment:

@@ -439,6 +439,8 @@ class Sequencer:
             preceding=before,
         )
         self.decided.append(decided)
+        if self.config.max_risk is None:
+            return  # the risk is worked out when the span is assembled
         if reaches_max_risk(self.config, reported_risk(self.config, self.calibrator, decided)):
             self.finish_reason = "risk"
 

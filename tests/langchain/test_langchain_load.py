@@ -136,21 +136,22 @@ def test_every_user_gets_what_each_gets_alone(quick_engine: CocoaEngine) -> None
 def test_five_hundred_requests_leave_nothing(quick_engine: CocoaEngine, capsys: pytest.CaptureFixture[str]) -> None:
     chat = chat_of(quick_engine, prefix_cache_mb=1)
     engine, process = chat.load(), psutil.Process()
-    hooks = hook_count(engine.model)
+    hooks, prefixes = hook_count(engine.model), engine._backend().backend.prefixes  # type: ignore[attr-defined]
     memory, objects = [], []
     for first in range(0, 500, 50):
         together(
             [lambda users=range(first + n, first + 50, 10): [ask(chat, user) for user in users] for n in range(10)]
         )
         if first in (200, 450):
+            assert 0 < prefixes.nbytes <= 2**20
+            prefixes._entries.clear()  # how many there are depends on their lengths
             gc.collect()
             kept = (Generation, SpanStream, torch.Tensor, AIMessage, AIMessageChunk)
             objects.append(sum(type(one) in kept for one in gc.get_objects()))
         memory.append(process.memory_info().rss / 2**20)
     with capsys.disabled():
         print("\nMB after every 50 requests:", " ".join(f"{one:.1f}" for one in memory))
-    assert 0 < engine._backend().backend.prefixes.nbytes <= 2**20  # type: ignore[attr-defined]
     assert_idle(engine)
     assert hook_count(engine.model) == hooks
-    assert objects[1] <= objects[0] + 8  # the prefix cache drops and takes entries
-    assert memory[-1] - memory[4] < 32  # allocators wander by half of it
+    assert objects[1] <= objects[0]
+    assert memory[-1] - memory[4] < 64  # allocators wander by a quarter of it

@@ -8,11 +8,10 @@ ChatCocoa(model="Qwen/Qwen2.5-7B-Instruct", device_map="auto").
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from langchain.agents import create_agent
-from langchain.agents.middleware import AgentState, ModelRequest, ModelResponse, before_model, wrap_model_call
+from langchain.agents.middleware import AgentState, before_model
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.runtime import Runtime
@@ -30,27 +29,18 @@ def book_table(restaurant: str, people: int, time: str) -> str:
     return f"Booked: {restaurant}, {people} people, {time}."
 
 
-# The embedded model is too small to decide on a tool or to phrase what came of it. It is made to call one, and the
-# agent ends there; with a larger model both of these can go.
-
-
-@wrap_model_call
-def must_call(request: ModelRequest, handler: Callable[[ModelRequest], ModelResponse]) -> ModelResponse:
-    """Have the model call a tool."""
-    return handler(request.override(tool_choice="any"))
-
-
 @before_model(can_jump_to=["end"])
 def end_with_the_tool(state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-    """Ask the model no more once a tool has answered."""
+    """Ask the model no more once a tool has answered: the embedded one is too small to phrase what came of it."""
     return {"jump_to": "end"} if isinstance(state["messages"][-1], ToolMessage) else None
 
 
 def main() -> None:
     """Two requests: one says all that the tool must know, the other leaves the model to fill it in."""
-    chat = ChatCocoa(max_tokens=64)
+    # the embedded model is too small to decide on a tool by itself; with a larger one leave initial_tool_choice out
+    chat = ChatCocoa(max_tokens=64, initial_tool_choice="any")
     watch = ToolRiskMiddleware(TOO_RISKY)
-    agent = create_agent(chat, [book_table], middleware=[must_call, end_with_the_tool, watch])
+    agent = create_agent(chat, [book_table], middleware=[end_with_the_tool, watch])
     for request in REQUESTS:
         print(f"user: {request}")
         for message in agent.invoke({"messages": [HumanMessage(request)]})["messages"][1:]:

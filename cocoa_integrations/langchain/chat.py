@@ -22,7 +22,7 @@ from cocoa_engine.faults import unknown
 from cocoa_integrations.langchain.base import TOOL_DETAILS, TOOLS, CocoaModel, usage_of
 from cocoa_integrations.langchain.messages import to_chat, to_entries
 from cocoa_integrations.langchain.structured import json_parser, json_schema_of, structured, tool_parser
-from cocoa_integrations.langchain.tools import ChunkWriter, tool_calls, tool_request
+from cocoa_integrations.langchain.tools import ChunkWriter, tool_calls, tool_has_answered, tool_request
 from cocoa_integrations.metadata import RISK_KEY, SPANS_KEY, all_spans, span_metadata
 from cocoa_integrations.tool_calling import Call, Plan, ToolRequest, new_id, tool_call_risks
 from cocoa_integrations.tool_calling.streaming import GrowingAnswer
@@ -57,11 +57,18 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         >>> chat.invoke("And of Italy?", alpha=1.0)  # any setting, for this call only
     """
 
+    initial_tool_choice: str | None = None
+    """``tool_choice`` of calls with tools that name none, until a tool has answered the last human message. With
+    ``"any"`` agents run on models too small to decide on a tool by themselves."""
+
     _ls_model_type = "chat"
     _tool_options = TOOLS | TOOL_DETAILS
 
     _tool_request: ToolRequest = PrivateAttr(default_factory=ToolRequest)
     """What the call that this copy was made for asks for."""
+
+    _initial_request: ToolRequest | None = PrivateAttr(default=None)
+    """The same by ``initial_tool_choice``, where that has a say."""
 
     @property
     def _llm_type(self) -> str:
@@ -108,7 +115,8 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
             tools: functions, LangChain tools, pydantic classes, TypedDicts or tools in OpenAI's format.
             tool_choice: ``"auto"``: the model decides. ``"any"``, ``"required"`` or True: one of them is called; a name
                 (or ``{"type": "function", "function": {"name": ...}}``): this one is; either way the grammar of the
-                call is enforced. ``"none"``: none is, and the model is told of none.
+                call is enforced. ``"none"``: none is, and the model is told of none. By default ``"auto"``, or the
+                model's ``initial_tool_choice``.
             strict: True also holds a call that the model decides on to its tool's JSON schema.
             parallel_tool_calls: whether an answer may hold several calls. By default it may if the model decides, and
                 not if a call is required. False: further calls are listed as invalid.
@@ -174,7 +182,8 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
-        tools = {"tool_request": repr(self._tool_request)} if self._tool_request else {}
+        requests = {"tool_request": self._tool_request, "initial_tool_request": self._initial_request}
+        tools = {name: repr(request) for name, request in requests.items() if request}
         return {**super()._identifying_params, **tools}
 
     def _with_tools(self, options: Mapping[str, Any]) -> Self:
@@ -184,6 +193,9 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
             return self
         copy = self.model_copy()
         copy._tool_request = tool_request(options)
+        copy._initial_request = None
+        if options.get("tools") and options.get("tool_choice") is None and self.initial_tool_choice is not None:
+            copy._initial_request = tool_request({**options, "tool_choice": self.initial_tool_choice})
         return copy
 
     def generate(
@@ -261,7 +273,8 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
     def _prepared(self, messages: Sequence[BaseMessage]) -> tuple[Plan, list[dict[str, Any]], dict[str, Any]]:
         """How an answer is to be read, and the messages and options that the engine's ``chat`` is given."""
         chat = to_chat(messages)
-        plan = Plan(self._tool_request, self.load())
+        request = self._tool_request if tool_has_answered(messages) else self._initial_request or self._tool_request
+        plan = Plan(request, self.load())
         told, template_kwargs = plan.prompt(chat)
         options = self._decode_options()
         options["logits_processor"] = [*options["logits_processor"], *plan.processors()]

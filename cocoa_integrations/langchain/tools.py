@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from langchain_core.messages import InvalidToolCall, ToolCall, ToolCallChunk
+from langchain_core.messages import (
+    BaseMessage,
+    HumanMessage,
+    InvalidToolCall,
+    ToolCall,
+    ToolCallChunk,
+    ToolMessage,
+)
 from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.json import parse_partial_json
@@ -47,6 +54,12 @@ def tool_calls(calls: Sequence[tuple[str, Call]]) -> tuple[list[ToolCall], list[
         if call.error is not None
     ]
     return valid, invalid
+
+
+def tool_has_answered(messages: Sequence[BaseMessage]) -> bool:
+    """Whether a tool's result came after the last message of a human."""
+    last = next((message for message in reversed(messages) if isinstance(message, (HumanMessage, ToolMessage))), None)
+    return isinstance(last, ToolMessage)
 
 
 class ChunkWriter:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from langchain_core.messages import ToolMessage
 from pydantic import BaseModel
 
 from cocoa_engine import CocoaEngine, ConfigError
@@ -41,28 +40,14 @@ def double(number: int) -> int:
     return 2 * number
 
 
-class FirstACall(middleware.AgentMiddleware):  # type: ignore[name-defined,misc]
-    """The small model does not call a tool by itself, so its first answer is a call."""
-
-    def wrap_model_call(self, request: Any, handler: Any) -> Any:
-        return handler(self._forced(request))
-
-    async def awrap_model_call(self, request: Any, handler: Any) -> Any:
-        return await handler(self._forced(request))
-
-    def _forced(self, request: Any) -> Any:
-        done = any(isinstance(message, ToolMessage) for message in request.messages)
-        return request.override(tool_choice="none" if done else "double")
-
-
 @pytest.fixture
 def asked() -> dict[str, Any]:
     return {"messages": [("user", "Double 4.")]}
 
 
 def agent_of(engine: CocoaEngine, *more: Any) -> Any:
-    chat = ChatCocoa(engine=engine, max_tokens=40)
-    return agents.create_agent(chat, tools=[double], middleware=[*more, FirstACall()])
+    chat = ChatCocoa(engine=engine, max_tokens=40, initial_tool_choice="any")
+    return agents.create_agent(chat, tools=[double], middleware=more)
 
 
 def test_an_agent_calls_a_tool_and_answers(engine: CocoaEngine, asked: dict[str, Any]) -> None:
@@ -97,8 +82,8 @@ def test_a_tool_that_raises_loses_no_generation(engine: CocoaEngine, asked: dict
         raise OSError(f"no paper to write {number} on")
 
     memory = pytest.importorskip("langgraph.checkpoint.memory").InMemorySaver()
-    chat = ChatCocoa(engine=engine, max_tokens=40)
-    agent = agents.create_agent(chat, tools=[double], middleware=[FirstACall()], checkpointer=memory)
+    chat = ChatCocoa(engine=engine, max_tokens=40, initial_tool_choice="any")
+    agent = agents.create_agent(chat, tools=[double], checkpointer=memory)
     thread = {"configurable": {"thread_id": "1"}}
     with get_risk_callback() as risk, pytest.raises(OSError, match="no paper"):
         agent.invoke(asked, thread)

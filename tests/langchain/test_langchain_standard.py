@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from langchain_core.language_models import BaseChatModel
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
@@ -15,6 +14,7 @@ from cocoa_integrations.langchain import ChatCocoa
 _SHORT = CocoaConfig(max_new_tokens=6)
 _CONFIGS = {
     "tool": CocoaConfig(max_new_tokens=64),
+    "agent": CocoaConfig(max_new_tokens=64),
     "structured": CocoaConfig(max_new_tokens=64, repetition_penalty=1.3),  # or its jokes have no end
     "json_mode": CocoaConfig(max_new_tokens=64, repetition_penalty=1.3),
 }
@@ -39,7 +39,8 @@ class _Declarations:
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"engine": self._engine, "config": self._config}
+        # the small model calls no tool that it is not told to
+        return {"engine": self._engine, "config": self._config, "initial_tool_choice": "any"}
 
     @property
     def supports_json_mode(self) -> bool:
@@ -52,8 +53,3 @@ class TestUnit(_Declarations, ChatModelUnitTests):
 
 class TestIntegration(_Declarations, ChatModelIntegrationTests):
     """Every way of asking, on the real model."""
-
-    @pytest.mark.parametrize("model", [{}, {"output_version": "v1"}], indirect=True)
-    @pytest.mark.xfail(strict=True, reason="the embedded model of 135M parameters calls no tool that is not forced")
-    def test_agent_loop(self, model: BaseChatModel) -> None:
-        super().test_agent_loop(model)

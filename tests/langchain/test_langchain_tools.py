@@ -119,6 +119,31 @@ def test_any_calls_one_of_them_and_none_tells_of_none(caller: ChatCocoa) -> None
     assert silent.usage_metadata == caller.invoke("Hi", max_tokens=4).usage_metadata
 
 
+def test_the_initial_choice_holds_until_a_tool_has_answered(engine: CocoaEngine) -> None:
+    chat = ChatCocoa(engine=engine, max_tokens=30, initial_tool_choice="any")
+    model = chat.bind_tools([get_time])
+    asked = HumanMessage("What time is it?")
+    call = model.invoke([asked])
+    assert [each["name"] for each in call.tool_calls] == ["get_time"]
+    assert len(added(list(model.stream([asked]))).tool_calls) == 1
+    answered = [asked, call, get_time.invoke(call.tool_calls[0])]
+    undecided = ChatCocoa(engine=engine, max_tokens=30).bind_tools([get_time])
+    assert model.invoke(answered).content == undecided.invoke(answered).content
+    assert len(model.invoke([*answered, asked]).tool_calls) == 1
+    for choice in ("auto", "none"):
+        assert chat.bind_tools([get_time], tool_choice=choice).invoke([asked]).tool_calls == []
+    assert chat.invoke([asked]).tool_calls == []
+    with pytest.raises(ConfigError, match="did you mean 'get_time'"):
+        ChatCocoa(engine=engine, initial_tool_choice="get_tim").bind_tools([get_time])
+
+
+def test_the_initial_choice_is_part_of_a_cached_answer_s_name(engine: CocoaEngine) -> None:
+    cache = InMemoryCache()
+    for choice, calls in ((None, 0), ("any", 1), (None, 0)):
+        chat = ChatCocoa(engine=engine, max_tokens=30, initial_tool_choice=choice, cache=cache)
+        assert len(chat.bind_tools([get_time]).invoke("What time is it?").tool_calls) == calls
+
+
 def test_a_call_that_is_cut_off_is_invalid(forced: Any) -> None:
     for answer in (forced.invoke(QUESTION, max_tokens=28), added(list(forced.stream(QUESTION, max_tokens=28)))):
         assert answer.tool_calls == []

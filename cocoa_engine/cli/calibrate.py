@@ -108,7 +108,7 @@ def calibrate(
         raise CalibrationError(f"nothing here is labelled by {level}.")
     if known is not None:
         checked = {
-            one: validate(found[one], risks_of(risk, found[one]), folds=0, draws=draws, seed=seed)
+            one: validate(found[one], risks_of(risk, found[one]), draws=draws, seed=seed)
             for one in LEVELS
             if one in found and (risk := getattr(known, one)) is not None
         }

@@ -96,7 +96,10 @@ class ReliabilityBin(_Part):
 
 
 class Validation(_Part):
-    """How the risk does on prompts that it was not fitted on, by grouped cross-validation."""
+    """How the risk does on prompts that it was not fitted on, by grouped cross-validation.
+
+    AUROC and AUPRC, the rivals' too, are over the items of each fold: risks of two folds come from two fits.
+    """
 
     folds: int = Field(description="Of the cross-validation; 0 where nothing was fitted on these prompts at all.")
     prompts: int

@@ -12,7 +12,10 @@ from cocoa_engine.results import Candidate, Generation, Preceding
 MARGIN_CAP = 20.0
 """Margins above it, in nats, count as this; an infinite one (a single allowed token) could not be weighed."""
 
-ANSWER_FEATURES = (
+CONTESTED = -math.log(0.3)
+"""A token with no larger margin, in nats, was contested: another had 0.3 times its probability (gamma's default)."""
+
+_SHARED = (
     "con_mlds",
     "f_mlds",
     "mean_log_prob",
@@ -24,13 +27,16 @@ ANSWER_FEATURES = (
     "mean_rank",
     "log_tokens",
 )
+
+ANSWER_FEATURES = (*_SHARED, "contested", "log_contested")
 """In this order: both MLDS, means over the answer's spans weighed by their tokens; and of its tokens log p (mean and
 lowest), mean entropy and margin; the share that the prompt holds, and the mean run of the prompt that they end
 (``Span.token_copied``); the mean log(1 + id), as vocabularies that were merged pair by pair number their tokens from
-the frequent to the rare; log of their number. Logarithms are natural, entropies in nats."""
+the frequent to the rare; log of their number; the share that was contested (:data:`CONTESTED`), and log(1 + number) of
+those. Logarithms are natural, entropies in nats."""
 
 SPAN_FEATURES = (
-    *ANSWER_FEATURES,
+    *_SHARED,
     "entropy",
     "max_entropy",
     "margin",
@@ -44,9 +50,9 @@ SPAN_FEATURES = (
     "before_copied",
     "before_copied_run",
 )
-"""In this order: the same of a span and its tokens; entropy where it begins (the risk point) and highest, margin where
-it begins and lowest; the highest log(1 + id); how many tokens competed there, and log p of the best of these less that
-of the last; and what stands before it (``Span.preceding``; log(1 + number) of tokens)."""
+"""In this order: the same of a span and its tokens, but for those contested; entropy where it begins (the risk point)
+and highest, margin where it begins and lowest; the highest log(1 + id); how many tokens competed there, and log p of
+the best of these less that of the last; and what stands before it (``Span.preceding``; log(1 + number) of tokens)."""
 
 
 class SpanFigures(Protocol):
@@ -98,6 +104,7 @@ def answer_features(generation: Generation) -> list[float]:
     """The features of an answer, in the order of :data:`ANSWER_FEATURES`."""
     spans = generation.spans
     tokens = sum(len(span.token_ids) for span in spans)
+    margins = list(chain.from_iterable(span.token_margins for span in spans))
     return [
         sum(span.con_mlds * len(span.token_ids) for span in spans) / tokens,
         sum(span.f_mlds * len(span.token_ids) for span in spans) / tokens,
@@ -105,9 +112,10 @@ def answer_features(generation: Generation) -> list[float]:
             generation.token_ids,
             list(chain.from_iterable(span.token_log_probs for span in spans)),
             list(chain.from_iterable(span.token_entropies for span in spans)),
-            list(chain.from_iterable(span.token_margins for span in spans)),
+            margins,
             list(chain.from_iterable(span.token_copied for span in spans)),
         ),
+        *of_contested(margins),
     ]
 
 
@@ -130,6 +138,12 @@ def of_tokens(
         sum(math.log1p(token_id) for token_id in token_ids) / count,
         math.log(count),
     ]
+
+
+def of_contested(margins: Sequence[float]) -> list[float]:
+    """The features of an answer's contested tokens."""
+    count = sum(margin <= CONTESTED for margin in margins)
+    return [count / len(margins), math.log1p(count)]
 
 
 def worst_of_tokens(token_ids: Sequence[int], entropies: Sequence[float], margins: Sequence[float]) -> list[float]:

@@ -14,7 +14,7 @@ from cocoa_engine.extras import need
 from cocoa_engine.risk.calibrator import Estimate, FittedRisk, Isotonic, Rival, Validation
 from cocoa_engine.risk.thresholds import Rule, choose
 from cocoa_engine.risk.validation import brier, expected_calibration_error, reliability
-from cocoa_engine.signal.ranking import Bootstrap, Interval, Ranked
+from cocoa_engine.signal.ranking import Bootstrap, Interval, RankedWithin
 
 Floats = NDArray[np.float64]
 
@@ -116,7 +116,7 @@ def fit(
         inside = np.array([group in drawn for group in items.groups])
         kept, chosen_on = items.only(~inside), items.only(inside)
     _require(kept, folds)
-    risks = left_out(kept, isotonic=isotonic, folds=folds)
+    risks, strata = left_out(kept, isotonic=isotonic, folds=folds)
     fitted = _fit(kept, isotonic=isotonic)
     chosen = None
     if threshold:
@@ -130,17 +130,18 @@ def fit(
         weights=fitted.weights.tolist(),
         intercept=fitted.intercept,
         isotonic=fitted.isotonic,
-        validation=validate(kept, risks, folds=folds, draws=draws, seed=seed),
+        validation=validate(kept, risks, strata, draws=draws, seed=seed),
         threshold=chosen,
     )
 
 
-def left_out(items: LabelledFeatures, *, isotonic: bool, folds: int = 5) -> Floats:
-    """Of each span, its risk by a fit on the prompts of the other folds, ``[n]``."""
-    risks = np.empty(len(items.labels))
-    for rest, fold in _folds(items, folds):
+def left_out(items: LabelledFeatures, *, isotonic: bool, folds: int = 5) -> tuple[Floats, NDArray[np.intp]]:
+    """Of each item, its risk by a fit on the prompts of the other folds, ``[n]``; and its fold, ``[n]``."""
+    risks, of_item = np.empty(len(items.labels)), np.empty(len(items.labels), dtype=np.intp)
+    for number, (rest, fold) in enumerate(_folds(items, folds)):
         risks[fold] = _fit(items.only(rest), isotonic=isotonic)(items.features[fold])
-    return risks
+        of_item[fold] = number
+    return risks, of_item
 
 
 def risks_of(fitted: FittedRisk, items: LabelledFeatures) -> Floats:
@@ -148,13 +149,21 @@ def risks_of(fitted: FittedRisk, items: LabelledFeatures) -> Floats:
     return np.array([fitted(row) for row in items.features.tolist()])
 
 
-def validate(items: LabelledFeatures, risks: Floats, *, folds: int, draws: int, seed: int) -> Validation:
-    """The figures of risks that were worked out for items not fitted on, beside those of each rival."""
+def validate(
+    items: LabelledFeatures, risks: Floats, folds: NDArray[np.intp] | None = None, *, draws: int, seed: int
+) -> Validation:
+    """The figures of risks that were worked out for items not fitted on, beside those of each rival.
+
+    Args:
+        folds: of each item, ``[n]``, if each fold's risks come from a fit of its own: items of one fold are ranked
+            then, the rivals' like the risk's.
+    """
     bootstrap = Bootstrap(items.groups, draws, seed)
     labels = items.labels.astype(np.float64)
+    strata = np.zeros(len(labels), dtype=np.intp) if folds is None else folds
 
-    def ranked(values: Floats) -> Ranked:
-        return Ranked(values, labels, 1 - labels)
+    def ranked(values: Floats) -> RankedWithin:
+        return RankedWithin(values, labels, 1 - labels, strata)
 
     own = ranked(risks)
     rivals = {}
@@ -166,7 +175,7 @@ def validate(items: LabelledFeatures, risks: Floats, *, folds: int, draws: int, 
         )
     curve = reliability(risks, labels)
     return Validation(
-        folds=folds,
+        folds=0 if folds is None else len(set(folds.tolist())),
         prompts=len(set(items.groups)),
         items=len(labels),
         hallucinated=int(labels.sum()),
@@ -186,7 +195,7 @@ def _fit(items: LabelledFeatures, *, isotonic: bool) -> _Fit:
     plain = _logistic(items, _best_strength(items))
     if not isotonic:
         return plain
-    unseen = left_out(items, isotonic=False, folds=4)
+    unseen, _ = left_out(items, isotonic=False, folds=4)
     curve: Any = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(unseen, items.labels)
     x, first = np.unique(curve.X_thresholds_, return_index=True)
     y = np.maximum.accumulate(np.clip(curve.y_thresholds_[first], 0, 1))

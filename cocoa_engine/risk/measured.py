@@ -13,6 +13,7 @@ from cocoa_engine.risk.features import (
     ANSWER_FEATURES,
     SPAN_FEATURES,
     answer_features,
+    of_contested,
     of_preceding,
     of_tokens,
     worst_of_tokens,
@@ -41,7 +42,8 @@ def labelled_features(answers: Iterable[Forced], config: CocoaConfig, num_layers
     for forced in answers:
         group = forced.record.group
         if forced.record.label is not None:
-            found["answer"].add(_of_answer(answer(forced), layers), forced.record.label, group)
+            features = [*_shared(answer(forced), layers), *of_contested(forced.profile.margins)]
+            found["answer"].add(features, forced.record.label, group)
         if forced.record.spans is not None:
             for segment in spans(forced):
                 found["span"].add(_of_span(segment, layers), segment.hallucinated > 0, group)
@@ -100,7 +102,7 @@ class _Rows:
 def _of_span(segment: Segment, layers: Layers) -> list[float]:
     one, start, which = segment.forced.profile, segment.start, slice(segment.start, segment.end)
     return [
-        *_of_answer(segment, layers),
+        *_shared(segment, layers),
         *worst_of_tokens(one.token_ids[which], one.entropies[which], one.margins[which]),
         float(one.competing[start]),
         one.spreads[start],
@@ -108,8 +110,8 @@ def _of_span(segment: Segment, layers: Layers) -> list[float]:
     ]
 
 
-def _of_answer(segment: Segment, layers: Layers) -> list[float]:
-    """Of an answer as one span, as ``engine.score`` gives it."""
+def _shared(segment: Segment, layers: Layers) -> list[float]:
+    """What spans and answers share; an answer is one span, as ``engine.score`` gives it."""
     one, which = segment.forced.profile, slice(segment.start, segment.end)
     return [
         float(segment.layers.con_mlds(layers.window)),

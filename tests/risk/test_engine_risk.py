@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 
@@ -48,6 +49,9 @@ def test_every_way_to_a_result_carries_it(
     assert plain.answer_risk is None
     assert generated.answer_risk == calibrator.answer_risk(plain) == calibrator.answer(answer_features(plain))
     assert 0 <= generated.answer_risk <= 1
+    contested = [margin <= -math.log(0.3) for span in plain.spans for margin in span.token_margins]
+    assert 0 < sum(contested) < len(contested)
+    assert answer_features(plain)[-2:] == [sum(contested) / len(contested), math.log1p(sum(contested))]
     with calibrated.stream(PROMPT, **SHORT) as stream:
         assert [span.risk for span in stream] == pytest.approx([span.risk for span in generated.spans], abs=1e-4)
     assert stream.generation.answer_risk == pytest.approx(generated.answer_risk, abs=1e-4)

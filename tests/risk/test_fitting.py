@@ -51,7 +51,8 @@ def test_what_is_the_same_for_a_prompt_is_not_learnt_by_heart() -> None:
     labels = (random.random(80) < 0.5).repeat(5)
     spans = LabelledFeatures(SPAN_FEATURES, marks, labels, [str(number // 5) for number in range(400)])
     assert 0.3 < risk(spans).validation.auroc.estimate < 0.65
-    risks = left_out(spans, isotonic=False)
+    risks, folds = left_out(spans, isotonic=False)
+    assert all(len(set(folds[number * 5 : number * 5 + 5])) == 1 for number in range(80))
     assert all(len(set(risks[number * 5 : number * 5 + 5])) == 1 for number in range(80))
 
 

@@ -12,7 +12,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from cocoa_engine import LabelledDataError
 from cocoa_engine.signal.paired import paired_test
-from cocoa_engine.signal.ranking import Bootstrap, Ranked, interval
+from cocoa_engine.signal.ranking import Bootstrap, Ranked, RankedWithin, interval
 
 SCORES = st.integers(-3, 3).map(float)  # ties are common
 ITEMS = st.lists(st.tuples(SCORES, st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=30).filter(
@@ -39,6 +39,41 @@ def test_a_draw_is_the_same_as_repeating_its_items(items: list[tuple[float, int,
     weights = counts[None].astype(float)
     assert drawn.auroc(weights)[0] == pytest.approx(repeated.auroc()[0])
     assert drawn.auprc(weights)[0] == pytest.approx(repeated.auprc()[0])
+
+
+@given(ITEMS, st.integers(1, 4), st.floats(-9, 9))
+def test_within_strata_pairs_and_positives_are_counted_where_they_are(
+    items: list[tuple[float, int, int]], number: int, shift: float
+) -> None:
+    columns = [np.array(column, dtype=float) for column in zip(*items, strict=True)]
+    strata = np.arange(len(items)) % number
+    parts = [[column[strata == stratum] for column in columns] for stratum in range(number)]
+    parts = [part for part in parts if len(part[0]) and part[1].any() and part[2].any()]
+    if not parts:
+        with pytest.raises(LabelledDataError, match="no stratum"):
+            RankedWithin(*columns, strata)
+        return
+    within, moved = RankedWithin(*columns, strata), RankedWithin(columns[0] + shift * strata, *columns[1:], strata)
+    pairs = [part[1].sum() * part[2].sum() for part in parts]
+    assert within.auroc()[0] == pytest.approx(np.average([Ranked(*part).auroc()[0] for part in parts], weights=pairs))
+    found = [part[1].sum() for part in parts]
+    assert within.auprc()[0] == pytest.approx(np.average([Ranked(*part).auprc()[0] for part in parts], weights=found))
+    assert moved.auroc()[0] == pytest.approx(within.auroc()[0])  # what tells the strata apart does not count
+    counts = (np.arange(len(items)) % 3)[None].astype(float)
+    repeated = [np.repeat(column, counts[0].astype(int)) for column in (*columns, strata)]
+    try:
+        expected = RankedWithin(*repeated).auroc()[0]
+    except LabelledDataError:
+        expected = np.nan
+    assert within.auroc(counts)[0] == pytest.approx(expected, nan_ok=True)
+
+
+def test_one_stratum_is_all_items() -> None:
+    scores, labels = np.random.default_rng(0).normal(size=50), np.arange(50) % 2
+    within, ranked = RankedWithin(scores, labels, 1 - labels, np.zeros(50)), Ranked(scores, labels, 1 - labels)
+    bootstrap = Bootstrap(range(50), draws=60)
+    for measure in ("auroc", "auprc"):
+        assert bootstrap.interval(within, measure) == pytest.approx(bootstrap.interval(ranked, measure))
 
 
 @given(ITEMS, st.integers(1, 5), st.integers(0, 3))

@@ -46,6 +46,12 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
         self.watched_tools = tools
         self.watched_arguments = arguments
 
+    @property
+    def name(self) -> str:
+        """By what is watched: LangChain lets an agent have several only under different names."""
+        watched = [*(self.watched_tools or ()), *(self.watched_arguments or ())]
+        return f"{type(self).__name__}[{', '.join(watched)}]" if watched else type(self).__name__
+
     def wrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
     ) -> ToolMessage | Command[Any]:

@@ -15,6 +15,7 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from cocoa_engine import ConfigError
+from cocoa_integrations.limits import Limit
 from cocoa_integrations.llama_index.llm import CocoaLLM
 from cocoa_integrations.llama_index.query_engine import RiskQueryEngine
 from cocoa_integrations.metadata import RISK_KEY
@@ -79,8 +80,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         _require("llm", llm, CocoaLLM)
         if second_retriever is not None:
             _require("second_retriever", second_retriever, BaseRetriever)
-        if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or threshold != threshold:
-            raise ConfigError(f"threshold must be a number (got {threshold!r}).")
+        limit = Limit(threshold)
         if isinstance(max_tries, bool) or not isinstance(max_tries, int) or max_tries < 1:
             raise ConfigError(f"max_tries must be a whole number, at least 1 (got {max_tries!r}).")
         if measure not in ("max_risk", "mean_risk"):
@@ -112,7 +112,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         super().__init__(options.get("callback_manager"))
         self._retriever, self._second = retriever, second_retriever
         self._llm = llm
-        self._threshold, self._measure = threshold, measure
+        self._threshold, self._measure = limit.threshold, measure
         self._growth = growth
         self._context_lift = context_lift
         self._options = options

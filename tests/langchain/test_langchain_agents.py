@@ -68,6 +68,8 @@ async def test_a_risky_call_is_not_run(engine: CocoaEngine, asked: dict[str, Any
         assert messages[2].status == "error"
         assert "double was not run" in messages[2].content
         assert f"number={call.tool_calls[0]['args']['number']} ({measured:.2f})" in messages[2].content
+    several = agent_of(engine, ToolRiskMiddleware(0, tools=["other"]), ToolRiskMiddleware(measured, tools=["double"]))
+    assert several.invoke(asked)["messages"][2].status == "error"
     for lenient in (
         ToolRiskMiddleware(measured + 1e-6),
         ToolRiskMiddleware(0, tools=["other"]),

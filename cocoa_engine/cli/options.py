@@ -91,7 +91,8 @@ def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., No
 
         def command(**given: Any) -> None:
             loading = {field.name: given.pop(field.name) for field in fields(LoadOptions)}
-            config = {name: given.pop(name) for name in CocoaConfig.model_fields if name in given}
+            # not every field: a command may have an option of its own that is called like one
+            config = {name: given.pop(name) for name in _fields(only) if name in given}
             for name, kind in get_type_hints(function).items():
                 if kind is CocoaConfig:
                     given[name] = _config(config)
@@ -113,11 +114,14 @@ def _load_options() -> Iterator[inspect.Parameter]:
         yield _option(field.name, types[field.name], field.default)
 
 
+def _fields(only: Sequence[str]) -> list[str]:
+    return [name for name in CocoaConfig.model_fields if not only or name in only]
+
+
 def _config_options(only: Sequence[str]) -> Iterator[inspect.Parameter]:
     """One option per config field; its default is "not given", so that the config's own default is declared once."""
-    for name, field in CocoaConfig.model_fields.items():
-        if only and name not in only:
-            continue
+    for name in _fields(only):
+        field = CocoaConfig.model_fields[name]
         repeatable = _is_repeatable(field)
         default = "" if field.default in (None, ()) else f" [default: {field.default}]"
         option = typer.Option(

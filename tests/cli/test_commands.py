@@ -9,9 +9,11 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from typer.testing import Result
+import typer
+from typer.testing import CliRunner, Result
 
-from cocoa_engine import CocoaEngine, Generation, ModelInfo, __version__
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, ModelInfo, __version__
+from cocoa_engine.cli.options import LoadOptions, with_options
 
 Cocoa = Callable[..., Result]
 
@@ -118,3 +120,16 @@ def test_from_a_shell(arguments: list[str], redirection: str, code: int, message
     assert done.returncode == code
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == (1 if message else 0)
+
+
+def test_an_option_of_the_command_s_own_may_be_called_like_a_setting() -> None:
+    seen = []
+
+    @with_options("alpha")
+    def command(config: CocoaConfig, loading: LoadOptions, seed: int = 0) -> None:
+        seen.append((config.alpha, config.seed, seed))
+
+    app = typer.Typer()
+    app.command()(command)
+    result = CliRunner().invoke(app, ["--alpha", "1", "--seed", "3"])
+    assert (result.exit_code, seen) == (0, [(1.0, CocoaConfig().seed, 3)])

@@ -11,6 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import (
     CalibrationError,
@@ -24,6 +25,7 @@ from cocoa_engine.errors import (
     ModelLoadError,
     NonFiniteLogitsError,
     PromptError,
+    RequestCancelledError,
     UnsupportedModelError,
 )
 from cocoa_engine.methods import METHODS
@@ -42,6 +44,7 @@ __all__ = [
     "METHODS",
     "CalibrationError",
     "CalibrationWarning",
+    "Cancellation",
     "Candidate",
     "ChatTemplateError",
     "CocoaConfig",
@@ -60,6 +63,7 @@ __all__ = [
     "NonFiniteLogitsError",
     "Preceding",
     "PromptError",
+    "RequestCancelledError",
     "RiskCalibrator",
     "Runtime",
     "Span",

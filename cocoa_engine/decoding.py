@@ -77,6 +77,7 @@ class Decoding:
         self._assembler = Assembler(config, len(request.prompt), model_name, calibrator)
         self._loop: Generator[Asked, StepOutput, None] | None = None
         self._backend, self._wanted, self._contrasts = backend, request.wanted, contrasts
+        self._cancellation = request.cancellation
         self.work: Work | None = self._new_work(None)
         if not read:
             self._loop = self._sequencer.decode(self._tree, None)
@@ -108,7 +109,7 @@ class Decoding:
         self.work = self._new_work(paths)
 
     def _new_work(self, paths: Asked | None) -> Work:
-        return Work(self._backend, self._tree, self._wanted, paths)
+        return Work(self._backend, self._tree, self._wanted, paths, cancellation=self._cancellation)
 
     def ready(self) -> list[Span]:
         """The spans that have become final since the last call."""

@@ -6,16 +6,17 @@ import contextlib
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from cocoa_engine.assembly import make_span
 from cocoa_engine.backends import Chosen, choose, state_of
+from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.contrast_scoring import needs_more, rescored
 from cocoa_engine.decoding import Decoding, require_ability
-from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.errors import ConfigError, PromptError, RequestCancelledError
 from cocoa_engine.generation_config import eos_token_ids
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.info import ModelInfo
@@ -223,6 +224,7 @@ class CocoaEngine:
         logits_processor: Callables = None,
         stopping_criteria: Callables = None,
         generation_config: Any = None,
+        cancellation: Cancellation | None = None,
         **settings: Any,
     ) -> Generation:
         """Answer one prompt.
@@ -234,6 +236,7 @@ class CocoaEngine:
             stopping_criteria: transformers criteria, called on every branch after each token.
             generation_config: a transformers ``GenerationConfig`` whose end tokens, penalties and bans are honoured
                 instead of the model's own.
+            cancellation: lets another thread end the call.
             **settings: single fields of :class:`CocoaConfig` that override the settings.
 
         Raises:
@@ -241,9 +244,10 @@ class CocoaEngine:
             PromptError: the prompt is empty or leaves no room in the context window.
             NonFiniteLogitsError: the model's logits are NaN.
             EngineBusyError: ``Runtime.max_queue`` requests wait already.
+            RequestCancelledError: by ``cancellation``.
         """
         config = self._settings(config, settings)
-        request = self._request(prompt, config, logits_processor, stopping_criteria, generation_config)
+        request = self._request(prompt, config, logits_processor, stopping_criteria, generation_config, cancellation)
         (generation,) = self._decode_all([request], config, 1)
         assert isinstance(generation, Generation)
         return generation
@@ -256,6 +260,7 @@ class CocoaEngine:
         logits_processor: Callables = None,
         stopping_criteria: Callables = None,
         generation_config: Any = None,
+        cancellation: Cancellation | None = None,
         **settings: Any,
     ) -> SpanStream:
         """Answer one prompt span by span; arguments and errors as for :meth:`generate`, raised at once.
@@ -263,7 +268,7 @@ class CocoaEngine:
         The work is done as spans are asked for. Closing the stream stops it; a suspended one blocks nobody.
         """
         config = self._settings(config, settings)
-        request = self._request(prompt, config, logits_processor, stopping_criteria, generation_config)
+        request = self._request(prompt, config, logits_processor, stopping_criteria, generation_config, cancellation)
         return SpanStream(self, request, config)
 
     def generate_batch(
@@ -274,6 +279,7 @@ class CocoaEngine:
         logits_processor: Callables | PerPrompt = None,
         stopping_criteria: Callables | PerPrompt = None,
         generation_config: Any = None,
+        cancellation: Cancellation | None = None,
         batch_size: int | None = None,
         return_exceptions: bool = False,
         **settings: Any,
@@ -298,7 +304,7 @@ class CocoaEngine:
         config = self._settings(config, settings)
         processors, criteria = (_of_each(given, len(prompts)) for given in (logits_processor, stopping_criteria))
         requests = [
-            self._request(prompt, config, own_processors, own_criteria, generation_config)
+            self._request(prompt, config, own_processors, own_criteria, generation_config, cancellation)
             for prompt, own_processors, own_criteria in zip(prompts, processors, criteria, strict=True)
         ]
         return self._decode_all(requests, config, batch_size, keep_errors=return_exceptions)
@@ -440,8 +446,11 @@ class CocoaEngine:
         processors: Callables,
         criteria: Callables,
         generation_config: Any,
+        cancellation: Cancellation | None,
     ) -> Request:
-        return make_request(self._language_model, self._tokens, prompt, config, processors, criteria, generation_config)
+        return make_request(
+            self._language_model, self._tokens, prompt, config, processors, criteria, generation_config, cancellation
+        )
 
     def _warn_of_mismatch(self, config: CocoaConfig | None) -> None:
         """Warn, once for each difference, that the calibrator was fitted with another model or other settings."""
@@ -536,7 +545,13 @@ class CocoaEngine:
             while waiting or running:
                 # only at the beginning: later it would throw away what is done
                 may_refuse = len(waiting) == len(requests)
-                while waiting and len(running) < most and scheduler.enter(wait=not running, may_refuse=may_refuse):
+                while (
+                    waiting
+                    and len(running) < most
+                    and scheduler.enter(
+                        wait=not running, may_refuse=may_refuse, cancellation=waiting[0][1].cancellation
+                    )
+                ):
                     number, request = waiting.popleft()
                     try:
                         running[number] = self._open(request, config)
@@ -565,23 +580,28 @@ class CocoaEngine:
         return [results[number] for number in range(len(requests))]
 
     def _spans(self, shared: _Shared, request: Request, config: CocoaConfig) -> Generator[Span, None, None]:
-        """Decode one request, holding a place only while a span is asked for; leaves the generation in ``shared``."""
+        """Decode one request, holding a place only while a span is asked for; leaves the generation in ``shared``.
+
+        It ends when the stream is closed; the request's own cancellation is an error.
+        """
         decoding: Decoding | None = None
         try:
-            while decoding is None or decoding.work is not None:
-                with self._scheduler.place(may_refuse=decoding is None):
-                    if decoding is None:
-                        decoding = self._open(request, config)
-                    spans: list[Span] = []
-                    while not spans and decoding.work is not None:
-                        if shared.closed:
-                            return
-                        self._scheduler.feed([decoding.work])
-                        decoding.advance()
-                        spans = decoding.ready()
-                if decoding.work is None:
-                    shared.generation = self._judged(decoding.generation())
-                yield from spans
+            with request.cancellation.heard_by(shared.closing.cancel):
+                while decoding is None or decoding.work is not None:
+                    with self._scheduler.place(may_refuse=decoding is None, cancellation=shared.closing):
+                        if decoding is None:
+                            decoding = self._open(replace(request, cancellation=shared.closing), config)
+                        spans: list[Span] = []
+                        while not spans and decoding.work is not None:
+                            self._scheduler.feed([decoding.work])
+                            decoding.advance()
+                            spans = decoding.ready()
+                    if decoding.work is None:
+                        shared.generation = self._judged(decoding.generation())
+                    yield from spans
+        except RequestCancelledError:
+            if request.cancellation.cancelled or not shared.closing.cancelled:
+                raise
         finally:
             if decoding is not None:
                 decoding.close()
@@ -621,7 +641,7 @@ class _Shared:
     """What a stream and its work tell each other. Apart, for an abandoned stream to be freed at once: no cycle."""
 
     generation: Generation | None = None
-    closed: bool = False
+    closing: Cancellation = field(default_factory=Cancellation)
 
 
 class SpanStream(Iterator[Span]):
@@ -655,19 +675,24 @@ class SpanStream(Iterator[Span]):
     @property
     def closed(self) -> bool:
         """Whether the work was stopped."""
-        return self._shared.closed
+        return self._shared.closing.cancelled
 
     def __next__(self) -> Span:
         span = next(self._spans)
         if self.closed:  # by another thread meanwhile, which could not stop the work from outside
             self.close()
+            self._request.cancellation.check()
             raise StopIteration
         return span
 
     def close(self) -> None:
-        """Stop the work; the stream yields nothing more. Any thread may call it, also while another asks for a span."""
-        self._shared.closed = True
-        with contextlib.suppress(ValueError):  # another thread is inside: it stops before its next forward pass
+        """Stop the work; the stream yields nothing more.
+
+        Any thread may call it, also while another asks for a span: that one ends before its next forward pass, and if
+        it waits for a place, at once.
+        """
+        self._shared.closing.cancel()
+        with contextlib.suppress(ValueError):  # another thread is inside: it was told
             self._spans.close()
 
     def __enter__(self) -> SpanStream:

@@ -49,6 +49,10 @@ class EngineBusyError(CocoaError, RuntimeError):
     """Too many requests wait for their turn already."""
 
 
+class RequestCancelledError(CocoaError, RuntimeError):
+    """The call was cancelled by its :class:`~cocoa_engine.Cancellation`."""
+
+
 class IncompleteAnswerError(CocoaError, ValueError):
     """A tool call that had to be made was cut off, or cannot be read."""
 

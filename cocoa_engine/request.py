@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
 import torch
 
 from cocoa_engine.backends.shared_cache import SPARE_SLOTS
+from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decode import Rules
 from cocoa_engine.disagreement import middle_layers
@@ -37,12 +38,14 @@ class Request:
     Attributes:
         prompt: token ids, at least one.
         room: the tokens, dropped branches included, that memory is allotted for beyond its prompt.
+        cancellation: ends it.
     """
 
     prompt: list[int]
     rules: Rules
     wanted: Wanted
     room: int
+    cancellation: Cancellation = field(default_factory=Cancellation)
 
 
 def make_request(
@@ -53,11 +56,13 @@ def make_request(
     processors: Callables,
     criteria: Callables,
     generation_config: Any = None,
+    cancellation: Cancellation | None = None,
 ) -> Request:
     """Check a request.
 
     Args:
         generation_config: instead of the model's own.
+        cancellation: ends it; none makes one of its own.
 
     Raises:
         PromptError: the prompt is empty, of a wrong type, or leaves no room in the context window.
@@ -102,7 +107,8 @@ def make_request(
     branching = METHODS[config.method].branches and config.gamma < 1 and config.max_candidates > 1
     span = min(config.max_span_tokens, config.max_new_tokens)
     branches = min(config.max_candidates, model.vocab_size) if branching else 0
-    return Request(ids, rules, wanted, config.max_new_tokens + min(branches * span, SPARE_SLOTS))
+    room = config.max_new_tokens + min(branches * span, SPARE_SLOTS)
+    return Request(ids, rules, wanted, room, Cancellation() if cancellation is None else cancellation)
 
 
 def _own(processor: Callable[..., Any], prompt: list[int]) -> Callable[..., Any]:

@@ -12,13 +12,14 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from cocoa_engine.backends import Asked, Backend, StepOutput, TokenTree
-from cocoa_engine.errors import EngineBusyError
+from cocoa_engine.cancellation import Cancellation
+from cocoa_engine.errors import EngineBusyError, RequestCancelledError
 
 _SHARED_PREFILL = 512
 """Tokens of a prompt fed between two steps while other sequences wait for theirs."""
@@ -36,7 +37,9 @@ class Work:
         first: of a prompt, the logits ``[V]`` after it.
         output: of a step.
         error: what the pass raised instead.
-        dropped: its caller was interrupted; nobody waits for it any more.
+        cancellation: its caller's.
+        dropped: its caller was interrupted or cancelled; nobody waits for it any more.
+        in_pass: it is being fed just now.
     """
 
     backend: Backend
@@ -46,7 +49,9 @@ class Work:
     first: Tensor | None = None
     output: StepOutput | None = None
     error: Exception | None = None
+    cancellation: Cancellation = field(default_factory=Cancellation)
     dropped: bool = False
+    in_pass: bool = False
 
     @property
     def done(self) -> bool:
@@ -80,15 +85,19 @@ class Scheduler:
         """Sequences that hold a place."""
         return self._taken
 
-    def enter(self, *, wait: bool = True, may_refuse: bool = True) -> bool:
+    def enter(self, *, wait: bool = True, may_refuse: bool = True, cancellation: Cancellation | None = None) -> bool:
         """Take a place; false if there is none and ``wait`` is off.
 
         Args:
             may_refuse: refuse the call if the queue is full.
+            cancellation: ends the waiting.
 
         Raises:
             EngineBusyError: too many calls wait already.
+            RequestCancelledError: the call was cancelled, before or while it waited.
         """
+        cancellation = cancellation or Cancellation()
+        cancellation.check()
         with self._guard:
             # from a processor of a request that holds a place itself: waiting for that, it would wait for ever
             nested = getattr(self._own_code, "runs", False)
@@ -102,16 +111,18 @@ class Scheduler:
                     f"requests running: {self._taken}, waiting: {len(self._queue)}, as many as may; try again later, "
                     "or raise Runtime(max_queue=...) or Runtime(max_batch_size=...)."
                 )
-            granted = threading.Event()
-            self._queue.append(granted)
+            woken = threading.Event()  # off the queue, it was given a place
+            self._queue.append(woken)
         try:
-            granted.wait()
+            with cancellation.heard_by(woken.set):
+                woken.wait()
+            cancellation.check()
         except BaseException:
             with self._guard:
-                if granted.is_set():
-                    self._give_up()
+                if woken in self._queue:
+                    self._queue.remove(woken)
                 else:
-                    self._queue.remove(granted)
+                    self._give_up()
             raise
         return True
 
@@ -129,9 +140,9 @@ class Scheduler:
             self._taken -= 1
 
     @contextmanager
-    def place(self, *, may_refuse: bool = True) -> Iterator[None]:
+    def place(self, *, may_refuse: bool = True, cancellation: Cancellation | None = None) -> Iterator[None]:
         """Hold a place; see :meth:`enter`."""
-        self.enter(may_refuse=may_refuse)
+        self.enter(may_refuse=may_refuse, cancellation=cancellation)
         try:
             yield
         finally:
@@ -148,19 +159,25 @@ class Scheduler:
             self._own_code.runs = before
 
     def feed(self, works: Sequence[Work]) -> None:
-        """Have some work done, together with what other callers wait for. Each has its result, or its error, then."""
+        """Have some work done, together with what other callers wait for. Each has its result, or its error, then.
+
+        Raises:
+            RequestCancelledError: the caller was cancelled. No pass feeds any of its work then.
+        """
         with self._turn:
             self._pending.extend(works)
             self._turn.notify_all()
             try:
                 while not all(work.done for work in works):
+                    if any(work.cancellation.cancelled for work in works) and not any(work.in_pass for work in works):
+                        raise RequestCancelledError("the call was cancelled")
                     if self._driving:
                         self._turn.wait()
                     elif (patience := self._patience()) > 0:
                         self._turn.wait(patience)
                     else:
                         self._drive()
-            except BaseException:  # an interrupt
+            except BaseException:  # an interrupt or a cancellation
                 for work in works:
                     work.dropped = True  # one may be in another thread's pass just now
                 self._pending = [work for work in self._pending if not work.dropped]
@@ -174,7 +191,11 @@ class Scheduler:
     def _drive(self) -> None:
         """Run one pass for some of what is pending; the lock is free meanwhile."""
         batch = self._pick()
+        if not batch:  # all was cancelled a moment ago
+            return
         self._driving = True
+        for work in batch:
+            work.in_pass = True
         self._turn.release()
         start = time.monotonic()
         try:
@@ -185,13 +206,21 @@ class Scheduler:
             self._duration = now - start
             self._not_before = now + _PATIENCE * self._duration
             self._driving = False
+            for work in batch:
+                work.in_pass = False
             self._pending[:0] = [work for work in batch if not (work.done or work.dropped)]
             self._turn.notify_all()
 
     def _pick(self) -> list[Work]:
-        """The next pass, taken off what is pending: a piece of one prompt, or steps of all that are alike."""
-        prompts = [work for work in self._pending if work.paths is None]
-        steps = [work for work in self._pending if work.paths is not None]
+        """The next pass, taken off what is pending: a piece of one prompt, or steps of all that are alike.
+
+        None of work that was cancelled, whose caller will take it away; so it may be empty.
+        """
+        wanted = [work for work in self._pending if not work.cancellation.cancelled]
+        if not wanted:
+            return []
+        prompts = [work for work in wanted if work.paths is None]
+        steps = [work for work in wanted if work.paths is not None]
         self._prefilled = bool(prompts) and not (steps and self._prefilled)
         if self._prefilled:
             batch = prompts[:1]

@@ -15,15 +15,14 @@ import torch
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams
 from langchain_core.messages.ai import UsageMetadata
-from pydantic import ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from typing_extensions import Self
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, Span, SpanStream, __version__
+from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation, Runtime, Span, SpanStream, __version__
 from cocoa_engine.embedded import MODEL_NAME
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
 from cocoa_engine.faults import explain
-from cocoa_integrations.langchain.cancellation import Cancellation
 from cocoa_integrations.langchain.identity import changes_since_loading, engine_id, remember_loaded, settings_digest
 from cocoa_integrations.langchain.lazy_engine import LazyEngine, lazy_engine
 from cocoa_integrations.langchain.time_limit import TimeLimit
@@ -141,6 +140,9 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
         model = property(lambda self: self.model_name)
         max_tokens = property(lambda self: self.max_new_tokens)
         config = property(config_of)
+
+    _cancellation: Cancellation | None = PrivateAttr(default=None)
+    """Ends the call that this copy was made for."""
 
     _ls_model_type: ClassVar[Literal["chat", "llm"]]
     _tool_options: ClassVar[frozenset[str]] = frozenset()
@@ -271,6 +273,7 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
             "config": config_of(self),
             "logits_processor": self.logits_processor,
             "stopping_criteria": [*self.stopping_criteria, *limit],
+            "cancellation": self._cancellation,
         }
 
     def _with_tools(self, options: Mapping[str, Any]) -> Self:
@@ -335,11 +338,12 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
     def _cancellable(self, stop: list[str] | None, options: Mapping[str, Any]) -> Iterator[tuple[Self, dict[str, Any]]]:
         """As :meth:`_for_call`, but whatever the model is doing when the block is left ends."""
         model, framework = self._for_call(stop, options)
-        cancellation = Cancellation()
+        model, cancellation = model.model_copy(), Cancellation()
+        model._cancellation = cancellation
         try:
-            yield model.model_copy(update={"stopping_criteria": (*model.stopping_criteria, cancellation)}), framework
+            yield model, framework
         finally:
-            cancellation.cancelled = True
+            cancellation.cancel()
 
     def _retrying(self, work: Callable[[], Result]) -> Result:
         for attempt in range(self.max_retries):

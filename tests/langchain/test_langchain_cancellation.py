@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 from langchain_core.callbacks import AsyncCallbackHandler
 
-from cocoa_engine import CocoaEngine
+from cocoa_engine import CocoaEngine, Runtime
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_spans
+from tests.engine.test_scheduler import Held
+from tests.idle import assert_idle
+from tests.in_threads import wait_until
 
 PROMPTS = ["Who invented the telephone?", "One, two, three,", "Once upon a time"]
 BEFORE_GATE = 3
@@ -96,6 +99,21 @@ async def test_a_batch_that_is_cancelled_begins_no_further_part(quick_engine: Co
     gate.opened.set()
     await asyncio.get_running_loop().shutdown_default_executor()
     assert gate.passes == BEFORE_GATE
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+async def test_a_cancelled_call_that_waits_leaves_the_queue(call: Any, quick_engine: CocoaEngine) -> None:
+    runtime = Runtime(max_batch_size=1, max_queue=3)
+    engine = CocoaEngine(quick_engine.model, quick_engine.tokenizer, runtime=runtime)
+    chat, llm, held = ChatCocoa(engine=engine), CocoaLLM(engine=engine), Held(engine)
+    task = asyncio.ensure_future(call(chat, llm))
+    await asyncio.to_thread(wait_until, lambda: len(engine._scheduler._queue) > 0)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    await asyncio.to_thread(wait_until, lambda: len(engine._scheduler._queue) == 0)
+    held.let_go()
+    assert_idle(engine)
 
 
 async def test_async_handlers_hear_of_spans_on_the_event_loop(quick_chat: ChatCocoa, quick_llm: CocoaLLM) -> None:

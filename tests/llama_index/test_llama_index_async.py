@@ -10,8 +10,11 @@ import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index_helpers import PROMPT, Counter, Listener
 
-from cocoa_engine import CocoaEngine, ConfigError, PromptError
+from cocoa_engine import CocoaEngine, ConfigError, PromptError, Runtime
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent
+from tests.engine.test_scheduler import Held
+from tests.idle import assert_idle
+from tests.in_threads import wait_until
 
 ENDLESS = {"max_new_tokens": 400, "method": "greedy", "suppress_tokens": [0, 2]}  # no end-of-text token
 QUESTION = [ChatMessage("Name a colour.")]
@@ -79,6 +82,20 @@ async def test_cancelling_stops_the_work_within_a_span(method: str, llm: CocoaLL
     calls, later = await _calls_now_and_later(llm, counter)
     assert calls == later < 100
     assert not [event for event in heard.of(CocoaRiskEvent) if event.generation.usage.completion_tokens > 8]
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_cancelled_call_that_waits_leaves_the_queue(method: str, engine: CocoaEngine) -> None:
+    busy = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(max_batch_size=1, max_queue=1))
+    llm, held = CocoaLLM(engine=busy, max_new_tokens=8), Held(busy)
+    task = asyncio.ensure_future(_everything(getattr(llm, method)(METHODS[method][1])))
+    await asyncio.to_thread(wait_until, lambda: len(busy._scheduler._queue) == 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.to_thread(wait_until, lambda: len(busy._scheduler._queue) == 0)
+    held.let_go()
+    assert_idle(busy)
 
 
 @pytest.mark.parametrize("leave", ["break", "close", "raise"])

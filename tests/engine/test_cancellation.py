@@ -1,0 +1,208 @@
+"""Calls that nobody waits for any more: they leave the queue, feed nothing further and free all they held."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+
+from cocoa_engine import Cancellation, CocoaEngine, RequestCancelledError
+from cocoa_engine import scheduler as scheduler_file
+from cocoa_engine.backends import shared_cache
+from cocoa_engine.forward.base import Segment
+from tests.alike import assert_alike
+from tests.engine.test_scheduler import Asks, Held, Meets, answers, assert_all_alike, endless, engine_of, prompt
+from tests.forward_passes import record, steps
+from tests.idle import assert_idle
+from tests.in_threads import join, start, wait_until
+from tests.tiny_models import tiny_model
+
+Ask = Callable[..., Any]
+
+CALLS: dict[str, Ask] = {
+    "generate": lambda engine, ids, **options: engine.generate(ids, **options),
+    "generate_batch": lambda engine, ids, **options: engine.generate_batch(
+        [ids, prompt(9)], return_exceptions=True, **options
+    ),
+    "stream": lambda engine, ids, **options: answers(engine.stream(ids, **options)),
+}
+each_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+
+
+@each_call
+def test_a_waiting_call_leaves_the_queue_and_its_place_in_it_is_free(call: Ask) -> None:
+    engine = engine_of(tiny_model("llama"), max_batch_size=1, max_queue=2)
+    expected = engine.generate(prompt(3), max_new_tokens=4)
+    held, cancellation = Held(engine), Cancellation()
+    outcome: list[Any] = []
+    waiting = [start(partial(call, engine, prompt(n), cancellation=cancellation), outcome) for n in (1, 2)]
+    wait_until(lambda: len(engine._scheduler._queue) == 2)
+    cancellation.cancel()
+    join(waiting)
+    assert [type(each) for each in outcome] == [RequestCancelledError] * 2
+    assert len(engine._scheduler._queue) == 0
+    later: list[Any] = []
+    others = [start(partial(engine.generate, prompt(3), max_new_tokens=4), later) for _ in range(2)]
+    wait_until(lambda: len(engine._scheduler._queue) == 2)
+    held.let_go()
+    join(others)
+    for answer in later:
+        assert_alike(answer, expected)
+    assert_idle(engine)
+
+
+def test_those_behind_a_cancelled_call_keep_their_order() -> None:
+    engine = engine_of(tiny_model("llama"), max_batch_size=1)
+    held, order, threads = Held(engine), [], []
+    cancellations = [Cancellation() for _ in range(5)]
+    for number, cancellation in enumerate(cancellations):
+        note = Asks(lambda _, number=number: order.append(number))
+        call = partial(engine.generate, prompt(1), max_new_tokens=1, logits_processor=note, cancellation=cancellation)
+        threads.append(start(call))
+        wait_until(lambda number=number: len(engine._scheduler._queue) == number + 1)
+    for number in (0, 3):
+        cancellations[number].cancel()
+    wait_until(lambda: len(engine._scheduler._queue) == 3)
+    held.let_go()
+    join(threads)
+    assert list(dict.fromkeys(order)) == [1, 2, 4]
+    assert_idle(engine)
+
+
+def test_a_call_that_is_cancelled_as_it_is_given_a_place_hands_it_on() -> None:
+    scheduler, cancellation = scheduler_file.Scheduler(1, 10), Cancellation()
+    scheduler.enter()
+
+    class Late(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            scheduler.leave()
+            cancellation.cancel()
+            return super().wait(timeout)
+
+    event, scheduler_file.threading.Event = threading.Event, Late  # type: ignore[misc]
+    try:
+        with pytest.raises(RequestCancelledError):
+            scheduler.enter(cancellation=cancellation)
+    finally:
+        scheduler_file.threading.Event = event  # type: ignore[misc]
+    assert (scheduler.running, len(scheduler._queue)) == (0, 0)
+
+
+@each_call
+def test_what_is_cancelled_before_it_begins_does_no_work(call: Ask) -> None:
+    engine = engine_of(tiny_model("llama"))
+    passes, cancellation = record(engine), Cancellation()
+    cancellation.cancel()
+    with pytest.raises(RequestCancelledError):
+        call(engine, prompt(0), cancellation=cancellation)
+    assert passes == []
+    assert_idle(engine)
+
+
+@each_call
+@pytest.mark.parametrize("alone", [True, False])
+def test_the_rest_of_a_long_prompt_is_not_read(call: Ask, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_file, "_SHARED_PREFILL", 8)
+    monkeypatch.setattr(shared_cache, "PREFILL_CHUNK", 16)
+    engine, cancellation = endless(), Cancellation()
+    long = prompt(2, 400)
+    expected = engine.generate(prompt(1), max_new_tokens=60)
+    pieces: list[int] = []
+
+    def count(segments: Sequence[Segment], is_prompt: bool) -> None:
+        if is_prompt and segments[0].width in (8, 16):
+            pieces.append(segments[0].width)
+            if len(pieces) == 3:
+                cancellation.cancel()
+
+    outcome: list[Any] = []
+    if alone:
+        record(engine, count)
+        with pytest.raises(RequestCancelledError):
+            call(engine, long, cancellation=cancellation, max_new_tokens=4)
+    else:
+        joined: list[threading.Thread] = []
+
+        def at(tokens: int) -> bool:
+            if tokens == 5:
+                joined.append(start(partial(call, engine, long, cancellation=cancellation), outcome))
+            return False
+
+        record(engine, count)
+        answer = engine.generate(prompt(1), max_new_tokens=60, stopping_criteria=Meets(at))
+        join(joined)
+        assert_alike(answer, expected)
+        assert [type(each) for each in outcome] == [RequestCancelledError]
+    assert len(pieces) == 3
+    assert_idle(engine)
+
+
+def test_a_running_call_ends_before_its_next_pass_and_touches_no_other() -> None:
+    engine, cancellation = engine_of(tiny_model("llama")), Cancellation()
+    expected = engine.generate(prompt(0), max_new_tokens=12)
+    begun = threading.Event()
+
+    def both(tokens: int) -> bool:
+        begun.set()
+        if tokens == 4:
+            cancellation.cancel()
+        return False
+
+    passes = record(engine)
+    outcome: list[Any] = []
+    call = partial(engine.generate, prompt(1), stopping_criteria=Meets(both), cancellation=cancellation)
+    thread = start(call, outcome)
+    assert begun.wait(60)
+    assert_alike(engine.generate(prompt(0), max_new_tokens=12), expected)
+    join([thread])
+    assert isinstance(outcome[0], RequestCancelledError)
+    assert steps(passes)
+    assert_idle(engine)
+
+
+def test_closing_a_stream_that_waits_frees_its_reader() -> None:
+    engine = engine_of(tiny_model("llama"), max_batch_size=1, max_queue=1)
+    held, outcome = Held(engine), []
+    stream = engine.stream(prompt(1), max_new_tokens=8)
+    reader = start(lambda: list(stream), outcome)
+    wait_until(lambda: len(engine._scheduler._queue) == 1)
+    stream.close()
+    join([reader])
+    assert outcome == [[]]
+    assert stream.closed
+    assert stream.generation is None
+    held.let_go()
+    assert_idle(engine)
+
+
+def test_a_stream_that_is_cancelled_between_two_spans_says_so() -> None:
+    engine, cancellation = engine_of(tiny_model("llama")), Cancellation()
+    expected = engine.generate(prompt(0), max_new_tokens=16)
+    stream, other = (engine.stream(prompt(0), max_new_tokens=16, cancellation=cancellation) for _ in range(2))
+    next(stream)
+    next(other)
+    other.close()  # which is its own affair
+    assert not cancellation.cancelled
+    cancellation.cancel()
+    assert stream.closed
+    with pytest.raises(RequestCancelledError):
+        next(stream)
+    assert list(other) == []
+    assert_idle(engine)
+    assert_all_alike(engine.generate(prompt(0), max_new_tokens=16), expected)
+
+
+def test_nothing_listens_to_a_cancellation_once_calls_are_over() -> None:
+    engine: CocoaEngine = engine_of(tiny_model("llama"))
+    cancellation = Cancellation()
+    engine.generate(prompt(0), max_new_tokens=4, cancellation=cancellation)
+    left = engine.stream(prompt(0), max_new_tokens=16, cancellation=cancellation)
+    next(left)
+    assert len(cancellation._listeners) == 1
+    del left
+    assert not cancellation._listeners
+    list(engine.stream(prompt(0), max_new_tokens=4, cancellation=cancellation))
+    assert not cancellation._listeners

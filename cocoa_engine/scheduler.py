@@ -208,7 +208,8 @@ class Scheduler:
             self._driving = False
             for work in batch:
                 work.in_pass = False
-            self._pending[:0] = [work for work in batch if not (work.done or work.dropped)]
+            # behind what waits: prompts that are read at the same time take turns
+            self._pending += [work for work in batch if not (work.done or work.dropped)]
             self._turn.notify_all()
 
     def _pick(self) -> list[Work]:

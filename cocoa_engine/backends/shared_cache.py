@@ -194,9 +194,8 @@ class SharedCache(Backend):
 
     def prefill_some(self, tree: TokenTree, most: int | None = None) -> Tensor | None:
         assert isinstance(tree, SharedTree)
-        if tree.used == 0:
-            with self.model.exclusive():
-                self._begin_as_others(tree)
+        with self.model.exclusive():
+            self._go_on_as_others(tree)
         start = tree.used
         end = None if self.forward.whole_prompts else start + min(most or PREFILL_CHUNK, PREFILL_CHUNK)
         chunk = tree.token_ids[start:end]
@@ -213,13 +212,17 @@ class SharedCache(Backend):
             tree.twin.used = tree.used
         return passed.logits[-1].float()
 
-    def _begin_as_others(self, tree: SharedTree) -> None:
-        """Copy the keys and values of the longest beginning that another sequence shares, its last token left out."""
-        if not self.prefixes.max_bytes or tree.committed <= SHORTEST:
+    def _go_on_as_others(self, tree: SharedTree) -> None:
+        """Copy the keys and values of the longest beginning that another sequence shares, its last token left out.
+
+        Before every piece of the prompt: others that begin alike and are read by turns with it may be ahead by now.
+        """
+        start = tree.used
+        if not self.prefixes.max_bytes or tree.committed <= start + SHORTEST:
             return
         prompt = tree.token_ids[:-1]
-        found = self.prefixes.longest(prompt)
-        best, length = found if found is not None else (None, SHORTEST - 1)
+        found = self.prefixes.longest(prompt) if start == 0 else None
+        best, length = found if found is not None else (None, start + SHORTEST - 1)
         with self._lock:  # until it is copied: a store that is released may be another sequence's at once
             for other in list(self._open):
                 store = other.store
@@ -227,8 +230,9 @@ class SharedCache(Backend):
                 if other is not tree and shared > length:
                     best, length = store, shared
             if best is not None:
-                tree.store.fill(best, length)
-                tree.used = tree.cached_tokens = length
+                tree.store.fill(best, length, start)
+                tree.used = length
+                tree.cached_tokens += length - start
 
     def step(self, requests: Sequence[tuple[TokenTree, Asked]]) -> list[StepOutput]:
         most = self.max_sequences or len(requests)

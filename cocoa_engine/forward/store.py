@@ -70,11 +70,11 @@ class KeyValues:
         copy.fill(self, length)
         return copy
 
-    def fill(self, source: KeyValues, length: int) -> None:
-        """Copy the first ``length`` slots of another store."""
+    def fill(self, source: KeyValues, length: int, start: int = 0) -> None:
+        """Copy the slots from ``start`` up to ``length`` of another store."""
         for layer, (keys, values) in enumerate(zip(source.keys, source.values, strict=True)):
             if keys is not None and values is not None:
-                self.write(layer, 0, keys[:, :length], values[:, :length])
+                self.write(layer, start, keys[:, start:length], values[:, start:length])
 
     @property
     def nbytes(self) -> int:

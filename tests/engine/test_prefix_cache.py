@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import CocoaEngine, Generation, Runtime
+from cocoa_engine import scheduler as scheduler_file
 from cocoa_engine.backends import prefixes, shared_cache
 from cocoa_engine.backends.prefixes import SHORTEST, PrefixCache, common_length
 from cocoa_engine.backends.shared_cache import SharedTree
@@ -113,6 +114,21 @@ def test_in_threads() -> None:
         assert isinstance(one, Generation), one
         assert_alike(one, other)
     assert sum(widths) == len(SYSTEM) + sum(3 + seed for seed in range(12))
+
+
+def test_prompts_that_are_read_by_turns_read_their_shared_beginning_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_file, "_SHARED_PREFILL", 80)
+    engine = engine_of(tiny_model("llama"))
+    shared = tokens(7, 320)
+    prompts = [[*shared, *tokens(20 + seed, 30)] for seed in range(3)]
+    expected = engine_of(engine.model, 0).generate_batch(prompts, **SETTINGS)
+    widths = fed(engine)
+    batch = engine.generate_batch(prompts, **SETTINGS)
+    assert sum(widths) == len(shared) + 3 * 30
+    assert max(widths) <= 80
+    assert sum(answer.usage.cached_tokens for answer in batch) == 2 * len(shared)
+    for one, other in zip(batch, expected, strict=True):
+        assert_alike(one, other)
 
 
 def test_scored_texts_share_the_prompt_with_generations() -> None:

@@ -22,7 +22,7 @@ from transformers import (
 from cocoa_engine import CocoaEngine, EngineBusyError, Generation, NonFiniteLogitsError, Runtime, SpanStream
 from cocoa_engine import scheduler as scheduler_file
 from cocoa_engine.forward.base import Segment
-from cocoa_engine.scheduler import Scheduler
+from cocoa_engine.scheduler import Scheduler, Work
 from tests.alike import assert_alike
 from tests.forward_passes import record, steps
 from tests.hooks import hook_count
@@ -238,6 +238,40 @@ def test_a_long_prompt_is_fed_in_pieces_between_the_steps_of_others(monkeypatch:
     between = [later - earlier - 1 for earlier, later in pairwise(pieces)]
     assert sum(steps_between > 0 for steps_between in between) > len(between) // 2
     assert_idle(engine)
+
+
+def test_prompts_are_read_by_turns_and_steps_go_on_between() -> None:
+    """A short prompt that comes later does not wait for the whole of a long one."""
+    scheduler, order, joined = Scheduler(3, 0), [], []
+
+    class Slow:
+        """Reads a prompt, which is a list of names of its pieces, piece by piece."""
+
+        max_sequences = None
+
+        def prefill_some(self, tree: Any, most: int | None) -> Any:
+            order.append(tree.pop(0))
+            if order == ["long"]:
+                for number, work in enumerate((short, step)):
+                    joined.append(start(partial(ask, work)))
+                    wait_until(lambda number=number: len(scheduler._pending) == number + 1)
+            return None if tree else torch.zeros(1)
+
+        def step(self, requests: Any) -> list[Any]:
+            order.extend("step" for _ in requests)
+            return [torch.zeros(1) for _ in requests]
+
+    def ask(work: Work) -> None:
+        with scheduler.place():
+            scheduler.feed([work])
+
+    backend: Any = Slow()
+    long, short = (Work(backend, tree, None) for tree in (["long"] * 6, ["short"] * 2))  # type: ignore[arg-type]
+    step = Work(backend, None, None, [(1,)])  # type: ignore[arg-type]
+    ask(long)
+    join(joined)
+    assert order == ["long", "step", "short", "long", "short", "long", "long", "long", "long"]
+    assert scheduler.running == 0
 
 
 def test_a_batch_of_more_prompts_than_places_keeps_all_places_busy() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from abc import abstractmethod
@@ -30,6 +29,7 @@ from cocoa_integrations.logprobs import openai_logprobs
 from cocoa_integrations.metadata import RISK_KEY, risk_report
 from cocoa_integrations.settings import LOADING, DecodeSettings, config_of, fields_of, refuse_unknown, split_settings
 from cocoa_integrations.tracing import RiskTrace
+from cocoa_integrations.workers import in_worker
 
 Result = TypeVar("Result")
 
@@ -199,6 +199,11 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
         return self.load().encode(text, add_special_tokens=False)
 
     @property
+    def _runs(self) -> CocoaEngine | LazyEngine:
+        """The engine, or the promise of it: loads nothing."""
+        return self.engine if self.engine is not None else self._lazy_engine
+
+    @property
     def _name(self) -> str:
         return self.engine.model_name if self.engine is not None else self.model_name or MODEL_NAME
 
@@ -316,7 +321,7 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
         with self._cancellable(stop, kwargs) as (model, _):
             chunks = model._chunks(prompt)
             try:
-                while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+                while (chunk := await in_worker(self._runs, next, chunks, None)) is not None:
                     if run_manager is not None:
                         await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                     yield chunk
@@ -332,7 +337,7 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
         **kwargs: Any,
     ) -> Any:
         with self._cancellable(stop, kwargs) as (model, framework):
-            return await asyncio.to_thread(model._generate, prompts, **framework)  # type: ignore[attr-defined]
+            return await in_worker(self._runs, model._generate, prompts, **framework)  # type: ignore[attr-defined]
 
     @contextmanager
     def _cancellable(self, stop: list[str] | None, options: Mapping[str, Any]) -> Iterator[tuple[Self, dict[str, Any]]]:

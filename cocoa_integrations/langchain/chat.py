@@ -11,7 +11,8 @@ from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import get_config_list
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import PrivateAttr
 from typing_extensions import Self
@@ -197,6 +198,37 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         if options.get("tools") and options.get("tool_choice") is None and self.initial_tool_choice is not None:
             copy._initial_request = tool_request({**options, "tool_choice": self.initial_tool_choice})
         return copy
+
+    def batch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[AIMessage]:
+        """As in LangChain; without ``max_concurrency``, as many at the same time as the engine decodes together."""
+        configs = self._filling(config, len(inputs))
+        return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
+
+    async def abatch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[AIMessage]:
+        """See :meth:`batch`."""
+        configs = self._filling(config, len(inputs))
+        return await super().abatch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
+
+    def _filling(self, config: RunnableConfig | list[RunnableConfig] | None, count: int) -> list[RunnableConfig]:
+        """The configs of a batch, which say how many of it may be under way."""
+        most = self._runs.runtime.max_batch_size
+        return [
+            {**each, "max_concurrency": each.get("max_concurrency") or most} for each in get_config_list(config, count)
+        ]
 
     def generate(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from cocoa_integrations.langchain.messages import to_chat
 from cocoa_integrations.langchain.runnables import get_risk, get_spans
 from cocoa_integrations.metadata import RISK_KEY, SPANS_KEY, add_context_lift
 from cocoa_integrations.settings import config_of
+from cocoa_integrations.workers import in_worker
 
 
 def context_lift(
@@ -102,6 +102,6 @@ def with_context_lift(
         without = emptied(values)
         full, bare = await prompt.ainvoke(values, config), await prompt.ainvoke(without, config)
         message = await chat.ainvoke(full, config)
-        return await asyncio.to_thread(context_lift, chat, message, full, bare)
+        return await in_worker(chat._runs, context_lift, chat, message, full, bare)
 
     return RunnableLambda(answered, aanswered, name="with_context_lift")

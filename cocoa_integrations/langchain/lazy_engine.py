@@ -6,7 +6,7 @@ import threading
 import weakref
 from typing import Any
 
-from cocoa_engine import CocoaEngine
+from cocoa_engine import CocoaEngine, Runtime
 
 
 class LazyEngine:
@@ -21,6 +21,11 @@ class LazyEngine:
     def loaded(self) -> CocoaEngine | None:
         """The engine, if it was loaded already."""
         return self._engine
+
+    @property
+    def runtime(self) -> Runtime:
+        """How the engine runs its model."""
+        return self._options.get("runtime") or Runtime()
 
     def get(self) -> CocoaEngine:
         """The engine, loaded now if it was not.

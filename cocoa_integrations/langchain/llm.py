@@ -35,8 +35,8 @@ class CocoaLLM(CocoaModel, BaseLLM):
         >>> [report["max_risk"] for report in risk.reports]
     """
 
-    batch_size: int = Field(default=8, ge=1)
-    """At most this many prompts are decoded together."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """At most this many prompts of a call are decoded together. None: ``Runtime.max_batch_size``."""
 
     _ls_model_type = "llm"
 

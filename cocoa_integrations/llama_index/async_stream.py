@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
-from cocoa_engine import Generation, Span, SpanStream
+from cocoa_engine import CocoaEngine, Generation, Span, SpanStream
+from cocoa_integrations.workers import in_worker
 
 
 class AsyncSpanStream:
@@ -21,9 +21,9 @@ class AsyncSpanStream:
         self._stream = stream
 
     @classmethod
-    async def open(cls, start: Callable[[], SpanStream]) -> AsyncSpanStream:
+    async def open(cls, engine: CocoaEngine, start: Callable[[], SpanStream]) -> AsyncSpanStream:
         """Start a stream in a worker thread, since encoding a long prompt takes time too."""
-        return cls(await asyncio.to_thread(start))
+        return cls(await in_worker(engine, start))
 
     @property
     def generation(self) -> Generation:
@@ -35,7 +35,7 @@ class AsyncSpanStream:
         return self
 
     async def __anext__(self) -> Span:
-        span = await asyncio.to_thread(next, self._stream, None)
+        span = await in_worker(self._stream.engine, next, self._stream, None)
         if span is None:
             raise StopAsyncIteration
         return span

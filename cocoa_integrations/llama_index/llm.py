@@ -422,7 +422,7 @@ class CocoaLLM(DecodeSettings, FunctionCallingLLM):
 
     async def _aanswer(self, start: Start) -> Answer:
         watchers = Watchers(start)
-        async with await AsyncSpanStream.open(start) as stream:
+        async with await AsyncSpanStream.open(self._engine, start) as stream:
             async for span in stream:
                 watchers.span_decided(span)
         return self._complete_answer(stream.generation, watchers)
@@ -441,7 +441,7 @@ class CocoaLLM(DecodeSettings, FunctionCallingLLM):
         return responses()
 
     async def _astream(self, start: Start, to_response: Callable[[Answer], Response]) -> AsyncGenerator[Response, None]:
-        watchers, stream = Watchers(start), await AsyncSpanStream.open(start)
+        watchers, stream = Watchers(start), await AsyncSpanStream.open(self._engine, start)
 
         async def responses() -> AsyncGenerator[Response, None]:
             chunks = Chunks(self._engine)

@@ -50,6 +50,10 @@ async def read(stream: Any) -> list[Any]:
     return [chunk async for chunk in stream]
 
 
+def is_idle(engine: CocoaEngine) -> bool:
+    return engine._scheduler.running == 0 and not engine._scheduler._queue
+
+
 # Greedy decoding at gamma 1 makes one span: nothing comes out of a stream between two forward passes.
 LONG: dict[str, Any] = {"method": "greedy", "gamma": 1.0, "max_tokens": 40}
 CALLS: dict[str, Callable[[ChatCocoa, CocoaLLM], Any]] = {
@@ -73,7 +77,7 @@ async def test_cancelling_stops_the_work(call: Any, quick_chat: ChatCocoa, quick
         await task
     assert task.cancelled()
     gate.opened.set()
-    await asyncio.get_running_loop().shutdown_default_executor()  # until the worker threads are done
+    await asyncio.to_thread(wait_until, lambda: is_idle(quick_chat.load()))
     assert gate.passes <= BEFORE_GATE + len(PROMPTS) - 1  # those under way in the threads of a batch
 
 
@@ -97,7 +101,7 @@ async def test_a_batch_that_is_cancelled_begins_no_further_part(quick_engine: Co
     with contextlib.suppress(asyncio.CancelledError):
         await task
     gate.opened.set()
-    await asyncio.get_running_loop().shutdown_default_executor()
+    await asyncio.to_thread(wait_until, lambda: is_idle(quick_engine))
     assert gate.passes == BEFORE_GATE
 
 

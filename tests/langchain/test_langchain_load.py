@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
@@ -19,6 +20,7 @@ from cocoa_engine import CocoaEngine, Generation, Runtime, SpanStream
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.langchain import ChatCocoa, get_risk, get_spans
 from tests.alike import close
+from tests.engine.test_scheduler import Meets
 from tests.hooks import hook_count
 from tests.idle import assert_idle
 from tests.in_threads import together
@@ -131,6 +133,47 @@ def test_every_user_gets_what_each_gets_alone(quick_engine: CocoaEngine) -> None
     gc.collect()
     assert_idle(engine)
     assert hook_count(engine.model) == hooks
+
+
+WIDE = 36
+"""More calls than an event loop, or LangChain, has threads by itself, whatever the number of cores."""
+
+
+class AllThere:
+    """Has each of so many threads wait, the first time it comes, until all have come."""
+
+    def __init__(self, threads: int) -> None:
+        self.barrier, self.seen = threading.Barrier(threads), set[int]()
+
+    def __call__(self, _: int) -> None:
+        if threading.get_ident() not in self.seen and len(self.seen) < self.barrier.parties:
+            self.seen.add(threading.get_ident())
+            self.barrier.wait(60)
+
+
+@pytest.mark.parametrize("how", ["batch", "abatch", "with configs"])
+def test_a_batch_fills_the_engines_batch(how: str, quick_engine: CocoaEngine) -> None:
+    chat = chat_of(quick_engine, max_batch_size=WIDE, max_queue=0)
+    options: dict[str, Any] = {"stopping_criteria": [Meets(AllThere(WIDE))], "max_tokens": 3}
+    prompts = [prompt(user) for user in range(2 * WIDE)]  # the second half waits for the first, and is not refused
+    if how == "batch":
+        answers = chat.batch(prompts, **options)
+    elif how == "abatch":
+        answers = asyncio.run(chat.abatch(prompts, **options))
+    else:
+        answers = asyncio.run(chat.abatch(prompts, [{"tags": ["a"]} for _ in prompts], **options))
+    assert len(answers) == len(prompts)
+    assert_idle(chat.load())
+
+
+def test_max_concurrency_means_what_it_means_in_langchain(quick_engine: CocoaEngine) -> None:
+    chat, most = chat_of(quick_engine, max_batch_size=8), []
+    engine = chat.load()
+    options: dict[str, Any] = {"stopping_criteria": [Meets(lambda _: most.append(engine._scheduler.running))]}
+    prompts = [prompt(user) for user in range(9)]
+    asyncio.run(chat.abatch(prompts, {"max_concurrency": 2}, **options))
+    chat.batch(prompts, {"max_concurrency": 2}, **options)
+    assert max(most) == 2
 
 
 def test_five_hundred_requests_leave_nothing(quick_engine: CocoaEngine, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
 from cocoa_engine.backends.shared_cache import SPARE_SLOTS
 from cocoa_engine.cancellation import Cancellation
@@ -66,8 +67,11 @@ def make_request(
 
     Raises:
         PromptError: the prompt is empty, of a wrong type, or leaves no room in the context window.
-        ConfigError: a setting does not fit the model.
+        ConfigError: a setting does not fit the model, or ``generation_config`` is of another type.
     """
+    if generation_config is not None and not isinstance(generation_config, GenerationConfig):
+        kind = type(generation_config).__name__
+        raise ConfigError(f"generation_config must be a transformers GenerationConfig, not {kind}.")
     wanted = wanted_states(model, config)
     ids = prompt_ids(model, tokens, prompt)
     window = model.context_window

@@ -34,6 +34,13 @@ def idle(engine: CocoaEngine) -> Iterator[CocoaEngine]:
     assert not calls
 
 
+@pytest.mark.parametrize("given", [5, {"eos_token_id": 2}, "stop"])
+def test_what_is_no_generation_config(given: Any, idle: CocoaEngine) -> None:
+    for call in (idle.generate, idle.stream, lambda prompt, **options: idle.generate_batch([prompt], **options)):
+        with pytest.raises(ConfigError, match=f"GenerationConfig, not {type(given).__name__}"):
+            call("a", generation_config=given)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

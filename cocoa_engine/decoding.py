@@ -108,6 +108,11 @@ class Decoding:
                 return
         self.work = self._new_work(paths)
 
+    @property
+    def prompt_read(self) -> int:
+        """Tokens of the prompt that have been read."""
+        return self._tree.prompt_read if self._loop is None else len(self._sequencer.prompt)
+
     def _new_work(self, paths: Asked | None) -> Work:
         return Work(self._backend, self._tree, self._wanted, paths, cancellation=self._cancellation)
 

@@ -591,6 +591,7 @@ class CocoaEngine:
                     with self._scheduler.place(may_refuse=decoding is None, cancellation=shared.closing):
                         if decoding is None:
                             decoding = self._open(replace(request, cancellation=shared.closing), config)
+                            shared.decoding = decoding
                         spans: list[Span] = []
                         while not spans and decoding.work is not None:
                             self._scheduler.feed([decoding.work])
@@ -604,6 +605,7 @@ class CocoaEngine:
                 raise
         finally:
             if decoding is not None:
+                shared.read, shared.decoding = decoding.prompt_read, None
                 decoding.close()
 
 
@@ -641,6 +643,8 @@ class _Shared:
     """What a stream and its work tell each other. Apart, for an abandoned stream to be freed at once: no cycle."""
 
     generation: Generation | None = None
+    decoding: Decoding | None = None  # while there is one
+    read: int = 0  # of the prompt, once there is none any more
     closing: Cancellation = field(default_factory=Cancellation)
 
 
@@ -661,6 +665,12 @@ class SpanStream(Iterator[Span]):
     def prompt(self) -> list[int]:
         """Token ids of the prompt."""
         return self._request.prompt
+
+    @property
+    def prompt_progress(self) -> tuple[int, int]:
+        """How many tokens of the prompt have been read, and how many there are. Any thread may ask at any time."""
+        decoding = self._shared.decoding
+        return self._shared.read if decoding is None else decoding.prompt_read, len(self.prompt)
 
     @property
     def processed(self) -> bool:

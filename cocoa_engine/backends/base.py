@@ -44,6 +44,7 @@ class TokenTree(ABC):
     Attributes:
         keep_committed: set it before branches are fed if :meth:`drop_branches` is to be called; off, the last branch
             may take over what is held of the committed tokens, which saves a copy where they are not shared.
+        prompt_read: tokens of the prompt that were fed, where it is fed in pieces.
     """
 
     keeps_rest: ClassVar[bool] = False
@@ -53,6 +54,7 @@ class TokenTree(ABC):
         self.keep_committed = False
         self.committed = len(prompt)
         self.cached_tokens = 0
+        self.prompt_read = 0
         self.forward_passes = 0
         self.fed_tokens = 0
 

@@ -204,6 +204,7 @@ class SharedCache(Backend):
             passed = self.forward([Segment(tree.store, start, chunk, positions, start)], None)
         tree.forward_passes += 1
         tree.used += len(chunk)
+        tree.prompt_read = tree.used
         if tree.used < tree.committed:
             return None
         if tree.twin is not None:  # which reads the prompt as it is, too

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from json import dumps
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.pictures import Html, Svg, check_writable, write_html, write_svg
 from cocoa_engine.cli.question import Question, Raw, System, put, read_question
+from cocoa_engine.cli.reading import first_span, is_long
 from cocoa_engine.cli.terminal import draws_on_screen, output, print_json
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.rendering.terminal import report, spans_text
@@ -58,10 +60,13 @@ def ask(
     bare = not (console.is_terminal or compared_config or table or no_color)
 
     def decode(settings: CocoaConfig, spans: list[Span]) -> Generation:
-        with put(engine, question, system, raw, settings) as stream, _screen(console, draws=not json) as draw:
-            for span in stream:
-                spans.append(span)
-                draw(spans_text(spans, marks=marks))
+        draws = not json and draws_on_screen(console)
+        with put(engine, question, system, raw, settings) as stream:
+            first = first_span(stream, console) if draws and is_long(stream) else []
+            with _screen(console, draws=draws) as draw:
+                for span in chain(first, stream):
+                    spans.append(span)
+                    draw(spans_text(spans, marks=marks))
         assert stream.generation is not None
         return stream.generation
 
@@ -95,7 +100,7 @@ def ask(
 @contextmanager
 def _screen(console: Console, *, draws: bool) -> Iterator[Callable[[Text], None]]:
     """Yields what draws the answer so far over the one before; nothing of it stays. Idle where none can be redrawn."""
-    if not (draws and draws_on_screen(console)):
+    if not draws:
         yield lambda text: None
         return
     with Live(Text("…"), console=console, auto_refresh=False, transient=True) as live:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 from typer.testing import Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, Span
+from cocoa_engine.cli.reading import bar
 
 Cocoa = Callable[..., Result]
 
@@ -187,6 +190,26 @@ def test_on_a_terminal_the_answer_grows(cocoa: Cocoa, engine: CocoaEngine, monke
     assert len(answer.spans) > 1
     shown = cocoa("ask", QUESTION, *SHORT).stdout
     assert shown.count(answer.spans[0].text.split()[0]) > len(answer.spans)  # in every state and in the last
+
+
+def test_a_long_prompt_is_seen_to_be_read(cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr("cocoa_engine.cli.ask.draws_on_screen", lambda console: True)
+    assert "reading the prompt" not in cocoa("ask", QUESTION, *SHORT).stdout
+    monkeypatch.setattr("cocoa_engine.backends.shared_cache.PREFILL_CHUNK", 16)
+    answer = engine.chat(messages(QUESTION), max_new_tokens=12)
+    shown = cocoa("ask", QUESTION, *SHORT).stdout
+    assert "reading the prompt" in shown
+    assert f"of {answer.usage.prompt_tokens} tokens" in shown
+    assert answer.spans[-1].text.split()[-1] in shown
+    assert "reading the prompt" not in cocoa("ask", QUESTION, "--json", *SHORT).stdout
+
+
+def test_the_bar_of_a_prompt_being_read() -> None:
+    console = Console(width=100, color_system=None, file=StringIO())
+    console.print(bar(2048, 12000))
+    assert "2,048 of 12,000 tokens" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_picture(cocoa: Cocoa, tmp_path: Path) -> None:

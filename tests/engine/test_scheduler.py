@@ -21,6 +21,7 @@ from transformers import (
 
 from cocoa_engine import CocoaEngine, EngineBusyError, Generation, NonFiniteLogitsError, Runtime, SpanStream
 from cocoa_engine import scheduler as scheduler_file
+from cocoa_engine.backends import shared_cache
 from cocoa_engine.forward.base import Segment
 from cocoa_engine.scheduler import Scheduler, Work
 from tests.alike import assert_alike
@@ -703,6 +704,31 @@ def test_a_stream_closed_during_its_pass_yields_nothing_more_and_frees_all() -> 
     go_on.set()
     join([reader])
     assert outcome == [[]]
+    assert_idle(engine)
+
+
+def test_a_stream_says_how_much_of_its_prompt_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_cache, "PREFILL_CHUNK", 16)
+    engine = engine_of(tiny_model("llama"))
+    seen: list[tuple[int, int]] = []
+    record(engine, lambda _, is_prompt: seen.append(stream.prompt_progress) if is_prompt else None)
+    for method in ("cocoa-sig", "dola"):
+        seen.clear()
+        with engine.stream(prompt(0, 40), max_new_tokens=6, method=method) as stream:
+            assert stream.prompt_progress == (0, 40)
+            next(stream)
+            assert stream.prompt_progress == (40, 40)
+        assert stream.prompt_progress == (40, 40)
+        assert seen == [(0, 40), (16, 40), (32, 40)]
+
+
+def test_what_a_cancelled_stream_had_read_of_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_cache, "PREFILL_CHUNK", 16)
+    engine = engine_of(tiny_model("llama"))
+    stream = engine.stream(prompt(0, 40))
+    record(engine, lambda *_: stream.close() if stream.prompt_progress == (16, 40) else None)
+    assert list(stream) == []
+    assert stream.prompt_progress == (32, 40)
     assert_idle(engine)
 
 

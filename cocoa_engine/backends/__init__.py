@@ -21,9 +21,10 @@ from cocoa_engine.backends.shared_cache import SharedCache
 from cocoa_engine.errors import UnsupportedModelError
 from cocoa_engine.forward.base import Forward
 from cocoa_engine.forward.lean import Lean, why_not_lean
-from cocoa_engine.forward.linears import Way, choose_way, written_state
+from cocoa_engine.forward.linears import Way, choose_way
 from cocoa_engine.forward.modules import MaskedModules, Modules
 from cocoa_engine.forward.static import StaticLean
+from cocoa_engine.forward.written import WrittenState, written_state
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.model import LanguageModel
 from cocoa_engine.runtime import Runtime
@@ -65,6 +66,7 @@ class _Found(NamedTuple):
     kind: str
     way: Way
     reason: str
+    tried_on: WrittenState  # weights that were zero or NaN then would have let every way pass
 
 
 # what was found for a model, never the backend itself: that would keep the model alive
@@ -80,15 +82,17 @@ def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
         found = _found.setdefault(model.model, {})
         graphs = runtime.cuda_graphs and model.device.type == "cuda"
         asked = (obstacle, runtime.linears, graphs)  # the model may have been changed since: hooks, an adapter
-        if asked in found:
-            kind, way, reason = found[asked]
-            return Chosen(KINDS[kind](model, way, prefix_cache_bytes), reason, way)
-        way = choose_way(model.model, runtime.linears)
-        kind, reason = _try_all(model, way, obstacle, graphs)
-        if kind not in _FAST:
-            way = "stock"
-        found[asked] = _Found(kind, way, reason)
-        return Chosen(KINDS[kind](model, way, prefix_cache_bytes), reason, way)
+        weights = written_state(model.model.parameters())
+        known = found.get(asked)
+        if known is None or known.tried_on != weights:
+            way = choose_way(model.model, runtime.linears)
+            kind, reason = _try_all(model, way, obstacle, graphs)
+            if kind not in _FAST:
+                way = "stock"
+                if known is None or known.kind != kind:
+                    _log_slower(model, kind, reason)
+            known = found[asked] = _Found(kind, way, reason, weights)
+        return Chosen(KINDS[known.kind](model, known.way, prefix_cache_bytes), known.reason, known.way)
 
 
 def state_of(model: LanguageModel) -> tuple[Any, ...]:
@@ -119,14 +123,16 @@ def _try_all(model: LanguageModel, way: Way, obstacle: str | None, graphs: bool)
         kind, reason = "recompute", "no cache of this model can be used"
     if faults:
         reason += " (" + "; ".join(faults) + ")"
-    if kind not in _FAST:
-        logger.warning(
-            "%s: branches cannot share the prompt's cache; decoding takes the slower way %r, with the same results: %s",
-            type(model.model).__name__,
-            kind,
-            reason,
-        )
     return kind, reason
+
+
+def _log_slower(model: LanguageModel, kind: str, reason: str) -> None:
+    logger.warning(
+        "%s: branches cannot share the prompt's cache; decoding takes the slower way %r, with the same results: %s",
+        type(model.model).__name__,
+        kind,
+        reason,
+    )
 
 
 def _check_causal(model: LanguageModel) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import threading
 from itertools import pairwise
 from typing import Literal
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from cocoa_engine import CocoaEngine, Generation, Runtime
@@ -18,6 +21,7 @@ from cocoa_engine.backends.copied_cache import CopiedTree
 from cocoa_engine.backends.shared_cache import SPARE_SLOTS, SharedCache, SharedTree
 from cocoa_engine.forward.linears import Way
 from cocoa_engine.forward.store import KeyValues
+from cocoa_engine.forward.written import written_state
 from cocoa_engine.hidden_states import FinalLayer, Wanted
 from cocoa_engine.model import LanguageModel
 from tests.tiny_models import ARCHITECTURES, RECURRENT, tiny_model, tiny_tokenizer
@@ -294,6 +298,81 @@ def test_changed_weights_are_noticed(forward: Literal["auto", "modules"], linear
     changed = engine.generate(PROMPTS[0], max_new_tokens=8)
     fresh = CocoaEngine(copy.deepcopy(model), tiny_tokenizer(), runtime=Runtime(forward="modules", linears="stock"))
     assert same(changed, fresh.generate(PROMPTS[0], max_new_tokens=8))
+
+
+def write_through_data(model: PreTrainedModel) -> None:
+    """As PEFT's merge does: the address stays, and torch counts no write."""
+    generator = torch.Generator().manual_seed(3)
+    for layer in model.model.layers:
+        weight = layer.self_attn.q_proj.weight
+        address, version = weight.data_ptr(), weight._version
+        weight.data += torch.randn(weight.shape, generator=generator) * 0.5
+        assert (weight.data_ptr(), weight._version) == (address, version)
+
+
+@pytest.mark.parametrize("linears", ["packed", "shared", "stock", "bfloat16"])
+@pytest.mark.parametrize("forward", ["auto", "modules"])
+def test_weights_written_through_data_are_noticed(forward: Literal["auto", "modules"], linears: Way) -> None:
+    """By the engine that answered before, its prefix cache too, and by a new one that would share packed copies."""
+    model, prompt = tiny_model("llama"), [3 + number % 90 for number in range(100)]
+    runtime = Runtime(forward=forward, linears=linears)
+    engine = CocoaEngine(model, tiny_tokenizer(), runtime=runtime)
+    before = engine.generate(prompt, max_new_tokens=8)
+    write_through_data(model)
+    fresh = CocoaEngine(copy.deepcopy(model), tiny_tokenizer(), runtime=runtime)
+    expected = fresh.generate(prompt, max_new_tokens=8)
+    assert not same(before, expected)
+    for again in (engine, CocoaEngine(model, tiny_tokenizer(), runtime=runtime)):
+        answer = again.generate(prompt, max_new_tokens=8)
+        assert same(answer, expected)
+        assert answer.usage.cached_tokens == 0
+
+
+def test_what_was_tried_on_other_weights_is_tried_again() -> None:
+    """Where every logit is 0, any way would pass."""
+    model = tiny_model("llama")
+    output = model.get_output_embeddings().weight
+    kept = output.detach().clone()
+    output.data.zero_()
+    assert "difference 0.0e+00" in choose(LanguageModel(model)).reason
+    output.data.copy_(kept)
+    assert "difference 0.0e+00" not in choose(LanguageModel(model)).reason
+
+
+@pytest.mark.parametrize("linears", ["packed", "shared"])
+def test_unchanged_weights_are_packed_and_tried_once(linears: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, runtime = tiny_model("llama"), Runtime(linears=linears)
+    engine = CocoaEngine(model, tiny_tokenizer(), runtime=runtime)
+    engine.generate(PROMPTS[0], max_new_tokens=4)
+    backend = engine._backend().backend
+    monkeypatch.setattr("cocoa_engine.forward.linears.FastLinear.__init__", unexpected)
+    monkeypatch.setattr("cocoa_engine.backends._try_all", unexpected)
+    engine.generate(PROMPTS[1], max_new_tokens=4)
+    assert engine._backend().backend is backend
+    CocoaEngine(model, tiny_tokenizer(), runtime=runtime).generate(PROMPTS[0], max_new_tokens=4)
+
+
+def unexpected(*_: object) -> None:
+    raise AssertionError("this should have been remembered")
+
+
+tensors = st.builds(
+    lambda sizes, turned, dtype: (torch.arange(100_000).to(dtype)[: math.prod(sizes)].view(sizes), turned),
+    st.lists(st.integers(0, 40), min_size=0, max_size=3),
+    st.booleans(),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.int8]),
+).map(lambda made: made[0].t() if made[1] and made[0].dim() == 2 else made[0])
+
+
+@given(st.lists(tensors, max_size=4), st.data())
+def test_a_write_to_all_of_a_tensor_changes_its_state(held: list[torch.Tensor], data: st.DataObject) -> None:
+    before = written_state(held)
+    assert written_state(held) == before
+    filled = [number for number, tensor in enumerate(held) if tensor.numel()]
+    if filled:
+        written = held[data.draw(st.sampled_from(filled))]
+        written.data.neg_().sub_(1)  # a bit of every element
+        assert written_state(held) != before
 
 
 def test_half_precision_weights_are_used_where_asked_for(engine: CocoaEngine) -> None:

@@ -24,6 +24,7 @@ from cocoa_engine.forward.lean import Lean, why_not_lean
 from cocoa_engine.forward.linears import Way, choose_way
 from cocoa_engine.forward.modules import MaskedModules, Modules
 from cocoa_engine.forward.static import StaticLean
+from cocoa_engine.forward.windows import window_sizes
 from cocoa_engine.forward.written import WrittenState, written_state
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.model import LanguageModel
@@ -158,9 +159,8 @@ def _tolerance(dtype: torch.dtype) -> float:
 def _relative_error(backend: Backend) -> float:
     """Grow a small tree, keep one branch, go on; compare all logits with plain forward passes of the same tokens."""
     model = backend.model
-    windows = getattr(getattr(backend, "forward", None), "windows", None)
-    window = None if windows is None else windows.smallest
-    length = window + 3 if window is not None and window <= 64 else 9  # past the sliding window where that is cheap
+    cheap = [size for size in window_sizes(model.config).values() if size <= 64]
+    length = max([6, *cheap]) + 3  # past every sliding window where that is cheap
     generator = torch.Generator().manual_seed(0)
     tokens: list[int] = torch.randint(model.vocab_size, (length + 6,), generator=generator).tolist()
     prompt, (a, b, c, d, e, f) = tokens[:length], tokens[length:]

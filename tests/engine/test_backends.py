@@ -7,7 +7,8 @@ import logging
 import math
 import threading
 from itertools import pairwise
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
@@ -15,12 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from cocoa_engine import CocoaEngine, Generation, Runtime
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
 from cocoa_engine.backends import KINDS, Chosen, Path, Reading, choose
 from cocoa_engine.backends.copied_cache import CopiedTree
 from cocoa_engine.backends.shared_cache import SPARE_SLOTS, SharedCache, SharedTree
 from cocoa_engine.forward.linears import Way
 from cocoa_engine.forward.store import KeyValues
+from cocoa_engine.forward.windows import Windows
 from cocoa_engine.forward.written import written_state
 from cocoa_engine.hidden_states import FinalLayer, Wanted
 from cocoa_engine.model import LanguageModel
@@ -30,7 +32,8 @@ PROMPTS = [[5, 9, 40, 77, 12, 150, 3], [200, 201], list(range(30, 60))]
 WANTED = Wanted(2, 4, "post_norm")
 
 LEAN = ["llama", "mistral", "mistral-sliding", "qwen2", "qwen3"]
-FORWARDS = {**dict.fromkeys(LEAN, "lean"), "falcon": "masked_modules", **dict.fromkeys(RECURRENT, "plain")}
+COPIED = [*RECURRENT, "gpt_neo"]  # those whose cache cannot hold branches
+FORWARDS = {**dict.fromkeys(LEAN, "lean"), "falcon": "masked_modules", **dict.fromkeys(COPIED, "plain")}
 
 
 def made(model: PreTrainedModel, kind: str, way: Way) -> Chosen:
@@ -45,7 +48,7 @@ def shared(model: PreTrainedModel, kind: str = "lean") -> SharedCache:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_chosen_backend(architecture: str) -> None:
-    expected = "copied_cache" if architecture in RECURRENT else "shared_cache"
+    expected = "copied_cache" if architecture in COPIED else "shared_cache"
     info = CocoaEngine(tiny_model(architecture), tiny_tokenizer()).info()
     assert info.backend == expected, info.backend_reason
     assert info.forward == FORWARDS.get(architecture, "modules"), info.backend_reason
@@ -96,6 +99,40 @@ def test_all_ways_agree(architecture: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert any(span.candidates for out in results[0] for span in out.spans)
     for first, second in pairwise(results):
         assert all(same(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("boundary", get_args(CocoaConfig.model_fields["span_boundary"].annotation))
+def test_local_attention_past_its_window(boundary: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPT-Neo's own mask goes by the place in the cache, so branches in one cache would take each other's places."""
+    model = tiny_model("gpt_neo")
+    prompts = [[3 + 7 * number % 200 for number in range(length)] for length in (12, 25, 60)]
+    settings: Any = {"max_new_tokens": 24, "span_boundary": boundary}
+    answers = CocoaEngine(model, tiny_tokenizer()).generate_batch(prompts, **settings)
+    assert any(span.candidates for answer in answers for span in answer.spans)
+    monkeypatch.setattr(CocoaEngine, "_backend", lambda _: made(model, "recompute", "stock"))
+    expected = CocoaEngine(model, tiny_tokenizer()).generate_batch(prompts, **settings)
+    assert all(same(a, b) for a, b in zip(answers, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"window_size": 256}, "window_size"),
+        ({"sliding_window": 8, "attention_window_size": 8}, "attention_window_size"),
+        ({"attention_layers": ["global", "local"]}, "local"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "chunked_attention"),
+    ],
+)
+def test_windows_that_are_not_known(fields: dict[str, Any], why: str) -> None:
+    with pytest.raises(NotImplementedError, match=why):
+        Windows(SimpleNamespace(**fields))
+
+
+def test_windows_that_are_known() -> None:
+    windows = Windows(
+        SimpleNamespace(sliding_window=8, use_sliding_window=True, _sliding_window_pattern=6, max_window_layers=3)
+    )
+    assert [windows[layer] for layer in range(2)] == [8, 8]
 
 
 def test_a_bidirectional_model_that_does_not_say_so() -> None:

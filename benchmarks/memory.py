@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import gc
 import json
-import resource
 import sys
 from typing import Any
 
 from benchmarks.measure import Bench, child
+from benchmarks.peak import peak_bytes
 from benchmarks.prompts import long_prompt
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.forward.store import KeyValues
@@ -47,9 +47,7 @@ def _answer(model: str | None, threads: int, tokens: int, method: str, length: i
     stores = 0
     for _ in engine.stream(long_prompt(engine, length), method=method, max_new_tokens=tokens):
         stores = max(stores, sum(held.nbytes for held in gc.get_objects() if type(held) is KeyValues))
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return dict(zip(KINDS, (stores, peak), strict=True))
+    return dict(zip(KINDS, (stores, peak_bytes()), strict=True))
 
 
 if __name__ == "__main__":

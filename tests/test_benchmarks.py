@@ -14,7 +14,8 @@ from rich.progress import Progress
 from benchmarks import candidates
 from benchmarks.bars import BARS, check
 from benchmarks.decoding import looks_like
-from benchmarks.measure import BASE, COCOA_SIG, GREEDY, LEAN, MODULES, NO_DRAFTS, Bench, parts, record, write
+from benchmarks.measure import BASE, COCOA_SIG, GREEDY, LEAN, MODULES, NO_DRAFTS, Bench, child, parts, record, write
+from benchmarks.peak import peak_bytes
 from benchmarks.plots import draw_all
 from benchmarks.prompts import PASSAGES, QUESTIONS, SCORED_ANSWERS, long_prompt
 from benchmarks.report import MARKED, NOT_MEASURED, PERFORMANCE, README, TABLES, filled, read, write_report, written
@@ -189,6 +190,15 @@ def test_what_was_not_measured_is_said(records: dict[str, Any]) -> None:
     assert written("bars", {}).count("not measured") == len(BARS)
     del records["prompt_length"]["lengths"]["4096"]
     assert written("bars", records).count("not measured") == 1
+
+
+def test_the_peak_of_a_child_is_not_its_parents() -> None:
+    """A small process that a large one starts, and what it then takes itself."""
+    program = "import json\nfrom benchmarks.peak import peak_bytes\n{}\nprint(json.dumps(peak_bytes()))"
+    small = child("-c", program.format("pass"))
+    large = child("-c", program.format("held = b'x' * 100 * 2**20"))
+    assert small + 100 * 2**20 <= large + 2**20
+    assert small < 100 * 2**20 < peak_bytes()  # torch alone takes more
 
 
 def test_only_what_is_between_markers_is_written(records: dict[str, Any]) -> None:

@@ -55,6 +55,12 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "phi": _HEADS,
     "phi3": {**_HEADS, "num_key_value_heads": 2, "sliding_window": None},
     "gpt2": {"n_embd": 32, "n_layer": NUM_LAYERS, "n_head": 4, "n_positions": 512},
+    "gpt_neo": {
+        "num_heads": 4,
+        "num_layers": NUM_LAYERS,
+        "attention_types": [[["global", "local"], NUM_LAYERS // 2]],
+        "window_size": 20,  # longer than a trial that knows no such field
+    },
     "gpt_neox": _HEADS,
     "opt": {"num_attention_heads": 4, "ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.15},
     "falcon": {"num_attention_heads": 4},

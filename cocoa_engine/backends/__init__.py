@@ -21,9 +21,11 @@ from cocoa_engine.backends.shared_cache import SharedCache
 from cocoa_engine.errors import UnsupportedModelError
 from cocoa_engine.forward.base import Forward
 from cocoa_engine.forward.lean import Lean, why_not_lean
-from cocoa_engine.forward.linears import Way, choose_way, written_state
+from cocoa_engine.forward.linears import Way, choose_way
 from cocoa_engine.forward.modules import MaskedModules, Modules
 from cocoa_engine.forward.static import StaticLean
+from cocoa_engine.forward.windows import window_sizes
+from cocoa_engine.forward.written import WrittenState, written_state
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.model import LanguageModel
 from cocoa_engine.runtime import Runtime
@@ -65,6 +67,7 @@ class _Found(NamedTuple):
     kind: str
     way: Way
     reason: str
+    tried_on: WrittenState  # weights that were zero or NaN then would have let every way pass
 
 
 # what was found for a model, never the backend itself: that would keep the model alive
@@ -80,15 +83,17 @@ def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
         found = _found.setdefault(model.model, {})
         graphs = runtime.cuda_graphs and model.device.type == "cuda"
         asked = (obstacle, runtime.linears, graphs)  # the model may have been changed since: hooks, an adapter
-        if asked in found:
-            kind, way, reason = found[asked]
-            return Chosen(KINDS[kind](model, way, prefix_cache_bytes), reason, way)
-        way = choose_way(model.model, runtime.linears)
-        kind, reason = _try_all(model, way, obstacle, graphs)
-        if kind not in _FAST:
-            way = "stock"
-        found[asked] = _Found(kind, way, reason)
-        return Chosen(KINDS[kind](model, way, prefix_cache_bytes), reason, way)
+        weights = written_state(model.model.parameters())
+        known = found.get(asked)
+        if known is None or known.tried_on != weights:
+            way = choose_way(model.model, runtime.linears)
+            kind, reason = _try_all(model, way, obstacle, graphs)
+            if kind not in _FAST:
+                way = "stock"
+                if known is None or known.kind != kind:
+                    _log_slower(model, kind, reason)
+            known = found[asked] = _Found(kind, way, reason, weights)
+        return Chosen(KINDS[known.kind](model, known.way, prefix_cache_bytes), known.reason, known.way)
 
 
 def state_of(model: LanguageModel) -> tuple[Any, ...]:
@@ -119,14 +124,16 @@ def _try_all(model: LanguageModel, way: Way, obstacle: str | None, graphs: bool)
         kind, reason = "recompute", "no cache of this model can be used"
     if faults:
         reason += " (" + "; ".join(faults) + ")"
-    if kind not in _FAST:
-        logger.warning(
-            "%s: branches cannot share the prompt's cache; decoding takes the slower way %r, with the same results: %s",
-            type(model.model).__name__,
-            kind,
-            reason,
-        )
     return kind, reason
+
+
+def _log_slower(model: LanguageModel, kind: str, reason: str) -> None:
+    logger.warning(
+        "%s: branches cannot share the prompt's cache; decoding takes the slower way %r, with the same results: %s",
+        type(model.model).__name__,
+        kind,
+        reason,
+    )
 
 
 def _check_causal(model: LanguageModel) -> None:
@@ -152,9 +159,8 @@ def _tolerance(dtype: torch.dtype) -> float:
 def _relative_error(backend: Backend) -> float:
     """Grow a small tree, keep one branch, go on; compare all logits with plain forward passes of the same tokens."""
     model = backend.model
-    windows = getattr(getattr(backend, "forward", None), "windows", None)
-    window = None if windows is None else windows.smallest
-    length = window + 3 if window is not None and window <= 64 else 9  # past the sliding window where that is cheap
+    cheap = [size for size in window_sizes(model.config).values() if size <= 64]
+    length = max([6, *cheap]) + 3  # past every sliding window where that is cheap
     generator = torch.Generator().manual_seed(0)
     tokens: list[int] = torch.randint(model.vocab_size, (length + 6,), generator=generator).tolist()
     prompt, (a, b, c, d, e, f) = tokens[:length], tokens[length:]

@@ -13,13 +13,15 @@ A third, off by default, halves what is read: a packed copy in bfloat16. It roun
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from cocoa_engine.forward.written import WrittenState, written_state
 
 Way = Literal["packed", "shared", "stock", "bfloat16"]
 
@@ -161,10 +163,5 @@ def _side_by_side(biases: Sequence[Tensor | None], weights: Sequence[Tensor]) ->
 _made: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, str], FastLinear]] = weakref.WeakKeyDictionary()
 
 
-def written_state(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
-    """Where tensors are and how often they were written to."""
-    return [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
-
-
-def _state(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[tuple[int, int]]:
+def _state(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> WrittenState:
     return written_state(tensor for tensor in (*weights, *biases) if tensor is not None)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+_KNOWN = ("sliding_window", "max_window_layers")
+"""Fields that are read here, or that transformers has turned into ``layer_types``."""
+
 
 class Windows:
     """The sliding window of each kind of layer.
@@ -12,10 +15,15 @@ class Windows:
         config: the model's text config.
 
     Raises:
-        NotImplementedError: a kind of layer whose cache cannot hold branches (recurrent state, chunked attention).
+        NotImplementedError: a kind of layer whose cache cannot hold branches (recurrent state, chunked attention), or a
+            window that is not known here.
     """
 
     def __init__(self, config: Any) -> None:
+        if strange := sorted(window_sizes(config).keys() - set(_KNOWN)):
+            raise NotImplementedError(f"windows of another kind ({', '.join(strange)})")
+        if "local" in (getattr(config, "attention_layers", None) or ()):
+            raise NotImplementedError("local attention layers")
         window = getattr(config, "sliding_window", None)
         if getattr(config, "use_sliding_window", True) is False:
             window = None
@@ -34,3 +42,12 @@ class Windows:
     def __getitem__(self, layer: int) -> int | None:
         """The window of one layer; none looks at everything."""
         return self.by_kind[self._layer_kinds[layer] if self._layer_kinds else "all"]
+
+
+def window_sizes(config: Any) -> dict[str, int]:
+    """The whole numbers of a config that have a window in their name, but for how often layers with one come."""
+    return {
+        name: value
+        for name, value in vars(config).items()
+        if "window" in name and not name.endswith("_pattern") and type(value) is int
+    }

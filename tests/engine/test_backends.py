@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import threading
 from itertools import pairwise
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from cocoa_engine import CocoaEngine, Generation, Runtime
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
 from cocoa_engine.backends import KINDS, Chosen, Path, Reading, choose
 from cocoa_engine.backends.copied_cache import CopiedTree
 from cocoa_engine.backends.shared_cache import SPARE_SLOTS, SharedCache, SharedTree
 from cocoa_engine.forward.linears import Way
 from cocoa_engine.forward.store import KeyValues
+from cocoa_engine.forward.windows import Windows
+from cocoa_engine.forward.written import written_state
 from cocoa_engine.hidden_states import FinalLayer, Wanted
 from cocoa_engine.model import LanguageModel
 from tests.tiny_models import ARCHITECTURES, RECURRENT, tiny_model, tiny_tokenizer
@@ -26,7 +32,8 @@ PROMPTS = [[5, 9, 40, 77, 12, 150, 3], [200, 201], list(range(30, 60))]
 WANTED = Wanted(2, 4, "post_norm")
 
 LEAN = ["llama", "mistral", "mistral-sliding", "qwen2", "qwen3"]
-FORWARDS = {**dict.fromkeys(LEAN, "lean"), "falcon": "masked_modules", **dict.fromkeys(RECURRENT, "plain")}
+COPIED = [*RECURRENT, "gpt_neo"]  # those whose cache cannot hold branches
+FORWARDS = {**dict.fromkeys(LEAN, "lean"), "falcon": "masked_modules", **dict.fromkeys(COPIED, "plain")}
 
 
 def made(model: PreTrainedModel, kind: str, way: Way) -> Chosen:
@@ -41,7 +48,7 @@ def shared(model: PreTrainedModel, kind: str = "lean") -> SharedCache:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_chosen_backend(architecture: str) -> None:
-    expected = "copied_cache" if architecture in RECURRENT else "shared_cache"
+    expected = "copied_cache" if architecture in COPIED else "shared_cache"
     info = CocoaEngine(tiny_model(architecture), tiny_tokenizer()).info()
     assert info.backend == expected, info.backend_reason
     assert info.forward == FORWARDS.get(architecture, "modules"), info.backend_reason
@@ -92,6 +99,40 @@ def test_all_ways_agree(architecture: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert any(span.candidates for out in results[0] for span in out.spans)
     for first, second in pairwise(results):
         assert all(same(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("boundary", get_args(CocoaConfig.model_fields["span_boundary"].annotation))
+def test_local_attention_past_its_window(boundary: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPT-Neo's own mask goes by the place in the cache, so branches in one cache would take each other's places."""
+    model = tiny_model("gpt_neo")
+    prompts = [[3 + 7 * number % 200 for number in range(length)] for length in (12, 25, 60)]
+    settings: Any = {"max_new_tokens": 24, "span_boundary": boundary}
+    answers = CocoaEngine(model, tiny_tokenizer()).generate_batch(prompts, **settings)
+    assert any(span.candidates for answer in answers for span in answer.spans)
+    monkeypatch.setattr(CocoaEngine, "_backend", lambda _: made(model, "recompute", "stock"))
+    expected = CocoaEngine(model, tiny_tokenizer()).generate_batch(prompts, **settings)
+    assert all(same(a, b) for a, b in zip(answers, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"window_size": 256}, "window_size"),
+        ({"sliding_window": 8, "attention_window_size": 8}, "attention_window_size"),
+        ({"attention_layers": ["global", "local"]}, "local"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "chunked_attention"),
+    ],
+)
+def test_windows_that_are_not_known(fields: dict[str, Any], why: str) -> None:
+    with pytest.raises(NotImplementedError, match=why):
+        Windows(SimpleNamespace(**fields))
+
+
+def test_windows_that_are_known() -> None:
+    windows = Windows(
+        SimpleNamespace(sliding_window=8, use_sliding_window=True, _sliding_window_pattern=6, max_window_layers=3)
+    )
+    assert [windows[layer] for layer in range(2)] == [8, 8]
 
 
 def test_a_bidirectional_model_that_does_not_say_so() -> None:
@@ -294,6 +335,81 @@ def test_changed_weights_are_noticed(forward: Literal["auto", "modules"], linear
     changed = engine.generate(PROMPTS[0], max_new_tokens=8)
     fresh = CocoaEngine(copy.deepcopy(model), tiny_tokenizer(), runtime=Runtime(forward="modules", linears="stock"))
     assert same(changed, fresh.generate(PROMPTS[0], max_new_tokens=8))
+
+
+def write_through_data(model: PreTrainedModel) -> None:
+    """As PEFT's merge does: the address stays, and torch counts no write."""
+    generator = torch.Generator().manual_seed(3)
+    for layer in model.model.layers:
+        weight = layer.self_attn.q_proj.weight
+        address, version = weight.data_ptr(), weight._version
+        weight.data += torch.randn(weight.shape, generator=generator) * 0.5
+        assert (weight.data_ptr(), weight._version) == (address, version)
+
+
+@pytest.mark.parametrize("linears", ["packed", "shared", "stock", "bfloat16"])
+@pytest.mark.parametrize("forward", ["auto", "modules"])
+def test_weights_written_through_data_are_noticed(forward: Literal["auto", "modules"], linears: Way) -> None:
+    """By the engine that answered before, its prefix cache too, and by a new one that would share packed copies."""
+    model, prompt = tiny_model("llama"), [3 + number % 90 for number in range(100)]
+    runtime = Runtime(forward=forward, linears=linears)
+    engine = CocoaEngine(model, tiny_tokenizer(), runtime=runtime)
+    before = engine.generate(prompt, max_new_tokens=8)
+    write_through_data(model)
+    fresh = CocoaEngine(copy.deepcopy(model), tiny_tokenizer(), runtime=runtime)
+    expected = fresh.generate(prompt, max_new_tokens=8)
+    assert not same(before, expected)
+    for again in (engine, CocoaEngine(model, tiny_tokenizer(), runtime=runtime)):
+        answer = again.generate(prompt, max_new_tokens=8)
+        assert same(answer, expected)
+        assert answer.usage.cached_tokens == 0
+
+
+def test_what_was_tried_on_other_weights_is_tried_again() -> None:
+    """Where every logit is 0, any way would pass."""
+    model = tiny_model("llama")
+    output = model.get_output_embeddings().weight
+    kept = output.detach().clone()
+    output.data.zero_()
+    assert "difference 0.0e+00" in choose(LanguageModel(model)).reason
+    output.data.copy_(kept)
+    assert "difference 0.0e+00" not in choose(LanguageModel(model)).reason
+
+
+@pytest.mark.parametrize("linears", ["packed", "shared"])
+def test_unchanged_weights_are_packed_and_tried_once(linears: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, runtime = tiny_model("llama"), Runtime(linears=linears)
+    engine = CocoaEngine(model, tiny_tokenizer(), runtime=runtime)
+    engine.generate(PROMPTS[0], max_new_tokens=4)
+    backend = engine._backend().backend
+    monkeypatch.setattr("cocoa_engine.forward.linears.FastLinear.__init__", unexpected)
+    monkeypatch.setattr("cocoa_engine.backends._try_all", unexpected)
+    engine.generate(PROMPTS[1], max_new_tokens=4)
+    assert engine._backend().backend is backend
+    CocoaEngine(model, tiny_tokenizer(), runtime=runtime).generate(PROMPTS[0], max_new_tokens=4)
+
+
+def unexpected(*_: object) -> None:
+    raise AssertionError("this should have been remembered")
+
+
+tensors = st.builds(
+    lambda sizes, turned, dtype: (torch.arange(100_000).to(dtype)[: math.prod(sizes)].view(sizes), turned),
+    st.lists(st.integers(0, 40), min_size=0, max_size=3),
+    st.booleans(),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.int8]),
+).map(lambda made: made[0].t() if made[1] and made[0].dim() == 2 else made[0])
+
+
+@given(st.lists(tensors, max_size=4), st.data())
+def test_a_write_to_all_of_a_tensor_changes_its_state(held: list[torch.Tensor], data: st.DataObject) -> None:
+    before = written_state(held)
+    assert written_state(held) == before
+    filled = [number for number, tensor in enumerate(held) if tensor.numel()]
+    if filled:
+        written = held[data.draw(st.sampled_from(filled))]
+        written.data.neg_().sub_(1)  # a bit of every element
+        assert written_state(held) != before
 
 
 def test_half_precision_weights_are_used_where_asked_for(engine: CocoaEngine) -> None:

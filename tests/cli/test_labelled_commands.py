@@ -77,7 +77,8 @@ def test_signal_of_whole_answers(cocoa: Cocoa, answers: Path, tmp_path: Path, en
             difference = row["auroc"]["estimate"] - ranking[rival]["auroc"]["estimate"]
             assert row["less"][rival]["estimate"] == pytest.approx(difference)
     windows = {tuple(row["middle_layers"]) for row in one["layers"].values()}
-    assert len(windows) == 5
+    assert len(windows) == 9
+    assert {(10, 20), (11, 19), (12, 18), (13, 17), (14, 16)} < windows
     text = (out / "signal.md").read_text()
     assert "## By answer" in text
     assert "By span" not in text
@@ -178,6 +179,8 @@ def test_calibrate_fits_and_saves(
     assert calibrator.span.isotonic is not None
     for words in ("calibrated risk", "-min log p", "Brier", "threshold", "12 prompts", "No risk of answers: 0 prompts"):
         assert words in result.stdout
+    assert (tmp_path / "risk-span.svg").read_text().startswith("<?xml")
+    assert "risk-span.svg" in result.stdout.replace("\n", "")
     shown = cocoa("calibrate", "--data", str(answers), *options, "--json").stdout
     assert RiskCalibrator.model_validate_json(shown) == RiskCalibrator.load(path)
     calibrator = RiskCalibrator.load(path)
@@ -188,7 +191,12 @@ def test_calibrate_fits_and_saves(
     assert set(checked) == {"answer"}
     assert checked["answer"]["folds"] == 0
     assert checked["answer"]["auroc"]["estimate"] >= calibrator.answer.validation.auroc.estimate
-    assert "24 answers of 12 prompts" in cocoa("calibrate", "--data", str(answers), "--check", str(path)).stdout
+    (tmp_path / "risk-answer.svg").unlink()
+    check = ["calibrate", "--data", str(answers), "--check", str(path)]
+    assert "24 answers of 12 prompts" in cocoa(*check).stdout
+    assert not list(tmp_path.glob("*-answer.*"))  # nothing is drawn unless asked for
+    assert cocoa(*check, "--plot", str(tmp_path / "new" / "elsewhere.png")).exit_code == 0
+    assert (tmp_path / "new" / "elsewhere-answer.png").stat().st_size
     # what was fitted on known capitals tells others apart
     engine_with = CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator=path)
     right, wrong = engine_with.score("Question: What is the capital of Germany?\nAnswer:", [" Berlin.", " Lisbon."])
@@ -254,6 +262,7 @@ def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> 
         (["calibrate", "--data", "{answers}"], "give --out FILE to fit a calibrator, or --check FILE"),
         (["calibrate", "--data", "{answers}", "--check", "{answers}"], "not a calibrator"),
         (["calibrate", "--out", "r"], "give --data PATH"),
+        (["calibrate", "--data", "{answers}", "--out", "r", "--plot", "a.foo"], "must end in one of .eps"),
         (["calibrate", "--questions", "{answers}", "--out", "r"], "the field 'question' is missing"),
         (["alpha", "--data", "{answers}", "--alpha", "2"], "--alpha"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from json import dumps
 from pathlib import Path
@@ -21,7 +22,14 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.extras import need
 from cocoa_engine.labelled import read_questions, sample
-from cocoa_engine.risk.calibrator import Estimate, FittedRisk, RiskCalibrator, Settings, Validation
+from cocoa_engine.risk.calibrator import (
+    CalibrationWarning,
+    Estimate,
+    FittedRisk,
+    RiskCalibrator,
+    Settings,
+    Validation,
+)
 
 if TYPE_CHECKING:
     from cocoa_engine.risk.measured import Level
@@ -94,6 +102,8 @@ def calibrate(
     if data is None and questions is None:
         raise ConfigError("give --data PATH with labelled answers, --questions FILE for the model to answer, or both")
     known = None if check is None else RiskCalibrator.load(check)
+    if known is not None:
+        config = _as_fitted(config, known.settings, check)
     need("sklearn", extra="risk", what="cocoa calibrate")
     if plot is None and out is not None:
         plot = out.with_suffix(".svg")
@@ -109,8 +119,8 @@ def calibrate(
     from cocoa_engine.risk.measured import LEVELS, labelled_features, own_answers
     from cocoa_engine.signal.indicators import Layers
 
-    if known is not None:
-        config = config.replace(**known.settings.model_dump())
+    if known is not None and (differences := known.mismatches(engine.model_name, config, engine.num_layers)):
+        warnings.warn(CalibrationWarning.of(differences), stacklevel=2)
     Layers.of(config, engine.num_layers)  # refused before the work, not after
     found: dict[Level, LabelledFeatures] = {}
     about: dict[Level, str] = {}
@@ -169,6 +179,19 @@ def calibrate(
     parts: list[Group | Text] = [_shown(fitted[one], one) for one in enough]
     parts += [Text(f"No risk of {one}s: {lacks(found[one], folds)}") for one in found if one not in fitted]
     output(no_color).print(Group(*parts, *_written([out, *files])))
+
+
+def _as_fitted(config: CocoaConfig, fitted: Settings, check: object) -> CocoaConfig:
+    """The settings that a calibrator was fitted with; those that are given must not be others."""
+    wanted = fitted.model_dump()
+    for name in wanted:
+        if name in config.model_fields_set and getattr(config, name) != wanted[name]:
+            value = ",".join(map(str, wanted[name])) if isinstance(wanted[name], tuple) else wanted[name]
+            raise ConfigError(
+                f"the calibrator {check} was fitted with --{name.replace('_', '-')} {value}: it cannot be tried out "
+                "with another. Leave the option out."
+            )
+    return config.replace(**wanted)
 
 
 def _threshold(

@@ -26,6 +26,14 @@ EMBEDDED = Path(__file__).parent / "embedded.json"
 class CalibrationWarning(UserWarning):
     """A calibrator is used with a model or settings that it was not fitted with: its risks may mean nothing."""
 
+    @classmethod
+    def of(cls, differences: Sequence[str]) -> CalibrationWarning:
+        """The warning of differences, as :meth:`RiskCalibrator.mismatches` says them."""
+        return cls(
+            f"the calibrator was fitted otherwise: {'; '.join(differences)}. Its risks may mean nothing here; fit one "
+            "with these (cocoa calibrate), or leave the calibrator out."
+        )
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())

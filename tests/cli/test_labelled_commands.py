@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from cocoa_engine import CocoaEngine, RiskCalibrator
+from cocoa_engine import CalibrationWarning, CocoaEngine, RiskCalibrator
 from tests.risk.made_up import fitted
 
 Cocoa = Callable[..., Result]
@@ -201,6 +201,25 @@ def test_calibrate_fits_and_saves(
     engine_with = CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator=path)
     right, wrong = engine_with.score("Question: What is the capital of Germany?\nAnswer:", [" Berlin.", " Lisbon."])
     assert right.answer_risk < wrong.answer_risk
+
+
+def test_check_says_what_the_calibrator_was_not_fitted_for(
+    cocoa: Cocoa, answers: Path, loads: list[object], tmp_path: Path, engine: CocoaEngine
+) -> None:
+    fitted(model_name="another", levels=("answer",)).save(tmp_path / "risk.json")
+    check = ["calibrate", "--data", str(answers), "--check", str(tmp_path / "risk.json"), "--draws", "20"]
+    for option, value, words in (
+        ("--gamma", "0.5", "fitted with --gamma 0.3"),
+        ("--final-layer", "pre_norm", "--final-layer post_norm"),
+        ("--middle-layers", "20,29", "--middle-layers 10,20"),
+        ("--max-candidates", "4", "--max-candidates 8"),
+    ):
+        refused = cocoa(*check, option, value)
+        assert refused.exit_code == 2
+        assert words in " ".join(refused.stderr.split())
+    assert loads == []
+    with pytest.warns(CalibrationWarning, match=f"the model is {engine.model_name}, not another. Its risks"):
+        assert cocoa(*check, "--gamma", "0.3", "--middle-layers", "10,20").exit_code == 0
 
 
 def test_calibrate_on_the_models_own_answers(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:

@@ -14,6 +14,9 @@ COLUMNS = ("Question", "Best Answer", "Correct Answers", "Incorrect Answers")
 def read(path: Path) -> list[LabelledText]:
     """Every answer as a record; of each question the best answer first, then the other true ones, then the false.
 
+    An answer that is listed as true and as false is two records, one with either label: of two questions the published
+    file lists "Unknown" so.
+
     Raises:
         LabelledDataError: a column is missing, or a question or its answers are empty.
     """

@@ -227,6 +227,8 @@ def _written(files: Sequence[Path]) -> list[Text]:
 
 def _figures(found: Validation, unit: str) -> Group:
     """How a risk ranks and how well it is calibrated, beside what needs no fit."""
+    from cocoa_engine.signal.ranking import caution
+
     table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", title_style="")
     folds = f"; {found.folds} folds of prompts" if found.folds else ""
     table.title = f"{found.items} {unit}s of {found.prompts} prompts, {found.hallucinated} hallucinated{folds}"
@@ -239,7 +241,7 @@ def _figures(found: Validation, unit: str) -> Group:
         f"AUPRC {_interval(found.auprc)}; Brier {found.brier:.4f} (of the base rate {found.brier_of_base_rate:.4f}); "
         f"ECE {found.ece:.4f}"
     )
-    return Group(table, Text(line))
+    return Group(table, Text(line), *([] if (warning := caution(found.prompts)) is None else [Text(warning)]))
 
 
 def _shown(fitted: FittedRisk, unit: str) -> Group:

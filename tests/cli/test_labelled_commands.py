@@ -94,12 +94,30 @@ def test_signal_of_parts(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
     record = json.loads((tmp_path / "signal.json").read_text())
     assert list(record["levels"]) == ["span", "character"]  # every answer has a wrong part: as wholes they are alike
     assert record["about"]["answers"] == 8
+    assert "Intervals over only 8 prompts" in (tmp_path / "signal.md").read_text()
     spans, characters = record["levels"]["span"], record["levels"]["character"]
     assert (spans["middle_layers"], spans["final_layer"]) == ([3, 9], "pre_norm")
     assert "as set, pre_norm" in spans["layers"]
     assert {"position in tokens", "position as a share of the answer"} < set(characters["ranking"])
     assert characters["share_hallucinated"] == pytest.approx(0.2, abs=0.1)
     assert spans["ranking"]["-log p"]["auroc"]["estimate"] > 0.6
+
+
+def test_one_prompt_alone_has_no_intervals(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text(parts.read_text().splitlines()[0])
+    result = cocoa("signal", "--data", str(few), "--out", str(tmp_path), "--draws", "20")
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "signal.md").read_text()
+    assert "**No intervals: they are drawn over prompts, and there is one only.**" in text
+    assert "(" not in text.partition("| -log p |")[2].partition("|\n")[0]
+    interval = json.loads((tmp_path / "signal.json").read_text())["levels"]["span"]["ranking"]["-log p"]["auroc"]
+    assert interval["low"] is interval["high"] is None
+    assert (tmp_path / "auroc-span.svg").exists()
+    fitted().save(tmp_path / "risk.json")
+    refused = cocoa("calibrate", "--data", str(few), "--check", str(tmp_path / "risk.json"))
+    assert refused.exit_code == 2
+    assert "too few prompts for an interval" in " ".join(refused.stderr.split())
 
 
 def test_signal_of_where_spans_end(cocoa: Cocoa, answers: Path, parts: Path, tmp_path: Path) -> None:

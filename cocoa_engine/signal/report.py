@@ -191,5 +191,5 @@ def boundary_table(boundaries: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _shown(interval: Mapping[str, float | None], form: str = ".3f") -> str:
+def _shown(interval: Mapping[str, Any], form: str = ".3f") -> str:
     return Interval(**interval).shown(form)

@@ -275,6 +275,8 @@ def test_ask_and_score_show_a_calibrated_risk(
 
 
 def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> None:
+    supported = [row for row in map(json.loads, answers.read_text().splitlines()) if not row["label"]]
+    write(answers, supported)  # labels do not count
     options = ["--data", str(answers), "--prompts", "3", "--max-new-tokens", "16", "--plot", str(tmp_path / "a.svg")]
     result = cocoa("alpha", *options, "--json")
     assert result.exit_code == 0, result.output
@@ -302,6 +304,9 @@ def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> 
         (["calibrate", "--data", "{answers}", "--out", "r", "--plot", "a.foo"], "must end in one of .eps"),
         (["calibrate", "--questions", "{answers}", "--out", "r"], "the field 'question' is missing"),
         (["alpha", "--data", "{answers}", "--alpha", "2"], "--alpha"),
+        (["alpha", "--data", "{answers}", "--plot", "x.foo"], "--plot x.foo: its name must end in one of .eps"),
+        (["alpha", "--data", "{answers}", "--plot", "x"], "must end in one of"),
+        (["alpha", "--data", "{answers}", "--plot", "/no/such/folder/x.png"], "--plot /no/such/folder/x.png cannot be"),
     ],
 )
 def test_bad_input_is_said_before_a_model_is_loaded(

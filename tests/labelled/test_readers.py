@@ -95,6 +95,11 @@ def test_truthfulqa(tmp_path: Path) -> None:
     assert all(record.spans is None for record in records)
 
 
+def test_truthfulqa_in_a_folder(tmp_path: Path) -> None:
+    file = write(tmp_path / "TruthfulQA.csv", HEADER + ROW)
+    assert read_labelled(tmp_path) == read_labelled(tmp_path, "truthfulqa") == read_labelled(file)
+
+
 def test_mushroom_file_and_folder(tmp_path: Path) -> None:
     path = write(tmp_path / "val" / "mushroom.jsonl", json.dumps(MUSHROOM) + "\n\n")
     for where in (path, path.parent):
@@ -208,6 +213,11 @@ def test_bad_files(tmp_path: Path, name: str, content: str | bytes, message: str
 def test_a_number_of_too_many_digits(tmp_path: Path) -> None:
     with pytest.raises(LabelledDataError, match="line 2 is not JSON that can be read: Exceeds the limit"):
         read_labelled(write(tmp_path / "a.jsonl", own(id=7).replace("7", "7" * 5000)))
+
+
+def test_one_class_is_enough_where_labels_do_not_count(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", own(label=False))
+    assert [record.label for record in read_labelled(path, both_classes=False)] == [False, False]
 
 
 def test_a_whole_surrogate_pair_is_a_character(tmp_path: Path) -> None:

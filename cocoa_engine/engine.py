@@ -459,12 +459,7 @@ class CocoaEngine:
         found = self.calibrator.mismatches(self.model_name, config, self.num_layers)
         if fresh := [difference for difference in found if difference not in self._warned]:
             self._warned.update(fresh)
-            warnings.warn(
-                f"the calibrator was fitted otherwise: {'; '.join(fresh)}. Its risks may mean nothing here; fit one "
-                "with these (cocoa calibrate), or leave the calibrator out.",
-                CalibrationWarning,
-                stacklevel=4,
-            )
+            warnings.warn(CalibrationWarning.of(fresh), stacklevel=4)
 
     def _given(self, prompt: Prompt, before: list[int], text: Any, what: str) -> tuple[list[int], str]:
         """Token ids of a text to score after a prompt whose ids are ``before``, and the text as it is shown."""

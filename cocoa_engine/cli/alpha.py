@@ -13,9 +13,9 @@ from rich.text import Text
 from cocoa_engine.cli.labelled import Chat, DataPath, Format, Seed, progress
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.pictures import check_drawable, check_writable
 from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.extras import need
 from cocoa_engine.labelled import read_labelled, sample
 
 
@@ -36,8 +36,9 @@ def alpha(
 ) -> None:
     """Suggest alpha: answer prompts with alpha 1 and compare |log p| of every candidate span with its disagreement."""
     if plot:
-        need("matplotlib", extra="risk", what="the scatter plot")
-    records = sample(read_labelled(data, format), prompts, seed)
+        check_drawable("plot", plot)
+        check_writable(plot=plot)
+    records = sample(read_labelled(data, format, both_classes=False), prompts, seed)
     questions = {record.group: record for record in records}.values()
     engine = load_engine(model, loading)
     from cocoa_engine.risk.alpha import collect, draw, suggest

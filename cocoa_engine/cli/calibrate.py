@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping, Sequence
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Group
@@ -14,12 +16,23 @@ from rich.text import Text
 from cocoa_engine.cli.labelled import Chat, Draws, Format, Prompts, Seed, fed, make_folder, progress, read
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.pictures import check_drawable
 from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.extras import need
 from cocoa_engine.labelled import read_questions, sample
-from cocoa_engine.risk.calibrator import Estimate, FittedRisk, RiskCalibrator, Settings, Validation
+from cocoa_engine.risk.calibrator import (
+    CalibrationWarning,
+    Estimate,
+    FittedRisk,
+    RiskCalibrator,
+    Settings,
+    Validation,
+)
+
+if TYPE_CHECKING:
+    from cocoa_engine.risk.measured import Level
 
 
 @with_options("gamma", "max_candidates", "middle_layers", "final_layer", "max_new_tokens")
@@ -40,6 +53,16 @@ def calibrate(
         str | None,
         typer.Option(
             metavar="FILE", help="Fit nothing: say what this calibrator is worth here; 'embedded' is the package's own."
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw how risks and shares of hallucinated ones agree: FILE risk.svg becomes risk-span.svg, "
+            "risk-answer.svg. Default: beside --out.",
+            dir_okay=False,
+            show_default=False,
         ),
     ] = None,
     level: Annotated[
@@ -79,18 +102,25 @@ def calibrate(
     if data is None and questions is None:
         raise ConfigError("give --data PATH with labelled answers, --questions FILE for the model to answer, or both")
     known = None if check is None else RiskCalibrator.load(check)
+    if known is not None:
+        config = _as_fitted(config, known.settings, check)
     need("sklearn", extra="risk", what="cocoa calibrate")
+    if plot is None and out is not None:
+        plot = out.with_suffix(".svg")
+    if plot is not None:
+        check_drawable("plot", plot)
     records = [] if data is None else read(data, format, prompts, seed)
     asked = [] if questions is None else sample(read_questions(questions), prompts, seed)
-    if out is not None:
-        make_folder(out.parent)
+    for file in (out, plot):
+        if file is not None:
+            make_folder(file.parent)
     engine = load_engine(model, loading)
     from cocoa_engine.risk.fitting import LabelledFeatures, fit, lacks, risks_of, validate
-    from cocoa_engine.risk.measured import LEVELS, Level, labelled_features, own_answers
+    from cocoa_engine.risk.measured import LEVELS, labelled_features, own_answers
     from cocoa_engine.signal.indicators import Layers
 
-    if known is not None:
-        config = config.replace(**known.settings.model_dump())
+    if known is not None and (differences := known.mismatches(engine.model_name, config, engine.num_layers)):
+        warnings.warn(CalibrationWarning.of(differences), stacklevel=2)
     Layers.of(config, engine.num_layers)  # refused before the work, not after
     found: dict[Level, LabelledFeatures] = {}
     about: dict[Level, str] = {}
@@ -114,10 +144,12 @@ def calibrate(
         }
         if not checked:
             raise CalibrationError(f"{check} knows no risk of a kind that is labelled here.")
+        files = _draw(checked, plot)
         if json:
             print_json(dumps({one: figures.model_dump() for one, figures in checked.items()}))
         else:
-            output(no_color).print(Group(*(_figures(figures, one) for one, figures in checked.items())))
+            shown = [_figures(figures, one) for one, figures in checked.items()]
+            output(no_color).print(Group(*shown, *_written(files)))
         return
     assert out is not None
     enough = [one for one in found if lacks(found[one], folds) is None] or list(found)  # or fit says what lacks
@@ -140,12 +172,26 @@ def calibrate(
         answer=fitted.get("answer"),
     )
     calibrator.save(out)
+    files = _draw({one: fitted[one].validation for one in enough}, plot)
     if json:
         print_json(calibrator.model_dump_json())
         return
     parts: list[Group | Text] = [_shown(fitted[one], one) for one in enough]
     parts += [Text(f"No risk of {one}s: {lacks(found[one], folds)}") for one in found if one not in fitted]
-    output(no_color).print(Group(*parts, Text(f"Written to {out}.")))
+    output(no_color).print(Group(*parts, *_written([out, *files])))
+
+
+def _as_fitted(config: CocoaConfig, fitted: Settings, check: object) -> CocoaConfig:
+    """The settings that a calibrator was fitted with; those that are given must not be others."""
+    wanted = fitted.model_dump()
+    for name in wanted:
+        if name in config.model_fields_set and getattr(config, name) != wanted[name]:
+            value = ",".join(map(str, wanted[name])) if isinstance(wanted[name], tuple) else wanted[name]
+            raise ConfigError(
+                f"the calibrator {check} was fitted with --{name.replace('_', '-')} {value}: it cannot be tried out "
+                "with another. Leave the option out."
+            )
+    return config.replace(**wanted)
 
 
 def _threshold(
@@ -163,8 +209,26 @@ def _threshold(
     return given[0] if given else None
 
 
+def _draw(found: Mapping[Level, Validation], plot: Path | None) -> list[Path]:
+    """The reliability curve of each level, in files that are named after ``plot``; which those are."""
+    if plot is None:
+        return []
+    files = []
+    for level, figures in found.items():
+        file = plot.with_stem(f"{plot.stem}-{level}")
+        figures.plot(level).savefig(file)
+        files.append(file)
+    return files
+
+
+def _written(files: Sequence[Path]) -> list[Text]:
+    return [Text(f"Written to {', '.join(map(str, files))}.")] if files else []
+
+
 def _figures(found: Validation, unit: str) -> Group:
     """How a risk ranks and how well it is calibrated, beside what needs no fit."""
+    from cocoa_engine.signal.ranking import caution
+
     table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", title_style="")
     folds = f"; {found.folds} folds of prompts" if found.folds else ""
     table.title = f"{found.items} {unit}s of {found.prompts} prompts, {found.hallucinated} hallucinated{folds}"
@@ -177,7 +241,7 @@ def _figures(found: Validation, unit: str) -> Group:
         f"AUPRC {_interval(found.auprc)}; Brier {found.brier:.4f} (of the base rate {found.brier_of_base_rate:.4f}); "
         f"ECE {found.ece:.4f}"
     )
-    return Group(table, Text(line))
+    return Group(table, Text(line), *([] if (warning := caution(found.prompts)) is None else [Text(warning)]))
 
 
 def _shown(fitted: FittedRisk, unit: str) -> Group:

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console, RenderableType
 
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.extras import need
 from cocoa_engine.rendering.html import document
 from cocoa_engine.results import Generation
 
@@ -44,6 +45,18 @@ def check_writable(**files: Path | None) -> None:
                 file.open("ab").close()
         except OSError as error:
             raise ConfigError(f"--{option} {file} cannot be written: {error.strerror}") from error
+
+
+def check_drawable(option: str, file: Path) -> None:
+    """Refuse a file whose name says no format that a figure can be saved in.
+
+    Raises:
+        ConfigError: it is such a file.
+        MissingExtraError: matplotlib is not installed.
+    """
+    known = need("matplotlib.figure", extra="risk", what=f"--{option}").Figure().canvas.get_supported_filetypes()
+    if file.suffix.removeprefix(".").lower() not in known:
+        raise ConfigError(f"--{option} {file}: its name must end in one of {', '.join(f'.{name}' for name in known)}")
 
 
 def write_svg(file: Path, shown: RenderableType, prompt: str) -> None:

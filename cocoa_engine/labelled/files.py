@@ -53,19 +53,22 @@ def read_csv(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, Mapping[
     """Where each row is, for messages, and its cells by column.
 
     Raises:
-        LabelledDataError: it cannot be read, a column is missing, or a row is shorter than the header.
+        LabelledDataError: it cannot be read, a column is missing, or a row has not as many fields as the header.
     """
-    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
-    present = reader.fieldnames or ()
-    if missing := [name for name in columns if name not in present]:
+    rows = _csv_rows(path)
+    _, header = next(rows, ("", []))
+    if missing := [name for name in columns if name not in header]:
         raise LabelledDataError(
-            f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; it has {', '.join(present)}."
+            f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; it has {', '.join(header)}."
         )
-    for row in reader:
-        where = f"{path}, line {reader.line_num}"
-        if any(row[name] is None for name in columns):
-            raise LabelledDataError(f"{where}: the row is shorter than the header.")
-        yield where, row
+    for where, row in rows:
+        if len(row) != len(header):
+            differs = "shorter" if len(row) < len(header) else "longer"
+            raise LabelledDataError(
+                f"{where}: the row is {differs} than the header: {len(row)} fields, not {len(header)}. A field that "
+                "holds a comma needs quotes."
+            )
+        yield where, dict(zip(header, row, strict=True))
 
 
 def as_object(value: Any, where: str) -> Mapping[str, Any]:
@@ -94,8 +97,29 @@ def field(record: Mapping[str, Any], name: str, kind: type | tuple[type, ...], w
     return value
 
 
+def _csv_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Where each row ends, for messages, and its fields; empty rows are skipped."""
+    reader = csv.reader(io.StringIO(read_text(path), newline=""))
+    try:
+        for row in reader:
+            if row:
+                yield f"{path}, line {reader.line_num}", row
+    except csv.Error as error:
+        raise LabelledDataError(f"{path}, line {reader.line_num} is not CSV that can be read: {error}.") from None
+
+
 def _parsed(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        if r"\ud" in text.lower():  # half of a character that is written as two: no tokenizer takes it
+            json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise LabelledDataError(f"{where} is not JSON: {error}.") from None
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise LabelledDataError(f"{where}: a text holds {half!a}, half of a surrogate pair.") from None
+    except RecursionError:
+        raise LabelledDataError(f"{where}: the JSON is nested too deeply to be read.") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise LabelledDataError(f"{where} is not JSON that can be read: {error}.") from None
+    return value

@@ -21,16 +21,17 @@ FORMATS: dict[str, Callable[[Path], list[LabelledText]]] = {
 }
 
 
-def read_labelled(path: str | Path, format: str | None = None) -> list[LabelledText]:
+def read_labelled(path: str | Path, format: str | None = None, *, both_classes: bool = True) -> list[LabelledText]:
     """Read a labelled data set and check it.
 
     Args:
         path: a file or folder.
         format: one of :data:`FORMATS`; none finds out.
+        both_classes: whether there must be hallucinated and supported answers or parts.
 
     Raises:
         LabelledDataError: it is not there, its format is not known or not as it should be, or its labels are of one
-            class only.
+            class only, where both are asked for.
     """
     path = Path(path)
     if not path.exists():
@@ -38,7 +39,7 @@ def read_labelled(path: str | Path, format: str | None = None) -> list[LabelledT
     name = detect_format(path) if format is None else format
     if name not in FORMATS:
         raise LabelledDataError(unknown([name], FORMATS, what="format"))
-    return checked(FORMATS[name](path), path)
+    return checked(FORMATS[name](path), path, both_classes=both_classes)
 
 
 def detect_format(path: Path) -> str:
@@ -49,6 +50,7 @@ def detect_format(path: Path) -> str:
     """
     if path.is_dir():
         for name, pattern in (
+            ("truthfulqa", truthfulqa.FILE),
             ("mushroom", "*.jsonl"),
             ("faithbench", "batch_*.json"),
             ("diasumfact", "annotations.json"),

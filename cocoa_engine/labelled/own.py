@@ -20,9 +20,10 @@ def read(path: Path) -> list[LabelledText]:
     """The records of one file.
 
     Raises:
-        LabelledDataError: a field is missing or of a wrong type.
+        LabelledDataError: a field is missing or of a wrong type, or one answer has both labels.
     """
     records = []
+    labels: dict[tuple[str, str], bool] = {}
     for where, row in read_json_lines(path):
         prompt = field(row, "prompt", str, where)
         spans: tuple[LabelledSpan, ...] | None = None
@@ -32,11 +33,14 @@ def read(path: Path) -> list[LabelledText]:
                 raise LabelledDataError(f"{where}: each of the spans must be [start, end].")
             spans = tuple(LabelledSpan(*pair) for pair in sorted(pairs))
         label = bool(spans) if spans is not None and "label" not in row else field(row, "label", bool, where)
+        text = field(row, "text", str, where)
+        if spans is None and labels.setdefault((prompt, text), label) != label:
+            raise LabelledDataError(f"{where}: the same answer to the same prompt had the other label before.")
         records.append(
             LabelledText(
                 id=str(field(row, "id", (str, int), where)),
                 prompt=prompt,
-                text=field(row, "text", str, where),
+                text=text,
                 question=prompt,
                 label=label,
                 spans=spans,

@@ -73,12 +73,16 @@ class LabelledText:
         return [any(first <= at < last for first, last in parts) for at in range(start, end)]
 
 
-def checked(records: Sequence[LabelledText], where: object) -> list[LabelledText]:
+def checked(records: Sequence[LabelledText], where: object, *, both_classes: bool = True) -> list[LabelledText]:
     """The records, if nothing in them would spoil a measurement.
+
+    Args:
+        where: what they were read from, for messages.
+        both_classes: whether there must be hallucinated and supported ones.
 
     Raises:
         LabelledDataError: there are none; an id comes twice; a prompt or an answer is empty; a source is not in its
-            prompt; a part lies outside its answer; or all labels are of one class.
+            prompt; a part lies outside its answer; or all labels are of one class, where both are asked for.
     """
     if not records:
         raise LabelledDataError(f"{where} holds no answers.")
@@ -103,7 +107,7 @@ def checked(records: Sequence[LabelledText], where: object) -> list[LabelledText
     classes: set[bool] = set()
     for record in records:
         classes |= _classes(record)
-    if len(classes) < 2:
+    if both_classes and len(classes) < 2:
         only = "hallucinated" if classes == {True} else "supported"
         raise LabelledDataError(
             f"{where}: every label is {only!r}; nothing can be told apart. Give answers of both classes."

@@ -8,17 +8,23 @@ from cocoa_engine.errors import LabelledDataError
 from cocoa_engine.labelled.files import read_csv
 from cocoa_engine.labelled.records import LabelledText
 
+FILE = "TruthfulQA.csv"
 COLUMNS = ("Question", "Best Answer", "Correct Answers", "Incorrect Answers")
 
 
 def read(path: Path) -> list[LabelledText]:
-    """Every answer as a record; of each question the best answer first, then the other true ones, then the false.
+    """Every answer of one file, or of a folder's ``TruthfulQA.csv``, as a record.
+
+    Of each question the best answer comes first, then the other true ones, then the false.
+    An answer that is listed as true and as false is two records, one with either label: of two questions the published
+    file lists "Unknown" so.
 
     Raises:
         LabelledDataError: a column is missing, or a question or its answers are empty.
     """
     records = []
-    for number, (where, row) in enumerate(read_csv(path, COLUMNS)):
+    file = path / FILE if path.is_dir() else path
+    for number, (where, row) in enumerate(read_csv(file, COLUMNS)):
         if empty := [name for name in COLUMNS if not row[name].strip(" ;")]:
             raise LabelledDataError(f"{where}: the column {empty[0]!r} is empty.")
         question, best = row["Question"].strip(), row["Best Answer"].strip()

@@ -14,6 +14,8 @@ from cocoa_engine.results import Generation, LayerCurve
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from cocoa_engine.risk.calibrator import Validation
+
 COLORS = ("#c9ccd4", "#ffdf7e", "#f2a03d", "#c0392b")
 LABEL = 36  # characters
 
@@ -61,6 +63,34 @@ def layer_curve(curve: LayerCurve) -> Figure:
         panel.legend(fontsize=8)
     axes[1].set_xlabel(f"layer j (0: embedding), L = {curve.num_layers}, {curve.final_layer}")
     figure.suptitle(f"Disagreement of the layers about “{_label(curve.text)}”", fontsize=10, parse_math=False)
+    return figure
+
+
+def reliability_curve(found: Validation, unit: str) -> Figure:
+    """The share of hallucinated items against their mean risk, bin by bin; on the diagonal a risk is a probability."""
+    figure = _figure(4.6, 4.6)
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], ":", color="#555555", label="a probability")
+    risks = [one.mean_risk for one in found.reliability]
+    shares = [one.share_hallucinated for one in found.reliability]
+    sizes = [one.items for one in found.reliability]
+    least, most = min(sizes), max(sizes)
+    each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    axes.plot(risks, shares, "o-", color="#2c5f9e", label=f"{each} {unit}s each")
+    axes.axhline(found.hallucinated / found.items, color="#f2a03d", linestyle="--", linewidth=1, label="base rate")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.set_aspect("equal")
+    axes.grid(alpha=0.3)
+    axes.set_xlabel(f"mean risk of the {unit}s")
+    axes.set_ylabel("share that is hallucinated")
+    axes.legend(fontsize=8)
+    source = f"{found.folds} folds of prompts" if found.folds else "fitted on other prompts"
+    axes.set_title(
+        f"{found.items:,} {unit}s of {found.prompts:,} prompts, {source}\n"
+        f"ECE {found.ece:.3f}, Brier {found.brier:.3f} (base rate {found.brier_of_base_rate:.3f})",
+        fontsize=9,
+    )
     return figure
 
 

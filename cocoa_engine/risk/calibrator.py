@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -16,12 +16,23 @@ from cocoa_engine.faults import explain
 from cocoa_engine.results import Generation
 from cocoa_engine.risk.features import ANSWER_FEATURES, SPAN_FEATURES, SpanFigures, answer_features, span_features
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 EMBEDDED = Path(__file__).parent / "embedded.json"
 """The embedded model's; what it was fitted on, and what it is worth, is said in it and in docs/signal.md."""
 
 
 class CalibrationWarning(UserWarning):
     """A calibrator is used with a model or settings that it was not fitted with: its risks may mean nothing."""
+
+    @classmethod
+    def of(cls, differences: Sequence[str]) -> CalibrationWarning:
+        """The warning of differences, as :meth:`RiskCalibrator.mismatches` says them."""
+        return cls(
+            f"the calibrator was fitted otherwise: {'; '.join(differences)}. Its risks may mean nothing here; fit one "
+            "with these (cocoa calibrate), or leave the calibrator out."
+        )
 
 
 class _Part(BaseModel):
@@ -112,6 +123,19 @@ class Validation(_Part):
     ece: float = Field(description="Expected calibration error: mean gap of the reliability bins, by their size.")
     reliability: list[ReliabilityBin]
     rivals: dict[str, Rival]
+
+    def plot(self, unit: str = "item") -> Figure:
+        """The reliability curve: of each bin of risks, the share that is hallucinated.
+
+        Args:
+            unit: what the items are called: ``"span"`` or ``"answer"``.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        from cocoa_engine.rendering.plot import reliability_curve
+
+        return reliability_curve(self, unit)
 
 
 class Threshold(_Part):

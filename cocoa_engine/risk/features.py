@@ -52,7 +52,11 @@ SPAN_FEATURES = (
 )
 """In this order: the same of a span and its tokens, but for those contested; entropy where it begins (the risk point)
 and highest, margin where it begins and lowest; the highest log(1 + id); how many tokens competed there, and log p of
-the best of these less that of the last; and what stands before it (``Span.preceding``; log(1 + number) of tokens)."""
+the best of these less that of the last; and what stands before it (``Span.preceding``; log(1 + number) of tokens).
+
+``candidate_spread`` is that of the competing first tokens' log p, not of the candidates' scores: those need every rival
+grown to its end, which is not known of a given text. A calibrator that is fitted on given texts could not be used on
+decoded spans then."""
 
 
 class SpanFigures(Protocol):

@@ -258,4 +258,8 @@ def _require(items: LabelledFeatures, folds: int) -> None:
 
 
 def _estimate(interval: Interval) -> Estimate:
-    return Estimate(**interval._asdict())
+    if interval.low is None or interval.high is None:
+        raise CalibrationError(
+            "too few prompts for an interval: it is drawn over prompts, and draws need both classes. Give more prompts."
+        )
+    return Estimate(estimate=interval.estimate, low=interval.low, high=interval.high)

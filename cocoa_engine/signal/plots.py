@@ -38,7 +38,8 @@ def _ranking(level: str, one: Mapping[str, Any], folder: Path) -> Path:
     axes = figure.subplots()
     for place, (_, row) in enumerate(rows):
         interval = row["auroc"]
-        axes.plot([interval["low"], interval["high"]], [place, place], color="tab:blue", linewidth=3)
+        if interval["low"] is not None:
+            axes.plot([interval["low"], interval["high"]], [place, place], color="tab:blue", linewidth=3)
         axes.plot(interval["estimate"], place, "o", color="black", markersize=4)
     axes.axvline(0.5, color="grey", linestyle=":")
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])

@@ -18,11 +18,33 @@ Floats = NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """An estimate with its 95 % percentile bootstrap interval, which is widened to hold the estimate if need be."""
+    """An estimate with its 95 % percentile bootstrap interval, which is widened to hold the estimate if need be.
+
+    ``low`` and ``high`` are None where there is no interval: all items are of one group, or no draw had both classes.
+    """
 
     estimate: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+
+    def shown(self, form: str = ".3f") -> str:
+        """The estimate and, where there is one, the interval in brackets."""
+        if self.low is None or self.high is None:
+            return f"{self.estimate:{form}}"
+        return f"{self.estimate:{form}} ({self.low:{form}} – {self.high:{form}})"
+
+
+FEW = 10
+"""Intervals over fewer groups than this are too narrow."""
+
+
+def caution(groups: int) -> str | None:
+    """What is to be said of intervals over so many prompts; none if nothing."""
+    if groups < 2:
+        return "No intervals: they are drawn over prompts, and there is one only."
+    if groups < FEW:
+        return f"Intervals over only {groups} prompts: they come out too narrow."
+    return None
 
 
 class Ranked:
@@ -146,7 +168,9 @@ class Bootstrap:
         self._counts = random.multinomial(len(names), np.full(len(names), 1 / len(names)), size=draws)
 
     def samples(self, ranked: Ranked | RankedWithin, measure: str) -> Floats:
-        """``[draws]``: ``"auroc"`` or ``"auprc"`` of each draw."""
+        """``[draws]``: ``"auroc"`` or ``"auprc"`` of each draw; NaN where one lacks a class, or of one group alone."""
+        if self._counts.shape[1] < 2:
+            return np.full(len(self._counts), np.nan)
         parts = [
             getattr(ranked, measure)(self._counts[start : start + self._ROWS][:, self._of_item].astype(np.float64))
             for start in range(0, len(self._counts), self._ROWS)
@@ -166,5 +190,7 @@ class Bootstrap:
 def interval(estimate: float, samples: Floats) -> Interval:
     """The 2.5 % and 97.5 % quantiles of bootstrap samples; samples that lacked a class are left out."""
     known = samples[np.isfinite(samples)]
-    low, high = np.quantile(known, [0.025, 0.975]) if len(known) else (estimate, estimate)
+    if not len(known):
+        return Interval(estimate, None, None)
+    low, high = np.quantile(known, [0.025, 0.975])
     return Interval(estimate, min(float(low), estimate), max(float(high), estimate))

@@ -9,7 +9,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.signal.indicators import Layers, composites, indicators, layer_choices, means, pairs, parts
 from cocoa_engine.signal.items import Floats, Items, Level
 from cocoa_engine.signal.paired import PairedTest, paired_test
-from cocoa_engine.signal.ranking import Bootstrap, Interval, Ranked
+from cocoa_engine.signal.ranking import Bootstrap, Interval, Ranked, caution
 
 RIVALS = ("-log p", "-mean log p")
 """What everything is compared with: log p_S, which is in every composite score, and the same by length. Where context
@@ -120,6 +120,7 @@ def to_markdown(record: Mapping[str, Any]) -> str:
             f"{one['items']} {'tokens' if level == 'character' else level + 's'} of {one['prompts']} prompts, "
             f"{100 * one['share_hallucinated']:.1f} % hallucinated{' characters' if level == 'character' else ''}; "
             f"layers {m}..{n}, {one['final_layer']}.",
+            *([] if (warning := caution(one["prompts"])) is None else ["", f"**{warning}**"]),
             "",
             f"| higher is riskier | AUROC | AUPRC | {' | '.join(f'AUROC less that of `{r}`' for r in one['rivals'])} |",
             f"| {' | '.join(['---'] * (3 + len(one['rivals'])))} |",
@@ -190,6 +191,5 @@ def boundary_table(boundaries: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _shown(interval: Mapping[str, float], form: str = ".3f") -> str:
-    values = Interval(**interval)
-    return f"{values.estimate:{form}} ({values.low:{form}} – {values.high:{form}})"
+def _shown(interval: Mapping[str, Any], form: str = ".3f") -> str:
+    return Interval(**interval).shown(form)

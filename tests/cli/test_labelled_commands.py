@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from cocoa_engine import CocoaEngine, RiskCalibrator
+from cocoa_engine import CalibrationWarning, CocoaEngine, RiskCalibrator
 from tests.risk.made_up import fitted
 
 Cocoa = Callable[..., Result]
@@ -77,7 +77,8 @@ def test_signal_of_whole_answers(cocoa: Cocoa, answers: Path, tmp_path: Path, en
             difference = row["auroc"]["estimate"] - ranking[rival]["auroc"]["estimate"]
             assert row["less"][rival]["estimate"] == pytest.approx(difference)
     windows = {tuple(row["middle_layers"]) for row in one["layers"].values()}
-    assert len(windows) == 5
+    assert len(windows) == 9
+    assert {(10, 20), (11, 19), (12, 18), (13, 17), (14, 16)} < windows
     text = (out / "signal.md").read_text()
     assert "## By answer" in text
     assert "By span" not in text
@@ -93,12 +94,30 @@ def test_signal_of_parts(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
     record = json.loads((tmp_path / "signal.json").read_text())
     assert list(record["levels"]) == ["span", "character"]  # every answer has a wrong part: as wholes they are alike
     assert record["about"]["answers"] == 8
+    assert "Intervals over only 8 prompts" in (tmp_path / "signal.md").read_text()
     spans, characters = record["levels"]["span"], record["levels"]["character"]
     assert (spans["middle_layers"], spans["final_layer"]) == ([3, 9], "pre_norm")
     assert "as set, pre_norm" in spans["layers"]
     assert {"position in tokens", "position as a share of the answer"} < set(characters["ranking"])
     assert characters["share_hallucinated"] == pytest.approx(0.2, abs=0.1)
     assert spans["ranking"]["-log p"]["auroc"]["estimate"] > 0.6
+
+
+def test_one_prompt_alone_has_no_intervals(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text(parts.read_text().splitlines()[0])
+    result = cocoa("signal", "--data", str(few), "--out", str(tmp_path), "--draws", "20")
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "signal.md").read_text()
+    assert "**No intervals: they are drawn over prompts, and there is one only.**" in text
+    assert "(" not in text.partition("| -log p |")[2].partition("|\n")[0]
+    interval = json.loads((tmp_path / "signal.json").read_text())["levels"]["span"]["ranking"]["-log p"]["auroc"]
+    assert interval["low"] is interval["high"] is None
+    assert (tmp_path / "auroc-span.svg").exists()
+    fitted().save(tmp_path / "risk.json")
+    refused = cocoa("calibrate", "--data", str(few), "--check", str(tmp_path / "risk.json"))
+    assert refused.exit_code == 2
+    assert "too few prompts for an interval" in " ".join(refused.stderr.split())
 
 
 def test_signal_of_where_spans_end(cocoa: Cocoa, answers: Path, parts: Path, tmp_path: Path) -> None:
@@ -178,6 +197,8 @@ def test_calibrate_fits_and_saves(
     assert calibrator.span.isotonic is not None
     for words in ("calibrated risk", "-min log p", "Brier", "threshold", "12 prompts", "No risk of answers: 0 prompts"):
         assert words in result.stdout
+    assert (tmp_path / "risk-span.svg").read_text().startswith("<?xml")
+    assert "risk-span.svg" in result.stdout.replace("\n", "")
     shown = cocoa("calibrate", "--data", str(answers), *options, "--json").stdout
     assert RiskCalibrator.model_validate_json(shown) == RiskCalibrator.load(path)
     calibrator = RiskCalibrator.load(path)
@@ -188,11 +209,35 @@ def test_calibrate_fits_and_saves(
     assert set(checked) == {"answer"}
     assert checked["answer"]["folds"] == 0
     assert checked["answer"]["auroc"]["estimate"] >= calibrator.answer.validation.auroc.estimate
-    assert "24 answers of 12 prompts" in cocoa("calibrate", "--data", str(answers), "--check", str(path)).stdout
+    (tmp_path / "risk-answer.svg").unlink()
+    check = ["calibrate", "--data", str(answers), "--check", str(path)]
+    assert "24 answers of 12 prompts" in cocoa(*check).stdout
+    assert not list(tmp_path.glob("*-answer.*"))  # nothing is drawn unless asked for
+    assert cocoa(*check, "--plot", str(tmp_path / "new" / "elsewhere.png")).exit_code == 0
+    assert (tmp_path / "new" / "elsewhere-answer.png").stat().st_size
     # what was fitted on known capitals tells others apart
     engine_with = CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator=path)
     right, wrong = engine_with.score("Question: What is the capital of Germany?\nAnswer:", [" Berlin.", " Lisbon."])
     assert right.answer_risk < wrong.answer_risk
+
+
+def test_check_says_what_the_calibrator_was_not_fitted_for(
+    cocoa: Cocoa, answers: Path, loads: list[object], tmp_path: Path, engine: CocoaEngine
+) -> None:
+    fitted(model_name="another", levels=("answer",)).save(tmp_path / "risk.json")
+    check = ["calibrate", "--data", str(answers), "--check", str(tmp_path / "risk.json"), "--draws", "20"]
+    for option, value, words in (
+        ("--gamma", "0.5", "fitted with --gamma 0.3"),
+        ("--final-layer", "pre_norm", "--final-layer post_norm"),
+        ("--middle-layers", "20,29", "--middle-layers 10,20"),
+        ("--max-candidates", "4", "--max-candidates 8"),
+    ):
+        refused = cocoa(*check, option, value)
+        assert refused.exit_code == 2
+        assert words in " ".join(refused.stderr.split())
+    assert loads == []
+    with pytest.warns(CalibrationWarning, match=f"the model is {engine.model_name}, not another. Its risks"):
+        assert cocoa(*check, "--gamma", "0.3", "--middle-layers", "10,20").exit_code == 0
 
 
 def test_calibrate_on_the_models_own_answers(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
@@ -230,6 +275,8 @@ def test_ask_and_score_show_a_calibrated_risk(
 
 
 def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> None:
+    supported = [row for row in map(json.loads, answers.read_text().splitlines()) if not row["label"]]
+    write(answers, supported)  # labels do not count
     options = ["--data", str(answers), "--prompts", "3", "--max-new-tokens", "16", "--plot", str(tmp_path / "a.svg")]
     result = cocoa("alpha", *options, "--json")
     assert result.exit_code == 0, result.output
@@ -254,8 +301,12 @@ def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> 
         (["calibrate", "--data", "{answers}"], "give --out FILE to fit a calibrator, or --check FILE"),
         (["calibrate", "--data", "{answers}", "--check", "{answers}"], "not a calibrator"),
         (["calibrate", "--out", "r"], "give --data PATH"),
+        (["calibrate", "--data", "{answers}", "--out", "r", "--plot", "a.foo"], "must end in one of .eps"),
         (["calibrate", "--questions", "{answers}", "--out", "r"], "the field 'question' is missing"),
         (["alpha", "--data", "{answers}", "--alpha", "2"], "--alpha"),
+        (["alpha", "--data", "{answers}", "--plot", "x.foo"], "--plot x.foo: its name must end in one of .eps"),
+        (["alpha", "--data", "{answers}", "--plot", "x"], "must end in one of"),
+        (["alpha", "--data", "{answers}", "--plot", "/no/such/folder/x.png"], "--plot /no/such/folder/x.png cannot be"),
     ],
 )
 def test_bad_input_is_said_before_a_model_is_loaded(

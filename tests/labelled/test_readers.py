@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,11 @@ def test_truthfulqa(tmp_path: Path) -> None:
     assert all(record.spans is None for record in records)
 
 
+def test_truthfulqa_in_a_folder(tmp_path: Path) -> None:
+    file = write(tmp_path / "TruthfulQA.csv", HEADER + ROW)
+    assert read_labelled(tmp_path) == read_labelled(tmp_path, "truthfulqa") == read_labelled(file)
+
+
 def test_mushroom_file_and_folder(tmp_path: Path) -> None:
     path = write(tmp_path / "val" / "mushroom.jsonl", json.dumps(MUSHROOM) + "\n\n")
     for where in (path, path.parent):
@@ -166,12 +172,18 @@ def own(**changes: Any) -> str:
         ("a.csv", HEADER + ROW.replace("Lindbergh; Earhart", ";"), "line 2: the column 'Incorrect Answers' is empty"),
         ("a.csv", HEADER + ROW.replace("The Wrights,", ",", 1), "'Best Answer' is empty"),
         ("a.csv", HEADER + "a,b\n", "shorter than the header"),
+        ("a.csv", HEADER + ROW + ROW[:-1] + ",y,z\n", "line 3: the row is longer than the header: 9 fields, not 7"),
+        ("a.csv", HEADER + ROW + ROW.replace("Orville", "O" * 140_000), "line 3 is not CSV .* field limit"),
+        ("a.csv", "a" * 140_000, "line 1 is not CSV .* field limit"),
         ("a.csv", HEADER, "holds no answers"),
         ("a.csv", (HEADER + ROW).encode("utf-16"), "not UTF-8"),
         ("a.csv", (HEADER + ROW.replace("flew", "fl\xe9w")).encode("latin-1"), "not UTF-8 .byte 102 is 0xe9"),
         ("a.jsonl", own(id="1"), "the id '1' comes twice"),
         ("a.jsonl", own(text="  "), "the answer of '2' is empty"),
         ("a.jsonl", own(prompt=""), "the prompt of '2' is empty"),
+        ("a.jsonl", own(text="good"), "line 2: the same answer to the same prompt had the other label"),
+        ("a.jsonl", own(text="a \ud83d b"), r"line 2: a text holds '\\ud83d', half of a surrogate pair"),
+        ("a.jsonl", own() + "\n" + "[" * 100_000, "line 3: the JSON is nested too deeply"),
         ("a.jsonl", own(label=False), "every label is 'supported'"),
         ("a.jsonl", own().splitlines()[1], "every label is 'hallucinated'"),
         ("a.jsonl", own(text=None), "line 2: the field 'text' is missing; there are id, prompt"),
@@ -195,6 +207,22 @@ def own(**changes: Any) -> str:
 def test_bad_files(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
     with pytest.raises(LabelledDataError, match=message):
         read_labelled(write(tmp_path / name, content))
+
+
+@pytest.mark.skipif(not hasattr(sys, "get_int_max_str_digits"), reason="this Python reads a number of any length")
+def test_a_number_of_too_many_digits(tmp_path: Path) -> None:
+    with pytest.raises(LabelledDataError, match="line 2 is not JSON that can be read: Exceeds the limit"):
+        read_labelled(write(tmp_path / "a.jsonl", own(id=7).replace("7", "7" * 5000)))
+
+
+def test_one_class_is_enough_where_labels_do_not_count(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", own(label=False))
+    assert [record.label for record in read_labelled(path, both_classes=False)] == [False, False]
+
+
+def test_a_whole_surrogate_pair_is_a_character(tmp_path: Path) -> None:
+    _, bad = read_labelled(write(tmp_path / "a.jsonl", own(text="a \U0001f600 b")))
+    assert bad.text == "a \U0001f600 b"
 
 
 def test_bad_paths_and_formats(tmp_path: Path) -> None:

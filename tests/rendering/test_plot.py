@@ -13,6 +13,7 @@ from matplotlib.image import imread
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, MissingExtraError, PromptError
 from tests.rendering.made_up import generation
+from tests.risk.made_up import risk
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
 PROMPT = "The three primary colours are"
@@ -124,3 +125,16 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtraError, match=r"matplotlib: pip install 'cocoa-integrations\[bench\]'"):
         generation(("a", 0.8)).plot()
+
+
+@pytest.mark.parametrize("folds", [5, 0])
+def test_a_reliability_curve_has_a_point_for_each_bin(folds: int) -> None:
+    found = risk().validation.model_copy(update={"folds": folds})
+    figure = found.plot("span")
+    (axes,) = figure.axes
+    points = [tuple(point) for line in axes.lines if line.get_marker() == "o" for point in line.get_xydata()]
+    assert points == [(one.mean_risk, one.share_hallucinated) for one in found.reliability]
+    assert axes.get_xlim() == axes.get_ylim() == (0, 1)
+    assert f"ECE {found.ece:.3f}" in axes.get_title()
+    assert ("5 folds" in axes.get_title()) == bool(folds)
+    assert colours(figure) > 5

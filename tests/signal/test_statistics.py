@@ -12,7 +12,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from cocoa_engine import LabelledDataError
 from cocoa_engine.signal.paired import paired_test
-from cocoa_engine.signal.ranking import Bootstrap, Ranked, RankedWithin, interval
+from cocoa_engine.signal.ranking import Bootstrap, Interval, Ranked, RankedWithin, caution, interval
 
 SCORES = st.integers(-3, 3).map(float)  # ties are common
 ITEMS = st.lists(st.tuples(SCORES, st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=30).filter(
@@ -76,16 +76,19 @@ def test_one_stratum_is_all_items() -> None:
         assert bootstrap.interval(within, measure) == pytest.approx(bootstrap.interval(ranked, measure))
 
 
-@given(ITEMS, st.integers(1, 5), st.integers(0, 3))
+@given(ITEMS, st.integers(2, 5), st.integers(0, 3))
 def test_intervals_hold_the_estimate(items: list[tuple[float, int, int]], groups: int, seed: int) -> None:
     scores, positive, negative = map(list, zip(*items, strict=True))
     ranked, other = Ranked(scores, positive, negative), Ranked(positive, positive, negative)
     bootstrap = Bootstrap([number % groups for number in range(len(items))], draws=40, seed=seed)
     for measure in ("auroc", "auprc"):
-        one = bootstrap.interval(ranked, measure)
-        assert 0 <= one.low <= one.estimate <= one.high <= 1
-        difference = bootstrap.difference(ranked, other, measure)
-        assert -1 <= difference.low <= difference.estimate <= difference.high <= 1
+        for least, one in (
+            (0, bootstrap.interval(ranked, measure)),
+            (-1, bootstrap.difference(ranked, other, measure)),
+        ):
+            assert one.low is not None
+            assert one.high is not None
+            assert least <= one.low <= one.estimate <= one.high <= 1
         assert bootstrap.difference(ranked, ranked, measure) == (0, 0, 0)
 
 
@@ -98,8 +101,16 @@ def test_the_interval_has_its_coverage() -> None:
         labels = random.random(200) < 0.4
         bootstrap = Bootstrap(range(200), draws=200, seed=trial)
         found = bootstrap.interval(Ranked(random.normal(size=200) + labels, labels, ~labels), "auroc")
+        assert found.low is not None
+        assert found.high is not None
         hits += found.low <= true <= found.high
     assert 88 <= hits <= 99
+
+
+def width(found: Interval) -> float:
+    assert found.low is not None
+    assert found.high is not None
+    return found.high - found.low
 
 
 def test_groups_are_drawn_whole() -> None:
@@ -111,14 +122,27 @@ def test_groups_are_drawn_whole() -> None:
     copies = Ranked(np.repeat(scores, 9), np.repeat(labels, 9), np.repeat(~labels, 9))
     assert Bootstrap(np.repeat(range(60), 9).tolist(), 400).interval(copies, "auroc") == pytest.approx(alone)
     naive = Bootstrap(range(540), 400).interval(copies, "auroc")
-    assert naive.high - naive.low < 0.5 * (alone.high - alone.low)
+    assert width(naive) < 0.5 * width(alone)
 
 
 def test_what_cannot_be_ranked() -> None:
     for bad in (([1.0, math.nan], [1, 0], [0, 1]), ([1.0, 2.0], [1, 1], [0, 0]), ([1.0], [0], [1]), ([], [], [])):
         with pytest.raises(LabelledDataError):
             Ranked(*bad)
-    assert interval(0.7, np.array([math.nan])) == (0.7, 0.7, 0.7)
+    assert interval(0.7, np.array([math.nan])) == (0.7, None, None)
+
+
+def test_one_prompt_has_no_interval() -> None:
+    """All draws of it are the same: they say nothing of how it would be with others."""
+    ranked = Ranked([3.0, 2.0, 1.0], [1, 0, 1], [0, 1, 0])
+    alone = Bootstrap(["a", "a", "a"], draws=30)
+    for one in (alone.interval(ranked, "auroc"), alone.difference(ranked, ranked, "auroc")):
+        assert (one.low, one.high) == (None, None)
+    assert alone.interval(ranked, "auroc").shown() == "0.500"
+    assert Bootstrap(["a", "b", "a"], draws=30).interval(ranked, "auroc").shown().startswith("0.500 (")
+    assert "one only" in (caution(1) or "")
+    assert "only 9 prompts" in (caution(9) or "")
+    assert caution(10) is None
 
 
 DIFFERENCES = st.lists(st.integers(-50, 50).filter(bool), min_size=3, max_size=40, unique_by=abs)

@@ -16,7 +16,7 @@ from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.pictures import Html, Svg, check_writable, write_html, write_svg
 from cocoa_engine.cli.question import Question, Raw, System, put, read_question
-from cocoa_engine.cli.terminal import draws_on_screen, output, print_json
+from cocoa_engine.cli.terminal import draws_on_screen, output, print_json, say
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.rendering.terminal import report, spans_text
 from cocoa_engine.results import Generation, Span
@@ -47,7 +47,8 @@ def ask(
 ) -> None:
     """Ask a question. The answer streams, coloured by the risk of each span.
 
-    In a pipe or a file, stdout is the bare answer, unless --compare, --table, --no-color or --json asks for more.
+    In a pipe or a file, stdout is the bare answer, unless --compare, --table, --no-color or --json asks for more. A
+    line on stderr then says that --max-risk stopped it.
     """
     compared_config = config.replace(method=compare) if compare is not None else None
     question = read_question(prompt, system=system, raw=raw)
@@ -84,6 +85,8 @@ def ask(
         print_json(generation.model_dump_json())
     elif bare:
         print(generation.text)
+        if generation.finish_reason == "risk":
+            say(f"stopped: the last span's risk, {generation.spans[-1].risk:.3f}, reaches max_risk {config.max_risk}")
     else:
         console.print(report(generations, table=table, marks=marks))
     if svg:

@@ -77,9 +77,14 @@ def test_question_from_stdin(cocoa: Cocoa, engine: CocoaEngine, args: list[str])
 def test_an_answer_stops_at_a_risk(cocoa: Cocoa, engine: CocoaEngine) -> None:
     stopped = engine.chat(messages(QUESTION), max_new_tokens=12, max_risk=0.1)
     assert stopped.finish_reason == "risk"
-    assert cocoa("ask", QUESTION, "--max-risk", "0.1", *SHORT).stdout == stopped.text + "\n"
+    piped = cocoa("ask", QUESTION, "--max-risk", "0.1", *SHORT)
+    assert piped.stdout == stopped.text + "\n"
+    assert piped.stderr.count("\n") == 1
+    assert f"{stopped.spans[-1].risk:.3f}, reaches max_risk 0.1" in piped.stderr
     shown = cocoa("ask", QUESTION, "--max-risk", "0.1", "--table", *SHORT).stdout
     assert "stopped by max_risk." in " ".join(shown.split())
+    assert cocoa("ask", QUESTION, "--max-risk", "0.1", "--json", *SHORT).stderr == ""
+    assert "!]" in cocoa("ask", QUESTION, "--max-risk", "0.1", "--no-color", *SHORT).stdout
 
 
 def test_system_message(cocoa: Cocoa, engine: CocoaEngine) -> None:
@@ -172,6 +177,7 @@ def test_no_color_marks_risk_in_the_text_and_says_how(cocoa: Cocoa, engine: Coco
 def test_colour_where_there_is_some(cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("COLORTERM", raising=False)
     assert "\x1b[1;38;5;231;48;5;124m" in cocoa("ask", QUESTION, *SHORT).stdout
     monkeypatch.setenv("NO_COLOR", "1")
     shown = cocoa("ask", QUESTION, *SHORT).stdout

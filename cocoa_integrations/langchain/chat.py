@@ -47,8 +47,13 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
     Qwen. A call that ``tool_choice`` (or ``strict=True``) asks for, and an answer with a schema, are held to their JSON
     schema token by token, which takes the extra ``tools``. The offsets of spans and arguments are those of the
     generated text, which the texts of the spans make up: in it a call is written out, while ``content`` leaves it out.
-    A call that was cut off or cannot be read is in ``invalid_tool_calls``. The risk of every argument of a call is in
-    ``response_metadata["cocoa_risk"]["tool_calls"]``; see :func:`~cocoa_integrations.langchain.argument_risks`.
+    The risk of every argument of a call is in ``response_metadata["cocoa_risk"]["tool_calls"]``; see
+    :func:`~cocoa_integrations.langchain.argument_risks`.
+
+    A call that was cut off or cannot be read is in ``invalid_tool_calls``, and the ``error`` of its entry in
+    ``cocoa_risk["tool_calls"]`` says why, also in a stream, where LangChain leaves the ``error`` of the invalid call
+    itself None. The last chunk of such a call ends with a bracket that closes nothing (``{"name"]``): without it
+    LangChain would complete what was cut off and list half a call as whole.
 
     Example:
         >>> chat = ChatCocoa(model="Qwen/Qwen2.5-7B-Instruct", device_map="auto", alpha=2.5, max_tokens=256)

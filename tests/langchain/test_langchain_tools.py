@@ -106,6 +106,7 @@ def test_every_argument_has_a_risk(message: AIMessage) -> None:
         assert measured["f_mlds"] == pytest.approx(sum(span["f_mlds"] for span in within) / len(within))
         assert measured["log_prob"] < 0
     [report] = get_risk(message)["tool_calls"]
+    assert report["error"] is None
     assert report["risk"] >= max(measured["risk"] for measured in figures.values())
     logprobs = message.response_metadata["logprobs"]["content"]
     assert sum(measured["log_prob"] for measured in figures.values()) >= sum(each["logprob"] for each in logprobs)
@@ -151,6 +152,8 @@ def test_a_call_that_is_cut_off_is_invalid(forced: Any) -> None:
         assert call["name"] == "get_weather"
         assert '{"city": "' in call["args"]
         assert answer.response_metadata["finish_reason"] == "length"
+        [report] = get_risk(answer)["tool_calls"]
+        assert "max_tokens, max_risk or a stop text" in report["error"]
     assert "max_tokens, max_risk or a stop text" in str(
         forced.invoke(QUESTION, max_tokens=20).invalid_tool_calls[0]["error"]
     )

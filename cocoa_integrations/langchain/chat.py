@@ -12,7 +12,6 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
 from langchain_core.runnables import Runnable
-from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import PrivateAttr
 from typing_extensions import Self
 
@@ -21,8 +20,8 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.faults import unknown
 from cocoa_integrations.langchain.base import TOOL_DETAILS, TOOLS, CocoaModel, usage_of
 from cocoa_integrations.langchain.messages import to_chat, to_entries
-from cocoa_integrations.langchain.structured import json_parser, json_schema_of, structured, tool_parser
-from cocoa_integrations.langchain.tools import ChunkWriter, tool_calls, tool_has_answered, tool_request
+from cocoa_integrations.langchain.structured import json_parser, json_schema_of, structured, tool_parser, with_title
+from cocoa_integrations.langchain.tools import ChunkWriter, openai_tool, tool_calls, tool_has_answered, tool_request
 from cocoa_integrations.metadata import RISK_KEY, SPANS_KEY, all_spans, span_metadata
 from cocoa_integrations.tool_calling import Call, Plan, ToolRequest, new_id, tool_call_risks
 from cocoa_integrations.tool_calling.streaming import GrowingAnswer
@@ -135,7 +134,7 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         self._for_call(None, {"tools": tools, **given})  # told now, not at the first call
         if not tools and not given.keys() - details.keys():
             return self
-        return self.bind(tools=[convert_to_openai_tool(tool, strict=strict) for tool in tools], **given)
+        return self.bind(tools=[openai_tool(tool, strict=strict) for tool in tools], **given)
 
     def with_structured_output(
         self,
@@ -162,7 +161,7 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
             From a prompt to an object of the pydantic class, or a dict.
 
         Raises:
-            ConfigError: a method or an option is unknown, or there is no schema.
+            ConfigError: a method or an option is unknown, there is no schema, or it is none.
             OutputParserException: by the model returned: the answer was cut off (by ``max_tokens``), or a pydantic
                 class refuses it.
         """
@@ -173,7 +172,8 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         described = {} if schema is None else {"schema": schema}
         options = {**kwargs, "ls_structured_output_format": {"kwargs": {"method": method}, **described}}
         if method == "function_calling":
-            model = self.bind_tools([schema], tool_choice="any", **options)  # type: ignore[list-item]
+            schema = with_title(schema)
+            model = self.bind_tools([schema], tool_choice="any", **options)
             return structured(model, tool_parser(schema), include_raw=include_raw)
         if schema is None:
             wanted: dict[str, Any] = {"type": "json_object"}

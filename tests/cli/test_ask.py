@@ -177,7 +177,6 @@ def test_no_color_marks_risk_in_the_text_and_says_how(cocoa: Cocoa, engine: Coco
 def test_colour_where_there_is_some(cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.delenv("COLORTERM", raising=False)
     assert "\x1b[1;38;5;231;48;5;124m" in cocoa("ask", QUESTION, *SHORT).stdout
     monkeypatch.setenv("NO_COLOR", "1")
     shown = cocoa("ask", QUESTION, *SHORT).stdout

@@ -64,6 +64,7 @@ class Assembler:
             ),
             config=self._config,
             model_name=self._model_name,
+            processed=bool(sequencer.rules.processors),
         )
 
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from cocoa_engine.assembly import make_span
 from cocoa_engine.backends import Chosen, choose, state_of
@@ -361,30 +361,33 @@ class CocoaEngine:
         scored = self._by_method(before, scored, config, wanted)
         return [self._scored(before, shown, one, config) for (_, shown), one in zip(given, scored, strict=True)]
 
-    def layer_profile(self, prompt: Prompt, generation: Generation, span: Span | int) -> LayerCurve:
+    def layer_profile(self, prompt: Prompt | Messages, generation: Generation, span: Span | int) -> LayerCurve:
         """How the layers disagree about one span of an answer, layer by layer: what its MLDS are means of.
 
         The answer is fed once more, up to the end of the span, with the settings it was made with.
 
         Args:
-            prompt: what the answer was made after; for :meth:`chat` that is :meth:`encode_chat` of its messages.
+            prompt: what the answer was made after; for :meth:`chat` its messages, or with ``template_kwargs`` their
+                :meth:`encode_chat`.
             generation: the answer, generated or scored by a model like this one.
             span: one of its spans, or the number of one, counted from 0.
 
         Raises:
             ConfigError: the answer has no such span.
             PromptError: the prompt is not as long as the one of the answer.
+            ChatTemplateError: the tokenizer has no chat template, or it refuses the messages.
             UnsupportedModelError: the model's final state is not as wide as its layers.
         """
         spans = generation.spans
         number = span if isinstance(span, int) else spans.index(span) if span in spans else len(spans)
         if not -len(spans) <= number < len(spans):
             raise ConfigError(f"the answer has no such span: give one of its spans, or a number below {len(spans)}.")
-        before = prompt_ids(self._language_model, self._tokens, prompt)
+        given = self.encode_chat(cast("Messages", prompt)) if _is_chat(prompt) else prompt
+        before = prompt_ids(self._language_model, self._tokens, given)
         if len(before) != generation.usage.prompt_tokens:
             raise PromptError(
                 f"the answer was made after a prompt of {generation.usage.prompt_tokens} tokens, not of {len(before)}; "
-                "give the same one (after a chat, engine.encode_chat(messages))."
+                "give the same one (after a chat its messages, or engine.encode_chat of them with its template_kwargs)."
             )
         number %= len(spans)
         earlier = [token_id for one in spans[:number] for token_id in one.token_ids]
@@ -602,6 +605,11 @@ class CocoaEngine:
             if decoding is not None:
                 shared.read, shared.decoding = decoding.prompt_read, None
                 decoding.close()
+
+
+def _is_chat(prompt: Prompt | Messages) -> bool:
+    """Whether a prompt is chat messages, not yet text or token ids."""
+    return isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(one, Mapping) for one in prompt)
 
 
 def _of_each(given: Callables | PerPrompt, count: int) -> Sequence[Callables]:

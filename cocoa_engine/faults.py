@@ -28,5 +28,5 @@ def unknown(names: Iterable[str], known: Iterable[str], *, what: str) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the closest known name, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1)
+    close = difflib.get_close_matches(str(name), list(known), n=1)  # what was given may be no text
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cocoa_engine.errors import PromptError
+from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.results import Generation, Measured
 
 if TYPE_CHECKING:
@@ -61,16 +61,23 @@ def context_lift(
         engine: the engine that answered, or one with the same model.
         generation: the answer, from any method of the engine.
         without_context: the prompt without the context, as text or token ids.
-        with_context: the prompt that was answered. Give it if logits processors (a repetition penalty, say) shaped the
-            answer: its log-probabilities are then not the model's own and are measured again, in a second pass.
+        with_context: the prompt that was answered, to measure the figures with the context again, in a second pass.
+            Needed where logits processors (a repetition penalty, say) shaped the answer (``generation.processed``),
+            whose log-probabilities are then not the model's own.
 
     Returns:
         One for each of ``generation.spans``.
 
     Raises:
+        ConfigError: logits processors shaped the answer, and ``with_context`` is not given.
         PromptError: a prompt is empty, or does not fit the context window with the answer.
         NonFiniteLogitsError: the model's logits are NaN or infinite.
     """
+    if generation.processed and with_context is None:
+        raise ConfigError(
+            "a repetition penalty or another logits processor shaped this answer, so its log-probabilities are not the "
+            "model's own; give with_context=, the prompt that was answered, to have them measured again."
+        )
     spans = [span.token_ids for span in generation.spans]
     without = _measured(engine, without_context, spans, generation.config)
     known: Sequence[Measured | Decided] = generation.spans

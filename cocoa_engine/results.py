@@ -132,6 +132,12 @@ class Generation(BaseModel):
         None, description="Probability that the answer is wrong as a whole; none without a calibrator for answers."
     )
 
+    processed: bool = Field(
+        False,
+        description="Whether logits processors (a repetition penalty, say) acted: the log-probabilities are then those "
+        "of what they made of the model's own distribution.",
+    )
+
     @property
     def calibrated(self) -> bool:
         """Whether the spans' risks are calibrated."""

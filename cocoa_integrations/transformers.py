@@ -79,7 +79,8 @@ class Cocoa:
 
     Args:
         tokenizer: for the texts of spans, which are empty without one, and for ``stop``; what ``generate`` is given as
-            ``tokenizer`` is not handed on.
+            ``tokenizer`` is not handed on. So transformers refuses ``stop_strings`` beside a callable
+            ``custom_generate``: give ``stop`` instead.
         config: settings to start from.
         runtime: how the model is run.
         calibrator: gives every span a risk in [0, 1], or the JSON file of one.

@@ -23,6 +23,7 @@ from cocoa_engine.cli.info import info
 from cocoa_engine.cli.plugged import load_command, plugged_commands
 from cocoa_engine.cli.score import score
 from cocoa_engine.cli.signal import signal
+from cocoa_engine.cli.terminal import say
 from cocoa_engine.errors import CocoaError
 
 BAD_INPUT = 2
@@ -82,7 +83,7 @@ def _say(error: Exception) -> int:
         message, code = str(error), BAD_INPUT
     else:
         message, code = f"{type(error).__name__}: {error} (--debug shows where)", 1
-    print("cocoa:", " ".join(message.split()), file=sys.stderr)
+    say(message)
     return code
 
 

@@ -18,7 +18,7 @@ from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoCol
 from cocoa_engine.cli.pictures import Html, Svg, check_writable, write_html, write_svg
 from cocoa_engine.cli.question import Question, Raw, System, put, read_question
 from cocoa_engine.cli.reading import first_span, is_long
-from cocoa_engine.cli.terminal import draws_on_screen, output, print_json
+from cocoa_engine.cli.terminal import draws_on_screen, output, print_json, say
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.rendering.terminal import report, spans_text
 from cocoa_engine.results import Generation, Span
@@ -49,7 +49,8 @@ def ask(
 ) -> None:
     """Ask a question. The answer streams, coloured by the risk of each span.
 
-    In a pipe or a file, stdout is the bare answer, unless --compare, --table, --no-color or --json asks for more.
+    In a pipe or a file, stdout is the bare answer, unless --compare, --table, --no-color or --json asks for more. A
+    line on stderr then says that --max-risk stopped it.
     """
     compared_config = config.replace(method=compare) if compare is not None else None
     question = read_question(prompt, system=system, raw=raw)
@@ -89,6 +90,8 @@ def ask(
         print_json(generation.model_dump_json())
     elif bare:
         print(generation.text)
+        if generation.finish_reason == "risk":
+            say(f"stopped: the last span's risk, {generation.spans[-1].risk:.3f}, reaches max_risk {config.max_risk}")
     else:
         console.print(report(generations, table=table, marks=marks))
     if svg:

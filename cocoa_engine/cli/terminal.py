@@ -20,6 +20,11 @@ def draws_on_screen(console: Console) -> bool:
     return console.file.isatty() and not console.is_dumb_terminal
 
 
+def say(message: str) -> None:
+    """One line on stderr, where it is no part of what was asked for."""
+    print("cocoa:", " ".join(message.split()), file=sys.stderr)
+
+
 def print_json(document: str) -> None:
     """One line of JSON on stdout, in UTF-8 whatever the locale."""
     if isinstance(sys.stdout, io.TextIOWrapper):

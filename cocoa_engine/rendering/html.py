@@ -16,6 +16,8 @@ from importlib.resources import files
 from cocoa_engine.rendering.differences import Range, cut, differences
 from cocoa_engine.rendering.scale import RiskScale
 from cocoa_engine.rendering.words import (
+    REACHED,
+    any_reached,
     edges,
     figures,
     kind_words,
@@ -103,18 +105,19 @@ def _answer(generation: Generation, differing: Sequence[Range], scale: RiskScale
 
 def _span(span: Span, generation: Generation, differing: Sequence[Range], level: int, name: str) -> str:
     before, core, after = edges(span.text)
-    if not core and not span.candidates:
+    if not core and not span.candidates and not span.reaches_max_risk:
         return _text(span.text)
     words = "".join(
         f'<span class="cocoa-differs">{_text(part)}</span>' if differs else _text(part)
         for part, differs in cut(core, span.start + len(before), differing)
     )
-    # a risk point won by white space or by the end of the answer: the style sheet draws a sign, which is not copied
+    # of what competed or reached max_risk and has no text, the style sheet draws a sign, which is not copied
     blank = "" if core else " cocoa-line" if "\n" in span.text else " cocoa-space" if span.text else " cocoa-end"
+    reached = " cocoa-reached" if span.reaches_max_risk else ""
     if not core:
         before, after = "", span.text
     return (
-        f'{_text(before)}<span class="cocoa-span cocoa-level-{level}{blank}" id="{name}" tabindex="0" '
+        f'{_text(before)}<span class="cocoa-span cocoa-level-{level}{blank}{reached}" id="{name}" tabindex="0" '
         f'aria-describedby="{name}-card" style="anchor-name:--{name}">{words}</span>'
         f'<div class="cocoa-card" id="{name}-card" role="tooltip" dir="ltr" hidden style="position-anchor:--{name}">'
         f"{_card(span, generation, level)}</div>{_text(after)}"
@@ -126,9 +129,10 @@ def _card(span: Span, generation: Generation, level: int) -> str:
         f'<div title="{escape(meaning)}"><dt>{escape(name)}</dt><dd>{value}</dd></div>'
         for name, value, meaning in figures(span, generation.config)
     )
+    reached = f"; {REACHED}" if span.reaches_max_risk else ""
     return (
         f'<p><bdi class="cocoa-quote">{escape(visible(span.text))}</bdi>: {kind_words(span)}; '
-        f"risk level {level} of 0 to 3</p>"
+        f"risk level {level} of 0 to 3{reached}</p>"
         f'<dl class="cocoa-figures">{rows}</dl>{_candidates(span)}'
     )
 
@@ -159,11 +163,13 @@ def _candidate(candidate: Candidate, kept: bool) -> str:
 def _about(generations: Sequence[Generation], scale: RiskScale) -> str:
     """The legend, and what each answer is."""
     parts = ['<div class="cocoa-about">', f"<p>{escape(scale_words(generations, scale))}</p>"]
-    if scale.ranges:
-        levels = (
-            f'<li>{level} <span class="cocoa-level-{level}">{one}</span></li>' for level, one in enumerate(scale.ranges)
-        )
-        parts.append(f'<ul class="cocoa-legend">{"".join(levels)}</ul>')
+    signs = [
+        f'<li>{level} <span class="cocoa-level-{level}">{one}</span></li>' for level, one in enumerate(scale.ranges)
+    ]
+    if any_reached(generations):
+        signs.append(f'<li><span class="cocoa-reached">{REACHED}</span></li>')
+    if signs:
+        parts.append(f'<ul class="cocoa-legend">{"".join(signs)}</ul>')
     for one in generations:
         model = f" Model: {_text(one.model_name)}." if one.model_name else ""
         parts.append(f"<p>{_text(summary_words(one).removesuffix('.'))}; {risk_words(one)}.{model}</p>")

@@ -6,8 +6,11 @@ import re
 
 from cocoa_engine.rendering.scale import RiskScale
 from cocoa_engine.rendering.words import (
+    REACHED,
+    any_reached,
     before,
     edges,
+    mark,
     risk_words,
     safe,
     scale_words,
@@ -24,10 +27,12 @@ _MEANS_FIRST = re.compile(r"^(\d*)([-+=:.)])")  # at the start of a line: a list
 def to_markdown(generation: Generation) -> str:
     """The answer with its levels of risk written into it, a legend, and a table of what competed."""
     scale = RiskScale.of(generation.spans)
-    parts = [_lines("".join(_marked(span, scale.level(span.risk)) for span in generation.spans))]
+    marked = (_marked(span, mark(scale.level(span.risk), span.reaches_max_risk)) for span in generation.spans)
+    parts = [_lines("".join(marked))]
     legend = _escaped(scale_words([generation], scale))
     levels = ", ".join(f"{level}: {one}" for level, one in enumerate(scale.ranges))
-    parts.append(f"{legend} {levels}".strip())
+    reached = f"!: {REACHED}" if any_reached([generation]) else ""
+    parts.append(" ".join(part for part in (legend, levels, reached) if part))
     risk_points = [span for span in generation.spans if span.candidates]
     if risk_points:
         rows = ["| after | candidate | log p | ConMLDS | fMLDS | score | taken |", "|---|---|--:|--:|--:|--:|---|"]
@@ -36,9 +41,11 @@ def to_markdown(generation: Generation) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _marked(span: Span, level: int) -> str:
+def _marked(span: Span, risk: str) -> str:
     leading, core, trailing = edges(safe(span.text))
-    return f"{leading}[{core}|{level}]{trailing}" if level and core else leading + core + trailing
+    if span.reaches_max_risk and not core:
+        return f"{leading}[{visible(span.text)}|{risk}]"
+    return f"{leading}[{core}|{risk}]{trailing}" if risk and core else leading + core + trailing
 
 
 def _escaped(text: str) -> str:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.extras import need
 from cocoa_engine.rendering.scale import RiskScale
-from cocoa_engine.rendering.words import METRIC_NAMES, visible
-from cocoa_engine.results import Generation, LayerCurve
+from cocoa_engine.rendering.words import METRIC_NAMES, REACHED, visible
+from cocoa_engine.results import Generation, LayerCurve, Span
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +39,7 @@ def mlds_along(generation: Generation) -> Figure:
         panel.set_xlabel(METRIC_NAMES[name] + (" (colour: level of risk)" if at_risk else ""))
         panel.grid(axis="x", alpha=0.3)
         panel.set_axisbelow(True)
-    axes[0].set_yticks(range(len(spans)), [_label(span.text) for span in spans], parse_math=False)
+    axes[0].set_yticks(range(len(spans)), [_span_label(span) for span in spans], parse_math=False)
     axes[0].set_ylim(max(len(spans), 1) - 0.5, -0.5)
     figure.suptitle(f"{generation.config.method}: disagreement along the text (bold edge: a risk point)", fontsize=10)
     return figure
@@ -92,6 +92,10 @@ def reliability_curve(found: Validation, unit: str) -> Figure:
         fontsize=9,
     )
     return figure
+
+
+def _span_label(span: Span) -> str:
+    return f"{_label(span.text)} ({REACHED})" if span.reaches_max_risk else _label(span.text)
 
 
 def _label(text: str) -> str:

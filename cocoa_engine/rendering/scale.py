@@ -9,6 +9,7 @@ from itertools import pairwise
 from cocoa_engine.results import Span
 
 LEVELS = 4
+SHOWN = 0.001  # figures are shown to three decimals: below that, risks differ by rounding alone
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class RiskScale:
         return cls(min(risks), max(risks), False)
 
     @property
+    def empty(self) -> bool:
+        """Whether the range is too small to be seen in its figures."""
+        return self.high - self.low < SHOWN
+
+    @property
     def bounds(self) -> list[float]:
         """The five ends of the four levels."""
         step = (self.high - self.low) / LEVELS
@@ -45,9 +51,11 @@ class RiskScale:
     @property
     def ranges(self) -> list[str]:
         """The four levels in figures; none if the range is empty."""
-        ends = [f"{bound:.3f}" for bound in self.bounds]
-        return [f"{low}–{high}" for low, high in pairwise(ends)] if self.low < self.high else []
+        if self.empty:
+            return []
+        digits = 3 if self.high - self.low >= LEVELS * SHOWN else 4  # the ends of a level differ
+        return [f"{low:.{digits}f}–{high:.{digits}f}" for low, high in pairwise(self.bounds)]
 
     def level(self, risk: float) -> int:
         """The level of a risk; 0 for every risk if the range is empty."""
-        return sum(risk >= bound for bound in self.bounds[1:-1]) if self.high > self.low else 0
+        return 0 if self.empty else sum(risk >= bound for bound in self.bounds[1:-1])

@@ -2,8 +2,9 @@
 
 Text of a model is never read as rich markup, and control characters in it are shown instead of obeyed. Risk has four
 levels, drawn as underlined, black on yellow and white on red; with ``marks=True`` they are written into the text
-instead, ``[like this|2]``, for output without colour. Where answers are compared, what they share is dimmed, or what
-differs is put ``{in braces}``.
+instead, ``[like this|2]``, for output without colour. What reached ``max_risk`` is white on purple, or ``[like
+this|2!]``; white space that did so is named by ``marks`` alone. Where answers are compared, what they share is dimmed,
+or what differs is put ``{in braces}``.
 """
 
 from __future__ import annotations
@@ -17,12 +18,26 @@ from rich.text import Text
 
 from cocoa_engine.rendering.differences import Range, cut, differences
 from cocoa_engine.rendering.scale import RiskScale
-from cocoa_engine.rendering.words import before, edges, names, safe, scale_words, summary_words, taken, visible
+from cocoa_engine.rendering.words import (
+    REACHED,
+    any_reached,
+    before,
+    edges,
+    mark,
+    names,
+    safe,
+    scale_words,
+    summary_words,
+    taken,
+    visible,
+)
 from cocoa_engine.results import Generation, Span
 
 # Lightness and underline carry the order, so that it survives colour blindness; yellow and red bring their own
 # foreground, so that they read alike on dark and on light terminals.
 STYLES = ("", "underline", "#000000 on #ffd75f", "bold #ffffff on #c00000")
+
+REACHED_STYLE = "bold #ffffff on #5f00af"
 
 NARROWEST_COLUMN = 28
 
@@ -43,7 +58,7 @@ def spans_text(spans: Iterable[Span], *, scale: RiskScale | None = None, marks: 
     scale = scale or RiskScale.of(spans)
     text = Text()
     for span in spans:
-        _append(text, span.text, scale.level(span.risk), marks)
+        _append(text, span.text, scale.level(span.risk), marks, reached=span.reaches_max_risk)
     return text
 
 
@@ -54,6 +69,9 @@ def legend(*generations: Generation, scale: RiskScale | None = None, marks: bool
     for level, figures in enumerate(scale.ranges):
         text.append(" " if level else "\n")
         _append(text, figures, level, marks)
+    if any_reached(generations):
+        text.append(" " if scale.ranges else "\n")
+        text.append(f"! {REACHED}" if marks else REACHED, style="" if marks else REACHED_STYLE)
     return text
 
 
@@ -150,12 +168,15 @@ def report(generations: Sequence[Generation], *, table: bool = False, marks: boo
     return Group(*parts)
 
 
-def _append(text: Text, piece: str, level: int, marks: bool, style: str = "") -> None:
+def _append(text: Text, piece: str, level: int, marks: bool, style: str = "", reached: bool = False) -> None:
     """Appends one piece at a level; white space at its ends stays unmarked, so that words stand apart."""
     before, core, after = edges(safe(piece))
-    if marks and level and core:
-        core = f"[{core}|{level}]"
-    text.append(before).append(core, style="" if marks else f"{style} {STYLES[level]}".strip()).append(after)
+    if marks and reached and not core:
+        core = visible(piece)
+    if marks and core and (risk := mark(level, reached)):
+        core = f"[{core}|{risk}]"
+    risk_style = REACHED_STYLE if reached else STYLES[level]
+    text.append(before).append(core, style="" if marks else f"{style} {risk_style}".strip()).append(after)
 
 
 def _compared(spans: Iterable[Span], differing: Sequence[Range], scale: RiskScale, marks: bool) -> Text:
@@ -166,8 +187,9 @@ def _compared(spans: Iterable[Span], differing: Sequence[Range], scale: RiskScal
             if marks and differs:
                 before, core, after = edges(part)
                 text.append(before + "{")
-                _append(text, core, scale.level(span.risk), marks)
+                _append(text, core, scale.level(span.risk), marks, reached=span.reaches_max_risk)
                 text.append("}" + after)
             else:
-                _append(text, part, scale.level(span.risk), marks, "" if differs else "dim")
+                style = "" if differs else "dim"
+                _append(text, part, scale.level(span.risk), marks, style, span.reaches_max_risk)
     return text

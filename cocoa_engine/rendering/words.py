@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.rendering.scale import RiskScale
@@ -15,6 +15,8 @@ FINISH_REASONS = {
     "length": "cut off by max_new_tokens",
     "risk": "stopped by max_risk",
 }
+
+REACHED = "reached max_risk"
 
 _FIGURES = {
     "log_prob": ("log p", ".2f"),
@@ -85,7 +87,7 @@ def scale_words(generations: Sequence[Generation], scale: RiskScale) -> str:
     own = len(generations) == 1 and scale == RiskScale.of(generations[0].spans)
     texts = "this text's own range" if own else "the range of these texts"
     words = f"Risk by raw {metric}, not a probability, relative to {texts}:"
-    if scale.low < scale.high:
+    if not scale.empty:
         return words
     return f"{words} {scale.low:.3f} throughout." if any(one.spans for one in generations) else f"{words} no spans."
 
@@ -116,6 +118,16 @@ def kind_words(span: Span) -> str:
     if span.candidates:
         return f"kept of {count(len(span.candidates), 'candidate')} that competed"
     return "a text scored as given" if span.kind == "given" else "no other token competed"
+
+
+def mark(level: int, reached: bool) -> str:
+    """The risk of a span as it is written into a text: its level, and ``!`` if it reached ``max_risk``; or nothing."""
+    return f"{level}!" if reached else str(level or "")
+
+
+def any_reached(generations: Iterable[Generation]) -> bool:
+    """Whether a span of these answers reached ``max_risk``, so that a legend has to say how that is drawn."""
+    return any(span.reaches_max_risk for one in generations for span in one.spans)
 
 
 def figures(one: Measured, config: CocoaConfig) -> list[tuple[str, str, str]]:

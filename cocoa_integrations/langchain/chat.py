@@ -13,7 +13,6 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
-from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import PrivateAttr
 from typing_extensions import Self
 
@@ -22,8 +21,8 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.faults import unknown
 from cocoa_integrations.langchain.base import TOOL_DETAILS, TOOLS, CocoaModel, usage_of
 from cocoa_integrations.langchain.messages import to_chat, to_entries
-from cocoa_integrations.langchain.structured import json_parser, json_schema_of, structured, tool_parser
-from cocoa_integrations.langchain.tools import ChunkWriter, tool_calls, tool_has_answered, tool_request
+from cocoa_integrations.langchain.structured import json_parser, json_schema_of, structured, tool_parser, with_title
+from cocoa_integrations.langchain.tools import ChunkWriter, openai_tool, tool_calls, tool_has_answered, tool_request
 from cocoa_integrations.metadata import RISK_KEY, SPANS_KEY, all_spans, span_metadata
 from cocoa_integrations.tool_calling import Call, Plan, ToolRequest, new_id, tool_call_risks
 from cocoa_integrations.tool_calling.streaming import GrowingAnswer
@@ -48,8 +47,13 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
     Qwen. A call that ``tool_choice`` (or ``strict=True``) asks for, and an answer with a schema, are held to their JSON
     schema token by token, which takes the extra ``tools``. The offsets of spans and arguments are those of the
     generated text, which the texts of the spans make up: in it a call is written out, while ``content`` leaves it out.
-    A call that was cut off or cannot be read is in ``invalid_tool_calls``. The risk of every argument of a call is in
-    ``response_metadata["cocoa_risk"]["tool_calls"]``; see :func:`~cocoa_integrations.langchain.argument_risks`.
+    The risk of every argument of a call is in ``response_metadata["cocoa_risk"]["tool_calls"]``; see
+    :func:`~cocoa_integrations.langchain.argument_risks`.
+
+    A call that was cut off or cannot be read is in ``invalid_tool_calls``, and the ``error`` of its entry in
+    ``cocoa_risk["tool_calls"]`` says why, also in a stream, where LangChain leaves the ``error`` of the invalid call
+    itself None. The last chunk of such a call ends with a bracket that closes nothing (``{"name"]``): without it
+    LangChain would complete what was cut off and list half a call as whole.
 
     Example:
         >>> chat = ChatCocoa(model="Qwen/Qwen2.5-7B-Instruct", device_map="auto", alpha=2.5, max_tokens=256)
@@ -131,7 +135,7 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         self._for_call(None, {"tools": tools, **given})  # told now, not at the first call
         if not tools and not given.keys() - details.keys():
             return self
-        return self.bind(tools=[convert_to_openai_tool(tool, strict=strict) for tool in tools], **given)
+        return self.bind(tools=[openai_tool(tool, strict=strict) for tool in tools], **given)
 
     def with_structured_output(
         self,
@@ -158,7 +162,7 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
             From a prompt to an object of the pydantic class, or a dict.
 
         Raises:
-            ConfigError: a method or an option is unknown, or there is no schema.
+            ConfigError: a method or an option is unknown, there is no schema, or it is none.
             OutputParserException: by the model returned: the answer was cut off (by ``max_tokens``), or a pydantic
                 class refuses it.
         """
@@ -169,7 +173,8 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         described = {} if schema is None else {"schema": schema}
         options = {**kwargs, "ls_structured_output_format": {"kwargs": {"method": method}, **described}}
         if method == "function_calling":
-            model = self.bind_tools([schema], tool_choice="any", **options)  # type: ignore[list-item]
+            schema = with_title(schema)
+            model = self.bind_tools([schema], tool_choice="any", **options)
             return structured(model, tool_parser(schema), include_raw=include_raw)
         if schema is None:
             wanted: dict[str, Any] = {"type": "json_object"}

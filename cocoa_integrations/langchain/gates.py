@@ -9,6 +9,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.runnables import Runnable, RunnableConfig
 
+from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.faults import unknown
 from cocoa_integrations.langchain.runnables import find_risk, get_risk, get_spans
@@ -98,6 +99,10 @@ class RiskGate(Runnable[Any, Any]):
             HallucinationRiskError: it is too risky, and that is what was asked for.
             ConfigError: it carries no report.
         """
+        if isinstance(answer, EngineGeneration):
+            raise ConfigError(
+                "a gate takes answers of LangChain's kinds; read max_risk() of the engine's own Generation"
+            )
         report = get_risk(answer)  # type: ignore[arg-type]
         if not self.limit.risky(report["spans"]):
             return answer

@@ -71,7 +71,8 @@ def with_context_lift(
         chain = {"context": retriever | join, "question": RunnablePassthrough()} | with_context_lift(prompt, chat)
         get_spans(chain.invoke("Who built the lighthouse?"))[0]["context_lift"]
 
-    The step gives its message whole: the lift is only known at the end.
+    The step gives its message whole: the lift is only known at the end. Options of a call (``alpha=1.0``) are the
+    model's.
 
     Args:
         prompt: a prompt template, or anything that makes a prompt of a dict.
@@ -93,15 +94,17 @@ def with_context_lift(
             raise ConfigError(f"the input has no {', '.join(missing)}, which should hold the context.")
         return {**values, **dict.fromkeys(names, empty)}
 
-    def answered(values: Mapping[str, Any], config: RunnableConfig) -> AIMessage:
+    def answered(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
         without = emptied(values)
         full, bare = prompt.invoke(values, config), prompt.invoke(without, config)
-        return context_lift(chat, chat.invoke(full, config), full, bare)
+        called, _ = chat._for_call(None, options)
+        return context_lift(called, chat.invoke(full, config, **options), full, bare)
 
-    async def aanswered(values: Mapping[str, Any], config: RunnableConfig) -> AIMessage:
+    async def aanswered(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
         without = emptied(values)
         full, bare = await prompt.ainvoke(values, config), await prompt.ainvoke(without, config)
-        message = await chat.ainvoke(full, config)
-        return await in_worker(chat._runs, context_lift, chat, message, full, bare)
+        called, _ = chat._for_call(None, options)
+        message = await chat.ainvoke(full, config, **options)
+        return await in_worker(called._runs, context_lift, called, message, full, bare)
 
     return RunnableLambda(answered, aanswered, name="with_context_lift")

@@ -15,9 +15,11 @@ from typing_extensions import NotRequired
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.faults import unknown
+from cocoa_integrations.langchain.base import FRAMEWORK, TOOL_DETAILS, TOOLS, CallOptions
 from cocoa_integrations.langchain.gates import ABSTENTION, MARK, RiskGate
 from cocoa_integrations.langchain.runnables import find_risk, get_risk
 from cocoa_integrations.limits import Limit, Mark, Metric, highest
+from cocoa_integrations.settings import refuse_unknown
 
 OnRisk = Literal["keep", "raise", "mark", "abstain"]
 Retry = BaseChatModel | Mapping[str, Any]
@@ -99,6 +101,13 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
                     f"retry_with takes chat models and dicts of settings, not a {type(retry).__name__}; "
                     "a model with options bound to it is a model of its own: make it with them"
                 )
+            if isinstance(retry, Mapping):
+                refuse_unknown(retry, {*CallOptions.model_fields, *TOOLS, *TOOL_DETAILS, *FRAMEWORK}, what="retry_with")
+
+    @property
+    def name(self) -> str:
+        """By what it does: LangChain lets an agent have several only under different names."""
+        return f"{type(self).__name__}[{self.limit.metric} {self.limit.threshold}, {self.on_risk}]"
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]

@@ -8,13 +8,15 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGeneration, Generation
 
+from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.limits import Metric, highest, require_metric
-from cocoa_integrations.metadata import RISK_KEY, SPANS_KEY
+from cocoa_integrations.metadata import RISK_KEY, SPANS_KEY, all_spans, risk_report
 
-Answer = BaseMessage | Generation | Mapping[str, Any]
-"""A message from ``ChatCocoa`` (its streamed chunks added up, too), a generation from ``CocoaLLM``, or the
-``{"text": ..., "risk": ...}`` of ``CocoaLLM.with_risk()`` and ``RiskOutputParser``."""
+Answer = BaseMessage | Generation | EngineGeneration | Mapping[str, Any]
+"""A message from ``ChatCocoa`` (its streamed chunks added up, too), a generation from ``CocoaLLM``, the engine's own
+``cocoa_engine.Generation``, or the ``{"text": ..., "risk": ...}`` of ``CocoaLLM.with_risk()`` and
+``RiskOutputParser``."""
 
 
 def get_risk(answer: Answer) -> dict[str, Any]:
@@ -64,6 +66,8 @@ def get_spans(answer: Answer) -> list[dict[str, Any]]:
         answer = answer.message
     if isinstance(answer, BaseMessage):
         return list(answer.additional_kwargs.get(SPANS_KEY, ()))
+    if isinstance(answer, EngineGeneration):
+        return all_spans(answer)
     if isinstance(answer, Mapping):
         return list((find_risk(answer) or {}).get("spans", ()))
     return list((answer.generation_info or {}).get(SPANS_KEY, ()))
@@ -91,6 +95,8 @@ def find_risk(answer: Any) -> dict[str, Any] | None:
         return answer.response_metadata.get(RISK_KEY)
     if isinstance(answer, Generation):
         return (answer.generation_info or {}).get(RISK_KEY)
+    if isinstance(answer, EngineGeneration):
+        return risk_report(answer)
     if isinstance(answer, Mapping):
         report = answer.get("risk")
         return report if isinstance(report, dict) and "spans" in report else None

@@ -19,6 +19,11 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel, ValidationError
 from pydantic.v1 import ValidationError as ValidationErrorV1
 
+from cocoa_engine.errors import ConfigError
+
+TITLE = "answer"
+"""What the tool of a schema without a title is called."""
+
 _CUT: dict[Any, str] = {
     "length": ": it was cut off, raise max_tokens",
     "risk": ": it was cut off where its risk reached max_risk",
@@ -28,12 +33,30 @@ _CUT: dict[Any, str] = {
 
 
 def json_schema_of(schema: Any) -> dict[str, Any]:
-    """The JSON schema of a pydantic class, a TypedDict, or one given as it is."""
-    if isinstance(schema, Mapping) and not schema.keys() & {"function", "parameters", "input_schema", "schema"}:
+    """The JSON schema of a pydantic class, a TypedDict, or one given as it is.
+
+    Raises:
+        ConfigError: it is nothing that LangChain can make one of.
+    """
+    if _is_plain(schema):
         return dict(schema)
     if _is_class(schema) and issubclass(schema, BaseModel) and _is_recursive(own := schema.model_json_schema()):
         return own  # LangChain writes definitions out, and what refers to itself as "anything"
-    return dict(convert_to_json_schema(schema))
+    try:
+        return dict(convert_to_json_schema(schema))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{schema!r} is no schema: give a pydantic class, a TypedDict or a JSON schema") from error
+
+
+def with_title(schema: Any) -> Any:
+    """The schema; a JSON schema has a title then, which the tool made of it is called by."""
+    untitled = _is_plain(schema) and "title" not in schema and schema.keys() & {"type", "properties"}
+    return {"title": TITLE, **schema} if untitled else schema
+
+
+def _is_plain(schema: Any) -> bool:
+    """Whether it is a JSON schema as it is, not one within the description of a function."""
+    return isinstance(schema, Mapping) and not schema.keys() & {"function", "parameters", "input_schema", "schema"}
 
 
 def _is_recursive(schema: Mapping[str, Any]) -> bool:

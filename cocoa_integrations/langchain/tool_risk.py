@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage, ToolMessage
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.extras import need
 from cocoa_integrations.langchain.runnables import argument_risks, find_risk
-from cocoa_integrations.limits import Limit
+from cocoa_integrations.limits import Limit, Metric, figure
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import AgentMiddleware
@@ -29,28 +29,39 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
 
     Args:
         threshold: from where on a risk is too high: a probability with a calibrator, else a raw MLDS.
+        metric: the figure of an argument that the threshold is for, as in
+            :func:`~cocoa_integrations.langchain.risk_gate`. Arguments that were written in one span have its risk and
+            MLDS in common; ``self_information`` (-log p, in nats) is that of the argument's own tokens.
         tools: only these are watched; none is all.
         arguments: only these arguments are; none is all.
 
     Raises:
-        ConfigError: ``threshold`` is no finite number.
+        ConfigError: ``threshold`` is no finite number, or ``metric`` is unknown.
     """
 
     def __init__(
-        self, threshold: float, *, tools: Collection[str] | None = None, arguments: Collection[str] | None = None
+        self,
+        threshold: float,
+        *,
+        metric: Metric = "risk",
+        tools: Collection[str] | None = None,
+        arguments: Collection[str] | None = None,
     ) -> None:
         super().__init__()
         if isinstance(tools, str) or isinstance(arguments, str):
             raise ConfigError("tools and arguments take lists of names")
-        self.threshold = Limit(threshold).threshold
+        self.limit = Limit(threshold, metric)
         self.watched_tools = tools
         self.watched_arguments = arguments
 
     @property
     def name(self) -> str:
-        """By what is watched: LangChain lets an agent have several only under different names."""
-        watched = [*(self.watched_tools or ()), *(self.watched_arguments or ())]
-        return f"{type(self).__name__}[{', '.join(watched)}]" if watched else type(self).__name__
+        """By what is watched, and how: LangChain lets an agent have several only under different names."""
+        parts = [f"{self.limit.metric} {self.limit.threshold}"]
+        for what, watched in (("tools", self.watched_tools), ("arguments", self.watched_arguments)):
+            if watched is not None:
+                parts.append(" ".join([what, *watched]))
+        return f"{type(self).__name__}[{', '.join(parts)}]"
 
     def wrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
@@ -69,16 +80,18 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
         if self.watched_tools is not None and call["name"] not in self.watched_tools:
             return None
         figures = _arguments_of(request.state, call["id"])
-        risky = {
-            name: measured["risk"]
+        values = {
+            name: figure(measured, self.limit.metric)
             for name, measured in figures.items()
-            if measured["risk"] >= self.threshold and (self.watched_arguments is None or name in self.watched_arguments)
+            if self.watched_arguments is None or name in self.watched_arguments
         }
+        risky = {name: value for name, value in values.items() if value >= self.limit.threshold}
         if not risky:
             return None
-        listed = ", ".join(f"{name}={call['args'].get(name)!r} ({risk:.2f})" for name, risk in risky.items())
+        listed = ", ".join(f"{name}={call['args'].get(name)!r} ({value:.2f})" for name, value in risky.items())
         return ToolMessage(
-            f"{call['name']} was not run: the risk of these arguments reaches {self.threshold:.3g}: {listed}",
+            f"{call['name']} was not run: the {self.limit.metric.replace('_', ' ')} of these arguments reaches "
+            f"{self.limit.threshold:.3g}: {listed}",
             name=call["name"],
             tool_call_id=call["id"] or "",
             status="error",

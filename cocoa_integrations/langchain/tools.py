@@ -17,6 +17,7 @@ from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.json import parse_partial_json
 
+from cocoa_engine.errors import ConfigError
 from cocoa_integrations.tool_calling import Call, ToolRequest, new_id
 from cocoa_integrations.tool_calling.streaming import CallDelta
 
@@ -29,16 +30,31 @@ def tool_request(options: Mapping[str, Any]) -> ToolRequest:
             ``parallel_tool_calls``, ``response_format``; others are left alone.
 
     Raises:
-        ConfigError: see :meth:`ToolRequest.of`.
+        ConfigError: a tool is none; and see :meth:`ToolRequest.of`.
     """
     strict = options.get("strict")
     return ToolRequest.of(
-        [convert_to_openai_tool(tool, strict=strict) for tool in options.get("tools") or ()],
+        [openai_tool(tool, strict=strict) for tool in options.get("tools") or ()],
         tool_choice=options.get("tool_choice"),
         strict=strict,
         parallel_tool_calls=options.get("parallel_tool_calls"),
         response_format=options.get("response_format"),
     )
+
+
+def openai_tool(tool: Any, *, strict: bool | None = None) -> dict[str, Any]:
+    """A tool in OpenAI's format.
+
+    Raises:
+        ConfigError: it is nothing that LangChain can make one of.
+    """
+    try:
+        return convert_to_openai_tool(tool, strict=strict)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{tool!r} is no tool: give a function, a LangChain tool, a pydantic class, a TypedDict, a tool in "
+            "OpenAI's format, or a JSON schema with a title"
+        ) from error
 
 
 def tool_calls(calls: Sequence[tuple[str, Call]]) -> tuple[list[ToolCall], list[InvalidToolCall]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any, Literal
@@ -15,6 +17,7 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from cocoa_engine import ConfigError
+from cocoa_engine.faults import unknown
 from cocoa_integrations.limits import Limit
 from cocoa_integrations.llama_index.llm import CocoaLLM
 from cocoa_integrations.llama_index.query_engine import RiskQueryEngine
@@ -58,8 +61,8 @@ class RiskRetryQueryEngine(BaseQueryEngine):
             ``node_postprocessors``, ...
 
     Raises:
-        ConfigError: an argument is of a wrong kind or out of range, nothing would change from one try to the next, or
-            the options ask for streaming.
+        ConfigError: an argument is unknown, of a wrong kind or out of range, nothing would change from one try to the
+            next, or the options ask for streaming.
     """
 
     def __init__(
@@ -95,9 +98,11 @@ class RiskRetryQueryEngine(BaseQueryEngine):
                 "a response_synthesizer answers with an LLM of its own, whose alpha this engine must not change; give "
                 "llm and the synthesizer's options (response_mode, text_qa_template, ...) instead."
             )
+        _refuse_unknown(options)
         growth = top_k_growth if top_k_growth is not None else 2.0 if second_retriever is None else 1.0
-        if growth < 1:
-            raise ConfigError(f"top_k_growth must be at least 1 (got {top_k_growth!r}).")
+        number = isinstance(growth, (int, float)) and not isinstance(growth, bool)
+        if not number or not math.isfinite(growth) or growth < 1:
+            raise ConfigError(f"top_k_growth must be a finite number, at least 1 (got {top_k_growth!r}).")
         if growth > 1 and top_k_of(retriever) is None:
             raise ConfigError(
                 f"a {type(retriever).__name__} has no similarity_top_k that could grow; give a second_retriever, or "
@@ -229,6 +234,24 @@ def with_top_k(retriever: BaseRetriever, factor: float) -> BaseRetriever:
 def _require(name: str, value: Any, kind: type) -> None:
     if not isinstance(value, kind):
         raise ConfigError(f"{name} must be a {kind.__name__}, not a {type(value).__name__}.")
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    """``from_args`` takes any name and drops those it does not know.
+
+    Raises:
+        ConfigError: there is such a one.
+    """
+    theirs, own = (_named(function) for function in (RetrieverQueryEngine.from_args, RiskRetryQueryEngine.__init__))
+    if strangers := [name for name in options if name not in theirs]:
+        known = sorted({*theirs, *own} - {"self", "response_synthesizer", "streaming"})
+        raise ConfigError(f"RiskRetryQueryEngine: {unknown(strangers, known, what='option')}")
+
+
+def _named(function: Callable[..., Any]) -> set[str]:
+    """The parameters that a function names."""
+    parameters = inspect.signature(function).parameters
+    return {name for name, one in parameters.items() if one.kind is not inspect.Parameter.VAR_KEYWORD}
 
 
 def _alphas(llm: CocoaLLM, given: Sequence[float] | None, max_tries: int) -> list[float]:

@@ -18,7 +18,8 @@ def tool_call_risks(
     ``risk`` is the highest of any span that the value shares a character with, ``con_mlds`` and ``f_mlds`` are their
     means, and ``log_prob`` is the sum over the value's own tokens; a token that the grammar left no choice in counts 0.
     ``start`` and ``end`` are offsets in the generated text, in which a call is written out; the quotes of a text are
-    not part of it. Of a whole call, ``risk`` is that of all its spans, its name's too.
+    not part of it. Of a whole call, ``risk`` is that of all its spans, its name's too; ``error`` says why it cannot be
+    made, and is None if it can.
 
     Args:
         generation: the answer.
@@ -36,6 +37,7 @@ def tool_call_risks(
                 "id": call_id,
                 "risk": max((span.risk for _, span in spans), default=0.0),
                 "arguments": arguments,
+                "error": call.error,
             }
         )
     return report

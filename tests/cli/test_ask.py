@@ -80,9 +80,14 @@ def test_question_from_stdin(cocoa: Cocoa, engine: CocoaEngine, args: list[str])
 def test_an_answer_stops_at_a_risk(cocoa: Cocoa, engine: CocoaEngine) -> None:
     stopped = engine.chat(messages(QUESTION), max_new_tokens=12, max_risk=0.1)
     assert stopped.finish_reason == "risk"
-    assert cocoa("ask", QUESTION, "--max-risk", "0.1", *SHORT).stdout == stopped.text + "\n"
+    piped = cocoa("ask", QUESTION, "--max-risk", "0.1", *SHORT)
+    assert piped.stdout == stopped.text + "\n"
+    assert piped.stderr.count("\n") == 1
+    assert f"{stopped.spans[-1].risk:.3f}, reaches max_risk 0.1" in piped.stderr
     shown = cocoa("ask", QUESTION, "--max-risk", "0.1", "--table", *SHORT).stdout
     assert "stopped by max_risk." in " ".join(shown.split())
+    assert cocoa("ask", QUESTION, "--max-risk", "0.1", "--json", *SHORT).stderr == ""
+    assert "!]" in cocoa("ask", QUESTION, "--max-risk", "0.1", "--no-color", *SHORT).stdout
 
 
 def test_system_message(cocoa: Cocoa, engine: CocoaEngine) -> None:

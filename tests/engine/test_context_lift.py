@@ -7,8 +7,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from transformers import GenerationConfig
 
-from cocoa_engine import CocoaConfig, CocoaEngine, ContextLift, Generation, PromptError, context_lift
+from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, ContextLift, Generation, PromptError, context_lift
 from cocoa_engine.grounding import context_lift_of_text
 from tests.hooks import hook_count
 from tests.prompts import chat
@@ -127,10 +128,30 @@ def test_processors_are_left_out_where_the_prompt_is_given() -> None:
     generation = engine.generate(full, max_new_tokens=12, repetition_penalty=1.8)
     expected = by_plain_scores(engine, generation, full, bare)
     assert_same(context_lift(engine, generation, bare, with_context=full), expected)
-    assert context_lift(engine, generation, bare)[-1].log_prob != pytest.approx(expected[-1].log_prob, abs=1e-3)
+    same = context_lift(engine, generation, full, with_context=full)
+    assert [lift.log_prob for lift in same] == pytest.approx([0] * len(same), abs=1e-3)
+    assert generation.processed
+    assert not engine.generate(full, max_new_tokens=1).processed
     assert engine.stream(full, repetition_penalty=1.8).processed
     assert not engine.stream(full).processed
     assert engine.stream(full).prompt == full
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.8},
+        {"logits_processor": [lambda ids, logits: logits / 2]},
+        {"generation_config": GenerationConfig(no_repeat_ngram_size=1)},
+        {"method": "dola"},  # which has a penalty of its own
+    ],
+)
+def test_a_processed_answer_is_not_compared_with_what_was_not(options: dict[str, Any]) -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    generation = engine.generate([5, 6, 7, 8], max_new_tokens=4, **options)
+    with pytest.raises(ConfigError, match="give with_context="):
+        context_lift(engine, Generation.model_validate_json(generation.model_dump_json()), [7, 8])
+    assert context_lift(engine, generation, [7, 8], with_context=[5, 6, 7, 8])
 
 
 def test_of_a_text(engine: CocoaEngine, answer: Generation) -> None:

@@ -70,6 +70,13 @@ async def test_a_risky_call_is_not_run(engine: CocoaEngine, asked: dict[str, Any
         assert f"number={call.tool_calls[0]['args']['number']} ({measured:.2f})" in messages[2].content
     several = agent_of(engine, ToolRiskMiddleware(0, tools=["other"]), ToolRiskMiddleware(measured, tools=["double"]))
     assert several.invoke(asked)["messages"][2].status == "error"
+    figures = argument_risks(call)[call.tool_calls[0]["id"]]["number"]
+    for metric, value in (("f_mlds", figures["f_mlds"]), ("self_information", -figures["log_prob"])):
+        both = agent_of(engine, ToolRiskMiddleware(value + 1, metric=metric), ToolRiskMiddleware(value, metric=metric))
+        (refusal,) = both.invoke(asked)["messages"][2:3]
+        assert refusal.status == "error"
+        assert f"{metric.replace('_', ' ')} of these arguments" in refusal.content
+        assert f"({value:.2f})" in refusal.content
     for lenient in (
         ToolRiskMiddleware(measured + 1e-6),
         ToolRiskMiddleware(0, tools=["other"]),
@@ -96,7 +103,13 @@ def test_a_tool_that_raises_loses_no_generation(engine: CocoaEngine, asked: dict
 
 
 @pytest.mark.parametrize(
-    "options", [{"threshold": "low"}, {"threshold": float("nan")}, {"threshold": 1, "tools": "double"}]
+    "options",
+    [
+        {"threshold": "low"},
+        {"threshold": float("nan")},
+        {"threshold": 1, "tools": "double"},
+        {"threshold": 1, "metric": None},
+    ],
 )
 def test_bad_limits_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

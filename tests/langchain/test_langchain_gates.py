@@ -18,7 +18,7 @@ from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnableBranch, RunnableGenerator
 from langchain_core.runnables.utils import add
 
-from cocoa_engine import CocoaEngine
+from cocoa_engine import CocoaEngine, Generation
 from cocoa_engine.errors import CocoaError, ConfigError
 from cocoa_integrations.langchain import (
     ChatCocoa,
@@ -48,6 +48,17 @@ def with_riskiest_marked(answer: AIMessage, left: str = "[[", right: str = "]]")
     text, core = answer.text, worst["text"].strip()
     at = text.index(core, worst["start"])
     return f"{text[:at]}{left}{core}{right}{text[at + len(core) :]}"
+
+
+def test_risk_is_read_out_of_the_engines_own_answer(
+    quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, between: float
+) -> None:
+    answer: Generation = quick_chat.load().chat([{"role": "user", "content": question}], max_new_tokens=12)
+    assert close(get_risk(answer), get_risk(quick_answer))
+    assert close(get_spans(answer), get_spans(quick_answer))
+    assert close(max_risk(answer, "self_information"), max_risk(quick_answer, "self_information"))
+    with pytest.raises(ConfigError, match="a gate takes answers of LangChain's kinds"):
+        risk_gate(between, on_risk="mark").invoke(answer)
 
 
 # What passes, and what does not.

@@ -92,6 +92,20 @@ async def test_in_a_chain(quick_chat: ChatCocoa) -> None:
     assert_same_lifts(streamed, expected)
 
 
+async def test_options_of_a_call_are_the_models(quick_chat: ChatCocoa) -> None:
+    chain = with_context_lift(PROMPT, quick_chat)
+    values = {"context": CONTEXT, "question": QUESTION}
+    options: dict[str, Any] = {"max_tokens": 3, "span_log_prob": "mean"}
+    short = chain.invoke(values, **options)
+    assert short.usage_metadata is not None
+    assert short.usage_metadata["output_tokens"] == 3
+    expected = with_context_lift(PROMPT, quick_chat.model_copy(update={"max_new_tokens": 3, "span_log_prob": "mean"}))
+    assert_same_lifts(short, expected.invoke(values))
+    assert_same_lifts(await chain.ainvoke(values, **options), short)
+    with pytest.raises(ConfigError, match="did you mean 'alpha'"):
+        chain.invoke(values, alfa=1.0)
+
+
 def test_context_as_messages(quick_chat: ChatCocoa) -> None:
     prompt = ChatPromptTemplate.from_messages([MessagesPlaceholder("notes"), ("user", "{context}{question}")])
     chain = with_context_lift(prompt, quick_chat, context=["notes"], empty=[])

@@ -197,10 +197,7 @@ def test_callbacks_hear_of_every_attempt(quick_chat: ChatCocoa, question: str, b
 
 
 def test_two_of_them_agree_on_the_state(quick_chat: ChatCocoa, question: str) -> None:
-    class Outer(RiskMiddleware):
-        """Agents want names that differ."""
-
-    agent = agent_of(quick_chat, Outer(2.0, metric="con_mlds"), RiskMiddleware(0.0, on_risk="abstain"))
+    agent = agent_of(quick_chat, RiskMiddleware(2.0, metric="con_mlds"), RiskMiddleware(0.0, on_risk="abstain"))
     state = agent.invoke(asked(question))
     assert state["messages"][-1].text == "I don't know."
     assert [entry["action"] for entry in state["cocoa_risks"]] == ["abstain", "none"]
@@ -212,6 +209,8 @@ def test_two_of_them_agree_on_the_state(quick_chat: ChatCocoa, question: str) ->
         ({"on_risk": "keeep"}, "keep"),
         ({"threshold": None}, "finite number"),
         ({"metric": "max_risk"}, "risk"),
+        ({"metric": None}, "unknown metric None"),
+        ({"retry_with": {"gama": 0.1}}, "did you mean 'gamma'"),
         ({"retry_with": "gpt-5"}, "chat models and dicts"),
         ({"retry_with": [None]}, "chat models and dicts"),
         ({"mark": "!"}, "no {text} field"),
@@ -223,8 +222,8 @@ def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> No
 
 
 def test_settings_that_make_no_sense_are_refused_by_the_model(quick_chat: ChatCocoa, question: str) -> None:
-    with pytest.raises(ConfigError, match="alfa"):
-        agent_of(quick_chat, RiskMiddleware(0.0, retry_with={"alfa": 1.0})).invoke(asked(question))
+    with pytest.raises(ConfigError, match="alpha"):
+        agent_of(quick_chat, RiskMiddleware(0.0, retry_with={"alpha": -1.0})).invoke(asked(question))
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

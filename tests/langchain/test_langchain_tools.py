@@ -106,6 +106,7 @@ def test_every_argument_has_a_risk(message: AIMessage) -> None:
         assert measured["f_mlds"] == pytest.approx(sum(span["f_mlds"] for span in within) / len(within))
         assert measured["log_prob"] < 0
     [report] = get_risk(message)["tool_calls"]
+    assert report["error"] is None
     assert report["risk"] >= max(measured["risk"] for measured in figures.values())
     logprobs = message.response_metadata["logprobs"]["content"]
     assert sum(measured["log_prob"] for measured in figures.values()) >= sum(each["logprob"] for each in logprobs)
@@ -151,6 +152,8 @@ def test_a_call_that_is_cut_off_is_invalid(forced: Any) -> None:
         assert call["name"] == "get_weather"
         assert '{"city": "' in call["args"]
         assert answer.response_metadata["finish_reason"] == "length"
+        [report] = get_risk(answer)["tool_calls"]
+        assert "max_tokens, max_risk or a stop text" in report["error"]
     assert "max_tokens, max_risk or a stop text" in str(
         forced.invoke(QUESTION, max_tokens=20).invalid_tool_calls[0]["error"]
     )
@@ -318,3 +321,25 @@ def test_results_without_a_name_get_their_call_s(quick_chat: ChatCocoa) -> None:
     _, told, _ = quick_chat._prepared(history)
     assert told[1]["content"] == '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
     assert told[2] == {"role": "user", "content": "<tool_response>\nNoon.\n</tool_response>"}
+
+
+@pytest.mark.parametrize("tool", [3, None, {"a": 1}, int])
+def test_what_is_no_tool_or_schema_is_refused(caller: ChatCocoa, tool: Any) -> None:
+    with pytest.raises(ConfigError, match="is no tool"):
+        caller.bind_tools([tool])
+    with pytest.raises(ConfigError, match="is no tool"):
+        caller.invoke(QUESTION, tools=[tool])
+    if tool is not None:
+        with pytest.raises(ConfigError, match="is no tool"):
+            caller.with_structured_output(tool, method="function_calling")
+    if not isinstance(tool, dict) and tool is not None:  # as a JSON schema a dict of anything will do
+        with pytest.raises(ConfigError, match="is no schema"):
+            caller.with_structured_output(tool)
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_a_schema_without_a_title(caller: ChatCocoa, method: Any) -> None:
+    schema = {"type": "object", "properties": {"count": {"type": "integer", "maximum": 9}}, "required": ["count"]}
+    found = caller.with_structured_output(schema, method=method).invoke("How many days has a week?", max_tokens=40)
+    assert list(found) == ["count"]
+    assert isinstance(found["count"], int)

@@ -50,3 +50,10 @@ def generation(
         usage=Usage(prompt_tokens=3, completion_tokens=len(parts), risk_points=bool(candidates), forward_passes=5),
         config=CocoaConfig(**config),
     )
+
+
+def stopped(*parts: tuple[str, float]) -> Generation:
+    """An answer that ``max_risk`` stopped at its last span."""
+    answer = generation(*parts, max_risk=parts[-1][1])
+    last = answer.spans[-1].model_copy(update={"reaches_max_risk": True})
+    return answer.model_copy(update={"spans": [*answer.spans[:-1], last], "finish_reason": "risk"})

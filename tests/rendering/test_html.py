@@ -8,7 +8,7 @@ import pytest
 
 from cocoa_engine import Candidate, CocoaEngine, Generation
 from cocoa_engine.rendering.words import safe
-from tests.rendering.made_up import figures, generation
+from tests.rendering.made_up import figures, generation, stopped
 
 VOID = {"meta"}
 ATTACK = (
@@ -185,3 +185,14 @@ def test_a_real_answer_and_a_scored_text(engine: CocoaEngine) -> None:
     assert answer_in(page) == " Paris."
     assert "a text scored as given" in page.text("cocoa-card")
     assert engine.model_name in page.text("cocoa-about")
+
+
+@pytest.mark.parametrize("last", [" is", "\n", ""])
+def test_the_span_that_reached_max_risk_has_its_sign_whatever_its_level(last: str) -> None:
+    page = Page(stopped(("Dune", 0.9), (last, 0.8)).to_html())
+    assert answer_in(page) == "Dune" + last
+    classes = [span["class"] or "" for span in page.of_class("cocoa-span")]
+    assert ["cocoa-reached" in one for one in classes] == [False, True]
+    assert page.text("cocoa-card").count("reached max_risk") == 1
+    assert "reached max_risk" in page.text("cocoa-legend" if last.strip() else "cocoa-about")
+    assert "reached max_risk" not in Page(LEVELS.to_html()).text("cocoa-about")

@@ -9,7 +9,7 @@ from markdown_it import MarkdownIt
 
 from cocoa_engine import Candidate, CocoaEngine
 from cocoa_engine.rendering.words import safe
-from tests.rendering.made_up import figures, generation
+from tests.rendering.made_up import figures, generation, stopped
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 HOSTILE = [
@@ -80,3 +80,11 @@ def test_a_real_answer(engine: CocoaEngine) -> None:
     kinds, _ = shown(answer.to_markdown())
     assert rows
     assert kinds.count("tr_open") == rows + 1
+
+
+def test_the_span_that_reached_max_risk_is_marked_whatever_its_level() -> None:
+    text = stopped(("Dune", 0.9), (" is", 0.8)).to_markdown().replace("\\", "")
+    assert text.startswith("[Dune|3] [is|0!]")
+    assert "!: reached max_risk" in text
+    assert stopped(("Dune", 0.9), ("\n", 0.8)).to_markdown().replace("\\", "").count("|0!]") == 1
+    assert "max_risk" not in generation(("Dune", 0.9), (" is", 0.8)).to_markdown().replace("\\", "")

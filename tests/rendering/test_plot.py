@@ -53,6 +53,9 @@ def test_the_curve_of_a_chat_and_of_a_scored_text(engine: CocoaEngine) -> None:
     answer = engine.chat(messages, max_new_tokens=6)
     curve = engine.layer_profile(engine.encode_chat(messages), answer, 0)
     assert curve.f_mlds == pytest.approx(answer.spans[0].f_mlds, abs=1e-4)
+    assert engine.layer_profile(messages, answer, 0) == curve
+    with pytest.raises(PromptError, match="the answer was made after"):
+        engine.layer_profile([*messages, {"role": "assistant", "content": "Frank"}], answer, 0)
     scored = engine.score(PROMPT, " red and blue")
     curve = engine.layer_profile(PROMPT, scored, 0)
     assert curve.con_mlds == pytest.approx(scored.spans[0].con_mlds, abs=1e-4)

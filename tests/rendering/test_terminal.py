@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from cocoa_engine import Candidate, CocoaEngine
 from cocoa_engine.rendering.scale import RiskScale
-from cocoa_engine.rendering.terminal import Comparison, answer_text, legend, report, risk_point_table
-from tests.rendering.made_up import figures, generation
+from cocoa_engine.rendering.terminal import STYLES, Comparison, answer_text, legend, report, risk_point_table
+from tests.rendering.made_up import figures, generation, stopped
 
 LEVELS = generation((" low", 0.80), (" mild", 0.83), (" raised", 0.86), (" high", 0.90))
 
@@ -65,6 +67,38 @@ def test_equal_risks_are_not_painted() -> None:
     alike = generation(("all", 0.9), (" alike", 0.9))
     assert answer_text(alike, marks=True).plain == "all alike"
     assert "0.900 throughout" in legend(alike).plain
+
+
+def test_risks_that_only_rounding_tells_apart_are_not_painted() -> None:
+    first = generation(("all", 1.0563), (" alike", 1.0563 + 1e-7))
+    other = generation(("all", 1.0563 + 2e-7), (" alike", 1.0563), method="greedy")
+    assert answer_text(first, marks=True).plain == "all alike"
+    assert "1.056 throughout" in legend(first).plain
+    one, two = Comparison([first, other]).answers
+    assert one.spans == two.spans
+
+
+@given(low=st.floats(0, 2), width=st.floats(0, 0.1))
+def test_every_level_that_is_drawn_has_ends_that_differ_in_the_legend(low: float, width: float) -> None:
+    scale = RiskScale(low, low + width, calibrated=False)
+    assert bool(scale.ranges) == bool(scale.level(scale.high))
+    for shown in scale.ranges:
+        start, end = shown.split("–")
+        assert start != end
+
+
+def test_the_span_that_reached_max_risk_is_marked_whatever_its_level() -> None:
+    answer = stopped(("Dune", 0.9), (" is", 0.8))
+    assert answer_text(answer, marks=True).plain == "[Dune|3] [is|0!]"
+    assert "! reached max_risk" in legend(answer, marks=True).plain
+    coloured = answer_text(answer)
+    assert coloured.plain == answer.text
+    style = next(str(span.style) for span in coloured.spans if coloured.plain[span.start : span.end] == "is")
+    assert style not in STYLES
+    assert style in {str(span.style) for span in legend(answer).spans}
+    assert answer_text(stopped(("Dune", 0.9), ("", 0.8)), marks=True).plain == "Dune[(end)|0!]"
+    assert "{[is|0!]}" in drawn(Comparison([answer, generation(("Dune", 0.9))], marks=True))
+    assert "max_risk" not in legend(LEVELS, marks=True).plain
 
 
 def test_scale_of_both_texts_when_compared() -> None:

@@ -12,6 +12,7 @@ from cocoa_engine.errors import ConfigError, DataError
 from cocoa_engine.faults import unknown
 from cocoa_integrations.evaluation import metrics, prompts
 from cocoa_integrations.evaluation.files import Record
+from cocoa_integrations.evaluation.generated_code import code_of
 from cocoa_integrations.evaluation.sandbox import run_code
 
 
@@ -206,15 +207,6 @@ def _mbpp(record: Record, number: str) -> Sample:
 
 def _measure_code(sample: Sample, answer: str) -> dict[str, float]:
     return {"pass_at_1": float(run_code(code_of(answer), sample.tests).passed)}
-
-
-def code_of(answer: str) -> str:
-    """The code in an answer to the MBPP prompt: up to the closing tag, without a Markdown fence around it."""
-    code = answer.partition("[/PYTHON]")[0].replace("[PYTHON]", "")
-    if "```" in code:
-        code = code.split("```")[1]
-        code = code.removeprefix("python").removeprefix("py")
-    return code.strip("\n")
 
 
 # --- arithmetic

@@ -11,7 +11,7 @@ import pytest
 
 from cocoa_engine.errors import ConfigError, DataError
 from cocoa_integrations.evaluation import TASKS, load_samples
-from cocoa_integrations.evaluation.tasks import code_of, find_task
+from cocoa_integrations.evaluation.tasks import find_task
 from tests.evaluation.eval_data import TRUTHFULQA, write_jsonl, write_truthfulqa
 
 
@@ -135,12 +135,6 @@ def test_a_field_may_hold_line_ends_and_separators(tmp_path: Path) -> None:
     question = "Is this\none\u2028question?"
     (sample,) = load_samples("truthfulqa_gen", write_truthfulqa(tmp_path / "a.csv", [(question, *TRUTHFULQA[0][1:])]))
     assert sample.question == question
-
-
-def test_code_of_an_answer() -> None:
-    code = "def f():\n    return 1"
-    for answer in (f"{code}\n", f"[PYTHON]\n{code}\n[/PYTHON] and more", f"```python\n{code}\n```\nThis is it."):
-        assert code_of(answer) == code
 
 
 def test_the_answer_in_a_text() -> None:

@@ -147,7 +147,8 @@ def _nq(record: Record, number: str) -> Sample:
         context = record.text("context")
     references = _answers(record, "answers", "answer")
     prompt = prompts.natural_questions(question, context)
-    return Sample(id=number, question=question, prompt=prompt, references=references, context=context or "")
+    key = _own_id(record, number)
+    return Sample(id=key, question=question, prompt=prompt, references=references, context=context or "")
 
 
 def _nq_swap(record: Record, number: str) -> Sample:
@@ -155,7 +156,13 @@ def _nq_swap(record: Record, number: str) -> Sample:
     context = record.text("sub_context")
     prompt = prompts.natural_questions(question, context)
     references = _answers(record, "sub_answer")
-    return Sample(id=number, question=question, prompt=prompt, references=references, context=context)
+    key = _own_id(record, number)
+    return Sample(id=key, question=question, prompt=prompt, references=references, context=context)
+
+
+def _own_id(record: Record, number: str) -> str:
+    """The id of a record of those data sets that are published without, and with."""
+    return record.identity("id") if "id" in record.values else number
 
 
 def _answers(record: Record, *names: str) -> list[str]:
@@ -216,7 +223,8 @@ def _gsm8k(record: Record, number: str) -> Sample:
     question, answer = record.text("question"), record.text("answer")
     if metrics.last_number(answer) is None:
         raise DataError(f"{record.where}: 'answer' holds no number")
-    return Sample(id=number, question=question, prompt=prompts.gsm8k(question), references=[answer])
+    key = _own_id(record, number)
+    return Sample(id=key, question=question, prompt=prompts.gsm8k(question), references=[answer])
 
 
 def _measure_number(sample: Sample, answer: str) -> dict[str, float]:

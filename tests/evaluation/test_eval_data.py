@@ -61,6 +61,13 @@ def test_nq_without_context(tmp_path: Path) -> None:
     assert "Context:" not in sample.prompt
 
 
+@pytest.mark.parametrize("task", ["nq", "nq_swap", "gsm8k"])
+def test_an_id_of_its_own(tmp_path: Path, task: str) -> None:
+    record = {"question": "q", "answer": "4", "sub_context": "c", "sub_answer": ["a"]}
+    path = write_jsonl(tmp_path / "a.jsonl", [{**record, "id": "x7"}, {**record, "id": 3}])
+    assert [sample.id for sample in load_samples(task, path)] == ["x7", "3"]
+
+
 def test_gzip_folder_limit_and_shuffle(tmp_path: Path) -> None:
     records = [{"question": f"question {n}", "answer": f"#### {n}"} for n in range(20)]
     text = "".join(json.dumps(record) + "\n" for record in records)
@@ -87,6 +94,7 @@ def _text(name: str, text: str | bytes) -> Callable[[Path], Path]:
 
 
 _ONE = '{"id": "a", "dialogue": "x", "summary": "y"}'
+_NQ = '{"id": "1", "question": "q", "answer": "4", "sub_context": "c", "sub_answer": ["a"]}'
 HEADER = "Question,Best Answer,Correct Answers,Incorrect Answers\n"
 
 
@@ -109,6 +117,10 @@ HEADER = "Question,Best Answer,Correct Answers,Incorrect Answers\n"
         ("nq", _text("a.jsonl", '{"question": "q", "answers": []}'), r"'answers' is empty"),
         ("nq", _text("a.jsonl", '{"question": "q", "answers": ["a", ""]}'), r"'answers' is empty"),
         ("nq", _text("a.jsonl", '{"question": "q", "answers": ["a"], "ctxs": []}'), "'ctxs' must be a list"),
+        ("nq", _text("a.jsonl", f"{_NQ}\n{_NQ}\n"), r"line 2: the id '1' .*line 1"),
+        ("nq_swap", _text("a.jsonl", f"{_NQ}\n{_NQ}\n"), r"line 2: the id '1' .*line 1"),
+        ("gsm8k", _text("a.jsonl", f"{_NQ}\n{_NQ}\n"), r"line 2: the id '1' .*line 1"),
+        ("nq", _text("a.jsonl", _NQ.replace('"1"', "null")), r"line 1: 'id' is empty"),
         ("gsm8k", _text("a.jsonl", '{"question": "q", "answer": "none"}'), "'answer' holds no number"),
         ("truthfulqa_mc", _text("a.csv", "Question,Best Answer\nq,a\n"), r"no column 'Correct Answers'"),
         ("truthfulqa_mc", _text("a.csv", f"{HEADER}q,a,b\n"), r"line 2: .* not as many fields"),

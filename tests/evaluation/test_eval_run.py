@@ -342,8 +342,8 @@ def test_the_engine_does_not_import_the_integrations() -> None:
         ("lm_eval", "import cocoa_integrations.lm_eval"),
         (
             "sklearn",
-            "from pathlib import Path; from cocoa_integrations.evaluation.agreement import agreement\n"
-            "agreement({('greedy', '0'): True}, Path('labels.csv'))",
+            "from pathlib import Path; from cocoa_integrations.evaluation.agreement import read_labels\n"
+            "read_labels(Path('labels.csv'), {('greedy', '0')})",
         ),
     ],
 )

@@ -103,7 +103,7 @@ def test_verdicts_become_the_papers_figures(folder: Path) -> None:
     assert json.loads((folder / "judged.json").read_text()) == results
     table = (folder / "judged.md").read_text()
     assert "| Truth. (%) ↑ | Info. (%) ↑ | Rej. rate (%) ↓ | T×I (%) ↑ |" in table
-    assert "| 66.00 | 57.28 | 13.50 | 37.81 |" in table  # the paper's baseline
+    assert "| 66.00 | 57.28 | 13.50 | 37.81 | 60.69 | 65.92 | 40.01 |" in table  # the paper's baseline
     assert all(options["temperature"] == 0.0 for options in judge.options)
 
 

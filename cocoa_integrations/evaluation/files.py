@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,6 +95,11 @@ def find_file(path: str | Path) -> Path:
     if _suffix(path) not in SUFFIXES:
         raise DataError(f"{path}: data files are {', '.join(SUFFIXES)} (or .gz of the first three)")
     return path
+
+
+def fingerprint(path: Path) -> str:
+    """What tells a file's content from another's: the beginning of its SHA-256."""
+    return sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def read_records(path: Path) -> list[Record]:

@@ -55,7 +55,8 @@ class RunFolder:
 def open_folder(path: Path, settings: Mapping[str, Any]) -> Iterator[RunFolder]:
     """Open the folder of a run, new or begun, for this process alone.
 
-    A last line that was torn when the run was killed is dropped: its sample is measured again.
+    A last line that was torn when the run was killed is dropped: its sample is measured again. Where no sample was
+    measured, as when the model could not be loaded, the folder is free for other settings.
 
     Raises:
         ConfigError: it holds a run with other settings or something else, or another process is at work in it.
@@ -66,8 +67,9 @@ def open_folder(path: Path, settings: Mapping[str, Any]) -> Iterator[RunFolder]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
     with _locked(path):
-        _claim(path, json.loads(json.dumps(settings)))
-        yield RunFolder(path, _rows(path / SAMPLES))
+        rows = _rows(path / SAMPLES)
+        _claim(path, json.loads(json.dumps(settings)), begun=bool(rows))
+        yield RunFolder(path, rows)
 
 
 @contextmanager
@@ -133,11 +135,11 @@ def _locked(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def _claim(path: Path, settings: dict[str, Any]) -> None:
+def _claim(path: Path, settings: dict[str, Any], *, begun: bool) -> None:
     file = path / SETTINGS
     if file.exists():
         there = _settings(file)
-        if faults := list(_differences(there, settings)):
+        if begun and (faults := list(_differences(there, settings))):
             raise ConfigError(
                 f"{path} holds a run with other settings: {'; '.join(faults)}. Settings are not mixed in one folder: "
                 "name another one, or give the same settings to go on"

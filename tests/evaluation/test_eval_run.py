@@ -205,6 +205,7 @@ def test_settings_are_not_mixed(engine: CocoaEngine, truthfulqa: Path, tmp_path:
         ({"model": {"name": "another"}}, "model.name is"),
         ({"task": TASKS["truthfulqa_gen"]}, "task is"),
         ({"limit": 1, "samples": samples[:1]}, "limit is 2 there, 1 now"),
+        ({"data": {"sha256": "0"}}, 'data is null there, {"sha256": "0"} now'),
         ({"samples": samples[1:3]}, "other samples"),
     ]:
         given: dict[str, Any] = {"task": MC, "samples": samples[:2], "arms": ARMS, "limit": 2, **changes}
@@ -217,6 +218,51 @@ def test_settings_are_not_mixed(engine: CocoaEngine, truthfulqa: Path, tmp_path:
     more = evaluate(engine, MC, samples, ARMS, out, limit=None)
     assert [arm["samples"] for arm in more["arms"]] == [3, 3]
     assert (out / "samples.jsonl").read_bytes().startswith(before)
+
+
+def test_other_data_and_another_order_are_refused(cocoa: Cocoa, truthfulqa: Path, tmp_path: Path) -> None:
+    def command(*more: str) -> Result:
+        return cocoa(
+            "eval", "truthfulqa_mc", "--data", truthfulqa, "--out", tmp_path / "out", "--methods", "greedy", *more
+        )
+
+    shown = command("--shuffle", "3", "--limit", "1")
+    assert shown.exit_code == 0, shown.output
+    assert "data.shuffle is 3 there, null now" in command("--limit", "1").stderr
+    assert "data.shuffle is 3 there, 4 now" in command("--limit", "1", "--shuffle", "4").stderr
+    write_truthfulqa(truthfulqa, [*TRUTHFULQA, ("Is it?", "Yes", "Yes", "No")])
+    assert "data.sha256 is" in command("--limit", "1", "--shuffle", "3").stderr
+
+
+def test_other_heads_are_refused(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
+    from cocoa_engine import heads
+
+    samples, file = load_samples("truthfulqa_mc", truthfulqa)[:1], tmp_path / "heads.json"
+    found = heads.RetrievalHeads.model_validate_json(heads._EMBEDDED.read_text())
+    config, arms = CocoaConfig(decore_heads=str(file)), [Arm("decore")]
+    with pytest.raises(ConfigError, match="cannot be read"):
+        evaluate(engine, MC, samples, arms, tmp_path / "out", config=config)
+    assert not (tmp_path / "out").exists()
+    file.write_text(found.model_dump_json())
+    evaluate(engine, MC, samples, arms, tmp_path / "out", config=config)
+    file.write_text(found.model_copy(update={"heads": found.heads[::-1]}).model_dump_json())
+    with pytest.raises(ConfigError, match="decore_heads is"):
+        evaluate(engine, MC, samples, arms, tmp_path / "out", config=config)
+
+
+def test_a_run_without_a_sample_claims_no_folder(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
+    def fails() -> CocoaEngine:
+        raise ConfigError("the model cannot be loaded")
+
+    samples = load_samples("truthfulqa_mc", truthfulqa)[:1]
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        evaluate(fails, MC, samples, ARMS, tmp_path / "out", model={"name": "wrong"})
+    results = evaluate(engine, MC, samples, ARMS[:1], tmp_path / "out", model={"name": "right"})
+    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
+    assert settings == results["settings"]
+    assert settings["model"] == {"name": "right"}
+    with pytest.raises(ConfigError, match=r"model\.name is"):
+        evaluate(fails, MC, samples, ARMS[:1], tmp_path / "out", model={"name": "wrong"})
 
 
 def test_foreign_folders_are_refused(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def _kappa_score() -> Callable[..., float]:
         from sklearn.metrics import cohen_kappa_score
     except ImportError as error:
         raise MissingPackageError("Cohen's kappa needs scikit-learn: pip install 'cocoa-integrations[eval]'") from error
-    return cohen_kappa_score  # type: ignore[no-any-return]
+    return cohen_kappa_score
 
 
 def _mean(kappas: Mapping[str, Mapping[str, Any]]) -> float | None:

@@ -18,6 +18,8 @@ from filelock import FileLock, Timeout
 from cocoa_engine.errors import ConfigError, DataError
 
 SETTINGS, SAMPLES, RESULTS, TABLE = "settings.json", "samples.jsonl", "results.json", "table.md"
+_KINDS = {"arm": str, "id": str, "sample": str, "answer": str, "metrics": dict, "references": list, "incorrect": list}
+_HELD = {*_KINDS, "question", "context", "method", "metric", "alpha"}
 _LOCK = ".lock"
 _GROWS = "limit"  # the one setting that a later run may raise: the samples of the earlier one are its first
 
@@ -112,7 +114,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(data[:whole].split(b"\n")[:-1], start=1):
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
             raise DataError(f"{file}, line {number}: not a row of a run; the file was changed")
@@ -163,7 +165,7 @@ def _differences(there: Mapping[str, Any], now: Mapping[str, Any], prefix: str =
 def _settings(file: Path) -> dict[str, Any]:
     try:
         there = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{file} is not JSON ({error}); name another folder") from error
     if not isinstance(there, dict):
         raise DataError(f"{file} does not hold the settings of a run; name another folder")
@@ -173,12 +175,16 @@ def _settings(file: Path) -> dict[str, Any]:
 def _rows(file: Path) -> dict[tuple[str, str], dict[str, Any]]:
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for number, row in enumerate(read_lines(file), start=1):
-        if not {"arm", "id", "sample", "metrics", "answer"} <= row.keys():
+        if not _is_row(row):
             raise DataError(f"{file}, line {number}: not a row of a run; the file was changed")
         if _key(row) in rows:
             raise DataError(f"{file}, line {number}: {row['arm']}, sample {row['id']!r}, comes twice; it was changed")
         rows[_key(row)] = row
     return rows
+
+
+def _is_row(row: Mapping[str, Any]) -> bool:
+    return row.keys() >= _HELD and all(isinstance(row[name], kind) for name, kind in _KINDS.items())
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str]:

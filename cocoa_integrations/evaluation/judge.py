@@ -186,9 +186,12 @@ def _reply(judge: Any, prompt: str, timeout: float, stopped: threading.Event) ->
 
     def ask() -> None:
         try:
-            answers.put((str(judge.invoke(prompt).text), None))
+            reply = str(judge.invoke(prompt).text)
+            reply.encode()  # raises for half a character, which cannot be kept
+            answers.put((reply, None))
         except Exception as error:  # whatever the provider raises
-            answers.put((None, f"{type(error).__name__}: {error}"))
+            said = f"{type(error).__name__}: {error}"
+            answers.put((None, said.encode("utf-8", "backslashreplace").decode()))
 
     threading.Thread(target=ask, daemon=True).start()
     deadline = time.monotonic() + timeout

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine import CocoaConfig, Span, __version__
-from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.errors import ConfigError, DataError, PromptError
 from cocoa_integrations.evaluation.arms import Arm
 from cocoa_integrations.evaluation.files import fingerprint
-from cocoa_integrations.evaluation.folder import RESULTS, TABLE, RunFolder, open_folder
+from cocoa_integrations.evaluation.folder import RESULTS, SAMPLES, TABLE, RunFolder, open_folder
 from cocoa_integrations.evaluation.table import markdown
 from cocoa_integrations.evaluation.tasks import EvalTask, Sample
 
@@ -93,6 +93,7 @@ def evaluate(
     }
     with open_folder(Path(out), settings) as folder:
         _require_same_samples(folder, samples)
+        _require_metrics(folder, task)
         begin(len(folder.rows), len(samples) * len(arms))
         if len(folder.rows) < len(samples) * len(arms):
             loaded = engine() if callable(engine) else engine
@@ -154,6 +155,16 @@ def _require_same_samples(folder: RunFolder, samples: Sequence[Sample]) -> None:
                 f"{folder.path} holds a run on other samples ({key!r} is not what it was): the data, its order or the "
                 "prompts have changed. Name another folder"
             )
+
+
+def _require_metrics(folder: RunFolder, task: EvalTask) -> None:
+    for (arm, key), row in folder.rows.items():
+        for column in task.columns:
+            if not isinstance(row["metrics"].get(column.metric), (int, float)):
+                raise DataError(
+                    f"{folder.path / SAMPLES}: {arm}, sample {key!r}, has no {column.metric!r} that is a number; the "
+                    "file was changed"
+                )
 
 
 def _identity(sample: Sample) -> str:

@@ -145,7 +145,7 @@ def _nq(record: Record, number: str) -> Sample:
         context = Record(f"{record.where}, 'ctxs'", passages[0]).text("text")
     elif "context" in record.values:
         context = record.text("context")
-    references = _answers(record, "answers", "answer")
+    references = _one_or_more(record, "answers", "answer")
     prompt = prompts.natural_questions(question, context)
     key = _own_id(record, number)
     return Sample(id=key, question=question, prompt=prompt, references=references, context=context or "")
@@ -155,7 +155,7 @@ def _nq_swap(record: Record, number: str) -> Sample:
     question = record.text("question")
     context = record.text("sub_context")
     prompt = prompts.natural_questions(question, context)
-    references = _answers(record, "sub_answer")
+    references = _one_or_more(record, "sub_answer")
     key = _own_id(record, number)
     return Sample(id=key, question=question, prompt=prompt, references=references, context=context)
 
@@ -165,8 +165,8 @@ def _own_id(record: Record, number: str) -> str:
     return record.identity("id") if "id" in record.values else number
 
 
-def _answers(record: Record, *names: str) -> list[str]:
-    """A list of answers, also where the column holds a single text."""
+def _one_or_more(record: Record, *names: str) -> list[str]:
+    """A list of texts, also where the column holds a single one."""
     value = next((record.values[name] for name in names if name in record.values), None)
     return [record.text(*names)] if isinstance(value, str) else record.texts(*names)
 
@@ -201,8 +201,8 @@ def _measure_summary(sample: Sample, answer: str) -> dict[str, float]:
 
 def _mbpp(record: Record, number: str) -> Sample:
     task, tests = record.text("prompt", "text"), record.texts("test_list")
-    before = record.values.get("test_imports") or record.values.get("test_setup_code") or []
-    setup = [before] if isinstance(before, str) else list(before)
+    before = next((name for name in ("test_imports", "test_setup_code") if record.values.get(name)), None)
+    setup = [] if before is None else _one_or_more(record, before)
     return Sample(
         id=record.identity("task_id"),
         question=task,

@@ -68,6 +68,22 @@ def test_an_id_of_its_own(tmp_path: Path, task: str) -> None:
     assert [sample.id for sample in load_samples(task, path)] == ["x7", "3"]
 
 
+def test_what_mbpp_runs_before_its_tests(tmp_path: Path) -> None:
+    record = {"task_id": 1, "prompt": "p", "code": "c", "test_list": ["t"]}
+    before = [
+        {"test_imports": ["import re"]},
+        {"test_imports": [], "test_setup_code": "x = 1"},
+        {"test_setup_code": ""},
+    ]
+    path = write_jsonl(tmp_path / "a.jsonl", [{**record, "task_id": n, **one} for n, one in enumerate(before)])
+    assert [sample.tests for sample in load_samples("mbpp", path)] == [["import re", "t"], ["x = 1", "t"], ["t"]]
+
+
+def test_a_character_in_two_halves_is_whole(tmp_path: Path) -> None:
+    (sample,) = load_samples("samsum", _text("a.jsonl", _ONE.replace('"y"', '"\\ud83d\\ude00"'))(tmp_path))
+    assert sample.references == ["\U0001f600"]
+
+
 def test_gzip_folder_limit_and_shuffle(tmp_path: Path) -> None:
     records = [{"question": f"question {n}", "answer": f"#### {n}"} for n in range(20)]
     text = "".join(json.dumps(record) + "\n" for record in records)
@@ -95,6 +111,7 @@ def _text(name: str, text: str | bytes) -> Callable[[Path], Path]:
 
 _ONE = '{"id": "a", "dialogue": "x", "summary": "y"}'
 _NQ = '{"id": "1", "question": "q", "answer": "4", "sub_context": "c", "sub_answer": ["a"]}'
+_MBPP = '"task_id": 1, "prompt": "p", "code": "c", "test_list": ["t"]'
 HEADER = "Question,Best Answer,Correct Answers,Incorrect Answers\n"
 
 
@@ -122,6 +139,12 @@ HEADER = "Question,Best Answer,Correct Answers,Incorrect Answers\n"
         ("gsm8k", _text("a.jsonl", f"{_NQ}\n{_NQ}\n"), r"line 2: the id '1' .*line 1"),
         ("nq", _text("a.jsonl", _NQ.replace('"1"', "null")), r"line 1: 'id' is empty"),
         ("gsm8k", _text("a.jsonl", '{"question": "q", "answer": "none"}'), "'answer' holds no number"),
+        ("samsum", _text("a.jsonl", _ONE.replace('"y"', '"\\ud83d"')), r"line 1: \\ud83d is half a character"),
+        ("samsum", _text("a.json", f"[{_ONE}, " + _ONE.replace('"y"', '"\\ude00!"') + "]"), r"record 1: \\ude00 is"),
+        ("samsum", _text("a.jsonl", f"{_ONE}\n" + "[" * 100_000), "line 2: nested too deeply"),
+        ("samsum", _text("a.jsonl", _ONE.replace('"a"', "1" * 5000)), "line 1: not JSON .*digits"),
+        ("mbpp", _text("a.json", f'[{{{_MBPP}, "test_imports": 5}}]'), "'test_imports' must be a list of texts"),
+        ("mbpp", _text("a.json", f'[{{{_MBPP}, "test_imports": [5]}}]'), "'test_imports' must be a list of texts"),
         ("truthfulqa_mc", _text("a.csv", "Question,Best Answer\nq,a\n"), r"no column 'Correct Answers'"),
         ("truthfulqa_mc", _text("a.csv", f"{HEADER}q,a,b\n"), r"line 2: .* not as many fields"),
         ("truthfulqa_mc", _text("a.csv", f"{HEADER}q,a,b,c,d\n"), r"line 2: .* not as many fields"),

@@ -154,6 +154,22 @@ def test_faults_and_time_outs_are_retried(folder: Path) -> None:
     assert errors == ["RuntimeError: overloaded", "no reply within 1 s"]
 
 
+def test_a_reply_that_cannot_be_written_is_a_fault(folder: Path) -> None:
+    faults = iter(["\ud83d", RuntimeError("\ud83d"), '{"verdict": ' * 5_000, '{"verdict": ' + "1" * 5000])
+
+    def rule(prompt: str) -> str:
+        fault = next(faults, None)
+        if isinstance(fault, Exception):
+            raise fault
+        return _long_is_true(prompt) if fault is None else fault
+
+    results = judge_run(folder, RuleJudge(rule=rule), concurrency=1, attempts=5)
+    assert all(arm["unjudged"] == 0 for arm in results["arms"])
+    errors = [line["error"] for line in rows_of(folder, "judgements.jsonl") if line["error"]]
+    assert errors[0].startswith("UnicodeEncodeError")
+    assert errors[1:] == [r"RuntimeError: \ud83d", "no verdict in the reply", "no verdict in the reply"]
+
+
 def test_a_killed_judging_goes_on(folder: Path) -> None:
     calls = 0
 

@@ -283,6 +283,27 @@ def test_foreign_folders_are_refused(engine: CocoaEngine, truthfulqa: Path, tmp_
         evaluate(engine, MC, samples[:1], ARMS[:1], tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"metrics": {}}, "has no 'mc1' that is a number"),
+        ({"metrics": {"mc1": None, "mc2": 0.0, "mc3": 0.0}}, "has no 'mc1' that is a number"),
+        ({"metrics": []}, "line 1: not a row"),
+        ({"id": ["0"]}, "line 1: not a row"),
+        ({"answer": None}, "line 1: not a row"),
+    ],
+)
+def test_a_row_that_was_changed_is_refused(
+    engine: CocoaEngine, truthfulqa: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    samples, out = load_samples("truthfulqa_mc", truthfulqa)[:1], tmp_path / "out"
+    evaluate(engine, MC, samples, ARMS[:1], out)
+    (row,) = rows_of(out)
+    (out / "samples.jsonl").write_text(json.dumps({**row, **changes}) + "\n")
+    with pytest.raises(DataError, match=message):
+        evaluate(engine, MC, samples, ARMS[:1], out)
+
+
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
     with open_folder(tmp_path / "out", {"task": "x"}):
         code = (

@@ -71,7 +71,7 @@ def masked_heads(path: str | None, count: int | None, num_layers: int, num_heads
             return embedded.best(count)
         raise ConfigError(
             'method="decore" masks the model\'s retrieval heads, which have to be known: find them once with '
-            "`cocoa heads --model NAME --out heads.json`, and give the file as decore_heads."
+            "`cocoa heads NAME --out heads.json`, and give the file as decore_heads."
         )
     file = Path(path)
     try:

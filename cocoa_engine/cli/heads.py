@@ -11,7 +11,7 @@ from rich.progress import Progress
 
 from cocoa_engine.cli.labelled import make_folder
 from cocoa_engine.cli.loading import load_engine
-from cocoa_engine.cli.options import LoadOptions, Model, with_options
+from cocoa_engine.cli.options import MODEL_HELP, LoadOptions, with_options
 from cocoa_engine.errors import ConfigError
 
 
@@ -19,7 +19,7 @@ from cocoa_engine.errors import ConfigError
 def heads(
     loading: LoadOptions,
     out: Annotated[Path, typer.Option(help="The JSON file to write.", dir_okay=False)],
-    model: Model = None,
+    model: Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default=False)] = None,
     lengths: Annotated[
         str, typer.Option(help="Lengths of the texts a needle is hidden in, in tokens.")
     ] = "256,512,1024",

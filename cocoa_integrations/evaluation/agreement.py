@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -15,60 +15,99 @@ _TRUE = ("1", "true", "yes", "correct")
 _FALSE = ("0", "false", "no", "wrong", "incorrect")
 
 
-def agreement(judged: Mapping[tuple[str, str], bool | None], labels: Path) -> dict[str, Any]:
-    """Cohen's kappa of the judge with each annotator, and, where there are several, of these with each other.
+Place = tuple[str, str]  # an arm, and a sample's id
+Labels = dict[str, dict[Place, bool]]
+
+
+def read_labels(file: Path, places: Container[Place]) -> Labels:
+    """The labels of each annotator.
 
     Args:
-        judged: the judge's verdicts by arm and sample id; those that are none are left out.
-        labels: a CSV file with the columns ``arm`` (as in ``samples.jsonl``), ``id``, and one for each annotator, who
-            says ``true`` or ``false`` (also 1 and 0, yes and no, correct and wrong), or leaves a field empty.
-
-    Returns:
-        ``judge`` (kappa by annotator), ``people`` (the mean kappa of their pairs), ``ratio`` (mean kappa with the
-        judge / ``people``, as in the paper), and ``labelled``. A kappa that is not defined, where all labels are alike,
-        is none.
+        file: CSV with the columns ``arm`` (as in ``samples.jsonl``), ``id``, and one for each annotator, who says
+            ``true`` or ``false`` (also 1 and 0, yes and no, correct and wrong), or leaves a field empty.
+        places: the answers of the run.
 
     Raises:
         DataError: the file cannot be used.
-        MissingPackageError: scikit-learn is not installed.
+        MissingPackageError: scikit-learn is not installed, which :func:`agreement` needs.
     """
-    people: dict[str, dict[tuple[str, str], bool]] = {}
-    for record in read_records(find_file(labels)):
+    _kappa_score()
+    people: Labels = {}
+    first: dict[Place, str] = {}
+    for record in read_records(find_file(file)):
         place = record.text("arm"), record.identity("id")
-        if place not in judged:
+        if place not in places:
             raise DataError(f"{record.where}: the run has no sample {place[1]!r} of the arm {place[0]!r}")
+        if place in first:
+            raise DataError(
+                f"{record.where}: the answer {place[1]!r} of {place[0]!r} is labelled by {first[place]} too"
+            )
+        first[place] = record.where
         for name in record.values.keys() - {"arm", "id"}:
             if given := str(record.values[name] or "").strip().lower():
                 if given not in (*_TRUE, *_FALSE):
                     raise DataError(f"{record.where}: the label {given!r} of {name!r} is neither true nor false")
                 people.setdefault(name, {})[place] = given in _TRUE
     if not people:
-        raise DataError(f"{labels} holds no labels: give a column for each annotator")
+        raise DataError(f"{file} holds no labels: give a column for each annotator")
+    return dict(sorted(people.items()))
+
+
+def agreement(judged: Mapping[Place, bool | None], people: Labels) -> dict[str, Any]:
+    """Cohen's kappa of the judge with each annotator, and, where there are several, of these with each other.
+
+    Args:
+        judged: the judge's verdicts; those that are none are left out.
+        people: from :func:`read_labels`.
+
+    Returns:
+        ``judge`` (by annotator) and ``people`` (by pair of annotators), each with ``kappa`` and the ``pairs`` of labels
+        it is of; ``mean_judge`` and ``mean_people``, the means of these kappas; ``ratio``, of the two means, as in the
+        paper; ``labelled``, by annotator. A kappa that is not defined, where all labels are alike, is none.
+    """
     said = {place: verdict for place, verdict in judged.items() if verdict is not None}
-    judge = {name: _kappa(said, labelled) for name, labelled in sorted(people.items())}
-    pairs = [_kappa(first, second) for first, second in combinations(people.values(), 2)]
-    with_judge, between = _mean(list(judge.values())), _mean(pairs)
+    judge = {name: _kappa(said, labels) for name, labels in people.items()}
+    each_other = {f"{one}, {two}": _kappa(people[one], people[two]) for one, two in combinations(people, 2)}
+    with_judge, between = _mean(judge), _mean(each_other)
     return {
         "judge": judge,
-        "people": between,
+        "people": each_other,
+        "mean_judge": with_judge,
+        "mean_people": between,
         "ratio": with_judge / between if with_judge is not None and between else None,
-        "labelled": {name: len(labelled) for name, labelled in sorted(people.items())},
+        "labelled": {name: len(labels) for name, labels in people.items()},
     }
 
 
-def _kappa(first: Mapping[tuple[str, str], bool], second: Mapping[tuple[str, str], bool]) -> float | None:
+def in_words(agreed: Mapping[str, Any]) -> str:
+    """What :func:`agreement` returns, as lines of Markdown."""
+    lines = [f"- judge and {name}: {_shown(found)}" for name, found in agreed["judge"].items()]
+    lines += [f"- {pair}: {_shown(found)}" for pair, found in agreed["people"].items()]
+    ratio = agreed["ratio"]
+    last = [] if ratio is None else ["", f"The judge's mean kappa is {ratio:.2f} of that between people."]
+    return "\n".join(["Cohen's kappa, about truth:", "", *lines, *last]) + "\n"
+
+
+def _shown(found: Mapping[str, Any]) -> str:
+    kappa = "not defined, all are alike" if found["kappa"] is None else f"{found['kappa']:.3f}"
+    return f"{kappa} (labels in common: {found['pairs']})"
+
+
+def _kappa(first: Mapping[Place, bool], second: Mapping[Place, bool]) -> dict[str, Any]:
+    both = [place for place in first if place in second]
+    pairs = [[labels[place] for place in both] for labels in (first, second)]
+    kappa = float(_kappa_score()(*pairs)) if len({*pairs[0], *pairs[1]}) > 1 else math.nan
+    return {"kappa": None if math.isnan(kappa) else kappa, "pairs": len(both)}
+
+
+def _kappa_score() -> Callable[..., float]:
     try:
         from sklearn.metrics import cohen_kappa_score
     except ImportError as error:
         raise MissingPackageError("Cohen's kappa needs scikit-learn: pip install 'cocoa-integrations[eval]'") from error
-    both = [place for place in first if place in second]
-    pairs = [[labels[place] for place in both] for labels in (first, second)]
-    if len({*pairs[0], *pairs[1]}) < 2:
-        return None
-    kappa = float(cohen_kappa_score(*pairs))
-    return None if math.isnan(kappa) else kappa
+    return cohen_kappa_score
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+def _mean(kappas: Mapping[str, Mapping[str, Any]]) -> float | None:
+    known = [found["kappa"] for found in kappas.values() if found["kappa"] is not None]
     return math.fsum(known) / len(known) if known else None

@@ -43,7 +43,7 @@ def evaluate(
 ) -> None:
     """Evaluate decoding methods on a benchmark's data file, and compare them as the paper's tables do."""
     from cocoa_integrations.evaluation.arms import make_arms
-    from cocoa_integrations.evaluation.data import load_samples
+    from cocoa_integrations.evaluation.data import describe_data, load_samples
     from cocoa_integrations.evaluation.folder import TABLE
     from cocoa_integrations.evaluation.paper import choose_model
     from cocoa_integrations.evaluation.run import evaluate as run
@@ -61,7 +61,9 @@ def evaluate(
             arms,
             out,
             config=config,
+            # without --forward, --threads and --device-map, which change figures in their last digits at most
             model={"name": model or MODEL_NAME, "dtype": loading.dtype},
+            data=describe_data(data, shuffle=shuffle),
             limit=limit,
             paper_model=paper_model,
             run_code=run_code,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 from cocoa_engine.errors import ConfigError, DataError
-from cocoa_integrations.evaluation.files import find_file, read_records
+from cocoa_integrations.evaluation.files import find_file, fingerprint, read_records
 from cocoa_integrations.evaluation.tasks import Sample, find_task
 
 
@@ -37,3 +38,13 @@ def load_samples(task: str, path: str | Path, *, limit: int | None = None, shuff
     if shuffle is not None:
         random.Random(shuffle).shuffle(samples)
     return samples[:limit]
+
+
+def describe_data(path: str | Path, *, shuffle: int | None = None) -> dict[str, Any]:
+    """What a run's settings say of its data: the file's name, what tells its content from another's, and the shuffle.
+
+    Raises:
+        DataError: there is no such file.
+    """
+    file = find_file(path)
+    return {"file": file.name, "sha256": fingerprint(file), "shuffle": shuffle}

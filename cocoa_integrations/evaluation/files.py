@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,6 +97,11 @@ def find_file(path: str | Path) -> Path:
     return path
 
 
+def fingerprint(path: Path) -> str:
+    """What tells a file's content from another's: the beginning of its SHA-256."""
+    return sha256(path.read_bytes()).hexdigest()[:16]
+
+
 def read_records(path: Path) -> list[Record]:
     """All records of a file, in order.
 
@@ -175,11 +181,20 @@ def _parquet(path: Path) -> list[Record]:
 def _parse(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except RecursionError as error:
+        raise DataError(f"{where}: nested too deeply to be read") from error
+    except ValueError as error:  # also of a number with thousands of digits
         raise DataError(f"{where}: not JSON ({error})") from error
 
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{where}: a record must be a JSON object, not {type(value).__name__}")
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start : error.start + 1].encode("ascii", "backslashreplace").decode()
+        raise DataError(f"{where}: {half} is half a character (a lone surrogate); write the whole one") from error
+    except RecursionError as error:
+        raise DataError(f"{where}: nested too deeply to be read") from error
     return value

@@ -18,6 +18,8 @@ from filelock import FileLock, Timeout
 from cocoa_engine.errors import ConfigError, DataError
 
 SETTINGS, SAMPLES, RESULTS, TABLE = "settings.json", "samples.jsonl", "results.json", "table.md"
+_KINDS = {"arm": str, "id": str, "sample": str, "answer": str, "metrics": dict, "references": list, "incorrect": list}
+_HELD = {*_KINDS, "question", "context", "method", "metric", "alpha"}
 _LOCK = ".lock"
 _GROWS = "limit"  # the one setting that a later run may raise: the samples of the earlier one are its first
 
@@ -55,7 +57,8 @@ class RunFolder:
 def open_folder(path: Path, settings: Mapping[str, Any]) -> Iterator[RunFolder]:
     """Open the folder of a run, new or begun, for this process alone.
 
-    A last line that was torn when the run was killed is dropped: its sample is measured again.
+    A last line that was torn when the run was killed is dropped: its sample is measured again. Where no sample was
+    measured, as when the model could not be loaded, the folder is free for other settings.
 
     Raises:
         ConfigError: it holds a run with other settings or something else, or another process is at work in it.
@@ -66,8 +69,9 @@ def open_folder(path: Path, settings: Mapping[str, Any]) -> Iterator[RunFolder]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
     with _locked(path):
-        _claim(path, json.loads(json.dumps(settings)))
-        yield RunFolder(path, _rows(path / SAMPLES))
+        rows = _rows(path / SAMPLES)
+        _claim(path, json.loads(json.dumps(settings)), begun=bool(rows))
+        yield RunFolder(path, rows)
 
 
 @contextmanager
@@ -110,7 +114,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(data[:whole].split(b"\n")[:-1], start=1):
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
             raise DataError(f"{file}, line {number}: not a row of a run; the file was changed")
@@ -133,11 +137,11 @@ def _locked(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def _claim(path: Path, settings: dict[str, Any]) -> None:
+def _claim(path: Path, settings: dict[str, Any], *, begun: bool) -> None:
     file = path / SETTINGS
     if file.exists():
         there = _settings(file)
-        if faults := list(_differences(there, settings)):
+        if begun and (faults := list(_differences(there, settings))):
             raise ConfigError(
                 f"{path} holds a run with other settings: {'; '.join(faults)}. Settings are not mixed in one folder: "
                 "name another one, or give the same settings to go on"
@@ -161,7 +165,7 @@ def _differences(there: Mapping[str, Any], now: Mapping[str, Any], prefix: str =
 def _settings(file: Path) -> dict[str, Any]:
     try:
         there = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{file} is not JSON ({error}); name another folder") from error
     if not isinstance(there, dict):
         raise DataError(f"{file} does not hold the settings of a run; name another folder")
@@ -171,12 +175,16 @@ def _settings(file: Path) -> dict[str, Any]:
 def _rows(file: Path) -> dict[tuple[str, str], dict[str, Any]]:
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for number, row in enumerate(read_lines(file), start=1):
-        if not {"arm", "id", "sample", "metrics", "answer"} <= row.keys():
+        if not _is_row(row):
             raise DataError(f"{file}, line {number}: not a row of a run; the file was changed")
         if _key(row) in rows:
             raise DataError(f"{file}, line {number}: {row['arm']}, sample {row['id']!r}, comes twice; it was changed")
         rows[_key(row)] = row
     return rows
+
+
+def _is_row(row: Mapping[str, Any]) -> bool:
+    return row.keys() >= _HELD and all(isinstance(row[name], kind) for name, kind in _KINDS.items())
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str]:

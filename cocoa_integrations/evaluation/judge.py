@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from langchain_core.language_models import BaseChatModel
 
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations.evaluation.agreement import agreement
+from cocoa_integrations.evaluation.agreement import agreement, in_words, read_labels
 from cocoa_integrations.evaluation.folder import RunFolder, append_lines, read_lines, reopen_folder
 from cocoa_integrations.evaluation.judge_prompts import QUESTIONS
 from cocoa_integrations.evaluation.table import markdown
@@ -98,6 +98,7 @@ def judge_run(
         task = str(settings.get("task"))
         if task not in QUESTIONS:
             raise ConfigError(f"{task} is measured without a judge; judged are {', '.join(QUESTIONS)}")
+        people = None if labels is None else read_labels(Path(labels), run.rows.keys())
         asked = _asked(task, name, run)
         verdicts = {
             line["key"]: line["verdict"]
@@ -113,14 +114,14 @@ def judge_run(
         judged = {place: verdicts.get(one.key) for place, one in asked.items()}
         results: dict[str, Any] = {"settings": settings, "judge": name, "samples": len({key for _, key in run.rows})}
         results["arms"] = _summary(task, run, judged)
-        if labels is not None:
-            truth = {(arm, key): verdict for (arm, key, figure), verdict in judged.items() if figure == "truth"}
-            results["agreement"] = agreement(truth, Path(labels))
+        if people is not None:
+            results["agreement"] = agreement({place: judged.get((*place, "truth")) for place in run.rows}, people)
         run.write(JUDGED, dumps(results, indent=2, ensure_ascii=False) + "\n")
         table = markdown(replace(TASKS[task], columns=_COLUMNS.get(task, (_TRUTH,))), results, paper_model)
         unjudged = sum(arm["unjudged"] for arm in results["arms"])
         note = f"Judge: {name}. Answers without a verdict, which count as neither true nor informative: {unjudged}.\n"
-        run.write(JUDGED_TABLE, table + note)
+        agreed = "" if people is None else "\n" + in_words(results["agreement"])
+        run.write(JUDGED_TABLE, table + note + agreed)
     return results
 
 
@@ -185,9 +186,12 @@ def _reply(judge: Any, prompt: str, timeout: float, stopped: threading.Event) ->
 
     def ask() -> None:
         try:
-            answers.put((str(judge.invoke(prompt).text), None))
+            reply = str(judge.invoke(prompt).text)
+            reply.encode()  # raises for half a character, which cannot be kept
+            answers.put((reply, None))
         except Exception as error:  # whatever the provider raises
-            answers.put((None, f"{type(error).__name__}: {error}"))
+            said = f"{type(error).__name__}: {error}"
+            answers.put((None, said.encode("utf-8", "backslashreplace").decode()))
 
     threading.Thread(target=ask, daemon=True).start()
     deadline = time.monotonic() + timeout

@@ -171,7 +171,7 @@ def _objects(reply: str) -> Iterator[dict[str, Any]]:
     while start >= 0:
         try:
             value, end = decoder.raw_decode(text, start)
-        except ValueError:
+        except (ValueError, RecursionError):
             end = start + 1
         else:
             yield value

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine import CocoaConfig, Span, __version__
-from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.errors import ConfigError, DataError, PromptError
 from cocoa_integrations.evaluation.arms import Arm
-from cocoa_integrations.evaluation.folder import RESULTS, TABLE, RunFolder, open_folder
+from cocoa_integrations.evaluation.files import fingerprint
+from cocoa_integrations.evaluation.folder import RESULTS, SAMPLES, TABLE, RunFolder, open_folder
 from cocoa_integrations.evaluation.table import markdown
 from cocoa_integrations.evaluation.tasks import EvalTask, Sample
 
@@ -33,6 +34,7 @@ def evaluate(
     *,
     config: CocoaConfig | None = None,
     model: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
     limit: int | None = None,
     paper_model: str | None = None,
     run_code: bool = False,
@@ -50,6 +52,8 @@ def evaluate(
         config: the settings that all arms share. ``max_new_tokens`` is the task's unless it was set here, and the
             task's stop texts are added.
         model: what identifies the model; needed where ``engine`` is a loader.
+        data: for the record: where ``samples`` are from, as
+            :func:`~cocoa_integrations.evaluation.data.describe_data` says.
         limit: for the record: that ``samples`` are the first so many. A later run may raise it.
         paper_model: whose figures of the paper stand in the table; by default those of the most alike.
         run_code: allow tasks that run what the model wrote.
@@ -60,7 +64,8 @@ def evaluate(
         What ``results.json`` holds.
 
     Raises:
-        ConfigError: the folder holds a run with other settings or samples, or the task runs code and may not.
+        ConfigError: the folder holds a run with other settings or samples, the task runs code and may not, or the file
+            of DeCoRe's heads cannot be read.
         DataError: the folder's files were changed by hand.
     """
     if task.runs_code and not run_code:
@@ -82,10 +87,13 @@ def evaluate(
         "model": dict(model),
         "arms": sorted(map(str, arms)),
         "decoding": shared.model_dump(mode="json", exclude={"method", "metric", "alpha"}),
+        "decore_heads": _heads(arms, shared),
+        "data": None if data is None else dict(data),
         "limit": limit,
     }
     with open_folder(Path(out), settings) as folder:
         _require_same_samples(folder, samples)
+        _require_metrics(folder, task)
         begin(len(folder.rows), len(samples) * len(arms))
         if len(folder.rows) < len(samples) * len(arms):
             loaded = engine() if callable(engine) else engine
@@ -129,6 +137,16 @@ def _shared(task: EvalTask, config: CocoaConfig) -> CocoaConfig:
     return config.replace(max_new_tokens=length, stop=tuple(dict.fromkeys((*task.until, *config.stop))))
 
 
+def _heads(arms: Sequence[Arm], config: CocoaConfig) -> str | None:
+    """What tells DeCoRe's file of heads from another of that name."""
+    if config.decore_heads is None or all(arm.method != "decore" for arm in arms):
+        return None
+    try:
+        return fingerprint(Path(config.decore_heads))
+    except OSError as error:
+        raise ConfigError(f"decore_heads: {config.decore_heads} cannot be read ({error})") from None
+
+
 def _require_same_samples(folder: RunFolder, samples: Sequence[Sample]) -> None:
     now = {sample.id: _identity(sample) for sample in samples}
     for (_, key), row in folder.rows.items():
@@ -137,6 +155,16 @@ def _require_same_samples(folder: RunFolder, samples: Sequence[Sample]) -> None:
                 f"{folder.path} holds a run on other samples ({key!r} is not what it was): the data, its order or the "
                 "prompts have changed. Name another folder"
             )
+
+
+def _require_metrics(folder: RunFolder, task: EvalTask) -> None:
+    for (arm, key), row in folder.rows.items():
+        for column in task.columns:
+            if not isinstance(row["metrics"].get(column.metric), (int, float)):
+                raise DataError(
+                    f"{folder.path / SAMPLES}: {arm}, sample {key!r}, has no {column.metric!r} that is a number; the "
+                    "file was changed"
+                )
 
 
 def _identity(sample: Sample) -> str:

@@ -47,12 +47,14 @@ def run_code(code: str, tests: Sequence[str], *, seconds: float = SECONDS, memor
     """
     if os.name != "posix":
         raise ConfigError("running generated code needs a POSIX system (Linux, macOS): here it cannot be limited")
-    token = secrets.token_hex(16)  # the code can end its process as it likes, but not say that the tests have passed
-    job = dumps({"code": code, "tests": list(tests), "token": token, "seconds": seconds, "memory_mb": memory_mb})
+    # The code can end its process as it likes. That all tests have passed is said by a word which it is not given:
+    # it stands in no frame, and what else leads to it is refused.
+    token = secrets.token_hex(16)
+    job = dumps({"code": code, "tests": list(tests), "token": token})
     with (
         tempfile.TemporaryDirectory(prefix="cocoa-code-") as folder,
         subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", str(_PROCESS)],
+            [sys.executable, "-I", "-S", "-B", str(_PROCESS), str(seconds), str(memory_mb)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -69,7 +71,7 @@ def run_code(code: str, tests: Sequence[str], *, seconds: float = SECONDS, memor
             with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, with all it started
                 os.killpg(process.pid, signal.SIGKILL)
     report = output.decode("utf-8", "replace").strip()
-    if process.returncode == 0 and report == token:
+    if report == token:
         return Verdict(True, "passed")
     reason = report.replace(token, "")[-_REPORTED:].strip().rpartition("\n")[2]
     return Verdict(False, reason or f"ended with status {process.returncode} before its tests had passed")

@@ -1,8 +1,11 @@
 """The limited process of :mod:`cocoa_integrations.evaluation.sandbox`: a script that imports nothing of this package.
 
-First the kernel's limits (CPU time, memory, no bytes into files, no further processes, on Linux a network namespace
-without any network, where the kernel allows one), then an audit hook, which Python code cannot take off again: it
-refuses sockets, processes, writing to files, and native code through ctypes.
+First the kernel's limits (CPU time, memory, no bytes into files, no further processes; on Linux a network namespace
+without any network, where the kernel allows one). Root, for whom the limit of processes does not hold, becomes nobody
+where that user can read Python's library. Then an audit hook: it refuses sockets, processes, writing to files, native
+code, and what would lead to the hook itself.
+
+Arguments: seconds and MiB. On stdin, as JSON: the code, its tests, and the word that says that they have passed.
 """
 
 import contextlib
@@ -11,16 +14,24 @@ import json
 import os
 import resource
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_NOBODY = 65534
 _REFUSED = (
     "socket.", "subprocess.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.startfile",
     "os.kill", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.chmod", "os.chown", "os.link", "os.symlink",
     "os.truncate", "os.utime", "os.setxattr", "os.removexattr", "os.mkfifo", "os.mknod", "os.chroot", "os.chflags",
     "os.lockf", "shutil.", "tempfile.", "ctypes.", "pty.", "resource.", "signal.pthread_kill", "fcntl.", "urllib.",
     "http.", "ftplib.", "smtplib.", "poplib.", "imaplib.", "webbrowser.", "sqlite3.", "mmap.", "syslog.", "dbm.",
+    "gc.",
 )  # fmt: skip
+_NOT_IMPORTED = frozenset((  # they reach the system, or an interpreter without the hook, by ways that are not audited
+    "ctypes", "_ctypes", "_posixsubprocess", "_posixshmem", "_sqlite3", "_dbm", "_gdbm", "_tkinter", "readline",
+    "_testcapi", "_testinternalcapi", "_xxsubinterpreters", "_interpreters",
+))  # fmt: skip
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -33,53 +44,116 @@ def _limit(what: int, value: int) -> None:
         resource.setrlimit(what, (value, value))
 
 
-def _leave_the_network() -> None:
+def _unshare(what: int) -> bool:
     import ctypes
 
     with contextlib.suppress(OSError, AttributeError):
-        unshare = ctypes.CDLL(None).unshare
-        if unshare(_CLONE_NEWNET) != 0:
-            unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
+        return bool(ctypes.CDLL(None).unshare(what) == 0)
+    return False
 
 
-def _refuse(event: str, args: tuple[Any, ...]) -> None:
+def _leave_root() -> None:
+    """Be nobody, if the process is root's and may change that, and nobody can read the modules that code imports."""
+    if os.geteuid() != 0:
+        return
+    with contextlib.suppress(OSError):
+        os.setegid(_NOBODY)
+        os.seteuid(_NOBODY)
+    readable = os.access(os.__file__, os.R_OK, effective_ids=os.access in os.supports_effective_ids)
+    os.seteuid(0)
+    os.setegid(0)
+    if readable:
+        with contextlib.suppress(OSError):
+            os.setgroups([])
+            os.setgid(_NOBODY)
+            os.setuid(_NOBODY)
+
+
+def _no_new_process(*_: Any) -> Any:
+    raise PermissionError("generated code may not do this (fork_exec)")
+
+
+def _disarm_modules() -> None:
+    """Leave none of the modules that may not be imported; subprocess, which others import, without its function."""
+    with contextlib.suppress(ImportError):
+        import _posixsubprocess
+
+        _posixsubprocess.fork_exec = _no_new_process
+    for name in [name for name in sys.modules if name.partition(".")[0] in _NOT_IMPORTED - {"_posixsubprocess"}]:
+        del sys.modules[name]
+
+
+def _refuse(
+    event: str,
+    args: tuple[Any, ...],
+    # bound here: of a module's names and the built-in ones, the code could make something else
+    refused: tuple[str, ...] = _REFUSED,
+    not_imported: frozenset[str] = _NOT_IMPORTED,
+    writing: int = _WRITING,
+    a: Callable[..., bool] = isinstance,
+    text: type[str] = str,
+    number: type[int] = int,
+    letters: type[set[str]] = set,
+    forbidden: type[PermissionError] = PermissionError,
+    no_module: type[ImportError] = ImportError,
+) -> None:
     if event == "open":
         mode, flags = args[1], args[2]
-        if (isinstance(mode, str) and set(mode) & set("wax+")) or (isinstance(flags, int) and flags & _WRITING):
-            raise PermissionError(f"generated code may not write files ({args[0]!r})")
-    elif event.startswith(_REFUSED):
-        raise PermissionError(f"generated code may not do this ({event})")
+        if (a(mode, text) and letters(mode) & letters("wax+")) or (a(flags, number) and flags & writing):
+            raise forbidden(f"generated code may not write files ({args[0]!r})")
+    elif event == "import":
+        if args[0].rpartition(".")[2] in not_imported:  # a module's file is found by the last part alone
+            raise no_module(f"generated code may not import {args[0]}")
+    elif event.startswith(refused):
+        raise forbidden(f"generated code may not do this ({event})")
+
+
+def _steps(report: int) -> tuple[Callable[[], Any], ...]:
+    """What there is to do: the code, each test, and at last to write the word that they have passed.
+
+    Whoever runs these must give them no name. While they are being run, only the running loop then holds those that are
+    to come: the code can look into every frame that led to it, and finds neither the word nor the tests.
+    """
+    job = json.loads(sys.stdin.buffer.read())
+    parts = [compile(job["code"], "<generated>", "exec"), *(compile(test, "<test>", "exec") for test in job["tests"])]
+    space: dict[str, Any] = {"__name__": "__generated__"}
+    return (*(partial(exec, part, space) for part in parts), partial(os.write, report, job["token"].encode()))
 
 
 def _main() -> None:
-    job = json.loads(sys.stdin.buffer.read())
-    report = os.fdopen(os.dup(1), "w")
+    seconds, memory_mb = float(sys.argv[1]), int(sys.argv[2])
+    report = os.dup(1)
     quiet = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):  # what the code prints goes nowhere
+    for stream in (1, 2):  # what the code prints goes nowhere
         os.dup2(quiet, stream)
-    sys.stdin = io.StringIO()
-    _leave_the_network()
-    _limit(resource.RLIMIT_AS, job["memory_mb"] * 2**20)
-    _limit(resource.RLIMIT_CPU, int(job["seconds"]) + 1)
+    alone = _unshare(_CLONE_NEWNET)
+    _leave_root()
+    if not alone:
+        _unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
+    _disarm_modules()
+    _limit(resource.RLIMIT_AS, memory_mb * 2**20)
+    _limit(resource.RLIMIT_CPU, int(seconds) + 1)
     _limit(resource.RLIMIT_FSIZE, 0)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_NOFILE, 32)
     _limit(resource.RLIMIT_NPROC, 0)
-    token = job.pop("token")
+    leave = os._exit
     try:
-        sys.addaudithook(_refuse)
-        space = {"__name__": "__generated__"}
-        exec(compile(job["code"], "<generated>", "exec"), space)
-        for test in job["tests"]:
-            exec(compile(test, "<test>", "exec"), space)
+        for step in _armed(_steps(report), quiet):
+            step()
     except BaseException as error:
         said = " ".join(str(error).split())
         message = f"{type(error).__name__}: {said}" if said else type(error).__name__
-    else:
-        message = token
-    report.write(message[:500])
-    report.flush()
-    os._exit(0 if message is token else 1)
+        os.write(report, message[:500].encode("utf-8", "replace"))
+    leave(0)
+
+
+def _armed(steps: tuple[Callable[[], Any], ...], quiet: int) -> tuple[Callable[[], Any], ...]:
+    """The steps, from now on under the hook and without an input."""
+    os.dup2(quiet, 0)
+    sys.stdin = io.StringIO()
+    sys.addaudithook(globals().pop("_refuse"))  # by its name the code could change it
+    return steps
 
 
 if __name__ == "__main__":

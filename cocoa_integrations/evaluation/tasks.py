@@ -12,6 +12,7 @@ from cocoa_engine.errors import ConfigError, DataError
 from cocoa_engine.faults import unknown
 from cocoa_integrations.evaluation import metrics, prompts
 from cocoa_integrations.evaluation.files import Record
+from cocoa_integrations.evaluation.generated_code import code_of
 from cocoa_integrations.evaluation.sandbox import run_code
 
 
@@ -144,21 +145,28 @@ def _nq(record: Record, number: str) -> Sample:
         context = Record(f"{record.where}, 'ctxs'", passages[0]).text("text")
     elif "context" in record.values:
         context = record.text("context")
-    references = _answers(record, "answers", "answer")
+    references = _one_or_more(record, "answers", "answer")
     prompt = prompts.natural_questions(question, context)
-    return Sample(id=number, question=question, prompt=prompt, references=references, context=context or "")
+    key = _own_id(record, number)
+    return Sample(id=key, question=question, prompt=prompt, references=references, context=context or "")
 
 
 def _nq_swap(record: Record, number: str) -> Sample:
     question = record.text("question")
     context = record.text("sub_context")
     prompt = prompts.natural_questions(question, context)
-    references = _answers(record, "sub_answer")
-    return Sample(id=number, question=question, prompt=prompt, references=references, context=context)
+    references = _one_or_more(record, "sub_answer")
+    key = _own_id(record, number)
+    return Sample(id=key, question=question, prompt=prompt, references=references, context=context)
 
 
-def _answers(record: Record, *names: str) -> list[str]:
-    """A list of answers, also where the column holds a single text."""
+def _own_id(record: Record, number: str) -> str:
+    """The id of a record of those data sets that are published without, and with."""
+    return record.identity("id") if "id" in record.values else number
+
+
+def _one_or_more(record: Record, *names: str) -> list[str]:
+    """A list of texts, also where the column holds a single one."""
     value = next((record.values[name] for name in names if name in record.values), None)
     return [record.text(*names)] if isinstance(value, str) else record.texts(*names)
 
@@ -193,8 +201,8 @@ def _measure_summary(sample: Sample, answer: str) -> dict[str, float]:
 
 def _mbpp(record: Record, number: str) -> Sample:
     task, tests = record.text("prompt", "text"), record.texts("test_list")
-    before = record.values.get("test_imports") or record.values.get("test_setup_code") or []
-    setup = [before] if isinstance(before, str) else list(before)
+    before = next((name for name in ("test_imports", "test_setup_code") if record.values.get(name)), None)
+    setup = [] if before is None else _one_or_more(record, before)
     return Sample(
         id=record.identity("task_id"),
         question=task,
@@ -208,15 +216,6 @@ def _measure_code(sample: Sample, answer: str) -> dict[str, float]:
     return {"pass_at_1": float(run_code(code_of(answer), sample.tests).passed)}
 
 
-def code_of(answer: str) -> str:
-    """The code in an answer to the MBPP prompt: up to the closing tag, without a Markdown fence around it."""
-    code = answer.partition("[/PYTHON]")[0].replace("[PYTHON]", "")
-    if "```" in code:
-        code = code.split("```")[1]
-        code = code.removeprefix("python").removeprefix("py")
-    return code.strip("\n")
-
-
 # --- arithmetic
 
 
@@ -224,7 +223,8 @@ def _gsm8k(record: Record, number: str) -> Sample:
     question, answer = record.text("question"), record.text("answer")
     if metrics.last_number(answer) is None:
         raise DataError(f"{record.where}: 'answer' holds no number")
-    return Sample(id=number, question=question, prompt=prompts.gsm8k(question), references=[answer])
+    key = _own_id(record, number)
+    return Sample(id=key, question=question, prompt=prompts.gsm8k(question), references=[answer])
 
 
 def _measure_number(sample: Sample, answer: str) -> dict[str, float]:

@@ -58,7 +58,7 @@ class CocoaLM(TemplateLM):
         prefix_token_id: stands before a text without context; by default the tokenizer's first or last token.
         **options: every field of :class:`CocoaConfig` and of :class:`Runtime`, and transformers' options that say where
             a model comes from (``revision``, ``subfolder``, ``gguf_file``, ...). ``middle_layers`` may be written
-            ``10-20``.
+            ``10-20``, ``dola_layers`` ``16-18-20``.
 
     Raises:
         ConfigError: an option is unknown or out of range.
@@ -364,6 +364,13 @@ def _refuse_unknown(rest: Mapping[str, Any]) -> None:
 
 
 def _as_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as a text of options can hold them: a window written ``10-20``."""
-    window = settings.get("middle_layers")
-    return {**settings, "middle_layers": tuple(window.split("-"))} if isinstance(window, str) else dict(settings)
+    """Settings as a text of options can hold them, where a comma ends an option and a number is read as one.
+
+    A window is written ``10-20``, layers ``16-18-20``, a single one ``16``.
+    """
+    known = dict(settings)
+    if isinstance(known.get("middle_layers"), str):
+        known["middle_layers"] = tuple(known["middle_layers"].split("-"))
+    if isinstance(known.get("dola_layers"), (int, str)):
+        known["dola_layers"] = str(known["dola_layers"]).replace("-", ",")
+    return known

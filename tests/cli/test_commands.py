@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import typer
@@ -14,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, ModelInfo, __version__
 from cocoa_engine.cli.options import LoadOptions, with_options
+from cocoa_engine.heads import RetrievalHeads, ScoredHead
 
 Cocoa = Callable[..., Result]
 
@@ -72,6 +74,19 @@ def test_info_shows_what_was_asked_for(cocoa: Cocoa, loads: list[tuple[str | Non
     assert rows["middle layers"] == "10..20"
     assert rows["has chat template"] == "yes"
     assert rows["backend"] == "shared_cache"
+
+
+def test_heads_of_the_model_that_was_named(
+    cocoa: Cocoa, loads: list[tuple[str | None, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = RetrievalHeads(
+        model_name="m", num_layers=1, num_heads=1, samples=1, heads=[ScoredHead(layer=0, head=0, score=0.5)]
+    )
+    monkeypatch.setattr("cocoa_engine.head_detection.find_retrieval_heads", lambda *_, **__: found)
+    result = cocoa("heads", "some/model", "--out", str(tmp_path / "heads.json"))
+    assert result.exit_code == 0, result.output
+    assert [model for model, _ in loads] == ["some/model"]
+    assert RetrievalHeads.model_validate_json((tmp_path / "heads.json").read_text()) == found
 
 
 def test_version_and_help(cocoa: Cocoa) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from cocoa_engine.errors import ConfigError, DataError
 from cocoa_integrations.evaluation import TASKS, load_samples
-from cocoa_integrations.evaluation.tasks import code_of, find_task
+from cocoa_integrations.evaluation.tasks import find_task
 from tests.evaluation.eval_data import TRUTHFULQA, write_jsonl, write_truthfulqa
 
 
@@ -61,6 +61,29 @@ def test_nq_without_context(tmp_path: Path) -> None:
     assert "Context:" not in sample.prompt
 
 
+@pytest.mark.parametrize("task", ["nq", "nq_swap", "gsm8k"])
+def test_an_id_of_its_own(tmp_path: Path, task: str) -> None:
+    record = {"question": "q", "answer": "4", "sub_context": "c", "sub_answer": ["a"]}
+    path = write_jsonl(tmp_path / "a.jsonl", [{**record, "id": "x7"}, {**record, "id": 3}])
+    assert [sample.id for sample in load_samples(task, path)] == ["x7", "3"]
+
+
+def test_what_mbpp_runs_before_its_tests(tmp_path: Path) -> None:
+    record = {"task_id": 1, "prompt": "p", "code": "c", "test_list": ["t"]}
+    before = [
+        {"test_imports": ["import re"]},
+        {"test_imports": [], "test_setup_code": "x = 1"},
+        {"test_setup_code": ""},
+    ]
+    path = write_jsonl(tmp_path / "a.jsonl", [{**record, "task_id": n, **one} for n, one in enumerate(before)])
+    assert [sample.tests for sample in load_samples("mbpp", path)] == [["import re", "t"], ["x = 1", "t"], ["t"]]
+
+
+def test_a_character_in_two_halves_is_whole(tmp_path: Path) -> None:
+    (sample,) = load_samples("samsum", _text("a.jsonl", _ONE.replace('"y"', '"\\ud83d\\ude00"'))(tmp_path))
+    assert sample.references == ["\U0001f600"]
+
+
 def test_gzip_folder_limit_and_shuffle(tmp_path: Path) -> None:
     records = [{"question": f"question {n}", "answer": f"#### {n}"} for n in range(20)]
     text = "".join(json.dumps(record) + "\n" for record in records)
@@ -87,6 +110,8 @@ def _text(name: str, text: str | bytes) -> Callable[[Path], Path]:
 
 
 _ONE = '{"id": "a", "dialogue": "x", "summary": "y"}'
+_NQ = '{"id": "1", "question": "q", "answer": "4", "sub_context": "c", "sub_answer": ["a"]}'
+_MBPP = '"task_id": 1, "prompt": "p", "code": "c", "test_list": ["t"]'
 HEADER = "Question,Best Answer,Correct Answers,Incorrect Answers\n"
 
 
@@ -109,7 +134,17 @@ HEADER = "Question,Best Answer,Correct Answers,Incorrect Answers\n"
         ("nq", _text("a.jsonl", '{"question": "q", "answers": []}'), r"'answers' is empty"),
         ("nq", _text("a.jsonl", '{"question": "q", "answers": ["a", ""]}'), r"'answers' is empty"),
         ("nq", _text("a.jsonl", '{"question": "q", "answers": ["a"], "ctxs": []}'), "'ctxs' must be a list"),
+        ("nq", _text("a.jsonl", f"{_NQ}\n{_NQ}\n"), r"line 2: the id '1' .*line 1"),
+        ("nq_swap", _text("a.jsonl", f"{_NQ}\n{_NQ}\n"), r"line 2: the id '1' .*line 1"),
+        ("gsm8k", _text("a.jsonl", f"{_NQ}\n{_NQ}\n"), r"line 2: the id '1' .*line 1"),
+        ("nq", _text("a.jsonl", _NQ.replace('"1"', "null")), r"line 1: 'id' is empty"),
         ("gsm8k", _text("a.jsonl", '{"question": "q", "answer": "none"}'), "'answer' holds no number"),
+        ("samsum", _text("a.jsonl", _ONE.replace('"y"', '"\\ud83d"')), r"line 1: \\ud83d is half a character"),
+        ("samsum", _text("a.json", f"[{_ONE}, " + _ONE.replace('"y"', '"\\ude00!"') + "]"), r"record 1: \\ude00 is"),
+        ("samsum", _text("a.jsonl", f"{_ONE}\n" + "[" * 100_000), "line 2: nested too deeply"),
+        ("samsum", _text("a.jsonl", _ONE.replace('"a"', "1" * 5000)), "line 1: not JSON .*digits"),
+        ("mbpp", _text("a.json", f'[{{{_MBPP}, "test_imports": 5}}]'), "'test_imports' must be a list of texts"),
+        ("mbpp", _text("a.json", f'[{{{_MBPP}, "test_imports": [5]}}]'), "'test_imports' must be a list of texts"),
         ("truthfulqa_mc", _text("a.csv", "Question,Best Answer\nq,a\n"), r"no column 'Correct Answers'"),
         ("truthfulqa_mc", _text("a.csv", f"{HEADER}q,a,b\n"), r"line 2: .* not as many fields"),
         ("truthfulqa_mc", _text("a.csv", f"{HEADER}q,a,b,c,d\n"), r"line 2: .* not as many fields"),
@@ -135,12 +170,6 @@ def test_a_field_may_hold_line_ends_and_separators(tmp_path: Path) -> None:
     question = "Is this\none\u2028question?"
     (sample,) = load_samples("truthfulqa_gen", write_truthfulqa(tmp_path / "a.csv", [(question, *TRUTHFULQA[0][1:])]))
     assert sample.question == question
-
-
-def test_code_of_an_answer() -> None:
-    code = "def f():\n    return 1"
-    for answer in (f"{code}\n", f"[PYTHON]\n{code}\n[/PYTHON] and more", f"```python\n{code}\n```\nThis is it."):
-        assert code_of(answer) == code
 
 
 def test_the_answer_in_a_text() -> None:

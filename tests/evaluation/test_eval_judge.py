@@ -24,7 +24,7 @@ from typer.testing import Result
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_engine.errors import ConfigError, DataError
 from cocoa_integrations.evaluation import TASKS, Arm, evaluate, load_samples
-from cocoa_integrations.evaluation.agreement import agreement
+from cocoa_integrations.evaluation.agreement import agreement, in_words, read_labels
 from cocoa_integrations.evaluation.judge import judge_run
 from cocoa_integrations.evaluation.judge_prompts import QUESTIONS
 
@@ -103,7 +103,7 @@ def test_verdicts_become_the_papers_figures(folder: Path) -> None:
     assert json.loads((folder / "judged.json").read_text()) == results
     table = (folder / "judged.md").read_text()
     assert "| Truth. (%) ↑ | Info. (%) ↑ | Rej. rate (%) ↓ | T×I (%) ↑ |" in table
-    assert "| 66.00 | 57.28 | 13.50 | 37.81 |" in table  # the paper's baseline
+    assert "| 66.00 | 57.28 | 13.50 | 37.81 | 60.69 | 65.92 | 40.01 |" in table  # the paper's baseline
     assert all(options["temperature"] == 0.0 for options in judge.options)
 
 
@@ -152,6 +152,22 @@ def test_faults_and_time_outs_are_retried(folder: Path) -> None:
     assert all(arm["unjudged"] == 0 for arm in results["arms"])
     errors = [line["error"] for line in rows_of(folder, "judgements.jsonl") if line["error"]]
     assert errors == ["RuntimeError: overloaded", "no reply within 1 s"]
+
+
+def test_a_reply_that_cannot_be_written_is_a_fault(folder: Path) -> None:
+    faults = iter(["\ud83d", RuntimeError("\ud83d"), '{"verdict": ' * 5_000, '{"verdict": ' + "1" * 5000])
+
+    def rule(prompt: str) -> str:
+        fault = next(faults, None)
+        if isinstance(fault, Exception):
+            raise fault
+        return _long_is_true(prompt) if fault is None else fault
+
+    results = judge_run(folder, RuleJudge(rule=rule), concurrency=1, attempts=5)
+    assert all(arm["unjudged"] == 0 for arm in results["arms"])
+    errors = [line["error"] for line in rows_of(folder, "judgements.jsonl") if line["error"]]
+    assert errors[0].startswith("UnicodeEncodeError")
+    assert errors[1:] == [r"RuntimeError: \ud83d", "no verdict in the reply", "no verdict in the reply"]
 
 
 def test_a_killed_judging_goes_on(folder: Path) -> None:
@@ -265,27 +281,61 @@ def test_agreement(tmp_path: Path) -> None:
         {"arm": "greedy", "id": str(n), "ann": one, "bob": two}
         for n, (one, two) in enumerate(zip(first, second, strict=True))
     ]
-    found = agreement(judged, write_labels(tmp_path / "labels.csv", rows))
+    found = agreement(judged, read_labels(write_labels(tmp_path / "labels.csv", rows), judged))
     # ann: 7 in common, 5 alike; she says true 4, the judge 4: p_e = (4*4 + 3*3) / 49
     ann = (5 / 7 - 25 / 49) / (1 - 25 / 49)
     # bob: 8 in common, 5 alike (0, 1, 3, 4, 7); he says true 3, the judge 4: p_e = (3*4 + 5*4) / 64
     bob = (5 / 8 - 1 / 2) / (1 - 1 / 2)
     # each other: 8 in common (0..6, 8), 7 alike; ann says true 5, bob 4: p_e = (5*4 + 3*4) / 64
     both = (7 / 8 - 1 / 2) / (1 - 1 / 2)
-    assert found["judge"] == {"ann": pytest.approx(ann), "bob": pytest.approx(bob)}
-    assert found["people"] == pytest.approx(both)
+    assert found["judge"] == {
+        "ann": {"kappa": pytest.approx(ann), "pairs": 7},
+        "bob": {"kappa": pytest.approx(bob), "pairs": 8},
+    }
+    assert found["people"] == {"ann, bob": {"kappa": pytest.approx(both), "pairs": 8}}
+    assert found["mean_people"] == pytest.approx(both)
+    assert found["mean_judge"] == pytest.approx((ann + bob) / 2)
     assert found["ratio"] == pytest.approx((ann + bob) / 2 / both)
     assert found["labelled"] == {"ann": 8, "bob": 9}
+    words = in_words(found)
+    assert f"- judge and ann: {ann:.3f} (labels in common: 7)\n" in words
+    assert "- ann, bob: 0.750 (labels in common: 8)\n" in words
 
 
 def test_labels_of_a_run(folder: Path, tmp_path: Path) -> None:
     rows = [{"arm": row["arm"], "id": row["id"], "ann": str(len(row["answer"]) % 2)} for row in rows_of(folder)]
-    results = judge_run(folder, RuleJudge(rule=_long_is_true), labels=write_labels(tmp_path / "labels.csv", rows))
+    labels = write_labels(tmp_path / "labels.csv", rows)
+    results = judge_run(folder, RuleJudge(rule=_long_is_true), labels=labels)
     alike = len({row["ann"] for row in rows}) == 1
-    assert results["agreement"]["judge"]["ann"] == (None if alike else pytest.approx(1.0))
-    bad = write_labels(tmp_path / "bad.csv", [{"arm": "greedy", "id": "0", "ann": "perhaps"}])
-    with pytest.raises(DataError, match="neither true nor false"):
-        judge_run(folder, RuleJudge(rule=_long_is_true), labels=bad)
-    strange = write_labels(tmp_path / "strange.csv", [{"arm": "greedy", "id": "77", "ann": "1"}])
-    with pytest.raises(DataError, match="no sample '77'"):
-        judge_run(folder, RuleJudge(rule=_long_is_true), labels=strange)
+    kappa = None if alike else pytest.approx(1.0)
+    assert results["agreement"]["judge"]["ann"] == {"kappa": kappa, "pairs": len(rows)}
+    assert f"(labels in common: {len(rows)})" in (folder / "judged.md").read_text()
+
+
+def test_labels_of_an_empty_answer(folder: Path, tmp_path: Path) -> None:
+    rows = rows_of(folder)
+    rows[0]["answer"] = ""
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    labelled = [{"arm": row["arm"], "id": row["id"], "ann": "1"} for row in rows]
+    results = judge_run(folder, RuleJudge(rule=_long_is_true), labels=write_labels(tmp_path / "labels.csv", labelled))
+    assert results["agreement"]["labelled"] == {"ann": len(rows)}
+    assert results["agreement"]["judge"]["ann"]["pairs"] == len(rows) - 1  # of an answer that is none, no verdict
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([("0", "perhaps")], "line 2: the label 'perhaps' of 'ann' is neither true nor false"),
+        ([("77", "1")], "line 2: the run has no sample '77' of the arm 'greedy'"),
+        ([("0", "1"), ("1", "1"), ("0", "0")], r"line 4: the answer '0' of 'greedy' is labelled by .*line 2 too"),
+        ([("0", "")], "holds no labels"),
+    ],
+)
+def test_bad_labels_are_refused_before_judging(
+    folder: Path, tmp_path: Path, rows: list[tuple[str, str]], message: str
+) -> None:
+    judge = RuleJudge(rule=_long_is_true)
+    labels = write_labels(tmp_path / "bad.csv", [{"arm": "greedy", "id": key, "ann": said} for key, said in rows])
+    with pytest.raises(DataError, match=message):
+        judge_run(folder, judge, labels=labels)
+    assert not judge.prompts

@@ -179,6 +179,20 @@ def test_every_setting_is_a_model_arg(engine: CocoaEngine, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
+    ("written", "layers"), [("16", "16"), ("16-18-20", "16,18,20"), ("16-18", "16,18"), ("low", "low")]
+)
+def test_layers_of_dola_in_a_text(
+    engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, written: str, layers: str
+) -> None:
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: engine)
+    lm = get_model("cocoa").create_from_arg_string(f"method=dola,dola_layers={written}")
+    assert lm.config.dola_layers == layers
+    assert CocoaLM(engine=engine, dola_layers=[16, 18]).config.dola_layers == "16,18"
+    with pytest.raises(ConfigError, match="dola_layers"):
+        get_model("cocoa").create_from_arg_string("method=dola,dola_layers=16-x")
+
+
+@pytest.mark.parametrize(
     ("options", "device_map"),
     [
         ({"device": "cuda:0"}, None),  # what the harness's command line says where there is no GPU, too

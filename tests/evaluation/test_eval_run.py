@@ -205,6 +205,7 @@ def test_settings_are_not_mixed(engine: CocoaEngine, truthfulqa: Path, tmp_path:
         ({"model": {"name": "another"}}, "model.name is"),
         ({"task": TASKS["truthfulqa_gen"]}, "task is"),
         ({"limit": 1, "samples": samples[:1]}, "limit is 2 there, 1 now"),
+        ({"data": {"sha256": "0"}}, 'data is null there, {"sha256": "0"} now'),
         ({"samples": samples[1:3]}, "other samples"),
     ]:
         given: dict[str, Any] = {"task": MC, "samples": samples[:2], "arms": ARMS, "limit": 2, **changes}
@@ -217,6 +218,51 @@ def test_settings_are_not_mixed(engine: CocoaEngine, truthfulqa: Path, tmp_path:
     more = evaluate(engine, MC, samples, ARMS, out, limit=None)
     assert [arm["samples"] for arm in more["arms"]] == [3, 3]
     assert (out / "samples.jsonl").read_bytes().startswith(before)
+
+
+def test_other_data_and_another_order_are_refused(cocoa: Cocoa, truthfulqa: Path, tmp_path: Path) -> None:
+    def command(*more: str) -> Result:
+        return cocoa(
+            "eval", "truthfulqa_mc", "--data", truthfulqa, "--out", tmp_path / "out", "--methods", "greedy", *more
+        )
+
+    shown = command("--shuffle", "3", "--limit", "1")
+    assert shown.exit_code == 0, shown.output
+    assert "data.shuffle is 3 there, null now" in command("--limit", "1").stderr
+    assert "data.shuffle is 3 there, 4 now" in command("--limit", "1", "--shuffle", "4").stderr
+    write_truthfulqa(truthfulqa, [*TRUTHFULQA, ("Is it?", "Yes", "Yes", "No")])
+    assert "data.sha256 is" in command("--limit", "1", "--shuffle", "3").stderr
+
+
+def test_other_heads_are_refused(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
+    from cocoa_engine import heads
+
+    samples, file = load_samples("truthfulqa_mc", truthfulqa)[:1], tmp_path / "heads.json"
+    found = heads.RetrievalHeads.model_validate_json(heads._EMBEDDED.read_text())
+    config, arms = CocoaConfig(decore_heads=str(file)), [Arm("decore")]
+    with pytest.raises(ConfigError, match="cannot be read"):
+        evaluate(engine, MC, samples, arms, tmp_path / "out", config=config)
+    assert not (tmp_path / "out").exists()
+    file.write_text(found.model_dump_json())
+    evaluate(engine, MC, samples, arms, tmp_path / "out", config=config)
+    file.write_text(found.model_copy(update={"heads": found.heads[::-1]}).model_dump_json())
+    with pytest.raises(ConfigError, match="decore_heads is"):
+        evaluate(engine, MC, samples, arms, tmp_path / "out", config=config)
+
+
+def test_a_run_without_a_sample_claims_no_folder(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
+    def fails() -> CocoaEngine:
+        raise ConfigError("the model cannot be loaded")
+
+    samples = load_samples("truthfulqa_mc", truthfulqa)[:1]
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        evaluate(fails, MC, samples, ARMS, tmp_path / "out", model={"name": "wrong"})
+    results = evaluate(engine, MC, samples, ARMS[:1], tmp_path / "out", model={"name": "right"})
+    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
+    assert settings == results["settings"]
+    assert settings["model"] == {"name": "right"}
+    with pytest.raises(ConfigError, match=r"model\.name is"):
+        evaluate(fails, MC, samples, ARMS[:1], tmp_path / "out", model={"name": "wrong"})
 
 
 def test_foreign_folders_are_refused(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
@@ -235,6 +281,27 @@ def test_foreign_folders_are_refused(engine: CocoaEngine, truthfulqa: Path, tmp_
     (tmp_path / "out" / "samples.jsonl").write_text(f"{row}\n{row}\n")
     with pytest.raises(DataError, match=r"comes twice"):
         evaluate(engine, MC, samples[:1], ARMS[:1], tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"metrics": {}}, "has no 'mc1' that is a number"),
+        ({"metrics": {"mc1": None, "mc2": 0.0, "mc3": 0.0}}, "has no 'mc1' that is a number"),
+        ({"metrics": []}, "line 1: not a row"),
+        ({"id": ["0"]}, "line 1: not a row"),
+        ({"answer": None}, "line 1: not a row"),
+    ],
+)
+def test_a_row_that_was_changed_is_refused(
+    engine: CocoaEngine, truthfulqa: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    samples, out = load_samples("truthfulqa_mc", truthfulqa)[:1], tmp_path / "out"
+    evaluate(engine, MC, samples, ARMS[:1], out)
+    (row,) = rows_of(out)
+    (out / "samples.jsonl").write_text(json.dumps({**row, **changes}) + "\n")
+    with pytest.raises(DataError, match=message):
+        evaluate(engine, MC, samples, ARMS[:1], out)
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
@@ -342,8 +409,8 @@ def test_the_engine_does_not_import_the_integrations() -> None:
         ("lm_eval", "import cocoa_integrations.lm_eval"),
         (
             "sklearn",
-            "from pathlib import Path; from cocoa_integrations.evaluation.agreement import agreement\n"
-            "agreement({('greedy', '0'): True}, Path('labels.csv'))",
+            "from pathlib import Path; from cocoa_integrations.evaluation.agreement import read_labels\n"
+            "read_labels(Path('labels.csv'), {('greedy', '0')})",
         ),
     ],
 )

@@ -96,13 +96,22 @@ def test_a_model_of_the_paper_is_chosen() -> None:
             "truthfulqa_gen",
             "Llama-3-8b",
             Arm("cocoa-sig", "con_mlds", 100.0),
-            {"truth": 80.82, "info": 54.20, "rejected": 25.42, "truth_and_info": 43.80},
+            {"truth": 80.82, "info": 54.20, "rejected": 25.42, "truth_and_info": 43.80}
+            | {"truth_kept": 74.28, "info_kept": 72.67, "truth_and_info_kept": 53.97},
         ),
         (
             "truthfulqa_gen",
             "Llama-3-8b",
             Arm("cocoa", "f_mlds", 1.0),
-            {"truth": 75.40, "info": 65.24, "truth_and_info": 49.19},
+            {"truth": 75.40, "info": 65.24, "truth_and_info": 49.19}
+            | {"truth_kept": 69.51, "info_kept": 81.25, "truth_and_info_kept": 56.48},
+        ),
+        (
+            "truthfulqa_gen",
+            "Qwen-2.5-32b",
+            Arm("cocoa-sig", "con_mlds", 2.5),
+            {"truth": 75.00, "info": 69.17, "rejected": 18.46, "truth_and_info": 51.88}
+            | {"truth_kept": 67.85, "info_kept": 88.75, "truth_and_info_kept": 60.21},
         ),
     ],
 )

@@ -20,7 +20,7 @@ def test_it_is_for_the_embedded_model_with_default_settings(engine: CocoaEngine)
         generation = judged.generate(chat("Who wrote Dune?"), max_new_tokens=16)
     assert generation.calibrated
     assert all(0 <= span.risk <= 1 for span in generation.spans)
-    assert generation.answer_risk is None  # none was found worth having: docs/signal.md
+    assert 0 <= generation.answer_risk <= 1
     assert judged.calibrator == RiskCalibrator.load("embedded")
     with pytest.warns(CalibrationWarning, match="the model is"):
         CocoaEngine(engine.model, engine.tokenizer, model_name="another", calibrator="embedded")
@@ -33,9 +33,9 @@ def test_a_copied_answer_is_less_risky_than_an_invented_one(engine: CocoaEngine)
     assert copied.max_risk < invented.max_risk
 
 
-def test_the_readme_has_its_figures() -> None:
-    fitted = RiskCalibrator.load("embedded").span
-    assert fitted is not None
+@pytest.mark.parametrize("level", ["span", "answer"])
+def test_the_readme_has_its_figures(level: str) -> None:
+    fitted = getattr(RiskCalibrator.load("embedded"), level)
     found = fitted.validation
     assert found.folds == 5
     assert "MIT" in fitted.data
@@ -43,7 +43,14 @@ def test_the_readme_has_its_figures() -> None:
     auroc = found.auroc
     assert f"AUROC {auroc.estimate:.3f} ({auroc.low:.3f} – {auroc.high:.3f})" in text
     best = max(rival.auroc.estimate for rival in found.rivals.values())
-    assert f"({best:.3f} for the best of these" in text
+    assert f"({best:.3f} for the best of these" in text or f"best score without a fit ({best:.3f}" in text
     assert f"Brier score {found.brier:.3f} ({found.brier_of_base_rate:.3f}" in text
     assert f"ECE {found.ece:.3f}" in text
-    assert f"{found.items:,} spans" in text
+    assert f"{found.items:,} {level}s" in text
+
+
+def test_it_ranks_above_what_needs_no_fit() -> None:
+    """The figures of the file itself, on prompts left out."""
+    for fitted in (RiskCalibrator.load("embedded").span, RiskCalibrator.load("embedded").answer):
+        assert fitted is not None
+        assert all(rival.difference.estimate > 0 for rival in fitted.validation.rivals.values())

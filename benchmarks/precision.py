@@ -1,4 +1,4 @@
-"""What half-precision weights save on a CPU, and what they change: ``Runtime(linears="bfloat16")``."""
+"""What narrower weights save on a CPU, and what they change: bfloat16 (``Runtime``) and torchao's int8."""
 
 from __future__ import annotations
 
@@ -6,24 +6,34 @@ from itertools import takewhile
 from statistics import mean
 from typing import Any
 
+from torchao.quantization import Int8WeightOnlyConfig
+from transformers import TorchAoConfig
+
 from benchmarks.command import main
 from benchmarks.measure import Bench, Ours, alone, parts
 from benchmarks.prompts import questions
-from cocoa_engine import Generation
+from cocoa_engine import CocoaEngine, Generation, Runtime
 
-EXACT, HALVED = "float32", "bfloat16"
+EXACT, HALVED, INT8 = "float32", "bfloat16", "int8"
 
 
 def measure(bench: Bench) -> dict[str, Any]:
-    """CoCoA-SIG with both, in turns; then their answers compared."""
+    """CoCoA-SIG with each, in turns; then the answers of the others compared with those of the exact weights."""
     settings = bench.settings
-    ways = {
-        EXACT: Ours(bench.engine(draft_tokens=0), max_new_tokens=settings.tokens),
-        HALVED: Ours(bench.engine(draft_tokens=0, linears="bfloat16"), max_new_tokens=settings.tokens),
+    engines = {
+        EXACT: bench.engine(draft_tokens=0),
+        HALVED: bench.engine(draft_tokens=0, linears="bfloat16"),
+        INT8: CocoaEngine.from_pretrained(
+            settings.model,
+            runtime=Runtime(prefix_cache_mb=0, draft_tokens=0),
+            quantization_config=TorchAoConfig(Int8WeightOnlyConfig()),
+        ),
     }
+    ways = {name: Ours(engine, max_new_tokens=settings.tokens) for name, engine in engines.items()}
     race = bench.race("precision", ways, parts(alone(questions(bench.loaded, settings.prompts)), 2))
-    pairs = list(zip(ways[EXACT].answers(), ways[HALVED].answers(), strict=True))
-    return {"race": race, "change": _change(pairs)}
+    exact = ways.pop(EXACT).answers()
+    change = {name: _change(list(zip(exact, way.answers(), strict=True))) for name, way in ways.items()}
+    return {"race": race, "change": change}
 
 
 def _change(pairs: list[tuple[Generation, Generation]]) -> dict[str, float]:

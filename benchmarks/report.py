@@ -259,10 +259,10 @@ def _precision(records: Records) -> str:
         "log_prob_per_token_apart": "difference of log p per token, the same spans, mean",
     }
     rows: Iterator[Sequence[str]] = (
-        [name, f"{change[key]:.1f}" if key.startswith("tokens") else f"{change[key]:.4f}"]
+        [name, *(f"{of[key]:.1f}" if key.startswith("tokens") else f"{of[key]:.4f}" for of in change.values())]
         for key, name in names.items()
     )
-    return _race(measured["race"], "weights") + "\n\n" + _table(["change", ""], rows)
+    return _race(measured["race"], "weights") + "\n\n" + _table(["change from float32", *change], rows)
 
 
 TABLES: dict[str, Callable[[Records], str]] = {

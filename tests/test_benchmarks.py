@@ -108,13 +108,16 @@ def records() -> dict[str, Any]:
             }
         },
         "precision": {
-            "race": race({"float32": [0.030, 0.031], "bfloat16": [0.020, 0.021]}),
+            "race": race({"float32": [0.030, 0.031], "bfloat16": [0.020, 0.021], "int8": [0.060, 0.062]}),
             "change": {
-                "texts_alike": 0.5,
-                "tokens_before_the_first_other_one": 40.5,
-                "f_mlds_apart": 0.002,
-                "con_mlds_apart": 0.001,
-                "log_prob_per_token_apart": 0.01,
+                name: {
+                    "texts_alike": alike,
+                    "tokens_before_the_first_other_one": 40.5,
+                    "f_mlds_apart": 0.002,
+                    "con_mlds_apart": 0.001,
+                    "log_prob_per_token_apart": 0.01,
+                }
+                for name, alike in (("bfloat16", 0.5), ("int8", 0.25))
             },
         },
         "scoring": {
@@ -168,6 +171,10 @@ def test_tables_show_the_figures(records: dict[str, Any]) -> None:
     assert "| 4,096 | 55.0 | 33.0 | 34.0 |" in written("prompt_length", records)
     assert "| CoCoA-SIG | 0.61 (0.60 – 0.62) |" in written("readme", records)
     assert "| keys and values | 100.0 | 101.0 | 1.010 |" in written("memory", records)
+    precision = written("precision", records)
+    assert "| int8 | 61.0 | 2.00 |" in precision
+    assert "| change from float32 | bfloat16 | int8 |" in precision
+    assert "| share of answers with the same tokens | 0.5000 | 0.2500 |" in precision
     assert "M, float32" in written("machine", records)
 
 

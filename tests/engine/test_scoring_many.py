@@ -157,11 +157,12 @@ def test_the_cache_is_freed(bad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
     model = tiny_model("llama")
     engine = CocoaEngine(model, tiny_tokenizer())
-    engine.info()
-    monkeypatch.setattr(SharedCache, "open", record)
     if bad:
         with torch.no_grad():
             model.lm_head.weight[3] = float("nan")
+    engine.info()
+    monkeypatch.setattr(SharedCache, "open", record)
+    if bad:
         with pytest.raises(NonFiniteLogitsError, match=f"at index 0: the logits for token {len(PROMPT)} of"):
             engine.score(PROMPT, [[8, 9], [10]])
     else:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cocoa_engine.backends import Asked, Backend, StepOutput, TokenTree
 from cocoa_engine.cancellation import Cancellation
-from cocoa_engine.errors import EngineBusyError, RequestCancelledError
+from cocoa_engine.errors import EngineBusyError
 
 _SHARED_PREFILL = 512
 """Tokens of a prompt fed between two steps while other sequences wait for theirs."""
@@ -169,8 +169,9 @@ class Scheduler:
             self._turn.notify_all()
             try:
                 while not all(work.done for work in works):
-                    if any(work.cancellation.cancelled for work in works) and not any(work.in_pass for work in works):
-                        raise RequestCancelledError("the call was cancelled")
+                    if not any(work.in_pass for work in works):
+                        for work in works:
+                            work.cancellation.check()
                     if self._driving:
                         self._turn.wait()
                     elif (patience := self._patience()) > 0:

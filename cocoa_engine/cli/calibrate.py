@@ -258,4 +258,6 @@ def _shown(fitted: FittedRisk, unit: str) -> Group:
 
 
 def _interval(value: Estimate, form: str = ".3f") -> str:
-    return f"{value.estimate:{form}} ({value.low:{form}} – {value.high:{form}})"
+    from cocoa_engine.signal.ranking import Interval
+
+    return Interval(value.estimate, value.low, value.high).shown(form)

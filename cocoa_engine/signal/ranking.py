@@ -122,9 +122,10 @@ class RankedWithin:
 
     def __init__(self, scores: ArrayLike, positive: ArrayLike, negative: ArrayLike, strata: ArrayLike) -> None:
         columns = [np.asarray(column, dtype=np.float64) for column in (scores, positive, negative)]
-        self._positive, self._negative, of_item = *columns[1:], np.asarray(strata)
+        _, self._positive, self._negative = columns
+        of_item = np.asarray(strata)
         places = [np.flatnonzero(of_item == stratum) for stratum in np.unique(of_item)]
-        both = [at for at in places if columns[1][at].any() and columns[2][at].any()]
+        both = [at for at in places if self._positive[at].any() and self._negative[at].any()]
         if not both:
             raise LabelledDataError("no stratum has both hallucinated and supported items to rank.")
         self._parts = [(at, Ranked(*(column[at] for column in columns))) for at in both]

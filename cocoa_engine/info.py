@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cocoa_engine.backends import Chosen
 from cocoa_engine.disagreement import middle_layers
+from cocoa_engine.forward.linears import why_not_native
 from cocoa_engine.model import LanguageModel
 from cocoa_engine.tokens import Tokens
 
@@ -37,9 +38,10 @@ class ModelInfo(BaseModel):
         description="What runs the model: our lean pass for the Llama family (static_lean: its steps as CUDA graphs), "
         "or its own modules (with our attention, with their own under a mask, or as they are)."
     )
-    linears: Literal["packed", "shared", "stock", "bfloat16"] = Field(
+    linears: Literal["native", "packed", "shared", "stock", "bfloat16"] = Field(
         description="How linear layers multiply few rows on a CPU."
     )
+    native_obstacle: str | None = Field(description="Why not by our own kernels; none if they can be used.")
 
     @classmethod
     def of(cls, model: LanguageModel, tokens: Tokens, name: str, chosen: Chosen) -> ModelInfo:
@@ -60,4 +62,5 @@ class ModelInfo(BaseModel):
             backend_reason=chosen.reason,
             forward=cast(ForwardName, chosen.backend.forward_name),
             linears=chosen.way,
+            native_obstacle=why_not_native(model.model),
         )

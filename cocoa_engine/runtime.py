@@ -26,10 +26,12 @@ class Runtime(BaseModel):
         description="auto: our lean forward pass for the Llama family (Llama, Mistral, Qwen2, Qwen3) where the model "
         "qualifies; modules: always Hugging Face's own modules.",
     )
-    linears: Literal["auto", "packed", "shared", "stock", "bfloat16"] = Field(
+    linears: Literal["auto", "native", "packed", "shared", "stock", "bfloat16"] = Field(
         "auto",
-        description="Linear layers on a CPU. packed: a second copy of the weights in oneDNN's layout; shared: the "
-        "model's own weights, multiplied from the other side; stock: torch's. auto: packed if memory is ample. "
+        description="Linear layers and attention of a step on a CPU. native: kernels of our own on the model's own "
+        "float32 weights, built with GCC on first use. Else torch's attention, and linear layers packed: a second copy "
+        "of the weights in oneDNN's layout; shared: the model's own weights, multiplied from the other side; stock: "
+        "torch's. auto: native where it can be built, else packed if memory is ample. "
         "bfloat16: a packed copy of float32 weights in half precision, which changes some of the answers.",
     )
     max_batch_size: int = Field(8, ge=1, description="At most this many sequences share a forward pass.")

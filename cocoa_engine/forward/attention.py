@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cocoa_engine.forward.base import Segment
+from cocoa_engine.native import operators
 
 FOLDED_WIDTH = 32
 """Up to this many tokens the query heads of a key-value head are folded into the query's length."""
@@ -21,7 +22,14 @@ _flash: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_c
 
 
 def attend(
-    segment: Segment, layer: int, query: Tensor, *, scale: float, window: int | None, softcap: float | None = None
+    segment: Segment,
+    layer: int,
+    query: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None = None,
+    native: bool = False,
 ) -> Tensor:
     """softmax(q k^T * scale + mask) v of one segment, whose keys and values have been written.
 
@@ -29,6 +37,7 @@ def attend(
         query: ``[heads, W, head_dim]``.
         window: of a layer with sliding attention.
         softcap: c in c * tanh(score / c), as in Gemma 2.
+        native: few tokens by our own kernel, which :mod:`cocoa_engine.native` has on this machine.
 
     Returns:
         ``[W, heads * value_dim]``.
@@ -53,6 +62,10 @@ def attend(
             enable_gqa=groups > 1,
         )
         return out[0].transpose(0, 1).reshape(width, -1)
+    if native and softcap is None and operators.attends(query, keys, values):
+        masked_from = segment.committed if window is None or segment.end <= window else 0
+        seen = segment.mask(window, 1, query.dtype, query.device)
+        return operators.attend(query, keys, values, seen, masked_from, scale=scale)
     parts = _parts(keys, values) if softcap is None else 1
     end = parts * -(-segment.end // parts)
     if parts > 1 and end <= segment.store.capacity:

@@ -58,6 +58,7 @@ class Lean(Forward):
             raise NotImplementedError(obstacle)
         config, decoder = model.config, model.decoder
         self.windows = Windows(config)
+        self.native = way == "native"
         attention: Any = model.layers[0].self_attn
         self.head_dim = int(attention.head_dim)
         self.kv_heads = attention.k_proj.out_features // self.head_dim
@@ -85,7 +86,8 @@ class Lean(Forward):
             for segment in segments:
                 end = start + segment.width
                 segment.store.write(layer, segment.start, keys[:, start:end], values[:, start:end])
-                rows.append(attend(segment, layer, query[:, start:end], scale=self.scale, window=window))
+                own_query = query[:, start:end]
+                rows.append(attend(segment, layer, own_query, scale=self.scale, window=window, native=self.native))
                 start = end
             return rows[0] if len(rows) == 1 else torch.cat(rows)
 

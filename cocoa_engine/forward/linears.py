@@ -1,13 +1,14 @@
 """Linear layers for the few rows of a decoding step on a CPU, where torch's own are slowest.
 
 A step feeds 1 to 8 rows. torch multiplies ``[rows, in] x [in, out]``; for so few rows MKL then reads the weights at a
-fraction of the memory's speed. Two ways are faster:
+fraction of the memory's speed. Three ways are faster:
 
+- native: a kernel of our own on the model's own weights, as fast as the memory; it has to be built on the machine.
 - packed: oneDNN's matrix product on weights in its own layout, flat up to 6 rows, at the cost of a second copy.
 - shared: ``(W x^T)^T`` on the model's own weights, one row padded to two: slower than packed, and more so with every
   row, but without the copy.
 
-A third, off by default, halves what is read: a packed copy in bfloat16. It rounds the weights, so answers change.
+A fourth, off by default, halves what is read: a packed copy in bfloat16. It rounds the weights, so answers change.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cocoa_engine.forward.written import WrittenState, written_state
+from cocoa_engine.native import operators
 
-Way = Literal["packed", "shared", "stock", "bfloat16"]
+Way = Literal["native", "packed", "shared", "stock", "bfloat16"]
 
 _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 
@@ -38,18 +40,38 @@ def choose_way(model: nn.Module, asked: str) -> Way:
     """The way the linear layers of a model are run.
 
     Args:
-        asked: ``"auto"`` packs if the copy takes less than a quarter of the free memory.
+        asked: ``"auto"`` is native where the kernels can be had; else it packs if the copy takes less than a quarter of
+            the free memory.
     """
-    weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-    device_types = {weight.device.type for weight in weights}
-    if asked == "stock" or device_types != {"cpu"} or any(hasattr(weight, "device_mesh") for weight in weights):
+    weights = _linear_weights(model)
+    if asked == "stock" or {weight.device.type for weight in weights} != {"cpu"} or _is_spread(weights):
         return "stock"  # processes that share a model (tensor parallelism) must round alike, whatever memory each has
+    if asked in ("auto", "native") and why_not_native(model) is None:
+        return "native"
     if asked == "shared" or not can_pack():
         return "shared"
     if asked == "bfloat16":
         return "bfloat16"
     size = sum(weight.numel() * weight.element_size() for weight in weights)
     return "packed" if asked == "packed" or size < psutil.virtual_memory().available // 4 else "shared"
+
+
+def why_not_native(model: nn.Module) -> str | None:
+    """Why the kernels of our own cannot run a model's linear layers, if they cannot."""
+    weights = _linear_weights(model)
+    if _is_spread(weights):
+        return "the model is shared by several processes"
+    if kinds := {f"{weight.dtype} on {weight.device.type}" for weight in weights} - {"torch.float32 on cpu"}:
+        return f"they are for float32 on the CPU, not {', '.join(sorted(kinds))}"
+    return operators.why_not()
+
+
+def _linear_weights(model: nn.Module) -> list[Tensor]:
+    return [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+
+
+def _is_spread(weights: Sequence[Tensor]) -> bool:
+    return any(hasattr(weight, "device_mesh") for weight in weights)
 
 
 def can_pack() -> bool:
@@ -93,6 +115,9 @@ class FastLinear:
         self._state = _state(self.weights, self.biases)
         self.bias = _side_by_side(self.biases, self.weights)
         dtype, on_cpu = self.weights[0].dtype, self.weights[0].device.type == "cpu"
+        whole = all(weight.is_contiguous() for weight in self.weights)
+        native = way == "native" and whole and operators.holds(*self.weights, *self.biases)
+        self.native = operators.Linears(self.weights, self.biases) if native else None
         self.packed: Tensor | None = None
         self.halved = way == "bfloat16" and on_cpu and dtype == torch.float32
         if self.halved or (way in ("packed", "bfloat16") and on_cpu and dtype in (torch.float32, torch.bfloat16)):
@@ -105,6 +130,8 @@ class FastLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """``[rows, in]`` to ``[rows, out]``, of whatever strides."""
+        if self.native is not None:
+            return self.native(x)
         rows = x.shape[0]
         if rows <= self.shared_rows:
             return self._shared(x, rows)

@@ -40,6 +40,7 @@ class Modules(Forward):
         self.windows = Windows(model.config)
         self._length_matters = _length_matters(model.config)
         self.linears = _FastLinears(model.model, way)
+        self.native = way == "native"
 
     @property
     def whole_prompts(self) -> bool:
@@ -82,7 +83,7 @@ class Modules(Forward):
         """Let the model's attention modules call :func:`attend` during this thread's pass."""
         config = self.model.config
         original = config._attn_implementation
-        plan = _Plan(segments, self.windows)
+        plan = _Plan(segments, self.windows, self.native)
         config._attn_implementation = _registered(original)
         _current.plan = plan
         try:
@@ -129,9 +130,10 @@ class MaskedModules(Modules):
 class _Plan:
     """What the attention modules of the pass now running look at."""
 
-    def __init__(self, segments: Sequence[Segment], windows: Windows) -> None:
+    def __init__(self, segments: Sequence[Segment], windows: Windows, native: bool) -> None:
         self.segments = segments
         self.windows = windows
+        self.native = native
         self.used = False
 
 
@@ -179,7 +181,9 @@ def _attention_over(original: str) -> Callable[..., Any]:
         rows, start = [], 0
         for segment in plan.segments:
             own_query = query[0, :, start : start + segment.width]  # [heads, W, head_dim]
-            rows.append(attend(segment, layer, own_query, scale=scale, window=window, softcap=softcap))
+            rows.append(
+                attend(segment, layer, own_query, scale=scale, window=window, softcap=softcap, native=plan.native)
+            )
             start += segment.width
         out = rows[0] if len(rows) == 1 else torch.cat(rows)
         return out.view(1, query.shape[2], query.shape[1], -1), None

@@ -170,7 +170,11 @@ def test_real_model(engine, real_forward, names, settings):
         assert answer.usage.prompt_tokens == len(ids)
 
 
-@pytest.mark.parametrize("runtime", [Runtime(forward="modules"), Runtime(linears="shared")], ids=["modules", "shared"])
+@pytest.mark.parametrize(
+    "runtime",
+    [Runtime(forward="modules"), Runtime(linears="packed"), Runtime(linears="shared")],
+    ids=["modules", "packed", "shared"],
+)
 @pytest.mark.parametrize(("names", "settings"), REAL_GROUPS)
 def test_real_model_run_in_other_ways(engine, real_forward, names, settings, runtime):
     """What the reference meets has been passed over by the test before."""

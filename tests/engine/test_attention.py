@@ -12,8 +12,11 @@ from cocoa_engine.forward import attention
 from cocoa_engine.forward.attention import attend
 from cocoa_engine.forward.base import Segment
 from cocoa_engine.forward.store import KeyValues
+from cocoa_engine.native import operators
 from tests.alike import assert_alike
 from tests.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
+
+NATIVE = [False] if operators.why_not() else [False, True]
 
 
 def plain(segment: Segment, query: torch.Tensor, seen: list[list[int]], scale: float) -> torch.Tensor:
@@ -67,8 +70,9 @@ def test_attention_is_the_formula(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: threads)
         patch.setattr(attention, "LONG", 12)
-        out = attend(segment, 0, query, scale=0.3, window=window)
-    torch.testing.assert_close(out, plain(segment, query, seen, 0.3), atol=1e-5, rtol=1e-5)
+        ways = [attend(segment, 0, query, scale=0.3, window=window, native=native) for native in NATIVE]
+    for out in ways:
+        torch.testing.assert_close(out, plain(segment, query, seen, 0.3), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("forward", ["auto", "modules"])
@@ -78,7 +82,8 @@ def test_answers_do_not_depend_on_the_parts(architecture: str, forward: str, mon
     prompt = torch.randint(20, VOCAB_SIZE, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 
     def answer() -> object:
-        engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(forward=forward, prefix_cache_mb=0))  # type: ignore[arg-type]
+        runtime = Runtime(forward=forward, linears="packed", prefix_cache_mb=0)  # type: ignore[arg-type]
+        engine = CocoaEngine(model, tiny_tokenizer(), runtime=runtime)
         return engine.generate(prompt, max_new_tokens=16, gamma=0.1)
 
     expected = answer()

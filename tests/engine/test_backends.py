@@ -26,10 +26,15 @@ from cocoa_engine.forward.windows import Windows
 from cocoa_engine.forward.written import written_state
 from cocoa_engine.hidden_states import FinalLayer, Wanted
 from cocoa_engine.model import LanguageModel
+from cocoa_engine.native import operators
 from tests.tiny_models import ARCHITECTURES, RECURRENT, tiny_model, tiny_tokenizer
 
 PROMPTS = [[5, 9, 40, 77, 12, 150, 3], [200, 201], list(range(30, 60))]
 WANTED = Wanted(2, 4, "post_norm")
+
+WAYS: list[Way] = ["packed", "shared", "stock"]
+if operators.why_not() is None:
+    WAYS.insert(0, "native")
 
 LEAN = ["llama", "mistral", "mistral-sliding", "qwen2", "qwen3"]
 COPIED = [*RECURRENT, "gpt_neo"]  # those whose cache cannot hold branches
@@ -83,9 +88,9 @@ def test_all_ways_agree(architecture: str, monkeypatch: pytest.MonkeyPatch) -> N
     model = tiny_model(architecture)
     ways = [("copied_cache", "stock"), ("recompute", "stock")]
     if architecture not in RECURRENT:
-        ways += [(kind, way) for kind in ("modules", "masked_modules") for way in ("stock", "shared", "packed")]
+        ways += [(kind, way) for kind in ("modules", "masked_modules") for way in WAYS]
     if architecture in LEAN:
-        ways += [("lean", way) for way in ("stock", "shared", "packed")]
+        ways += [("lean", way) for way in WAYS]
     results = []
     for kind, way in ways:
         engine = CocoaEngine(model, tiny_tokenizer())
@@ -322,7 +327,7 @@ def test_what_the_lean_pass_does_not_see_it_leaves_to_the_modules() -> None:
     assert again == plainly
 
 
-@pytest.mark.parametrize("linears", ["packed", "shared", "stock"])
+@pytest.mark.parametrize("linears", WAYS)
 @pytest.mark.parametrize("forward", ["auto", "modules"])
 def test_changed_weights_are_noticed(forward: Literal["auto", "modules"], linears: Way) -> None:
     model = tiny_model("llama")
@@ -347,7 +352,7 @@ def write_through_data(model: PreTrainedModel) -> None:
         assert (weight.data_ptr(), weight._version) == (address, version)
 
 
-@pytest.mark.parametrize("linears", ["packed", "shared", "stock", "bfloat16"])
+@pytest.mark.parametrize("linears", [*WAYS, "bfloat16"])
 @pytest.mark.parametrize("forward", ["auto", "modules"])
 def test_weights_written_through_data_are_noticed(forward: Literal["auto", "modules"], linears: Way) -> None:
     """By the engine that answered before, its prefix cache too, and by a new one that would share packed copies."""
@@ -376,7 +381,7 @@ def test_what_was_tried_on_other_weights_is_tried_again() -> None:
     assert "difference 0.0e+00" not in choose(LanguageModel(model)).reason
 
 
-@pytest.mark.parametrize("linears", ["packed", "shared"])
+@pytest.mark.parametrize("linears", [way for way in WAYS if way != "stock"])
 def test_unchanged_weights_are_packed_and_tried_once(linears: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     model, runtime = tiny_model("llama"), Runtime(linears=linears)
     engine = CocoaEngine(model, tiny_tokenizer(), runtime=runtime)
@@ -415,7 +420,7 @@ def test_a_write_to_all_of_a_tensor_changes_its_state(held: list[torch.Tensor], 
 def test_half_precision_weights_are_used_where_asked_for(engine: CocoaEngine) -> None:
     """A copy in bfloat16: near the model's own figures, and the model is as it was."""
     halved = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(linears="bfloat16"))
-    assert (halved.info().linears, engine.info().linears) == ("bfloat16", "packed")
+    assert (halved.info().linears, engine.info().linears) == ("bfloat16", WAYS[0])
     text = " The capital of France is Paris, and it lies on the Seine."
     exact, near = (each.score("Geography.", text).spans[0] for each in (engine, halved))
     assert exact.token_log_probs == near.token_log_probs  # one pass over a text is the model's own

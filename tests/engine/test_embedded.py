@@ -282,7 +282,7 @@ def test_cache_directory(
         monkeypatch.delenv(name, raising=False)
     for name, value in {"HOME": "/home/u", **variables}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(embedded.sys, "platform", platform)  # type: ignore[attr-defined]
+    monkeypatch.setattr(sys, "platform", platform)
     assert embedded.cache_directory() == Path(expected)
 
 

@@ -1,0 +1,131 @@
+"""The kernels' library: built once for a machine, kept in the cache directory, and tried before it is used.
+
+Whatever stands in the way (no GCC, another processor, another OpenMP runtime) is a reason to do without it, never an
+error: torch's own operators then do the same work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from cocoa_engine.cache_directory import cache_directory
+
+logger = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-Wno-psabi")
+COMPILERS = ("g++", "c++")
+BUILD_TIMEOUT = 120.0  # seconds; a build takes about two
+
+
+class Library(NamedTuple):
+    """The loaded library, or why there is none."""
+
+    handle: ctypes.CDLL | None
+    reason: str
+
+
+class _UnfitError(Exception):
+    """This machine cannot have the kernels."""
+
+
+@functools.cache
+def library() -> Library:
+    """The kernels, built now if this machine has not built them yet."""
+    try:
+        return Library(_declared(_loaded()), f"built from {SOURCE.name}")
+    except (_UnfitError, OSError, subprocess.SubprocessError) as error:
+        reason = str(error).strip().splitlines()[0]
+        logger.info("no kernels of our own on this machine, decoding is slower: %s", reason)
+        return Library(None, reason)
+
+
+def _loaded() -> ctypes.CDLL:
+    if platform.system() != "Linux" or platform.machine() not in ("x86_64", "AMD64"):
+        raise _UnfitError(f"they are for Linux on x86-64, not {platform.system()} on {platform.machine()}")
+    compiler = _compiler()
+    kept = cache_directory() / f"kernels-{_fingerprint(compiler)}.so"
+    if not kept.is_file():
+        with tempfile.TemporaryDirectory(prefix="cocoa-kernels-") as folder:
+            made = _compile(compiler, Path(folder))
+            try:
+                _keep(made, kept)
+            except OSError as error:
+                logger.info("the kernels cannot be kept in %s and are built for this process alone: %s", kept, error)
+                return _opened(made)
+    return _opened(kept)
+
+
+def _compiler() -> str:
+    for name in (os.environ.get("CXX"), *COMPILERS):
+        if name and (found := shutil.which(name)):
+            return found
+    raise _UnfitError("no C++ compiler was found; install GCC (g++)")
+
+
+def _fingerprint(compiler: str) -> str:
+    """Of all that the library depends on: unlike machines may share a home directory."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=BUILD_TIMEOUT, check=True).stdout
+    processor = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
+    parts = (SOURCE.read_bytes(), " ".join(FLAGS).encode(), compiler.encode(), version, processor.encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def _compile(compiler: str, folder: Path) -> Path:
+    """Compile and link. Not against an OpenMP runtime: torch has loaded one, and two would fight for the cores."""
+    object_file, made = folder / "kernels.o", folder / "kernels.so"
+    for command in (
+        [compiler, *FLAGS, "-c", str(SOURCE), "-o", str(object_file)],
+        [compiler, "-shared", str(object_file), "-o", str(made)],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT, check=False)
+        if done.returncode:
+            said = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["?"]
+            raise _UnfitError(f"{compiler} could not build them: {said[0].strip()}")
+    return made
+
+
+def _keep(made: Path, kept: Path) -> None:
+    """Put a file in its place in one go, for another process may be reading or building it."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    partial = kept.with_name(f"{kept.name}.{os.getpid()}")
+    try:
+        shutil.copyfile(made, partial)
+        partial.replace(kept)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _opened(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path), mode=os.RTLD_NOW)
+    except OSError as error:
+        if "GOMP" in str(error):
+            raise _UnfitError("this build of torch does not bring GNU's OpenMP runtime") from error
+        raise
+
+
+def _declared(handle: ctypes.CDLL) -> ctypes.CDLL:
+    pointer, long, integer = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+    handle.cocoa_linear.argtypes = [pointer, *[long] * 4, *[pointer] * 4, long, integer]
+    handle.cocoa_linear.restype = None
+    handle.cocoa_attend.argtypes = [
+        *(pointer, long, long),  # query
+        *(pointer, pointer, long),  # keys, values
+        *(pointer, long),  # mask
+        pointer,  # out
+        *[long] * 5,  # heads, kv_heads, width, head_dim, slots
+        *(ctypes.c_float, long, integer),
+    ]
+    handle.cocoa_attend.restype = None
+    return handle

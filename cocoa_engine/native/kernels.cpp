@@ -1,0 +1,439 @@
+// The arithmetic of a decoding step on a CPU, for the few rows that torch's matrix products are slowest on.
+//
+// A step feeds 1 to some 20 rows, the tips of all branches. Everything here reads each weight, key and value from memory
+// once, whatever the number of rows, and does so little besides that more rows cost next to nothing. A row's result does
+// not depend on which other rows are fed with it.
+//
+// GCC's vector extensions, one source for every instruction set. Built by build.py; all pointers are to float32.
+
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#if !defined(__GNUC__) || defined(__clang__)
+#error "needs GCC: its vector extensions, and the OpenMP runtime that torch uses too"
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")  // or an array of vectors does not stay in registers
+#define INLINE_LAMBDA __attribute__((always_inline))
+
+namespace {
+
+#if defined(__AVX512F__)  // 32 registers of 16 lanes
+constexpr int LANES = 16, ROWS_AT_ONCE = 8, DOT_ROWS = 6, TILE_ROWS = 12, VALUE_ROWS = 6;
+#elif defined(__AVX2__) && defined(__FMA__)  // 16 of 8
+constexpr int LANES = 8, ROWS_AT_ONCE = 6, DOT_ROWS = 3, TILE_ROWS = 6, VALUE_ROWS = 2;
+#else
+#error "needs AVX2 or AVX-512"
+#endif
+typedef float Vec __attribute__((vector_size(4 * LANES)));
+typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef float Vec8 __attribute__((vector_size(32)));
+typedef float Vec4 __attribute__((vector_size(16)));
+
+INLINE Vec load(const float* p) { return *reinterpret_cast<const Unaligned*>(p); }
+INLINE void store(float* p, Vec v) { *reinterpret_cast<Unaligned*>(p) = v; }
+INLINE Vec all(float x) { return x - Vec{}; }
+
+#ifdef __AVX512F__
+#define PICK(a, b, p, q, r, s) \
+    __builtin_shufflevector(a, b, p, q, r, s, p + 4, q + 4, r + 4, s + 4, p + 8, q + 8, r + 8, s + 8, p + 12, q + 12, \
+                            r + 12, s + 12)
+INLINE Vec8 folded(Vec v) {
+    return __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+           __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+#else
+#define PICK(a, b, p, q, r, s) __builtin_shufflevector(a, b, p, q, r, s, p + 4, q + 4, r + 4, s + 4)
+INLINE Vec8 folded(Vec v) { return v; }
+#endif
+
+INLINE Vec4 quarters(Vec v) {  // the four sums of every fourth lane
+    Vec8 h = folded(v);
+    return __builtin_shufflevector(h, h, 0, 1, 2, 3) + __builtin_shufflevector(h, h, 4, 5, 6, 7);
+}
+
+INLINE Vec4 sums(Vec a, Vec b, Vec c, Vec d) {  // of four vectors at once
+    constexpr int B = LANES;                    // the second vector's first lane
+    Vec ab = PICK(a, b, 0, B, 1, B + 1) + PICK(a, b, 2, B + 2, 3, B + 3);
+    Vec cd = PICK(c, d, 0, B, 1, B + 1) + PICK(c, d, 2, B + 2, 3, B + 3);
+    return quarters(PICK(ab, cd, 0, 1, B, B + 1) + PICK(ab, cd, 2, 3, B + 2, B + 3));
+}
+
+INLINE Vec exponential(Vec x) {  // e^x for x <= 0, as in the Cephes library: within 2 units in the last place
+    Vec bounded = x < -87.3f ? all(-87.3f) : x;
+    Ints n = __builtin_convertvector(bounded * 1.44269504f - 0.5f, Ints);
+    Vec whole = __builtin_convertvector(n, Vec);
+    Vec r = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
+    Vec p = all(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    Vec scaled = p * (Vec)((n + 127) << 23);
+    return x < -87.3f ? Vec{} : scaled;
+}
+
+// ---- linear layers -------------------------------------------------------------------------------------------------
+
+struct Linear {  // y = x W^T + b
+    const float* x;
+    long x_stride, rows, in;
+    const float* weight;  // [out, in]
+    const float* bias;    // [out], or null
+    float* y;
+    long y_stride;
+};
+
+// Few rows: lanes run along the inputs. A weight is loaded once and multiplied with ROWS inputs.
+template <int ROWS, int OUTS>
+INLINE void dot_products(const Linear& job, long row, long out) {
+    // as far ahead as memory takes to answer, in the order in which the weights are read
+    const long ahead = OUTS == 1 ? 1024 : OUTS * job.in + 256;
+    constexpr int FOURS = (OUTS * ROWS + 3) / 4 * 4;  // summed up four at a time, the last with some zeros
+    Vec acc[FOURS] = {};
+    const float* x = job.x + row * job.x_stride;
+    const float* w = job.weight + out * job.in;
+    long i = 0;
+    for (; i + LANES <= job.in; i += LANES) {
+        Vec xs[ROWS];
+        UNROLL
+        for (int r = 0; r < ROWS; r++) xs[r] = load(x + r * job.x_stride + i);
+        UNROLL
+        for (int o = 0; o < OUTS; o++) {
+            Vec ws = load(w + o * job.in + i);
+            asm("" : "+v"(ws));  // loaded once, for a file's weights lie across cache lines
+            __builtin_prefetch(w + o * job.in + i + ahead);
+            UNROLL
+            for (int r = 0; r < ROWS; r++) acc[o * ROWS + r] += ws * xs[r];
+        }
+    }
+    float products[FOURS];
+    UNROLL
+    for (int n = 0; n < FOURS; n += 4) {
+        Vec4 four = sums(acc[n], acc[n + 1], acc[n + 2], acc[n + 3]);
+        memcpy(products + n, &four, sizeof four);
+    }
+    UNROLL
+    for (int n = 0; n < OUTS * ROWS; n++) {
+        const int r = n % ROWS, o = n / ROWS;
+        float y = products[n];
+        for (long t = i; t < job.in; t++) y += x[r * job.x_stride + t] * w[o * job.in + t];
+        job.y[(row + r) * job.y_stride + out + o] = job.bias ? y + job.bias[out + o] : y;
+    }
+}
+
+template <int N>
+struct Count {
+    static constexpr int value = N;
+};
+
+// Call do_rows(first, Count<n>) for all rows, in chunks of nearly equal size n <= MOST.
+template <int MOST, typename F>
+INLINE void pick(long first, int n, F do_rows) {
+    if (n == MOST) return do_rows(first, Count<MOST>{});
+    if constexpr (MOST > 1) pick<MOST - 1>(first, n, do_rows);
+}
+
+template <int MOST, typename F>
+INLINE void in_chunks(long rows, F do_rows) {
+    const long chunks = (rows + MOST - 1) / MOST;
+    for (long c = 0; c < chunks; c++) {
+        const long first = rows * c / chunks;
+        pick<MOST>(first, rows * (c + 1) / chunks - first, do_rows);
+    }
+}
+
+// Of a few outputs, all rows. Up to ROWS_AT_ONCE rows the weights are read in the order of memory, which is then the only
+// limit; more rows share a block of weights that stays in the first-level cache.
+template <int OUTS>
+void dot_all_rows(const Linear& job, long out) {
+    if (job.rows <= ROWS_AT_ONCE)
+        pick<ROWS_AT_ONCE>(0, job.rows, [&](long row, auto n) INLINE_LAMBDA {
+            for (int o = 0; o < OUTS; o++) dot_products<n.value, 1>(job, row, out + o);
+        });
+    else
+        in_chunks<DOT_ROWS>(job.rows, [&](long row, auto n) INLINE_LAMBDA {
+            dot_products<n.value, OUTS>(job, row, out);
+        });
+}
+
+// Many rows: lanes run along the outputs, of which PANEL are turned into a buffer that stays in the first-level cache.
+constexpr int PANEL = 2 * LANES, DEPTH = 192;
+
+template <int S>
+INLINE void exchange(Vec* a) {  // one stage of a transposition: lanes with bit S change places with rows with bit S
+    Ints low, high;
+    for (int lane = 0; lane < LANES; lane++) {
+        low[lane] = lane & S ? LANES + lane - S : lane;
+        high[lane] = lane & S ? LANES + lane : lane + S;
+    }
+    UNROLL
+    for (int i = 0; i < LANES; i++)
+        if (!(i & S)) {
+            Vec first = a[i], second = a[i + S];
+            a[i] = __builtin_shuffle(first, second, low);
+            a[i + S] = __builtin_shuffle(first, second, high);
+        }
+}
+
+INLINE void turn(const float* w, long in, int depth, float* panel) {  // [PANEL, depth] to [depth, PANEL]
+    for (int o = 0; o < PANEL; o += LANES) {
+        int i = 0;
+        for (; i + LANES <= depth; i += LANES) {
+            Vec a[LANES];
+            UNROLL
+            for (int r = 0; r < LANES; r++) a[r] = load(w + (o + r) * in + i);
+            exchange<1>(a), exchange<2>(a), exchange<4>(a);
+            if constexpr (LANES == 16) exchange<8>(a);
+            UNROLL
+            for (int r = 0; r < LANES; r++) store(panel + (i + r) * PANEL + o, a[r]);
+        }
+        for (; i < depth; i++)
+            UNROLL
+            for (int r = 0; r < LANES; r++) panel[i * PANEL + o + r] = w[(o + r) * in + i];
+    }
+}
+
+template <int ROWS>
+INLINE void tile(const Linear& job, const float* panel, long row, long out, long from, int depth) {
+    Vec acc[ROWS][2];
+    const float* x = job.x + row * job.x_stride + from;
+    float* y = job.y + row * job.y_stride + out;
+    UNROLL
+    for (int r = 0; r < ROWS; r++)
+        UNROLL
+        for (int t = 0; t < 2; t++)
+            acc[r][t] = from ? load(y + r * job.y_stride + t * LANES)
+                             : (job.bias ? load(job.bias + out + t * LANES) : Vec{});
+    for (int i = 0; i < depth; i++) {
+        Vec w0 = load(panel + i * PANEL), w1 = load(panel + i * PANEL + LANES);
+        UNROLL
+        for (int r = 0; r < ROWS; r++) {
+            float one = x[r * job.x_stride + i];
+            acc[r][0] += one * w0;
+            acc[r][1] += one * w1;
+        }
+    }
+    UNROLL
+    for (int r = 0; r < ROWS; r++)
+        UNROLL
+        for (int t = 0; t < 2; t++) store(y + r * job.y_stride + t * LANES, acc[r][t]);
+}
+
+void panel_all_rows(const Linear& job, long out) {
+    alignas(64) float panel[PANEL * DEPTH];
+    for (long from = 0; from < job.in; from += DEPTH) {
+        int depth = job.in - from < DEPTH ? job.in - from : DEPTH;
+        turn(job.weight + out * job.in + from, job.in, depth, panel);
+        in_chunks<TILE_ROWS>(job.rows, [&](long row, auto n) INLINE_LAMBDA {
+            tile<n.value>(job, panel, row, out, from, depth);
+        });
+    }
+}
+
+constexpr long MANY_ROWS = 20;
+
+// ---- attention -----------------------------------------------------------------------------------------------------
+
+struct Attention {
+    const float* query;  // [heads, width, dim]
+    long query_head, query_token;
+    const float *keys, *values;  // [kv_heads, capacity, dim]
+    long kv_head;
+    const float* mask;  // [width, slots], additive; null sees everything
+    long masked_from;   // slots below are seen by every token
+    float* out;         // [width, heads * dim]
+    long heads, kv_heads, width, dim, slots;
+    float scale;
+    long rows() const { return heads / kv_heads * width; }  // of a key-value head
+};
+
+constexpr int BLOCK = 32;  // slots: their keys and values fit the first-level cache
+constexpr int LINE = 16;   // floats in a cache line; the next block is fetched while this one is worked on
+
+// acc[r] += sum_j p[j][r] v[j] over a block, lanes along the head's dimension.
+template <int ROWS, int VECS>
+INLINE void add_values(const float* p, const float* v, float* acc, long dim, int count) {
+    Vec a[ROWS][VECS];
+    UNROLL
+    for (int r = 0; r < ROWS; r++)
+        UNROLL
+        for (int t = 0; t < VECS; t++) a[r][t] = load(acc + r * dim + t * LANES);
+    for (int j = 0; j < count; j++) {
+        Vec vs[VECS];
+        UNROLL
+        for (int t = 0; t < VECS; t++) vs[t] = load(v + j * dim + t * LANES);
+        UNROLL
+        for (int r = 0; r < ROWS; r++) {
+            float weight = p[j * LANES + r];
+            UNROLL
+            for (int t = 0; t < VECS; t++) a[r][t] += weight * vs[t];
+        }
+    }
+    UNROLL
+    for (int r = 0; r < ROWS; r++)
+        UNROLL
+        for (int t = 0; t < VECS; t++) store(acc + r * dim + t * LANES, a[r][t]);
+}
+
+template <int ROWS>
+INLINE void add_values(const float* p, const float* v, float* acc, long dim, int count) {
+    long d = 0;
+    for (; d + 4 * LANES <= dim; d += 4 * LANES) add_values<ROWS, 4>(p, v + d, acc + d, dim, count);
+    for (; d + LANES <= dim; d += LANES) add_values<ROWS, 1>(p, v + d, acc + d, dim, count);
+    for (; d < dim; d++)
+        for (int r = 0; r < ROWS; r++)
+            for (int j = 0; j < count; j++) acc[r * dim + d] += p[j * LANES + r] * v[j * dim + d];
+}
+
+// Scores of COUNT keys with up to LANES rows, one row to a lane: a key is read as it lies, one number at a time. On the
+// way the next block's keys and values are fetched, a line of each for every two numbers: COUNT of 8 takes them all.
+template <int COUNT>
+INLINE void score(const float* keys, const float* values, const float* turned, long dim, bool fetch, float* scores) {
+    Vec s[COUNT] = {};
+    for (long d = 0; d < dim; d++) {
+        Vec q = load(turned + d * LANES);
+        if (COUNT == 8 && fetch) __builtin_prefetch((d & 1 ? values : keys) + BLOCK * dim + d / 2 * LINE);
+        UNROLL
+        for (int t = 0; t < COUNT; t++) s[t] += keys[t * dim + d] * q;
+    }
+    UNROLL
+    for (int t = 0; t < COUNT; t++) store(scores + t * LANES, s[t]);
+}
+
+struct Lanes {  // up to LANES rows of a key-value head, and the softmax over the slots so far
+    Vec highest, total;
+    long token[LANES];
+};
+
+// Softmax-weighted sum over the slots [from, to) of one key-value head, before division by the sum of the weights:
+// acc [rows, dim], and of each row the highest score and the sum of e^(score - highest).
+void attend_part(const Attention& a, long kv_head, long from, long to, float* acc, float* highest, float* total) {
+    const long rows = a.rows(), dim = a.dim, groups = (rows + LANES - 1) / LANES;
+    static thread_local std::vector<float> turned_queries;
+    static thread_local std::vector<Lanes> lanes;
+    turned_queries.assign(groups * dim * LANES, 0.0f);
+    lanes.resize(groups);
+    for (long row = 0; row < rows; row++) {
+        long head = kv_head * (rows / a.width) + row / a.width, token = row % a.width;
+        const float* query = a.query + head * a.query_head + token * a.query_token;
+        float* turned = turned_queries.data() + row / LANES * dim * LANES + row % LANES;
+        for (long d = 0; d < dim; d++) turned[d * LANES] = query[d] * a.scale;
+        lanes[row / LANES].token[row % LANES] = token;
+    }
+    for (Lanes& lane : lanes) lane.highest = all(-FLT_MAX), lane.total = Vec{};
+    memset(acc, 0, sizeof(float) * rows * dim);
+
+    alignas(64) float p[BLOCK * LANES];
+    for (long block = from; block < to; block += BLOCK) {
+        const int count = to - block < BLOCK ? to - block : BLOCK;
+        const float* keys = a.keys + kv_head * a.kv_head + block * dim;
+        const float* values = a.values + kv_head * a.kv_head + block * dim;
+        for (long group = 0; group < groups; group++) {
+            Lanes& lane = lanes[group];
+            const float* turned = turned_queries.data() + group * dim * LANES;
+            const int used = rows - group * LANES < LANES ? rows - group * LANES : LANES;
+            int j = 0;
+            for (; j + 8 <= count; j += 8)
+                score<8>(keys + j * dim, values + j * dim, turned, dim, group == 0, p + j * LANES);
+            for (; j < count; j++) score<1>(keys + j * dim, values, turned, dim, false, p + j * LANES);
+            if (a.mask && block + count > a.masked_from)
+                for (j = 0; j < count; j++)
+                    for (int r = 0; r < used; r++) p[j * LANES + r] += a.mask[lane.token[r] * a.slots + block + j];
+
+            Vec top = lane.highest;
+            for (j = 0; j < count; j++) {
+                Vec s = load(p + j * LANES);
+                top = s > top ? s : top;
+            }
+            Vec shrink = exponential(lane.highest - top);
+            lane.highest = top;
+            lane.total *= shrink;
+            for (j = 0; j < count; j++) {
+                Vec e = exponential(load(p + j * LANES) - top);
+                lane.total += e;
+                store(p + j * LANES, e);
+            }
+            float* own = acc + group * LANES * dim;
+            for (int r = 0; r < used; r++)
+                for (long d = 0; d < dim; d++) own[r * dim + d] *= shrink[r];
+            in_chunks<VALUE_ROWS>(used, [&](long row, auto n) INLINE_LAMBDA {
+                add_values<n.value>(p + row, values, own + row * dim, dim, count);
+            });
+        }
+    }
+    for (long row = 0; row < rows; row++) {
+        highest[row] = lanes[row / LANES].highest[row % LANES];
+        total[row] = lanes[row / LANES].total[row % LANES];
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Linear layers that read the same x, their outputs side by side in y.
+void cocoa_linear(const float* x, long x_stride, long rows, long in, long layers, const float* const* weights,
+                  const float* const* biases, const long* outs, float* y, long y_stride, int threads) {
+    const bool many = rows > MANY_ROWS;
+    const long step = many ? PANEL : 4;
+#pragma omp parallel num_threads(threads)
+    {
+        float* place = y;
+        for (long layer = 0; layer < layers; place += outs[layer], layer++) {
+            Linear job{x, x_stride, rows, in, weights[layer], biases[layer], place, y_stride};
+            const long whole = outs[layer] / step * step;
+#pragma omp for schedule(static) nowait
+            for (long out = 0; out < whole; out += step)
+                if (many)
+                    panel_all_rows(job, out);
+                else
+                    dot_all_rows<4>(job, out);
+#pragma omp for schedule(static) nowait
+            for (long out = whole; out < outs[layer]; out++) dot_all_rows<1>(job, out);
+        }
+    }
+}
+
+// softmax(q k^T * scale + mask) v. The slots of each key-value head are divided into parts that threads share, put
+// together by their weights: with z_i the sum of e^score over part i, sum_i z_i / (sum_j z_j) * softmax(scores_i) v_i.
+void cocoa_attend(const float* query, long query_head, long query_token, const float* keys, const float* values,
+                  long kv_head, const float* mask, long masked_from, float* out, long heads, long kv_heads, long width,
+                  long dim, long slots, float scale, long parts, int threads) {
+    const Attention a{query, query_head, query_token, keys,     values, kv_head, mask,  masked_from,
+                      out,   heads,      kv_heads,    width, dim,    slots,   scale};
+    const long rows = a.rows(), jobs = kv_heads * parts;
+    static thread_local std::vector<float> scratch;
+    scratch.resize(jobs * rows * (dim + 2));
+    float *acc = scratch.data(), *highest = acc + jobs * rows * dim, *total = highest + jobs * rows;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long job = 0; job < jobs; job++) {
+        long part = job % parts;
+        attend_part(a, job / parts, slots * part / parts, slots * (part + 1) / parts, acc + job * rows * dim,
+                    highest + job * rows, total + job * rows);
+    }
+    for (long g = 0; g < kv_heads; g++)
+        for (long row = 0; row < rows; row++) {
+            const long first = g * parts * rows + row, head = g * (heads / kv_heads) + row / width;
+            float* to = out + (row % width) * heads * dim + head * dim;
+            float top = -FLT_MAX, sum = 0;
+            for (long part = 0; part < parts; part++) top = fmaxf(top, highest[first + part * rows]);
+            memset(to, 0, sizeof(float) * dim);
+            for (long part = 0; part < parts; part++) {
+                const long at = first + part * rows;
+                const float weight = expf(highest[at] - top);
+                sum += weight * total[at];
+                for (long d = 0; d < dim; d++) to[d] += weight * acc[at * dim + d];
+            }
+            for (long d = 0; d < dim; d++) to[d] /= sum;
+        }
+}
+
+}  // extern "C"

@@ -1,0 +1,142 @@
+"""The kernels on tensors. All are float32 and on the CPU; threads are torch's."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cocoa_engine.native.build import library
+
+SLOTS_IN_PART = 32
+"""At least so many slots of a key-value head are worth a thread's while."""
+
+
+@functools.cache
+def why_not() -> str | None:
+    """Why the kernels cannot be used on this machine, if they cannot; they are tried once on small tensors."""
+    known = library()
+    if known.handle is None:
+        return known.reason
+    return None if _right() else "they compute something else than torch"
+
+
+def holds(*tensors: Tensor | None) -> bool:
+    """Whether tensors are such as the kernels read: float32, on the CPU, the last dimension without gaps."""
+    return all(
+        tensor is None or (tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.stride(-1) == 1)
+        for tensor in tensors
+    )
+
+
+def attends(query: Tensor, keys: Tensor, values: Tensor) -> bool:
+    """Whether :func:`attend` can read these."""
+    alike = keys.shape == values.shape and keys.stride() == values.stride()
+    return alike and keys.stride(1) == keys.shape[2] == query.shape[2] and holds(query, keys, values)
+
+
+class Linears:
+    """``x W^T + b`` of linear layers that read the same input, on the weights where they are.
+
+    Args:
+        weights: each ``[out, in]``, contiguous.
+        biases: of each ``[out]``, or none.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
+        self._kept = (*weights, *biases)  # the addresses below are theirs
+        self._count = len(weights)
+        pointers = ctypes.c_void_p * self._count
+        self._weights = pointers(*(weight.data_ptr() for weight in weights))
+        self._biases = pointers(*(None if bias is None else bias.data_ptr() for bias in biases))
+        self._outs = (ctypes.c_long * self._count)(*(weight.shape[0] for weight in weights))
+        self._inputs = weights[0].shape[1]
+        self._total = sum(weight.shape[0] for weight in weights)
+        handle = library().handle
+        assert handle is not None, "why_not() has been asked"
+        self._run = handle.cocoa_linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``[rows, in]`` to ``[rows, out]``, the layers' outputs side by side."""
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        rows = x.shape[0]
+        y = x.new_empty(rows, self._total)
+        self._run(
+            x.data_ptr(),
+            x.stride(0),
+            rows,
+            self._inputs,
+            self._count,
+            self._weights,
+            self._biases,
+            self._outs,
+            y.data_ptr(),
+            self._total,
+            torch.get_num_threads(),
+        )
+        return y
+
+
+def attend(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, masked_from: int, *, scale: float
+) -> Tensor:
+    """softmax(q k^T * scale + mask) v.
+
+    Args:
+        query: ``[heads, W, head_dim]``, as are these, such as :func:`attends` says.
+        keys, values: ``[kv_heads, S, head_dim]``.
+        mask: additive, ``[W, S]``, contiguous; none sees everything.
+        masked_from: slots below are seen by every token: the mask says nothing of them.
+
+    Returns:
+        ``[W, heads * head_dim]``.
+    """
+    heads, width, head_dim = query.shape
+    kv_heads, slots, _ = keys.shape
+    threads = torch.get_num_threads()
+    parts = min(threads // math.gcd(threads, kv_heads), max(1, slots // SLOTS_IN_PART))
+    out = query.new_empty(width, heads * head_dim)
+    handle = library().handle
+    assert handle is not None, "why_not() has been asked"
+    handle.cocoa_attend(
+        query.data_ptr(),
+        query.stride(0),
+        query.stride(1),
+        keys.data_ptr(),
+        values.data_ptr(),
+        keys.stride(0),
+        None if mask is None else mask.data_ptr(),
+        masked_from,
+        out.data_ptr(),
+        heads,
+        kv_heads,
+        width,
+        head_dim,
+        slots,
+        scale,
+        parts,
+        threads,
+    )
+    return out
+
+
+def _right() -> bool:
+    generator = torch.Generator().manual_seed(0)
+    weight, bias, x = (torch.randn(size, generator=generator) for size in ((37, 43), (37,), (64, 43)))
+    expected = F.linear(x, weight, bias)
+    linears = Linears([weight], [bias])
+    query, keys, values = (torch.randn(size, generator=generator) for size in ((4, 3, 24), (2, 70, 24), (2, 70, 24)))
+    mask = torch.zeros(3, 70)
+    mask[0, 50:] = torch.finfo(torch.float32).min
+    found = attend(query, keys, values, mask, 50, scale=0.5)
+    all_keys, all_values = keys.repeat_interleave(2, 0), values.repeat_interleave(2, 0)
+    plain = F.scaled_dot_product_attention(query, all_keys, all_values, mask, scale=0.5)
+    pairs = [(linears(x[:rows]), expected[:rows]) for rows in (1, 8, 20, 64)]
+    pairs.append((found, plain.transpose(0, 1).reshape(3, -1)))
+    return all(torch.allclose(one, other, atol=1e-4) for one, other in pairs)

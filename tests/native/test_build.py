@@ -1,0 +1,134 @@
+"""Building the kernels: once, beside other processes, and never an error where they cannot be had."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cocoa_engine import CocoaEngine, Runtime
+from cocoa_engine.cache_directory import CACHE_VARIABLE
+from cocoa_engine.forward import linears
+from cocoa_engine.native import build, operators
+from tests.tiny_models import tiny_model, tiny_tokenizer
+
+needs_kernels = pytest.mark.skipif(operators.why_not() is not None, reason=f"no kernels: {operators.why_not()}")
+
+
+@pytest.fixture
+def anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache directory, and nothing remembered of the machine."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv(CACHE_VARIABLE, str(folder))
+    build.library.cache_clear()
+    operators.why_not.cache_clear()
+    yield folder
+    build.library.cache_clear()
+    operators.why_not.cache_clear()
+
+
+@needs_kernels
+def test_it_is_built_once(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert operators.why_not() is None
+    (made,) = anew.iterdir()
+    written = made.stat().st_mtime_ns
+    build.library.cache_clear()
+    monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("it is there already"))
+    assert build.library().handle is not None
+    assert made.stat().st_mtime_ns == written
+
+
+@needs_kernels
+def test_other_sources_and_other_processors_have_libraries_of_their_own(
+    anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = tmp_path / "kernels.cpp"
+    changed.write_text(build.SOURCE.read_text() + "// changed\n")
+    assert build.library().handle is not None
+    monkeypatch.setattr(build, "SOURCE", changed)
+    build.library.cache_clear()
+    assert build.library().handle is not None
+    assert len(list(anew.iterdir())) == 2
+
+
+@needs_kernels
+def test_processes_that_build_at_once_both_have_it(anew: Path) -> None:
+    program = "from cocoa_engine.native import operators; print(operators.why_not())"
+    running = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=os.environ.copy())
+        for _ in range(2)
+    ]
+    assert [process.communicate(timeout=300)[0].strip() for process in running] == ["None", "None"]
+    assert len(list(anew.iterdir())) == 1
+
+
+@needs_kernels
+def test_a_folder_that_cannot_be_written_is_no_obstacle(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    anew.write_text("a file where the folder should be")
+    with caplog.at_level(logging.INFO, logger="cocoa_engine"):
+        assert operators.why_not() is None
+    assert "cannot be kept" in caplog.text
+
+
+def no_compiler(monkeypatch: pytest.MonkeyPatch, _: Path) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+
+
+def broken_source(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    source = folder / "broken.cpp"
+    source.write_text("int main( { return 0; }\n")
+    monkeypatch.setattr(build, "SOURCE", source)
+
+
+def other_processor(monkeypatch: pytest.MonkeyPatch, _: Path) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+
+
+def other_openmp(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    source = folder / "other.cpp"
+    source.write_text('extern "C" void GOMP_not_there(); extern "C" void cocoa_linear() { GOMP_not_there(); }\n')
+    monkeypatch.setattr(build, "SOURCE", source)
+
+
+def wrong_results(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    source = folder / "wrong.cpp"
+    source.write_text(build.SOURCE.read_text().replace("acc[o * ROWS + r] += ws * xs[r]", "acc[o * ROWS + r] += ws"))
+    monkeypatch.setattr(build, "SOURCE", source)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        pytest.param(no_compiler, "install GCC", id="no compiler"),
+        pytest.param(broken_source, "could not build", id="broken", marks=needs_kernels),
+        pytest.param(other_processor, "Linux on aarch64", id="other processor", marks=needs_kernels),
+        pytest.param(other_openmp, "OpenMP", id="other OpenMP", marks=needs_kernels),
+        pytest.param(wrong_results, "something else than torch", id="wrong results", marks=needs_kernels),
+    ],
+)
+def test_without_kernels_torch_does_the_work(
+    spoil: object, said: str, anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, prompt = tiny_model("llama"), [5, 6, 7]
+    expected = CocoaEngine(model, tiny_tokenizer()).generate(prompt, max_new_tokens=12)
+    build.library.cache_clear()
+    operators.why_not.cache_clear()
+    spoil(monkeypatch, tmp_path)  # type: ignore[operator]
+    reason = operators.why_not()
+    assert reason is not None
+    assert said in reason
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(linears="native"))
+    info = engine.info()
+    assert info.linears == ("packed" if linears.can_pack() else "shared")
+    assert info.native_obstacle == reason
+    answer = engine.generate(prompt, max_new_tokens=12)
+    assert answer.token_ids == expected.token_ids

@@ -1,0 +1,153 @@
+"""Our kernels against torch in float64, whatever the sizes, the layout and the number of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from cocoa_engine.native import operators
+
+pytestmark = pytest.mark.skipif(operators.why_not() is not None, reason=f"no kernels: {operators.why_not()}")
+
+LOWEST = torch.finfo(torch.float32).min
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def misplaced(*sizes: int, by: int, generator: torch.Generator) -> torch.Tensor:
+    """Random numbers that begin anywhere in a cache line, as a file's do."""
+    count = torch.Size(sizes).numel()
+    return torch.randn(count + by, generator=generator)[by:].view(sizes)
+
+
+@given(
+    rows=st.integers(1, 70),
+    inputs=st.integers(1, 220),
+    outs=st.lists(st.integers(1, 90), min_size=1, max_size=3),
+    biases=st.lists(st.booleans(), min_size=3, max_size=3),
+    by=st.integers(0, 15),
+    spare=st.integers(0, 3),
+    count=st.sampled_from([1, 2, 3]),
+    seed=st.integers(0, 1000),
+)
+def test_linear_layers(
+    rows: int, inputs: int, outs: list[int], biases: list[bool], by: int, spare: int, count: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weights = [misplaced(out, inputs, by=by, generator=generator) for out in outs]
+    offsets = [
+        torch.randn(out, generator=generator) if biased else None for out, biased in zip(outs, biases, strict=False)
+    ]
+    x = torch.randn(rows, inputs + spare, generator=generator)[:, :inputs]  # rows need not touch
+    with threads(count):
+        found = operators.Linears(weights, offsets)(x)
+    exact = [
+        F.linear(x.double(), weight.double(), None if offset is None else offset.double())
+        for weight, offset in zip(weights, offsets, strict=True)
+    ]
+    torch.testing.assert_close(found, torch.cat(exact, dim=1).float(), atol=1e-4, rtol=1e-4)
+
+
+def test_an_input_seen_from_the_side_is_multiplied_as_any_other() -> None:
+    weight, x = torch.randn(24, 40), torch.randn(40, 5).t()
+    torch.testing.assert_close(operators.Linears([weight], [None])(x), F.linear(x, weight), atol=1e-4, rtol=1e-4)
+
+
+@given(
+    first=st.integers(1, 20),
+    rest=st.integers(0, 19),
+    inputs=st.sampled_from([16, 61, 576]),
+    outs=st.integers(1, 70),
+    seed=st.integers(0, 100),
+)
+def test_a_row_is_the_same_to_the_bit_whatever_is_fed_with_it(
+    first: int, rest: int, inputs: int, outs: int, seed: int
+) -> None:
+    """In a decoding step, up to 20 rows: a branch's scores do not depend on how many others compete."""
+    generator = torch.Generator().manual_seed(seed)
+    linears = operators.Linears([torch.randn(outs, inputs, generator=generator)], [None])
+    x = torch.randn(min(first + rest, 20), inputs, generator=generator)
+    assert torch.equal(linears(x)[:first], linears(x[:first]))
+    keys, values = torch.randn(2, 2, 75, 24, generator=generator)
+    query = torch.randn(6, min(first + rest, 20), 24, generator=generator)
+    together = operators.attend(query, keys, values, None, 0, scale=0.4)
+    assert torch.equal(together[:first], operators.attend(query[:, :first], keys, values, None, 0, scale=0.4))
+
+
+@given(
+    kv_heads=st.integers(1, 4),
+    groups=st.integers(1, 9),
+    width=st.integers(1, 9),
+    head_dim=st.sampled_from([1, 8, 16, 24, 64, 80, 128]),
+    slots=st.integers(1, 150),
+    spare=st.integers(0, 5),
+    masked=st.sampled_from(["none", "from", "anywhere", "all"]),
+    count=st.sampled_from([1, 2, 3, 4]),
+    size=st.sampled_from([0.1, 1.0, 30.0]),
+    seed=st.integers(0, 1000),
+)
+def test_attention(
+    kv_heads: int,
+    groups: int,
+    width: int,
+    head_dim: int,
+    slots: int,
+    spare: int,
+    masked: str,
+    count: int,
+    size: float,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    keys, values = torch.randn(2, kv_heads, slots + spare, head_dim, generator=generator)[:, :, :slots]
+    query = torch.randn(width, kv_heads * groups, head_dim, generator=generator).transpose(0, 1) * size
+    seen_by_all = {"none": slots, "from": slots // 2, "anywhere": 0, "all": 0}[masked]
+    hidden = torch.rand(width, slots, generator=generator) < 0.6
+    hidden[:, :seen_by_all] = False
+    if masked == "anywhere":
+        hidden[:, -1] = False
+    if masked == "all":
+        hidden[0] = True  # a row of lowest numbers is an even one, as in torch
+    mask = torch.zeros(width, slots).masked_fill_(hidden, LOWEST)
+    assert operators.attends(query, keys, values)
+    with threads(count):
+        found = operators.attend(
+            query, keys, values, None if masked == "none" else mask, seen_by_all, scale=head_dim**-0.5
+        )
+    scores = query.double() @ keys.double().repeat_interleave(groups, 0).transpose(1, 2) * head_dim**-0.5
+    weights = (scores.float() + mask).double().softmax(dim=-1)
+    exact = (weights @ values.double().repeat_interleave(groups, 0)).transpose(0, 1).reshape(width, -1)
+    torch.testing.assert_close(found, exact.float(), atol=2e-4, rtol=1e-4)
+
+
+def test_not_a_number_stays_one() -> None:
+    """A broken model is told from what it says, so nothing may hide it."""
+    x = torch.randn(3, 32)
+    x[1, 5] = torch.nan
+    y = operators.Linears([torch.randn(8, 32)], [None])(x)
+    assert y[1].isnan().all()
+    assert not y[[0, 2]].isnan().any()
+
+
+def test_what_the_kernels_cannot_read_is_told() -> None:
+    good = torch.randn(2, 3, 16)
+    assert operators.attends(good, good, good)
+    assert not operators.attends(good.double(), good.double(), good.double())
+    assert not operators.attends(good, good.transpose(1, 2).contiguous().transpose(1, 2), good)
+    assert not operators.attends(good, good, torch.randn(2, 3, 8))
+    assert not operators.holds(torch.randn(4, 4).t())
+    assert operators.holds(None, good)

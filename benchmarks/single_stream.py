@@ -52,8 +52,9 @@ def measure(bench: Bench) -> dict[str, Any]:
     further_ways: dict[str, Way] = {BASE: hugging_face(bench)}
     for count in sorted({beams, 5}):
         further_ways[f"HF generate, {count} beams"] = hugging_face(bench, num_beams=count)
-    further_ways[f"{GREEDY}, {MODULES}, stock linears"] = ours("greedy", linears="stock", **modules)
-    further_ways[f"{COCOA_SIG}, {MODULES}, stock linears"] = ours("cocoa-sig", linears="stock", **modules)
+    for name, linears, runtime in ((LEAN, "packed", lean), (MODULES, "stock", modules)):
+        further_ways[f"{GREEDY}, {name}, {linears} linears"] = ours("greedy", linears=linears, **runtime)
+        further_ways[f"{COCOA_SIG}, {name}, {linears} linears"] = ours("cocoa-sig", linears=linears, **runtime)
     for method in METHODS:
         if method not in ("greedy", "cocoa-sig"):
             further_ways[f"{method}, {LEAN}"] = ours(method, **lean)

@@ -18,12 +18,13 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")  // or an array of vectors does not stay in registers
+#define KEEP(x) asm("" : "+v"(x))  // in a register: GCC would rather load it again with each product
 #define INLINE_LAMBDA __attribute__((always_inline))
 
 namespace {
 
 #if defined(__AVX512F__)  // 32 registers of 16 lanes
-constexpr int LANES = 16, ROWS_AT_ONCE = 8, DOT_ROWS = 6, TILE_ROWS = 12, VALUE_ROWS = 6;
+constexpr int LANES = 16, ROWS_AT_ONCE = 6, DOT_ROWS = 6, TILE_ROWS = 12, VALUE_ROWS = 6;
 #elif defined(__AVX2__) && defined(__FMA__)  // 16 of 8
 constexpr int LANES = 8, ROWS_AT_ONCE = 6, DOT_ROWS = 3, TILE_ROWS = 6, VALUE_ROWS = 2;
 #else
@@ -104,11 +105,14 @@ INLINE void dot_products(const Linear& job, long row, long out) {
     for (; i + LANES <= job.in; i += LANES) {
         Vec xs[ROWS];
         UNROLL
-        for (int r = 0; r < ROWS; r++) xs[r] = load(x + r * job.x_stride + i);
+        for (int r = 0; r < ROWS; r++) {
+            xs[r] = load(x + r * job.x_stride + i);
+            if (OUTS > 1) KEEP(xs[r]);
+        }
         UNROLL
         for (int o = 0; o < OUTS; o++) {
             Vec ws = load(w + o * job.in + i);
-            asm("" : "+v"(ws));  // loaded once, for a file's weights lie across cache lines
+            KEEP(ws);
             __builtin_prefetch(w + o * job.in + i + ahead);
             UNROLL
             for (int r = 0; r < ROWS; r++) acc[o * ROWS + r] += ws * xs[r];
@@ -238,7 +242,7 @@ void panel_all_rows(const Linear& job, long out) {
     }
 }
 
-constexpr long MANY_ROWS = 20;
+constexpr long MANY_ROWS = 48;
 
 // ---- attention -----------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ fraction of the memory's speed. Three ways are faster:
 - shared: ``(W x^T)^T`` on the model's own weights, one row padded to two: slower than packed, and more so with every
   row, but without the copy.
 
-A fourth, off by default, halves what is read: a packed copy in bfloat16. It rounds the weights, so answers change.
+A fourth, off by default, halves what is read: a copy in bfloat16, native or packed. It rounds the weights, so answers change.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ def choose_way(model: nn.Module, asked: str) -> Way:
     weights = _linear_weights(model)
     if asked == "stock" or {weight.device.type for weight in weights} != {"cpu"} or _is_spread(weights):
         return "stock"  # processes that share a model (tensor parallelism) must round alike, whatever memory each has
-    if asked in ("auto", "native") and why_not_native(model) is None:
+    native = why_not_native(model) is None
+    if asked in ("auto", "native") and native:
         return "native"
+    if asked == "bfloat16" and (native or can_pack()):
+        return "bfloat16"
     if asked == "shared" or not can_pack():
         return "shared"
-    if asked == "bfloat16":
-        return "bfloat16"
     size = sum(weight.numel() * weight.element_size() for weight in weights)
     return "packed" if asked == "packed" or size < psutil.virtual_memory().available // 4 else "shared"
 
@@ -61,8 +62,9 @@ def why_not_native(model: nn.Module) -> str | None:
     weights = _linear_weights(model)
     if _is_spread(weights):
         return "the model is shared by several processes"
-    if kinds := {f"{weight.dtype} on {weight.device.type}" for weight in weights} - {"torch.float32 on cpu"}:
-        return f"they are for float32 on the CPU, not {', '.join(sorted(kinds))}"
+    if not operators.multiplies(weights):
+        kinds = sorted({f"{weight.dtype} on {weight.device.type}" for weight in weights})
+        return f"they are for weights in float32, or all in bfloat16, on the CPU, not {', '.join(kinds)}"
     return operators.why_not()
 
 
@@ -115,12 +117,11 @@ class FastLinear:
         self._state = _state(self.weights, self.biases)
         self.bias = _side_by_side(self.biases, self.weights)
         dtype, on_cpu = self.weights[0].dtype, self.weights[0].device.type == "cpu"
-        whole = all(weight.is_contiguous() for weight in self.weights)
-        native = way == "native" and whole and operators.holds(*self.weights, *self.biases)
-        self.native = operators.Linears(self.weights, self.biases) if native else None
         self.packed: Tensor | None = None
         self.halved = way == "bfloat16" and on_cpu and dtype == torch.float32
-        if self.halved or (way in ("packed", "bfloat16") and on_cpu and dtype in (torch.float32, torch.bfloat16)):
+        self.native = self._by_kernels() if way in ("native", "bfloat16") else None
+        packs = way in ("packed", "bfloat16") and self.native is None
+        if packs and on_cpu and dtype in (torch.float32, torch.bfloat16):
             together = self.weights[0] if len(layers) == 1 else torch.cat(self.weights)
             together = together.bfloat16() if self.halved else together
             self.packed = torch.ops.mkldnn._reorder_linear_weight(together.contiguous(), None)
@@ -145,6 +146,12 @@ class FastLinear:
             return self._in_place(x, rows)
         parts = [F.linear(x, weight, bias) for weight, bias in zip(self.weights, self.biases, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def _by_kernels(self) -> operators.Linears | None:
+        weights = [weight.bfloat16() for weight in self.weights] if self.halved else self.weights
+        if not operators.multiplies(weights) or operators.why_not() is not None:
+            return None
+        return operators.Linears(weights, self.biases)
 
     def idle_rows(self, rows: int) -> int:
         """How many rows that nobody needs a pass of ``rows`` takes along to be faster."""

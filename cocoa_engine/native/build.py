@@ -117,7 +117,7 @@ def _opened(path: Path) -> ctypes.CDLL:
 
 def _declared(handle: ctypes.CDLL) -> ctypes.CDLL:
     pointer, long, integer = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
-    handle.cocoa_linear.argtypes = [pointer, *[long] * 4, *[pointer] * 4, long, integer]
+    handle.cocoa_linear.argtypes = [pointer, *[long] * 4, pointer, integer, *[pointer] * 3, long, integer]
     handle.cocoa_linear.restype = None
     handle.cocoa_attend.argtypes = [
         *(pointer, long, long),  # query

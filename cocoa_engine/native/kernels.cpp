@@ -4,7 +4,8 @@
 // once, whatever the number of rows, and does so little besides that more rows cost next to nothing. A row's result does
 // not depend on which other rows are fed with it.
 //
-// GCC's vector extensions, one source for every instruction set. Built by build.py; all pointers are to float32.
+// GCC's vector extensions, one source for every instruction set. Built by build.py. All numbers are float32, but that
+// weights may be bfloat16.
 
 #include <cfloat>
 #include <cmath>
@@ -36,7 +37,20 @@ typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 typedef float Vec8 __attribute__((vector_size(32)));
 typedef float Vec4 __attribute__((vector_size(16)));
 
+typedef uint16_t Half;  // bfloat16: the upper half of a float32
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+
 INLINE Vec load(const float* p) { return *reinterpret_cast<const Unaligned*>(p); }
+INLINE Vec load(const Half* p) {
+    return (Vec)(__builtin_convertvector(*reinterpret_cast<const Halves*>(p), Ints) << 16);
+}
+INLINE float one(const float* p) { return *p; }
+INLINE float one(const Half* p) {
+    const uint32_t bits = uint32_t(*p) << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
 INLINE void store(float* p, Vec v) { *reinterpret_cast<Unaligned*>(p) = v; }
 INLINE Vec all(float x) { return x - Vec{}; }
 
@@ -83,24 +97,25 @@ INLINE Vec exponential(Vec x) {  // e^x for x <= 0, as in the Cephes library: wi
 
 // ---- linear layers -------------------------------------------------------------------------------------------------
 
+template <typename W>
 struct Linear {  // y = x W^T + b
     const float* x;
     long x_stride, rows, in;
-    const float* weight;  // [out, in]
+    const W* weight;    // [out, in]
     const float* bias;    // [out], or null
     float* y;
     long y_stride;
 };
 
 // Few rows: lanes run along the inputs. A weight is loaded once and multiplied with ROWS inputs.
-template <int ROWS, int OUTS>
-INLINE void dot_products(const Linear& job, long row, long out) {
+template <int ROWS, int OUTS, typename W>
+INLINE void dot_products(const Linear<W>& job, long row, long out) {
     // as far ahead as memory takes to answer, in the order in which the weights are read
-    const long ahead = OUTS == 1 ? 1024 : OUTS * job.in + 256;
+    const long ahead = OUTS == 1 ? 4096 / sizeof(W) : OUTS * job.in + 1024 / sizeof(W);
     constexpr int FOURS = (OUTS * ROWS + 3) / 4 * 4;  // summed up four at a time, the last with some zeros
     Vec acc[FOURS] = {};
     const float* x = job.x + row * job.x_stride;
-    const float* w = job.weight + out * job.in;
+    const W* w = job.weight + out * job.in;
     long i = 0;
     for (; i + LANES <= job.in; i += LANES) {
         Vec xs[ROWS];
@@ -128,7 +143,7 @@ INLINE void dot_products(const Linear& job, long row, long out) {
     for (int n = 0; n < OUTS * ROWS; n++) {
         const int r = n % ROWS, o = n / ROWS;
         float y = products[n];
-        for (long t = i; t < job.in; t++) y += x[r * job.x_stride + t] * w[o * job.in + t];
+        for (long t = i; t < job.in; t++) y += x[r * job.x_stride + t] * one(w + o * job.in + t);
         job.y[(row + r) * job.y_stride + out + o] = job.bias ? y + job.bias[out + o] : y;
     }
 }
@@ -156,8 +171,8 @@ INLINE void in_chunks(long rows, F do_rows) {
 
 // Of a few outputs, all rows. Up to ROWS_AT_ONCE rows the weights are read in the order of memory, which is then the only
 // limit; more rows share a block of weights that stays in the first-level cache.
-template <int OUTS>
-void dot_all_rows(const Linear& job, long out) {
+template <int OUTS, typename W>
+void dot_all_rows(const Linear<W>& job, long out) {
     if (job.rows <= ROWS_AT_ONCE)
         pick<ROWS_AT_ONCE>(0, job.rows, [&](long row, auto n) INLINE_LAMBDA {
             for (int o = 0; o < OUTS; o++) dot_products<n.value, 1>(job, row, out + o);
@@ -187,7 +202,8 @@ INLINE void exchange(Vec* a) {  // one stage of a transposition: lanes with bit 
         }
 }
 
-INLINE void turn(const float* w, long in, int depth, float* panel) {  // [PANEL, depth] to [depth, PANEL]
+template <typename W>
+INLINE void turn(const W* w, long in, int depth, float* panel) {  // [PANEL, depth] to [depth, PANEL]
     for (int o = 0; o < PANEL; o += LANES) {
         int i = 0;
         for (; i + LANES <= depth; i += LANES) {
@@ -201,12 +217,12 @@ INLINE void turn(const float* w, long in, int depth, float* panel) {  // [PANEL,
         }
         for (; i < depth; i++)
             UNROLL
-            for (int r = 0; r < LANES; r++) panel[i * PANEL + o + r] = w[(o + r) * in + i];
+            for (int r = 0; r < LANES; r++) panel[i * PANEL + o + r] = one(w + (o + r) * in + i);
     }
 }
 
-template <int ROWS>
-INLINE void tile(const Linear& job, const float* panel, long row, long out, long from, int depth) {
+template <int ROWS, typename W>
+INLINE void tile(const Linear<W>& job, const float* panel, long row, long out, long from, int depth) {
     Vec acc[ROWS][2];
     const float* x = job.x + row * job.x_stride + from;
     float* y = job.y + row * job.y_stride + out;
@@ -231,7 +247,8 @@ INLINE void tile(const Linear& job, const float* panel, long row, long out, long
         for (int t = 0; t < 2; t++) store(y + r * job.y_stride + t * LANES, acc[r][t]);
 }
 
-void panel_all_rows(const Linear& job, long out) {
+template <typename W>
+void panel_all_rows(const Linear<W>& job, long out) {
     alignas(64) float panel[PANEL * DEPTH];
     for (long from = 0; from < job.in; from += DEPTH) {
         int depth = job.in - from < DEPTH ? job.in - from : DEPTH;
@@ -379,20 +396,16 @@ void attend_part(const Attention& a, long kv_head, long from, long to, float* ac
     }
 }
 
-}  // namespace
-
-extern "C" {
-
-// Linear layers that read the same x, their outputs side by side in y.
-void cocoa_linear(const float* x, long x_stride, long rows, long in, long layers, const float* const* weights,
-                  const float* const* biases, const long* outs, float* y, long y_stride, int threads) {
+template <typename W>
+void linear(const float* x, long x_stride, long rows, long in, long layers, const W* const* weights,
+            const float* const* biases, const long* outs, float* y, long y_stride, int threads) {
     const bool many = rows > MANY_ROWS;
     const long step = many ? PANEL : 4;
 #pragma omp parallel num_threads(threads)
     {
         float* place = y;
         for (long layer = 0; layer < layers; place += outs[layer], layer++) {
-            Linear job{x, x_stride, rows, in, weights[layer], biases[layer], place, y_stride};
+            Linear<W> job{x, x_stride, rows, in, weights[layer], biases[layer], place, y_stride};
             const long whole = outs[layer] / step * step;
 #pragma omp for schedule(static) nowait
             for (long out = 0; out < whole; out += step)
@@ -404,6 +417,21 @@ void cocoa_linear(const float* x, long x_stride, long rows, long in, long layers
             for (long out = whole; out < outs[layer]; out++) dot_all_rows<1>(job, out);
         }
     }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Linear layers that read the same x, their outputs side by side in y; the weights in float32 or, halved, in bfloat16.
+void cocoa_linear(const float* x, long x_stride, long rows, long in, long layers, const void* const* weights,
+                  int halved, const float* const* biases, const long* outs, float* y, long y_stride, int threads) {
+    if (halved)
+        linear(x, x_stride, rows, in, layers, reinterpret_cast<const Half* const*>(weights), biases, outs, y, y_stride,
+               threads);
+    else
+        linear(x, x_stride, rows, in, layers, reinterpret_cast<const float* const*>(weights), biases, outs, y,
+               y_stride, threads);
 }
 
 // softmax(q k^T * scale + mask) v. The slots of each key-value head are divided into parts that threads share, put

@@ -1,4 +1,4 @@
-"""The kernels on tensors. All are float32 and on the CPU; threads are torch's."""
+"""The kernels on tensors, which are on the CPU and float32, but that weights may be bfloat16; threads are torch's."""
 
 from __future__ import annotations
 
@@ -26,35 +26,41 @@ def why_not() -> str | None:
     return None if _right() else "they compute something else than torch"
 
 
-def holds(*tensors: Tensor | None) -> bool:
-    """Whether tensors are such as the kernels read: float32, on the CPU, the last dimension without gaps."""
-    return all(
-        tensor is None or (tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.stride(-1) == 1)
-        for tensor in tensors
+def multiplies(weights: Sequence[Tensor]) -> bool:
+    """Whether :class:`Linears` can read these: on the CPU, all float32 or all bfloat16, without gaps."""
+    dtypes = {weight.dtype for weight in weights}
+    return dtypes in ({torch.float32}, {torch.bfloat16}) and all(
+        weight.device.type == "cpu" and weight.is_contiguous() for weight in weights
     )
 
 
 def attends(query: Tensor, keys: Tensor, values: Tensor) -> bool:
     """Whether :func:`attend` can read these."""
     alike = keys.shape == values.shape and keys.stride() == values.stride()
-    return alike and keys.stride(1) == keys.shape[2] == query.shape[2] and holds(query, keys, values)
+    held = all(
+        tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.stride(-1) == 1
+        for tensor in (query, keys, values)
+    )
+    return held and alike and keys.stride(1) == keys.shape[2] == query.shape[2]
 
 
 class Linears:
     """``x W^T + b`` of linear layers that read the same input, on the weights where they are.
 
     Args:
-        weights: each ``[out, in]``, contiguous.
+        weights: each ``[out, in]``, such as :func:`multiplies` says.
         biases: of each ``[out]``, or none.
     """
 
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
-        self._kept = (*weights, *biases)  # the addresses below are theirs
+        exact = [None if bias is None else bias.float().contiguous() for bias in biases]
+        self._kept = (*weights, *exact)  # the addresses below are theirs
         self._count = len(weights)
         pointers = ctypes.c_void_p * self._count
         self._weights = pointers(*(weight.data_ptr() for weight in weights))
-        self._biases = pointers(*(None if bias is None else bias.data_ptr() for bias in biases))
+        self._biases = pointers(*(None if bias is None else bias.data_ptr() for bias in exact))
         self._outs = (ctypes.c_long * self._count)(*(weight.shape[0] for weight in weights))
+        self._halved = weights[0].dtype == torch.bfloat16
         self._inputs = weights[0].shape[1]
         self._total = sum(weight.shape[0] for weight in weights)
         handle = library().handle
@@ -62,7 +68,12 @@ class Linears:
         self._run = handle.cocoa_linear
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``[rows, in]`` to ``[rows, out]``, the layers' outputs side by side."""
+        """``[rows, in]`` to ``[rows, out]``, the layers' outputs side by side, in x's own precision.
+
+        Products are summed up in float32 whatever the weights are.
+        """
+        dtype = x.dtype
+        x = x.float()
         if x.stride(1) != 1:
             x = x.contiguous()
         rows = x.shape[0]
@@ -74,13 +85,14 @@ class Linears:
             self._inputs,
             self._count,
             self._weights,
+            self._halved,
             self._biases,
             self._outs,
             y.data_ptr(),
             self._total,
             torch.get_num_threads(),
         )
-        return y
+        return y.to(dtype)
 
 
 def attend(
@@ -138,5 +150,7 @@ def _right() -> bool:
     all_keys, all_values = keys.repeat_interleave(2, 0), values.repeat_interleave(2, 0)
     plain = F.scaled_dot_product_attention(query, all_keys, all_values, mask, scale=0.5)
     pairs = [(linears(x[:rows]), expected[:rows]) for rows in (1, 8, 20, 64)]
+    half = weight.bfloat16()
+    pairs.append((Linears([half], [bias])(x), F.linear(x, half.float(), bias)))
     pairs.append((found, plain.transpose(0, 1).reshape(3, -1)))
     return all(torch.allclose(one, other, atol=1e-4) for one, other in pairs)

@@ -28,10 +28,10 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def misplaced(*sizes: int, by: int, generator: torch.Generator) -> torch.Tensor:
+def misplaced(*sizes: int, by: int, halved: bool, generator: torch.Generator) -> torch.Tensor:
     """Random numbers that begin anywhere in a cache line, as a file's do."""
-    count = torch.Size(sizes).numel()
-    return torch.randn(count + by, generator=generator)[by:].view(sizes)
+    drawn = torch.randn(torch.Size(sizes).numel() + by, generator=generator)
+    return (drawn.bfloat16() if halved else drawn)[by:].view(sizes)
 
 
 @given(
@@ -42,13 +42,14 @@ def misplaced(*sizes: int, by: int, generator: torch.Generator) -> torch.Tensor:
     by=st.integers(0, 15),
     spare=st.integers(0, 3),
     count=st.sampled_from([1, 2, 3]),
+    halved=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_linear_layers(
-    rows: int, inputs: int, outs: list[int], biases: list[bool], by: int, spare: int, count: int, seed: int
+    rows: int, inputs: int, outs: list[int], biases: list[bool], by: int, spare: int, count: int, halved: bool, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    weights = [misplaced(out, inputs, by=by, generator=generator) for out in outs]
+    weights = [misplaced(out, inputs, by=by, halved=halved, generator=generator) for out in outs]
     offsets = [
         torch.randn(out, generator=generator) if biased else None for out, biased in zip(outs, biases, strict=False)
     ]
@@ -134,6 +135,16 @@ def test_attention(
     torch.testing.assert_close(found, exact.float(), atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("rows", [1, 7, 30])
+def test_what_bfloat16_is_given_it_gives_back(rows: int) -> None:
+    """Summed up in float32 and rounded once."""
+    weight, bias, x = (torch.randn(size).bfloat16() for size in ((40, 70), (40,), (rows, 70)))
+    exact = F.linear(x.double(), weight.double(), bias.double())
+    found = operators.Linears([weight], [bias])(x)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), exact, atol=1e-4, rtol=2**-8)
+
+
 def test_not_a_number_stays_one() -> None:
     """A broken model is told from what it says, so nothing may hide it."""
     x = torch.randn(3, 32)
@@ -149,5 +160,8 @@ def test_what_the_kernels_cannot_read_is_told() -> None:
     assert not operators.attends(good.double(), good.double(), good.double())
     assert not operators.attends(good, good.transpose(1, 2).contiguous().transpose(1, 2), good)
     assert not operators.attends(good, good, torch.randn(2, 3, 8))
-    assert not operators.holds(torch.randn(4, 4).t())
-    assert operators.holds(None, good)
+    weight = torch.randn(4, 4)
+    assert operators.multiplies([weight, weight])
+    assert operators.multiplies([weight.bfloat16()])
+    for others in ([weight.t()], [weight.half()], [weight, weight.bfloat16()], [weight.to("meta")]):
+        assert not operators.multiplies(others)

@@ -31,7 +31,7 @@ class Runtime(BaseModel):
         description="Linear layers and attention of a step on a CPU. native: kernels of our own on the model's own "
         "weights (attention: in float32), built with g++ on first use. Else torch's attention, and linear layers "
         "packed: a second copy of the weights in oneDNN's layout; shared: the model's own weights, multiplied from the "
-        "other side; stock: torch's. auto: native where it can be built, else packed if memory is ample. "
+        "other side; stock: torch's. auto: native in float32 where it can be built, else packed if memory is ample. "
         "bfloat16: a copy of float32 weights in half precision, which changes some of the answers.",
     )
     max_batch_size: int = Field(8, ge=1, description="At most this many sequences share a forward pass.")

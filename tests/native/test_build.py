@@ -10,8 +10,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.cache_directory import CACHE_VARIABLE
@@ -132,3 +134,38 @@ def test_without_kernels_torch_does_the_work(
     assert info.native_obstacle == reason
     answer = engine.generate(prompt, max_new_tokens=12)
     assert answer.token_ids == expected.token_ids
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("asked", "dtype", "free", "way"),
+    [
+        ("auto", torch.float32, 2**40, "native"),
+        ("auto", torch.float32, 0, "native"),
+        ("auto", torch.bfloat16, 2**40, "packed"),
+        ("auto", torch.bfloat16, 0, "native"),  # no second copy
+        ("auto", torch.float16, 0, "shared"),
+        ("native", torch.bfloat16, 2**40, "native"),
+        ("packed", torch.float32, 0, "packed"),
+        ("shared", torch.float32, 0, "shared"),
+        ("bfloat16", torch.float32, 0, "bfloat16"),
+        ("stock", torch.float32, 2**40, "stock"),
+    ],
+)
+def test_which_way_is_chosen(
+    asked: str, dtype: torch.dtype, free: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linears.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))  # type: ignore[attr-defined]
+    assert linears.choose_way(tiny_model("llama").to(dtype), asked) == way
+
+
+@needs_kernels
+def test_a_model_in_bfloat16_says_the_same_by_kernels() -> None:
+    """Up to a rounding of bfloat16: its first token is as probable."""
+    model = tiny_model("llama").to(torch.bfloat16)
+    firsts = [
+        CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(linears=way)).score([5, 6, 7], [9, 40, 12])
+        for way in ("native", "stock")
+    ]
+    kernels, stock = (scored.spans[0].token_log_probs for scored in firsts)
+    assert kernels == pytest.approx(stock, abs=0.05)

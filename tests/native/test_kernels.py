@@ -46,7 +46,15 @@ def misplaced(*sizes: int, by: int, halved: bool, generator: torch.Generator) ->
     seed=st.integers(0, 1000),
 )
 def test_linear_layers(
-    rows: int, inputs: int, outs: list[int], biases: list[bool], by: int, spare: int, count: int, halved: bool, seed: int
+    rows: int,
+    inputs: int,
+    outs: list[int],
+    biases: list[bool],
+    by: int,
+    spare: int,
+    count: int,
+    halved: bool,
+    seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     weights = [misplaced(out, inputs, by=by, halved=halved, generator=generator) for out in outs]

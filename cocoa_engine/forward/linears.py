@@ -48,7 +48,7 @@ def choose_way(model: nn.Module, asked: str) -> Way:
     weights = _linear_weights(model)
     if asked == "stock" or {weight.device.type for weight in weights} != {"cpu"} or _is_spread(weights):
         return "stock"  # processes that share a model (tensor parallelism) must round alike, whatever memory each has
-    native = why_not_native(model) is None
+    native = asked in ("auto", "native", "bfloat16") and why_not_native(model) is None  # asking builds them
     exact = all(weight.dtype == torch.float32 for weight in weights)
     if native and (asked == "native" or (asked == "auto" and exact)):
         return "native"
@@ -58,7 +58,7 @@ def choose_way(model: nn.Module, asked: str) -> Way:
     ample = size < psutil.virtual_memory().available // 4
     if can_pack() and (asked == "packed" or (asked != "shared" and ample)):
         return "packed"
-    return "native" if native and asked != "shared" else "shared"
+    return "native" if native else "shared"
 
 
 def why_not_native(model: nn.Module) -> str | None:

@@ -13,8 +13,10 @@ import logging
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +27,7 @@ logger = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-Wno-psabi")
 COMPILERS = ("g++", "c++")
+FOLDER = "kernels"  # within the cache directory, of this user alone
 BUILD_TIMEOUT = 120.0  # seconds; a build takes about two
 
 
@@ -39,13 +42,21 @@ class _UnfitError(Exception):
     """This machine cannot have the kernels."""
 
 
-@functools.cache
+_building = threading.Lock()
+
+
 def library() -> Library:
     """The kernels, built now if this machine has not built them yet."""
+    with _building:
+        return _library()
+
+
+@functools.cache
+def _library() -> Library:
     try:
         return Library(_declared(_loaded()), f"built from {SOURCE.name}")
-    except (_UnfitError, OSError, subprocess.SubprocessError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # whatever a machine comes up with, it only means: not this way
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         logger.info("no kernels of our own on this machine, decoding is slower: %s", reason)
         return Library(None, reason)
 
@@ -54,16 +65,28 @@ def _loaded() -> ctypes.CDLL:
     if platform.system() != "Linux" or platform.machine() not in ("x86_64", "AMD64"):
         raise _UnfitError(f"they are for Linux on x86-64, not {platform.system()} on {platform.machine()}")
     compiler = _compiler()
-    kept = cache_directory() / f"kernels-{_fingerprint(compiler)}.so"
-    if not kept.is_file():
-        with tempfile.TemporaryDirectory(prefix="cocoa-kernels-") as folder:
-            made = _compile(compiler, Path(folder))
-            try:
-                _keep(made, kept)
-            except OSError as error:
-                logger.info("the kernels cannot be kept in %s and are built for this process alone: %s", kept, error)
-                return _opened(made)
-    return _opened(kept)
+    name = f"kernels-{_fingerprint(compiler)}.so"
+    try:
+        kept = cache_directory() / FOLDER / name
+        if kept.is_file() and _is_ours(kept):
+            return _opened(kept)
+    except (OSError, RuntimeError) as error:  # no home directory, none that can be read, none that code may lie in
+        logger.info("no kernels can be had from the cache directory: %s", error)
+    with tempfile.TemporaryDirectory(prefix="cocoa-kernels-") as folder:
+        made = _compile(compiler, Path(folder))
+        try:
+            _keep(made, cache_directory() / FOLDER / name)
+        except (OSError, RuntimeError) as error:
+            logger.info("the kernels cannot be kept and are built for this process alone: %s", error)
+        return _opened(made)
+
+
+def _is_ours(kept: Path) -> bool:
+    """Whether nobody else can have put a library there, or into it: what is loaded is run."""
+    return all(
+        status.st_uid in (os.getuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        for status in (kept.stat(), kept.parent.stat())
+    )
 
 
 def _compiler() -> str:
@@ -88,22 +111,28 @@ def _compile(compiler: str, folder: Path) -> Path:
         [compiler, *FLAGS, "-c", str(SOURCE), "-o", str(object_file)],
         [compiler, "-shared", str(object_file), "-o", str(made)],
     ):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT, check=False)
+        environment = {**os.environ, "LC_ALL": "C"}
+        done = subprocess.run(command, capture_output=True, timeout=BUILD_TIMEOUT, check=False, env=environment)
         if done.returncode:
-            said = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["?"]
+            lines = done.stderr.decode(errors="replace").splitlines()
+            said = [line for line in lines if "error" in line] or lines or ["?"]
             raise _UnfitError(f"{compiler} could not build them: {said[0].strip()}")
     return made
 
 
 def _keep(made: Path, kept: Path) -> None:
-    """Put a file in its place in one go, for another process may be reading or building it."""
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    partial = kept.with_name(f"{kept.name}.{os.getpid()}")
+    """Put a file in its place in one go and whole, for another process may be reading or building it."""
+    kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, partial = tempfile.mkstemp(prefix=kept.name, dir=kept.parent)
     try:
-        shutil.copyfile(made, partial)
-        partial.replace(kept)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(made.read_bytes())
+            file.flush()
+            os.fsync(file.fileno())
+        Path(partial).chmod(0o644)
+        Path(partial).replace(kept)
     finally:
-        partial.unlink(missing_ok=True)
+        Path(partial).unlink(missing_ok=True)
 
 
 def _opened(path: Path) -> ctypes.CDLL:

@@ -1,8 +1,8 @@
 // The arithmetic of a decoding step on a CPU, for the few rows that torch's matrix products are slowest on.
 //
 // A step feeds 1 to some 20 rows, the tips of all branches. Everything here reads each weight, key and value from memory
-// once, whatever the number of rows, and does so little besides that more rows cost next to nothing. A row's result does
-// not depend on which other rows are fed with it.
+// once, whatever the number of rows, and does so little besides that more rows cost next to nothing. Up to
+// MANY_ROWS a row's result does not depend on which other rows are fed with it.
 //
 // GCC's vector extensions, one source for every instruction set. Built by build.py. All numbers are float32, but that
 // weights may be bfloat16.

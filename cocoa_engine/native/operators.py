@@ -23,7 +23,11 @@ def why_not() -> str | None:
     known = library()
     if known.handle is None:
         return known.reason
-    return None if _right() else "they compute something else than torch"
+    try:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            return None if _right() else "they compute something else than torch"
+    except RuntimeError as error:
+        return f"they could not be tried: {error}"
 
 
 def multiplies(weights: Sequence[Tensor]) -> bool:
@@ -63,15 +67,19 @@ class Linears:
         self._halved = weights[0].dtype == torch.bfloat16
         self._inputs = weights[0].shape[1]
         self._total = sum(weight.shape[0] for weight in weights)
-        handle = library().handle
-        assert handle is not None, "why_not() has been asked"
-        self._run = handle.cocoa_linear
+        self._run = _handle().cocoa_linear
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, x: Tensor) -> Tensor:
         """``[rows, in]`` to ``[rows, out]``, the layers' outputs side by side, in x's own precision.
 
         Products are summed up in float32 whatever the weights are.
+
+        Raises:
+            RuntimeError: x is of another width, or elsewhere.
         """
+        if x.dim() != 2 or x.shape[1] != self._inputs or x.device.type != "cpu":
+            raise RuntimeError(f"needs x [rows, {self._inputs}] on the CPU, got {list(x.shape)} on {x.device}")
         dtype = x.dtype
         x = x.float()
         if x.stride(1) != 1:
@@ -95,6 +103,7 @@ class Linears:
         return y.to(dtype)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def attend(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, masked_from: int, *, scale: float
 ) -> Tensor:
@@ -114,9 +123,7 @@ def attend(
     threads = torch.get_num_threads()
     parts = min(threads // math.gcd(threads, kv_heads), max(1, slots // SLOTS_IN_PART))
     out = query.new_empty(width, heads * head_dim)
-    handle = library().handle
-    assert handle is not None, "why_not() has been asked"
-    handle.cocoa_attend(
+    _handle().cocoa_attend(
         query.data_ptr(),
         query.stride(0),
         query.stride(1),
@@ -138,13 +145,24 @@ def attend(
     return out
 
 
+@functools.cache
+def _handle() -> ctypes.CDLL:
+    handle = library().handle
+    assert handle is not None, "why_not() has been asked"
+    return handle
+
+
 def _right() -> bool:
     generator = torch.Generator().manual_seed(0)
-    weight, bias, x = (torch.randn(size, generator=generator) for size in ((37, 43), (37,), (64, 43)))
+
+    def drawn(*sizes: int) -> Tensor:  # whatever torch's defaults are
+        return torch.randn(sizes, generator=generator, dtype=torch.float32, device="cpu")
+
+    weight, bias, x = drawn(37, 43), drawn(37), drawn(64, 43)
     expected = F.linear(x, weight, bias)
     linears = Linears([weight], [bias])
-    query, keys, values = (torch.randn(size, generator=generator) for size in ((4, 3, 24), (2, 70, 24), (2, 70, 24)))
-    mask = torch.zeros(3, 70)
+    query, keys, values = drawn(4, 3, 24), drawn(2, 70, 24), drawn(2, 70, 24)
+    mask = torch.zeros(3, 70, dtype=torch.float32, device="cpu")
     mask[0, 50:] = torch.finfo(torch.float32).min
     found = attend(query, keys, values, mask, 50, scale=0.5)
     all_keys, all_values = keys.repeat_interleave(2, 0), values.repeat_interleave(2, 0)

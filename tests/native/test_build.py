@@ -29,19 +29,21 @@ def anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache directory, and nothing remembered of the machine."""
     folder = tmp_path / "cache"
     monkeypatch.setenv(CACHE_VARIABLE, str(folder))
-    build.library.cache_clear()
+    build._library.cache_clear()
     operators.why_not.cache_clear()
+    operators._handle.cache_clear()
     yield folder
-    build.library.cache_clear()
+    build._library.cache_clear()
     operators.why_not.cache_clear()
+    operators._handle.cache_clear()
 
 
 @needs_kernels
 def test_it_is_built_once(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert operators.why_not() is None
-    (made,) = anew.iterdir()
+    (made,) = (anew / build.FOLDER).iterdir()
     written = made.stat().st_mtime_ns
-    build.library.cache_clear()
+    build._library.cache_clear()
     monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("it is there already"))
     assert build.library().handle is not None
     assert made.stat().st_mtime_ns == written
@@ -55,9 +57,9 @@ def test_other_sources_and_other_processors_have_libraries_of_their_own(
     changed.write_text(build.SOURCE.read_text() + "// changed\n")
     assert build.library().handle is not None
     monkeypatch.setattr(build, "SOURCE", changed)
-    build.library.cache_clear()
+    build._library.cache_clear()
     assert build.library().handle is not None
-    assert len(list(anew.iterdir())) == 2
+    assert len(list((anew / build.FOLDER).iterdir())) == 2
 
 
 @needs_kernels
@@ -68,7 +70,7 @@ def test_processes_that_build_at_once_both_have_it(anew: Path) -> None:
         for _ in range(2)
     ]
     assert [process.communicate(timeout=300)[0].strip() for process in running] == ["None", "None"]
-    assert len(list(anew.iterdir())) == 1
+    assert len(list((anew / build.FOLDER).iterdir())) == 1
 
 
 @needs_kernels
@@ -78,7 +80,50 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(
     anew.write_text("a file where the folder should be")
     with caplog.at_level(logging.INFO, logger="cocoa_engine"):
         assert operators.why_not() is None
-    assert "cannot be kept" in caplog.text
+    assert "for this process alone" in caplog.text
+
+
+@needs_kernels
+def test_what_others_could_have_written_is_not_run(anew: Path) -> None:
+    assert build.library().handle is not None
+    (made,) = (anew / build.FOLDER).iterdir()
+    made.write_bytes(b"not a library")
+    made.chmod(0o666)
+    build._library.cache_clear()
+    assert build.library().handle is not None
+    assert made.read_bytes().startswith(b"\x7fELF")
+    assert not made.stat().st_mode & 0o022
+
+
+@needs_kernels
+def test_without_a_home_they_are_built_for_the_process(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, "~nobody-of-that-name/cache")
+    with caplog.at_level(logging.INFO, logger="cocoa_engine"):
+        assert operators.why_not() is None
+    assert "for this process alone" in caplog.text
+
+
+@needs_kernels
+def test_a_compiler_may_say_anything(anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapper = tmp_path / "my compiler"
+    wrapper.write_text('#!/bin/sh\nprintf "\\351\\377" >&2\nexec g++ "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", str(wrapper))
+    assert operators.why_not() is None
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_the_trial_is_the_same_whatever_torch_s_defaults(anew: Path, dtype: torch.dtype) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+            assert operators.why_not() is None
+    finally:
+        torch.set_default_dtype(before)
 
 
 def no_compiler(monkeypatch: pytest.MonkeyPatch, _: Path) -> None:
@@ -122,8 +167,9 @@ def test_without_kernels_torch_does_the_work(
 ) -> None:
     model, prompt = tiny_model("llama"), [5, 6, 7]
     expected = CocoaEngine(model, tiny_tokenizer()).generate(prompt, max_new_tokens=12)
-    build.library.cache_clear()
+    build._library.cache_clear()
     operators.why_not.cache_clear()
+    operators._handle.cache_clear()
     spoil(monkeypatch, tmp_path)  # type: ignore[operator]
     reason = operators.why_not()
     assert reason is not None

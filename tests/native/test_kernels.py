@@ -173,3 +173,10 @@ def test_what_the_kernels_cannot_read_is_told() -> None:
     assert operators.multiplies([weight.bfloat16()])
     for others in ([weight.t()], [weight.half()], [weight, weight.bfloat16()], [weight.to("meta")]):
         assert not operators.multiplies(others)
+
+
+def test_an_input_of_another_width_is_refused() -> None:
+    linears = operators.Linears([torch.randn(8, 40)], [None])
+    for x in (torch.randn(2, 10), torch.randn(40), torch.randn(2, 40, device="meta")):
+        with pytest.raises(RuntimeError, match=r"needs x \[rows, 40\]"):
+            linears(x)

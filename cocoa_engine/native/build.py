@@ -35,7 +35,7 @@ class Library(NamedTuple):
     """The loaded library, or why there is none."""
 
     handle: ctypes.CDLL | None
-    reason: str
+    reason: str | None = None
 
 
 class _UnfitError(Exception):
@@ -45,16 +45,16 @@ class _UnfitError(Exception):
 _building = threading.Lock()
 
 
-def library() -> Library:
+def built() -> Library:
     """The kernels, built now if this machine has not built them yet."""
     with _building:
-        return _library()
+        return _built()
 
 
 @functools.cache
-def _library() -> Library:
+def _built() -> Library:
     try:
-        return Library(_declared(_loaded()), f"built from {SOURCE.name}")
+        return Library(_declared(_loaded()))
     except Exception as error:  # whatever a machine comes up with, it only means: not this way
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         logger.info("no kernels of our own on this machine, decoding is slower: %s", reason)

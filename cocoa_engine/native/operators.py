@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cocoa_engine.native.build import library
+from cocoa_engine.native.build import built
 
 SLOTS_IN_PART = 32
 """At least so many slots of a key-value head are worth a thread's while."""
@@ -20,7 +20,7 @@ SLOTS_IN_PART = 32
 @functools.cache
 def why_not() -> str | None:
     """Why the kernels cannot be used on this machine, if they cannot; they are tried once on small tensors."""
-    known = library()
+    known = built()
     if known.handle is None:
         return known.reason
     try:
@@ -147,7 +147,7 @@ def attend(
 
 @functools.cache
 def _handle() -> ctypes.CDLL:
-    handle = library().handle
+    handle = built().handle
     assert handle is not None, "why_not() has been asked"
     return handle
 

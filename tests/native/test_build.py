@@ -29,11 +29,11 @@ def anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache directory, and nothing remembered of the machine."""
     folder = tmp_path / "cache"
     monkeypatch.setenv(CACHE_VARIABLE, str(folder))
-    build._library.cache_clear()
+    build._built.cache_clear()
     operators.why_not.cache_clear()
     operators._handle.cache_clear()
     yield folder
-    build._library.cache_clear()
+    build._built.cache_clear()
     operators.why_not.cache_clear()
     operators._handle.cache_clear()
 
@@ -43,9 +43,9 @@ def test_it_is_built_once(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert operators.why_not() is None
     (made,) = (anew / build.FOLDER).iterdir()
     written = made.stat().st_mtime_ns
-    build._library.cache_clear()
+    build._built.cache_clear()
     monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("it is there already"))
-    assert build.library().handle is not None
+    assert build.built().handle is not None
     assert made.stat().st_mtime_ns == written
 
 
@@ -55,10 +55,10 @@ def test_other_sources_and_other_processors_have_libraries_of_their_own(
 ) -> None:
     changed = tmp_path / "kernels.cpp"
     changed.write_text(build.SOURCE.read_text() + "// changed\n")
-    assert build.library().handle is not None
+    assert build.built().handle is not None
     monkeypatch.setattr(build, "SOURCE", changed)
-    build._library.cache_clear()
-    assert build.library().handle is not None
+    build._built.cache_clear()
+    assert build.built().handle is not None
     assert len(list((anew / build.FOLDER).iterdir())) == 2
 
 
@@ -85,12 +85,12 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(
 
 @needs_kernels
 def test_what_others_could_have_written_is_not_run(anew: Path) -> None:
-    assert build.library().handle is not None
+    assert build.built().handle is not None
     (made,) = (anew / build.FOLDER).iterdir()
     made.write_bytes(b"not a library")
     made.chmod(0o666)
-    build._library.cache_clear()
-    assert build.library().handle is not None
+    build._built.cache_clear()
+    assert build.built().handle is not None
     assert made.read_bytes().startswith(b"\x7fELF")
     assert not made.stat().st_mode & 0o022
 
@@ -167,7 +167,7 @@ def test_without_kernels_torch_does_the_work(
 ) -> None:
     model, prompt = tiny_model("llama"), [5, 6, 7]
     expected = CocoaEngine(model, tiny_tokenizer()).generate(prompt, max_new_tokens=12)
-    build._library.cache_clear()
+    build._built.cache_clear()
     operators.why_not.cache_clear()
     operators._handle.cache_clear()
     spoil(monkeypatch, tmp_path)  # type: ignore[operator]

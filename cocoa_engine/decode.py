@@ -4,7 +4,8 @@
 never runs the model itself. So one sequence and a ragged batch of them run the same loop.
 
 The loop asks for tokens by their paths and does not mind which pass they were fed in. Where a pass has room, tokens are
-fed ahead of it: guesses by prompt lookup, and the continuation of a branch that has ended and leads while others grow.
+fed ahead of it: guesses by prompt lookup, and what follows in a branch that got ahead of others by such guesses or has
+ended and leads while others grow.
 What was fed ahead is used if the loop comes to it, and never changes which token is taken.
 """
 
@@ -181,7 +182,8 @@ class Sequencer:
         self.room = room
         self.feeds_ahead = False
         self.fed: dict[Path, Fed] = {}  # since the last commit, and what was fed ahead before it
-        self.guesses: dict[Path, int] = {}  # a fed path -> the token guessed to follow it, until that is known
+        # a path to be fed -> the token guessed to follow it and how many matched, until that is known
+        self.guesses: dict[Path, tuple[int, int]] = {}
         self.last: Tensor | None = None  # [V], the logits after the committed tokens, for reading back
 
     def decode(self, tree: TokenTree, first: Tensor | None) -> Generator[Asked, StepOutput, None]:
@@ -257,10 +259,11 @@ class Sequencer:
             waiting: branches that have ended while others grow.
         """
         for parent in {path[:-1] for path in paths} & self.guesses.keys():
-            self.lookup.judge((*parent, self.guesses.pop(parent)) in paths)
+            token_id, matched = self.guesses.pop(parent)
+            self.lookup.judge(matched, (*parent, token_id) in paths)
         missing = [path for path in paths if path not in self.fed]
         if missing:
-            asked = [*missing, *self._ahead(missing, waiting)]
+            asked = [*missing, *self._ahead(paths, missing, waiting)]
             output = yield asked
             known = [None] * len(asked) if self.rules.processors else self._top(output.logits, output.others)
             for number, (path, following) in enumerate(zip(asked, known, strict=True)):
@@ -286,27 +289,42 @@ class Sequencer:
             totals = [total + more for total, more in zip(totals, found, strict=True)]
         return [total - totals[0] for total in totals[1:]]
 
-    def _ahead(self, missing: Sequence[Path], waiting: Sequence[Branch]) -> list[Path]:
+    def _ahead(self, paths: Sequence[Path], missing: Sequence[Path], waiting: Sequence[Branch]) -> list[Path]:
         """Paths to feed beside those that must be fed: where the loop is likely to come to next."""
         room = self.room() - len(missing)
         if not self.feeds_ahead or room < 1:
             return []
         ahead = self._after_the_best(waiting, room)
-        count = min((room - len(ahead)) // len(missing), self.lookup.worth(len(missing), COST_OF_A_ROW))
-        for path in missing:
-            tokens = self._guess(path, count)
-            ahead += [(*path, *tokens[: depth + 1]) for depth in range(len(tokens))]
+        ahead += self._leads(paths)[: room - len(ahead)]
+        tips = [*missing, *ahead]
+        for path in tips:
+            tokens = self._guess(path, len(tips), room - len(ahead))
+            ahead += [path + tokens[: depth + 1] for depth in range(len(tokens))]
         return ahead
 
-    def _guess(self, path: Path, count: int) -> tuple[int, ...]:
-        """What may follow a path by prompt lookup. Whether it is fed or not, it is noted, to learn from."""
+    def _leads(self, paths: Sequence[Path]) -> list[Path]:
+        """What is not fed yet of the branches that are fed beyond these paths: they keep ahead of the others."""
+        leads = []
+        left = self.config.max_new_tokens - self.generated
+        for path in paths:
+            start = path
+            while (known := self.fed.get(path)) and known.next and path[-1] not in self.rules.eos and len(path) < left:
+                path = (*path, known.next.best)
+            if path != start and path not in self.fed:
+                leads.append(path)
+        return leads
+
+    def _guess(self, path: Path, paths: int, room: int) -> tuple[int, ...]:
+        """What may follow a path by prompt lookup, to be fed; a guess that is not fed is noted too, to learn from."""
         left = self.config.max_new_tokens - self.generated - len(path)
         if path[-1] in self.rules.eos or left < 1:
             return ()
-        guess = self.lookup.guess(path, min(max(count, 1), left))
-        for depth, token_id in enumerate(guess):
-            known = (*path, *guess[:depth])
-            self.guesses[known] = token_id
+        guess, matched = self.lookup.guess(path, left)
+        if not guess:
+            return ()
+        count = min(room, self.lookup.worth(matched, paths, COST_OF_A_ROW))
+        for depth, token_id in enumerate(guess[: max(count, 1)]):
+            self.guesses[path + guess[:depth]] = token_id, matched
         return guess[:count]
 
     def _after_the_best(self, waiting: Sequence[Branch], room: int) -> list[Path]:

@@ -7,38 +7,51 @@ decode takes it only where it would have chosen that very token (Saxena, "Prompt
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-_SIZES = (3, 2)  # tokens that must have come before, the longer match first
+_AT_FIRST = {3: 0.4, 2: 0.4, 1: 0.1}
+"""Accuracy taken for granted, by the number of tokens that must have come before; the longer match goes first."""
 
+_LONGEST = max(_AT_FIRST)
 
-_AT_FIRST = 0.4
 _MEMORY = 0.8
 """Of the accuracy so far, in the accuracy after another guess."""
 
+_OF_USE = 0.5
+"""How often a right guess for one of several branches saves a pass: the branch must be kept, and no other be needed."""
+
+
+class Guess(NamedTuple):
+    """Tokens that may follow, and how many before them have come before; none and 0 if nothing has."""
+
+    token_ids: tuple[int, ...]
+    matched: int
+
 
 class PromptLookup:
-    """An index of every run of 2 or 3 tokens in a growing sequence, and in what it might have been.
+    """An index of every run of 1 to 3 tokens in a growing sequence, and in what it might have been.
 
     Args:
         token_ids: what is there already.
         most: guesses at a time, 0 for none.
 
     Attributes:
-        accuracy: the share of guesses that were right, recent ones counting more.
+        most: guesses at a time.
+        accuracy: by the tokens matched, the share of guesses that were right, recent ones counting more.
     """
 
     def __init__(self, token_ids: Iterable[int], most: int) -> None:
         self._ids: list[int] = []
         # run -> where what follows it begins, the last time
         self._follows: dict[tuple[int, ...], tuple[list[int], int]] = {}
-        self._most = most
-        self.accuracy = _AT_FIRST
+        self.most = most
+        self.accuracy = dict(_AT_FIRST)
         if most:
             self.extend(token_ids)
 
     def extend(self, token_ids: Iterable[int]) -> None:
         """Add tokens to the sequence."""
-        if not self._most:
+        if not self.most:
             return
         start = len(self._ids)
         self._ids.extend(token_ids)
@@ -46,42 +59,43 @@ class PromptLookup:
 
     def note(self, token_ids: Sequence[int]) -> None:
         """Learn from a branch that was not kept: what it says, the sequence may yet say, too."""
-        if self._most:
-            before = self._ids[-_SIZES[0] :]
+        if self.most:
+            before = self._ids[-_LONGEST:]
             self._index([*before, *token_ids], len(before))
 
     def _index(self, ids: list[int], start: int) -> None:
         for end in range(start, len(ids)):
-            for size in _SIZES:  # the run before this token is now followed by something
+            for size in _AT_FIRST:  # the run before this token is now followed by something
                 if end >= size:
                     self._follows[tuple(ids[end - size : end])] = (ids, end)
 
-    def guess(self, path: Sequence[int], count: int) -> tuple[int, ...]:
-        """At most ``count`` tokens that may follow the sequence and ``path``; none if nothing like it came before."""
-        count = min(count, self._most)
+    def guess(self, path: Sequence[int], count: int) -> Guess:
+        """At most ``count`` tokens that may follow the sequence and ``path``."""
+        count = min(count, self.most)
         if count < 1:
-            return ()
-        last = [*self._ids[-_SIZES[0] :], *path][-_SIZES[0] :]
-        for size in _SIZES:
+            return Guess((), 0)
+        last = [*self._ids[-_LONGEST:], *path][-_LONGEST:]
+        for size in _AT_FIRST:
             found = self._follows.get(tuple(last[-size:])) if len(last) >= size else None
             if found is not None:
                 ids, start = found
-                return tuple(ids[start : start + count])
-        return ()
+                return Guess(tuple(ids[start : start + count]), size)
+        return Guess((), 0)
 
-    def worth(self, paths: int, cost: float) -> int:
-        """How many guesses to feed at the end of each of some paths that have to go on together.
+    def worth(self, matched: int, paths: int, cost: float) -> int:
+        """How many tokens of a guess to feed, as each of so many paths may have guesses fed.
 
-        The n-th one saves a pass if it and those before it are right for every path.
+        The n-th one saves a pass if it and those before it are right, and its path is the one that is kept.
 
         Args:
-            cost: of a guess, as a share of a pass.
+            matched: of the guess.
+            cost: of a token, as a share of a pass.
         """
-        count = 0
-        while count < self._most and self.accuracy ** ((count + 1) * paths) >= cost * paths:
+        count, needed = 0, cost if paths == 1 else cost * paths / _OF_USE
+        while count < self.most and self.accuracy[matched] ** (count + 1) >= needed:
             count += 1
         return count
 
-    def judge(self, right: bool) -> None:
+    def judge(self, matched: int, right: bool) -> None:
         """Learn whether a guessed token was right."""
-        self.accuracy = _MEMORY * self.accuracy + (1 - _MEMORY) * right
+        self.accuracy[matched] = _MEMORY * self.accuracy[matched] + (1 - _MEMORY) * right

@@ -16,7 +16,7 @@ from cocoa_engine import CocoaEngine, Generation, Runtime, decode, decoding
 from cocoa_engine.backends import KINDS, Chosen
 from cocoa_engine.forward.base import Segment
 from cocoa_engine.model import LanguageModel
-from cocoa_engine.prompt_lookup import PromptLookup
+from cocoa_engine.prompt_lookup import Guess, PromptLookup
 from tests.alike import assert_alike
 from tests.forward_passes import record, steps
 from tests.prompts import PROMPTS, chat
@@ -222,6 +222,24 @@ def test_an_answer_over_a_context_takes_fewer_passes_than_tokens(
     assert answer.usage.forward_passes - 1 < 0.7 * len(answer.token_ids)
 
 
+def test_a_branch_that_is_ahead_stays_ahead(
+    engine: CocoaEngine, one_by_one: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A right guess for one branch is not lost while the others catch up."""
+    monkeypatch.setattr(decode, "COST_OF_A_ROW", AS_IT_IS)
+    settings: dict[str, Any] = {"max_new_tokens": 40, "max_candidates": 3}
+    passes, waiting = 0, 0
+    for name in ("question", "story", "list"):
+        answer = engine.generate(PROMPTS[name], **settings)
+        passes += answer.usage.forward_passes
+        with monkeypatch.context() as patch:
+            patch.setattr(decode.Sequencer, "_leads", lambda *_: [])
+            other = engine.generate(PROMPTS[name], **settings)
+        assert_alike(answer, other)
+        waiting += other.usage.forward_passes
+    assert passes < waiting
+
+
 def test_a_branch_with_its_own_boundary_does_not_wait_for_others(engine: CocoaEngine, one_by_one: Any) -> None:
     none = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(draft_tokens=0, prefix_cache_mb=0))
     settings: dict[str, Any] = {"max_new_tokens": 24, "span_boundary": "own", "max_candidates": 4}
@@ -290,19 +308,19 @@ def test_a_bad_guess_that_is_nan_is_nobodys_error() -> None:
 _ids = st.lists(st.integers(0, 3), max_size=30)
 
 
-def brute_force(ids: Sequence[int], path: Sequence[int], count: int) -> tuple[int, ...]:
-    """What followed the last 3, else 2, tokens when they came before for the last time, within ``ids``."""
+def brute_force(ids: Sequence[int], path: Sequence[int], count: int) -> Guess:
+    """What followed the last 3, else 2, else 1 tokens when they came before for the last time, within ``ids``."""
     text = [*ids, *path]
-    for size in (3, 2):
+    for size in (3, 2, 1):
         for start in range(len(ids) - size - 1, -1, -1):
             if len(text) >= size and list(ids[start : start + size]) == text[-size:]:
-                return tuple(ids[start + size : start + size + count])
-    return ()
+                return Guess(tuple(ids[start + size : start + size + count]), size)
+    return Guess((), 0)
 
 
 @given(_ids, st.lists(st.integers(0, 3), max_size=5), st.integers(0, 6), st.integers(1, 6))
 def test_guesses_by_brute_force(ids: list[int], path: list[int], count: int, most: int) -> None:
-    expected = brute_force(ids, path, min(count, most)) if count else ()
+    expected = brute_force(ids, path, min(count, most)) if count else Guess((), 0)
     assert PromptLookup(ids, most).guess(path, count) == expected
 
 
@@ -316,44 +334,51 @@ def test_a_sequence_may_come_in_pieces(ids: list[int], sizes: list[int]) -> None
     assert grown.guess((1, 2), 4) == whole.guess((1, 2), 4)
 
 
-@given(st.lists(st.booleans(), max_size=30))
-def test_accuracy_follows_the_guesses(right: list[bool]) -> None:
+matches = st.sampled_from([1, 2, 3])
+
+
+@given(st.lists(st.booleans(), max_size=30), matches)
+def test_accuracy_follows_the_guesses(right: list[bool], matched: int) -> None:
+    """Of each length of match by itself."""
     lookup = PromptLookup((), 4)
+    others = {size: accuracy for size, accuracy in lookup.accuracy.items() if size != matched}
     for each in right:
-        before = lookup.accuracy
-        lookup.judge(each)
-        assert (lookup.accuracy > before) if each else (lookup.accuracy < before)
-        assert 0 < lookup.accuracy < 1
+        before = lookup.accuracy[matched]
+        lookup.judge(matched, each)
+        assert (lookup.accuracy[matched] > before) if each else (lookup.accuracy[matched] < before)
+        assert 0 < lookup.accuracy[matched] < 1
     for _ in range(20):
-        lookup.judge(True)
-    assert lookup.accuracy > 0.98
+        lookup.judge(matched, True)
+    assert lookup.accuracy[matched] > 0.98
+    assert others.items() <= lookup.accuracy.items()
 
 
 def test_branches_that_were_not_kept_are_remembered() -> None:
     lookup = PromptLookup([1, 2, 3], 4)
     lookup.note([4, 5, 6, 7])
-    assert lookup.guess((4,), 2) == (5, 6)  # also across where the branch began
+    assert lookup.guess((4,), 2) == ((5, 6), 3)  # also across where the branch began
     lookup.extend([8, 5, 6])
-    assert lookup.guess((), 4) == (7,)
-    assert lookup.guess((7,), 4) == ()
+    assert lookup.guess((), 4) == ((7,), 2)
+    assert lookup.guess((7,), 4) == ((), 0)
 
 
-@given(st.lists(st.booleans(), max_size=30), st.integers(1, 5), st.integers(0, 6), st.floats(0.001, 0.5))
-def test_what_is_worth_feeding(right: list[bool], paths: int, most: int, cost: float) -> None:
+@given(st.lists(st.booleans(), max_size=30), matches, st.integers(1, 5), st.integers(0, 6), st.floats(0.001, 0.5))
+def test_what_is_worth_feeding(right: list[bool], matched: int, paths: int, most: int, cost: float) -> None:
     lookup = PromptLookup((), most)
     for each in right:
-        lookup.judge(each)
-    count = lookup.worth(paths, cost)
+        lookup.judge(matched, each)
+    count = lookup.worth(matched, paths, cost)
     assert 0 <= count <= most
-    saves = [lookup.accuracy ** (paths * (number + 1)) for number in range(most)]
-    assert all(chance >= cost * paths for chance in saves[:count])
-    assert all(chance < cost * paths for chance in saves[count:])
-    assert lookup.worth(paths + 1, cost) <= count
+    saves = [lookup.accuracy[matched] ** (number + 1) for number in range(most)]
+    needed = cost if paths == 1 else 2 * cost * paths  # of several branches, one is kept
+    assert all(chance >= needed for chance in saves[:count])
+    assert all(chance < needed for chance in saves[count:])
+    assert lookup.worth(matched, paths + 1, cost) <= count
 
 
 def test_no_lookup() -> None:
     lookup = PromptLookup([1, 2, 3, 1, 2, 3], 0)
     lookup.extend([1, 2, 3])
     lookup.note([4, 5, 6])
-    assert lookup.guess((), 4) == ()
-    assert lookup.guess((1, 2), 4) == ()
+    assert lookup.guess((), 4) == ((), 0)
+    assert lookup.guess((1, 2), 4) == ((), 0)

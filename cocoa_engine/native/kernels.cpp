@@ -25,9 +25,9 @@
 namespace {
 
 #if defined(__AVX512F__)  // 32 registers of 16 lanes
-constexpr int LANES = 16, ROWS_AT_ONCE = 6, DOT_ROWS = 6, TILE_ROWS = 12, VALUE_ROWS = 6;
+constexpr int LANES = 16, ROWS_AT_ONCE = 6, DOT_ROWS = 6, TILE_ROWS = 12, SCORE_ROWS = 6, VALUE_ROWS = 6;
 #elif defined(__AVX2__) && defined(__FMA__)  // 16 of 8
-constexpr int LANES = 8, ROWS_AT_ONCE = 6, DOT_ROWS = 3, TILE_ROWS = 6, VALUE_ROWS = 2;
+constexpr int LANES = 8, ROWS_AT_ONCE = 6, DOT_ROWS = 3, TILE_ROWS = 6, SCORE_ROWS = 6, VALUE_ROWS = 2;
 #else
 #error "needs AVX2 or AVX-512"
 #endif
@@ -77,6 +77,20 @@ INLINE Vec4 sums(Vec a, Vec b, Vec c, Vec d) {  // of four vectors at once
     Vec ab = PICK(a, b, 0, B, 1, B + 1) + PICK(a, b, 2, B + 2, 3, B + 3);
     Vec cd = PICK(c, d, 0, B, 1, B + 1) + PICK(c, d, 2, B + 2, 3, B + 3);
     return quarters(PICK(ab, cd, 0, 1, B, B + 1) + PICK(ab, cd, 2, 3, B + 2, B + 3));
+}
+
+INLINE float largest(Vec v) {
+#ifdef __AVX512F__
+    Vec8 h = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
+    Vec8 upper = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+    h = h > upper ? h : upper;
+#else
+    Vec8 h = v;
+#endif
+    Vec4 q = __builtin_shufflevector(h, h, 0, 1, 2, 3), other = __builtin_shufflevector(h, h, 4, 5, 6, 7);
+    q = q > other ? q : other;
+    const float x = q[0] > q[1] ? q[0] : q[1], y = q[2] > q[3] ? q[2] : q[3];
+    return x > y ? x : y;
 }
 
 INLINE Vec exponential(Vec x) {  // e^x for x <= 0, as in the Cephes library: within 2 units in the last place
@@ -184,7 +198,7 @@ void dot_all_rows(const Linear<W>& job, long out) {
 }
 
 // Many rows: lanes run along the outputs, of which PANEL are turned into a buffer that stays in the first-level cache.
-constexpr int PANEL = 2 * LANES, DEPTH = 192;
+constexpr int PANEL = 2 * LANES, DEPTH = 192, LINE = 16;  // the last in floats, of the cache
 
 template <int S>
 INLINE void exchange(Vec* a) {  // one stage of a transposition: lanes with bit S change places with rows with bit S
@@ -221,8 +235,10 @@ INLINE void turn(const W* w, long in, int depth, float* panel) {  // [PANEL, dep
     }
 }
 
+// On the way as many numbers as the panel has are fetched from ``next``, unless that is null.
 template <int ROWS, typename W>
-INLINE void tile(const Linear<W>& job, const float* panel, long row, long out, long from, int depth) {
+INLINE void tile(const Linear<W>& job, const float* panel, long row, long out, long from, int depth,
+                 const float* next = nullptr) {
     Vec acc[ROWS][2];
     const float* x = job.x + row * job.x_stride + from;
     float* y = job.y + row * job.y_stride + out;
@@ -234,11 +250,16 @@ INLINE void tile(const Linear<W>& job, const float* panel, long row, long out, l
                              : (job.bias ? load(job.bias + out + t * LANES) : Vec{});
     for (int i = 0; i < depth; i++) {
         Vec w0 = load(panel + i * PANEL), w1 = load(panel + i * PANEL + LANES);
+        KEEP(w0);
+        KEEP(w1);
+        if (next)
+            for (int t = 0; t < PANEL; t += LINE) __builtin_prefetch(next + i * PANEL + t);
         UNROLL
         for (int r = 0; r < ROWS; r++) {
-            float one = x[r * job.x_stride + i];
-            acc[r][0] += one * w0;
-            acc[r][1] += one * w1;
+            Vec input = all(x[r * job.x_stride + i]);
+            KEEP(input);
+            acc[r][0] += input * w0;
+            acc[r][1] += input * w1;
         }
     }
     UNROLL
@@ -276,10 +297,8 @@ struct Attention {
     long rows() const { return heads / kv_heads * width; }  // of a key-value head
 };
 
-constexpr int BLOCK = 32;  // slots: their keys and values fit the first-level cache
-constexpr int LINE = 16;   // floats in a cache line; the next block is fetched while this one is worked on
-
-// acc[r] += sum_j p[j][r] v[j] over a block, lanes along the head's dimension.
+// acc[r] += sum_j p[r][j] v[j] over a panel of slots, lanes along the head's dimension. On the way the values of the next
+// panel are fetched.
 template <int ROWS, int VECS>
 INLINE void add_values(const float* p, const float* v, float* acc, long dim, int count) {
     Vec a[ROWS][VECS];
@@ -290,10 +309,15 @@ INLINE void add_values(const float* p, const float* v, float* acc, long dim, int
     for (int j = 0; j < count; j++) {
         Vec vs[VECS];
         UNROLL
-        for (int t = 0; t < VECS; t++) vs[t] = load(v + j * dim + t * LANES);
+        for (int t = 0; t < VECS; t++) {
+            vs[t] = load(v + j * dim + t * LANES);
+            KEEP(vs[t]);
+            __builtin_prefetch(v + (j + PANEL) * dim + t * LANES);
+        }
         UNROLL
         for (int r = 0; r < ROWS; r++) {
-            float weight = p[j * LANES + r];
+            Vec weight = all(p[r * PANEL + j]);
+            KEEP(weight);
             UNROLL
             for (int t = 0; t < VECS; t++) a[r][t] += weight * vs[t];
         }
@@ -311,88 +335,78 @@ INLINE void add_values(const float* p, const float* v, float* acc, long dim, int
     for (; d + LANES <= dim; d += LANES) add_values<ROWS, 1>(p, v + d, acc + d, dim, count);
     for (; d < dim; d++)
         for (int r = 0; r < ROWS; r++)
-            for (int j = 0; j < count; j++) acc[r * dim + d] += p[j * LANES + r] * v[j * dim + d];
+            for (int j = 0; j < count; j++) acc[r * dim + d] += p[r * PANEL + j] * v[j * dim + d];
 }
 
-// Scores of COUNT keys with up to LANES rows, one row to a lane: a key is read as it lies, one number at a time. On the
-// way the next block's keys and values are fetched, a line of each for every two numbers: COUNT of 8 takes them all.
-template <int COUNT>
-INLINE void score(const float* keys, const float* values, const float* turned, long dim, bool fetch, float* scores) {
-    Vec s[COUNT] = {};
-    for (long d = 0; d < dim; d++) {
-        Vec q = load(turned + d * LANES);
-        if (COUNT == 8 && fetch) __builtin_prefetch((d & 1 ? values : keys) + BLOCK * dim + d / 2 * LINE);
-        UNROLL
-        for (int t = 0; t < COUNT; t++) s[t] += keys[t * dim + d] * q;
-    }
-    UNROLL
-    for (int t = 0; t < COUNT; t++) store(scores + t * LANES, s[t]);
-}
-
-struct Lanes {  // up to LANES rows of a key-value head, and the softmax over the slots so far
-    Vec highest, total;
-    long token[LANES];
+struct Softmax {  // of a row, over the slots so far; each lane sums up its own
+    Vec total;
+    float highest;
 };
 
-// Softmax-weighted sum over the slots [from, to) of one key-value head, before division by the sum of the weights:
-// acc [rows, dim], and of each row the highest score and the sum of e^(score - highest).
-void attend_part(const Attention& a, long kv_head, long from, long to, float* acc, float* highest, float* total) {
-    const long rows = a.rows(), dim = a.dim, groups = (rows + LANES - 1) / LANES;
-    static thread_local std::vector<float> turned_queries;
-    static thread_local std::vector<Lanes> lanes;
-    turned_queries.assign(groups * dim * LANES, 0.0f);
-    lanes.resize(groups);
-    for (long row = 0; row < rows; row++) {
-        long head = kv_head * (rows / a.width) + row / a.width, token = row % a.width;
-        const float* query = a.query + head * a.query_head + token * a.query_token;
-        float* turned = turned_queries.data() + row / LANES * dim * LANES + row % LANES;
-        for (long d = 0; d < dim; d++) turned[d * LANES] = query[d] * a.scale;
-        lanes[row / LANES].token[row % LANES] = token;
+// Scores of a panel of slots to weights e^(score - highest), in place; what was summed up before shrinks with them.
+INLINE void weigh(float* p, const float* mask, int count, Softmax& softmax, float* acc, long dim) {
+    if (mask)
+        for (int j = 0; j < count; j++) p[j] += mask[j];
+    for (int j = count; j < PANEL; j++) p[j] = -INFINITY;
+    Vec low = load(p), high = load(p + LANES);
+    const float top = fmaxf(softmax.highest, largest(low > high ? low : high));
+    if (top > softmax.highest) {
+        const float shrink = expf(softmax.highest - top);
+        softmax.highest = top;
+        softmax.total *= shrink;
+        for (long d = 0; d < dim; d++) acc[d] *= shrink;
     }
-    for (Lanes& lane : lanes) lane.highest = all(-FLT_MAX), lane.total = Vec{};
+    low = exponential(low - top), high = exponential(high - top);
+    softmax.total += low + high;
+    store(p, low), store(p + LANES, high);
+}
+
+// Softmax-weighted sum over the slots [from, to) of one key-value head, before division by the sum of the weights:
+// acc [rows, dim], and of each row the highest score and the sum of e^(score - highest). The keys are turned a panel at a
+// time, so that lanes run along the slots.
+void attend_part(const Attention& a, long kv_head, long from, long to, float* acc, float* highest, float* total) {
+    const long rows = a.rows(), dim = a.dim;
+    static thread_local std::vector<float> scratch;
+    static thread_local std::vector<Softmax> softmax;
+    scratch.resize((rows + 2 * PANEL) * dim);
+    float *query = scratch.data(), *turned = query + rows * dim, *last = turned + PANEL * dim;
+    for (long row = 0; row < rows; row++) {
+        const long head = kv_head * (rows / a.width) + row / a.width, token = row % a.width;
+        const float* q = a.query + head * a.query_head + token * a.query_token;
+        for (long d = 0; d < dim; d++) query[row * dim + d] = q[d] * a.scale;
+    }
+    softmax.assign(rows, Softmax{Vec{}, -FLT_MAX});
     memset(acc, 0, sizeof(float) * rows * dim);
 
-    alignas(64) float p[BLOCK * LANES];
-    for (long block = from; block < to; block += BLOCK) {
-        const int count = to - block < BLOCK ? to - block : BLOCK;
-        const float* keys = a.keys + kv_head * a.kv_head + block * dim;
-        const float* values = a.values + kv_head * a.kv_head + block * dim;
-        for (long group = 0; group < groups; group++) {
-            Lanes& lane = lanes[group];
-            const float* turned = turned_queries.data() + group * dim * LANES;
-            const int used = rows - group * LANES < LANES ? rows - group * LANES : LANES;
-            int j = 0;
-            for (; j + 8 <= count; j += 8)
-                score<8>(keys + j * dim, values + j * dim, turned, dim, group == 0, p + j * LANES);
-            for (; j < count; j++) score<1>(keys + j * dim, values, turned, dim, false, p + j * LANES);
-            if (a.mask && block + count > a.masked_from)
-                for (j = 0; j < count; j++)
-                    for (int r = 0; r < used; r++) p[j * LANES + r] += a.mask[lane.token[r] * a.slots + block + j];
-
-            Vec top = lane.highest;
-            for (j = 0; j < count; j++) {
-                Vec s = load(p + j * LANES);
-                top = s > top ? s : top;
-            }
-            Vec shrink = exponential(lane.highest - top);
-            lane.highest = top;
-            lane.total *= shrink;
-            for (j = 0; j < count; j++) {
-                Vec e = exponential(load(p + j * LANES) - top);
-                lane.total += e;
-                store(p + j * LANES, e);
-            }
-            float* own = acc + group * LANES * dim;
-            for (int r = 0; r < used; r++)
-                for (long d = 0; d < dim; d++) own[r * dim + d] *= shrink[r];
-            in_chunks<VALUE_ROWS>(used, [&](long row, auto n) INLINE_LAMBDA {
-                add_values<n.value>(p + row, values, own + row * dim, dim, count);
-            });
+    alignas(64) float p[SCORE_ROWS * PANEL];
+    for (long slot = from; slot < to; slot += PANEL) {
+        const int count = to - slot < PANEL ? to - slot : PANEL;
+        const float* keys = a.keys + kv_head * a.kv_head + slot * dim;
+        const float* values = a.values + kv_head * a.kv_head + slot * dim;
+        const float* next = keys + PANEL * dim;
+        if (count < PANEL) {
+            memcpy(last, keys, sizeof(float) * count * dim);
+            memset(last + count * dim, 0, sizeof(float) * (PANEL - count) * dim);
+            keys = last;
         }
+        turn(keys, dim, dim, turned);
+        const bool masked = a.mask && slot + count > a.masked_from;
+        in_chunks<SCORE_ROWS>(rows, [&](long first, auto n) INLINE_LAMBDA {
+            const Linear<float> scores{query + first * dim, dim, n.value, dim, nullptr, nullptr, p, PANEL};
+            tile<n.value>(scores, turned, 0, 0, 0, dim, next);
+            for (int r = 0; r < n.value; r++) {
+                const float* mask = masked ? a.mask + (first + r) % a.width * a.slots + slot : nullptr;
+                weigh(p + r * PANEL, mask, count, softmax[first + r], acc + (first + r) * dim, dim);
+            }
+            in_chunks<VALUE_ROWS>(n.value, [&](long row, auto m) INLINE_LAMBDA {
+                add_values<m.value>(p + row * PANEL, values, acc + (first + row) * dim, dim, count);
+            });
+        });
     }
     for (long row = 0; row < rows; row++) {
-        highest[row] = lanes[row / LANES].highest[row % LANES];
-        total[row] = lanes[row / LANES].total[row % LANES];
+        highest[row] = softmax[row].highest;
+        total[row] = 0;
+        for (int lane = 0; lane < LANES; lane++) total[row] += softmax[row].total[lane];
     }
 }
 

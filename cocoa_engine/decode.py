@@ -154,6 +154,7 @@ class Sequencer:
     """The decode loop of one sequence, and what it has decided so far.
 
     Args:
+        native: our own kernels read the logits; see :func:`next_tokens`.
         calibrator: gives the spans' risk, which ``max_risk`` limits; none leaves the raw MLDS.
     """
 
@@ -165,6 +166,7 @@ class Sequencer:
         *,
         draft_tokens: int = 0,
         room: Room = lambda: 1,
+        native: bool = False,
         calibrator: RiskCalibrator | None = None,
     ) -> None:
         self.calibrator = calibrator
@@ -180,6 +182,7 @@ class Sequencer:
         self.lookup = PromptLookup(prompt, draft_tokens)
         self.so_far = AnswerSoFar(self.prompt)
         self.room = room
+        self.native = native
         self.feeds_ahead = False
         self.fed: dict[Path, Fed] = {}  # since the last commit, and what was fed ahead before it
         # a path to be fed -> the token guessed to follow it and how many matched, until that is known
@@ -546,14 +549,14 @@ class Sequencer:
         """
         count = max(2, self.config.max_candidates)
         if others is None or not isinstance(self.method, ContrastingMethod):
-            return next_tokens(self._processed(paths, logits) if paths else logits, count)
+            return next_tokens(self._processed(paths, logits) if paths else logits, count, native=self.native)
         contrasts = self.method.contrast(logits.float(), others, self.config)
         allowed = self.method.plausible(logits.float(), self.config)
         ranked = self._processed(paths, contrasts.clone()) if paths else contrasts
         if allowed is not None:  # unless processors forbid all that is plausible
             kept = ranked.masked_fill(~allowed, -torch.inf)
             ranked = torch.where((kept > -torch.inf).any(-1, keepdim=True), kept, ranked)
-        return contrasted(next_tokens(logits, count), logits, contrasts, ranked)
+        return contrasted(next_tokens(logits, count, native=self.native), logits, contrasts, ranked)
 
     def _processed(self, paths: Sequence[Path], scores: Tensor) -> Tensor:
         """``[W, V]``: the scores as the processors leave them."""

@@ -72,6 +72,7 @@ class Decoding:
             TextTrack(decode, request.rules.stop_texts),
             draft_tokens=draft_tokens,
             room=lambda: TIPS // max(1, scheduler.running),
+            native=backend.native,
             calibrator=calibrator,
         )
         self._assembler = Assembler(config, len(request.prompt), model_name, calibrator)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cocoa_engine.distribution import distributions
 from cocoa_engine.errors import NonFiniteLogitsError
+from cocoa_engine.native import operators
 
 
 class Contrasted(NamedTuple):
@@ -57,7 +58,7 @@ class NextTokens:
         return NextTokens(self.token_ids[:size], self.log_probs[:size], self.entropy, self.margin)
 
 
-def next_tokens(logits: Tensor, count: int) -> list[NextTokens | None]:
+def next_tokens(logits: Tensor, count: int, *, native: bool = False) -> list[NextTokens | None]:
     """The ``count`` most probable next tokens of each row of ``logits``; one copy to the host for all.
 
     None for a row from which no token can be chosen: its logits are NaN or +inf, or allow no token at all.
@@ -65,13 +66,11 @@ def next_tokens(logits: Tensor, count: int) -> list[NextTokens | None]:
     Args:
         logits: ``[W, V]``.
         count: at least 2, for the margin.
+        native: by our own kernel, which :mod:`cocoa_engine.native` has on this machine.
     """
     logits = logits.float()
-    top = logits.topk(min(count, logits.shape[-1]), dim=-1)  # [W, count]
-    log_sum, entropy = distributions(logits, top.values[:, 0])
-    log_probs = top.values - log_sum[:, None]  # [W, count]
-    # ids < 2**53 are exact
-    rows = torch.cat([log_probs.double(), top.indices.double(), entropy[:, None].double()], dim=-1).tolist()
+    count = min(count, logits.shape[-1])
+    rows = (operators.next_tokens if native and operators.ranks(logits) else _next_tokens)(logits, count).tolist()
     result: list[NextTokens | None] = []
     for *row, spread in rows:
         half = len(row) // 2
@@ -83,6 +82,15 @@ def next_tokens(logits: Tensor, count: int) -> list[NextTokens | None]:
         ids, values = tuple(token_id for token_id, _ in kept), tuple(value for _, value in kept)
         result.append(NextTokens(ids, values, spread, values[0] - values[1] if len(values) > 1 else math.inf))
     return result
+
+
+def _next_tokens(logits: Tensor, count: int) -> Tensor:
+    """``[W, 2 * count + 1]``: log p of the most probable tokens, their ids, and the entropy."""
+    top = logits.topk(count, dim=-1)  # [W, count]
+    log_sum, entropy = distributions(logits, top.values[:, 0])
+    log_probs = top.values - log_sum[:, None]
+    # ids < 2**53 are exact
+    return torch.cat([log_probs.double(), top.indices.double(), entropy[:, None].double()], dim=-1)
 
 
 def contrasted(

@@ -92,6 +92,11 @@ class Backend(ABC):
     paths_per_step: ClassVar[int] = 128  # of float32 logits, 128 x 128k are 64 MiB
 
     @property
+    def native(self) -> bool:
+        """Whether our own kernels run the model."""
+        return False
+
+    @property
     def masks_heads(self) -> bool:
         """Whether heads can be masked."""
         return False

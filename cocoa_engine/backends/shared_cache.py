@@ -160,6 +160,10 @@ class SharedCache(Backend):
         return self.forward.name
 
     @property
+    def native(self) -> bool:
+        return self.forward.native
+
+    @property
     def masks_heads(self) -> bool:
         return self.forward.masks_heads
 

@@ -136,6 +136,8 @@ class Forward(ABC):
 
     name: ClassVar[str]
     masks_heads: ClassVar[bool] = True
+    native = False
+    """Whether our own kernels do the work."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model

@@ -157,4 +157,6 @@ def _declared(handle: ctypes.CDLL) -> ctypes.CDLL:
         *(ctypes.c_float, long, integer),
     ]
     handle.cocoa_attend.restype = None
+    handle.cocoa_next_tokens.argtypes = [pointer, *[long] * 4, pointer, integer]
+    handle.cocoa_next_tokens.restype = None
     return handle

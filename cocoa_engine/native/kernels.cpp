@@ -18,6 +18,7 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
+#define ONCE __attribute__((noinline))  // compiled once, not with every caller
 #define UNROLL _Pragma("GCC unroll 16")  // or an array of vectors does not stay in registers
 #define KEEP(x) asm("" : "+v"(x))  // in a register: GCC would rather load it again with each product
 #define INLINE_LAMBDA __attribute__((always_inline))
@@ -235,19 +236,17 @@ INLINE void turn(const W* w, long in, int depth, float* panel) {  // [PANEL, dep
     }
 }
 
-// On the way as many numbers as the panel has are fetched from ``next``, unless that is null.
-template <int ROWS, typename W>
-INLINE void tile(const Linear<W>& job, const float* panel, long row, long out, long from, int depth,
-                 const float* next = nullptr) {
+// y += x panel over a part of the inputs, or b + x panel over the first. On the way as many numbers as the panel has are
+// fetched from ``next``, unless that is null.
+template <int ROWS>
+ONCE void tile(const float* x, long x_stride, const float* panel, int depth, bool first, const float* bias, float* y,
+               long y_stride, const float* next) {
     Vec acc[ROWS][2];
-    const float* x = job.x + row * job.x_stride + from;
-    float* y = job.y + row * job.y_stride + out;
     UNROLL
     for (int r = 0; r < ROWS; r++)
         UNROLL
         for (int t = 0; t < 2; t++)
-            acc[r][t] = from ? load(y + r * job.y_stride + t * LANES)
-                             : (job.bias ? load(job.bias + out + t * LANES) : Vec{});
+            acc[r][t] = first ? (bias ? load(bias + t * LANES) : Vec{}) : load(y + r * y_stride + t * LANES);
     for (int i = 0; i < depth; i++) {
         Vec w0 = load(panel + i * PANEL), w1 = load(panel + i * PANEL + LANES);
         KEEP(w0);
@@ -256,7 +255,7 @@ INLINE void tile(const Linear<W>& job, const float* panel, long row, long out, l
             for (int t = 0; t < PANEL; t += LINE) __builtin_prefetch(next + i * PANEL + t);
         UNROLL
         for (int r = 0; r < ROWS; r++) {
-            Vec input = all(x[r * job.x_stride + i]);
+            Vec input = all(x[r * x_stride + i]);
             KEEP(input);
             acc[r][0] += input * w0;
             acc[r][1] += input * w1;
@@ -265,7 +264,7 @@ INLINE void tile(const Linear<W>& job, const float* panel, long row, long out, l
     UNROLL
     for (int r = 0; r < ROWS; r++)
         UNROLL
-        for (int t = 0; t < 2; t++) store(y + r * job.y_stride + t * LANES, acc[r][t]);
+        for (int t = 0; t < 2; t++) store(y + r * y_stride + t * LANES, acc[r][t]);
 }
 
 template <typename W>
@@ -275,7 +274,8 @@ void panel_all_rows(const Linear<W>& job, long out) {
         int depth = job.in - from < DEPTH ? job.in - from : DEPTH;
         turn(job.weight + out * job.in + from, job.in, depth, panel);
         in_chunks<TILE_ROWS>(job.rows, [&](long row, auto n) INLINE_LAMBDA {
-            tile<n.value>(job, panel, row, out, from, depth);
+            tile<n.value>(job.x + row * job.x_stride + from, job.x_stride, panel, depth, from == 0,
+                          job.bias ? job.bias + out : nullptr, job.y + row * job.y_stride + out, job.y_stride, nullptr);
         });
     }
 }
@@ -329,7 +329,7 @@ INLINE void add_values(const float* p, const float* v, float* acc, long dim, int
 }
 
 template <int ROWS>
-INLINE void add_values(const float* p, const float* v, float* acc, long dim, int count) {
+ONCE void add_values(const float* p, const float* v, float* acc, long dim, int count) {
     long d = 0;
     for (; d + 4 * LANES <= dim; d += 4 * LANES) add_values<ROWS, 4>(p, v + d, acc + d, dim, count);
     for (; d + LANES <= dim; d += LANES) add_values<ROWS, 1>(p, v + d, acc + d, dim, count);
@@ -392,8 +392,7 @@ void attend_part(const Attention& a, long kv_head, long from, long to, float* ac
         turn(keys, dim, dim, turned);
         const bool masked = a.mask && slot + count > a.masked_from;
         in_chunks<SCORE_ROWS>(rows, [&](long first, auto n) INLINE_LAMBDA {
-            const Linear<float> scores{query + first * dim, dim, n.value, dim, nullptr, nullptr, p, PANEL};
-            tile<n.value>(scores, turned, 0, 0, 0, dim, next);
+            tile<n.value>(query + first * dim, dim, turned, dim, true, nullptr, p, PANEL, next);
             for (int r = 0; r < n.value; r++) {
                 const float* mask = masked ? a.mask + (first + r) % a.width * a.slots + slot : nullptr;
                 weigh(p + r * PANEL, mask, count, softmax[first + r], acc + (first + r) * dim, dim);
@@ -408,6 +407,52 @@ void attend_part(const Attention& a, long kv_head, long from, long to, float* ac
         total[row] = 0;
         for (int lane = 0; lane < LANES; lane++) total[row] += softmax[row].total[lane];
     }
+}
+
+// ---- next tokens ---------------------------------------------------------------------------------------------------
+
+// The highest logits of a row, equal ones by ascending id: best [count] and ids [count], -inf where there are no more.
+void highest_logits(const float* logits, long vocabulary, long count, float* best, long* ids) {
+    for (long n = 0; n < count; n++) best[n] = -INFINITY, ids[n] = 0;
+    const auto consider = [&](long id) {
+        if (!(logits[id] > best[count - 1])) return;
+        long place = count - 1;
+        for (; place > 0 && logits[id] > best[place - 1]; place--)
+            best[place] = best[place - 1], ids[place] = ids[place - 1];
+        best[place] = logits[id], ids[place] = id;
+    };
+    long id = 0;
+    for (; id + PANEL <= vocabulary; id += PANEL) {
+        Vec low = load(logits + id), high = load(logits + id + LANES);
+        if (largest(low > high ? low : high) > best[count - 1])
+            for (long n = id; n < id + PANEL; n++) consider(n);
+    }
+    for (; id < vocabulary; id++) consider(id);
+}
+
+// With z the sum of e^(logit - highest): log z, and the entropy log z - sum((logit - highest) e^(logit - highest)) / z.
+void spread(const float* logits, long vocabulary, float highest, double* log_sum, double* entropy) {
+    constexpr long PIECE = 4096;  // summed up in float32, the pieces in float64
+    double sum = 0, products = 0;
+    for (long from = 0; from < vocabulary; from += PIECE) {
+        const long to = vocabulary - from < PIECE ? vocabulary : from + PIECE;
+        Vec weights{}, weighted{};
+        for (long id = from; id < to; id += LANES) {
+            float last[LANES];
+            const float* here = logits + id;
+            if (to - id < LANES) {
+                for (long n = 0; n < LANES; n++) last[n] = n < to - id ? here[n] : -INFINITY;
+                here = last;
+            }
+            Vec below = load(here) - highest;
+            Vec weight = exponential(below);
+            weights += weight;
+            weighted += weight * (below < -1e4f ? all(-1e4f) : below);  // 0 times -inf would be no number
+        }
+        for (int lane = 0; lane < LANES; lane++) sum += weights[lane], products += weighted[lane];
+    }
+    *log_sum = log(sum);
+    *entropy = *log_sum - products / sum;
 }
 
 template <typename W>
@@ -446,6 +491,26 @@ void cocoa_linear(const float* x, long x_stride, long rows, long in, long layers
     else
         linear(x, x_stride, rows, in, layers, reinterpret_cast<const float* const*>(weights), biases, outs, y,
                y_stride, threads);
+}
+
+// Of each row of logits: log p of the highest [count], their ids [count], and the entropy of the distribution.
+void cocoa_next_tokens(const float* logits, long row_stride, long rows, long vocabulary, long count, double* out,
+                       int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long row = 0; row < rows; row++) {
+        const float* own = logits + row * row_stride;
+        static thread_local std::vector<float> best;
+        static thread_local std::vector<long> ids;
+        best.resize(count), ids.resize(count);
+        highest_logits(own, vocabulary, count, best.data(), ids.data());
+        double log_sum, entropy, *to = out + row * (2 * count + 1);
+        spread(own, vocabulary, best[0], &log_sum, &entropy);
+        for (long n = 0; n < count; n++) {
+            to[n] = double(best[n] - best[0]) - log_sum;
+            to[count + n] = ids[n];
+        }
+        to[2 * count] = entropy > 0 ? entropy : entropy == entropy ? 0.0 : entropy;
+    }
 }
 
 // softmax(q k^T * scale + mask) v. The slots of each key-value head are divided into parts that threads share, put

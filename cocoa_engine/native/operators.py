@@ -145,6 +145,29 @@ def attend(
     return out
 
 
+def ranks(logits: Tensor) -> bool:
+    """Whether :func:`next_tokens` can read these."""
+    return logits.dtype == torch.float32 and logits.device.type == "cpu" and logits.stride(-1) == 1
+
+
+def next_tokens(logits: Tensor, count: int) -> Tensor:
+    """The most probable next tokens of each row, equally probable ones by ascending id.
+
+    Args:
+        logits: ``[W, V]``, such as :func:`ranks` says.
+
+    Returns:
+        ``[W, 2 * count + 1]`` float64: log p of each, -inf where no more are allowed, their ids, and the entropy of the
+        distribution in nats. NaN where the logits are NaN or +inf, or allow no token.
+    """
+    rows, vocabulary = logits.shape
+    out = logits.new_empty(rows, 2 * count + 1, dtype=torch.float64)
+    _handle().cocoa_next_tokens(
+        logits.data_ptr(), logits.stride(0), rows, vocabulary, count, out.data_ptr(), min(rows, torch.get_num_threads())
+    )
+    return out
+
+
 @functools.cache
 def _handle() -> ctypes.CDLL:
     handle = built().handle
@@ -168,6 +191,11 @@ def _right() -> bool:
     all_keys, all_values = keys.repeat_interleave(2, 0), values.repeat_interleave(2, 0)
     plain = F.scaled_dot_product_attention(query, all_keys, all_values, mask, scale=0.5)
     pairs = [(linears(x[:rows]), expected[:rows]) for rows in (1, 8, 20, 64)]
+    log_probs = x.log_softmax(dim=-1)
+    told = next_tokens(x, 3).float()
+    pairs.append((told[:, :3], log_probs.topk(3).values))
+    pairs.append((log_probs.gather(1, told[:, 3:6].long()), log_probs.topk(3).values))
+    pairs.append((told[:, 6], -(log_probs.exp() * log_probs).sum(dim=-1)))
     half = weight.bfloat16()
     pairs.append((Linears([half], [bias])(x), F.linear(x, half.float(), bias)))
     pairs.append((found, plain.transpose(0, 1).reshape(3, -1)))

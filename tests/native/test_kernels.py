@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from cocoa_engine.native import operators
+from cocoa_engine.next_tokens import next_tokens
 
 pytestmark = pytest.mark.skipif(operators.why_not() is not None, reason=f"no kernels: {operators.why_not()}")
 
@@ -141,6 +143,47 @@ def test_attention(
     weights = (scores.float() + mask).double().softmax(dim=-1)
     exact = (weights @ values.double().repeat_interleave(groups, 0)).transpose(0, 1).reshape(width, -1)
     torch.testing.assert_close(found, exact.float(), atol=2e-4, rtol=1e-4)
+
+
+@given(
+    rows=st.integers(1, 5),
+    vocabulary=st.integers(1, 400) | st.just(9000),
+    spare=st.integers(0, 20),
+    count=st.integers(1, 9),
+    size=st.sampled_from([0.0, 0.3, 3.0, 40.0]),
+    forbidden=st.sampled_from([0.0, 0.5, 0.99]),
+    seed=st.integers(0, 1000),
+)
+def test_next_tokens(
+    rows: int, vocabulary: int, spare: int, count: int, size: float, forbidden: float, seed: int
+) -> None:
+    """Also with equal logits and forbidden tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, vocabulary + spare, generator=generator)[:, :vocabulary] * size
+    logits = logits.round() if seed % 2 else logits
+    hidden = torch.rand(rows, vocabulary, generator=generator) < forbidden
+    hidden[:, seed % vocabulary] = False
+    logits.masked_fill_(hidden, -torch.inf)
+    exact = logits.double().log_softmax(dim=1)
+    for each, row, log_probs in zip(next_tokens(logits, count, native=True), logits.tolist(), exact, strict=True):
+        assert each is not None
+        allowed = [token_id for token_id in range(vocabulary) if row[token_id] > -math.inf]
+        allowed.sort(key=lambda token_id: (-row[token_id], token_id))
+        assert list(each.token_ids) == allowed[:count]
+        assert each.log_probs == pytest.approx(log_probs[allowed[:count]].tolist(), abs=1e-5)
+        kept = log_probs[allowed]
+        assert each.entropy == pytest.approx(-(kept.exp() * kept).sum().item(), abs=1e-5)
+        assert each.entropy >= 0
+
+
+@pytest.mark.parametrize("vocabulary", [5, 100])
+def test_rows_from_which_no_token_can_be_chosen(vocabulary: int) -> None:
+    logits = torch.randn(5, vocabulary)
+    logits[0] = -torch.inf
+    logits[1, 3], logits[2, 0], logits[3, -1] = torch.nan, torch.inf, torch.nan
+    *bad, good = next_tokens(logits, 2, native=True)
+    assert bad == [None] * 4
+    assert good is not None
 
 
 @pytest.mark.parametrize("rows", [1, 7, 30])

@@ -185,7 +185,7 @@ class Sequencer:
         self.native = native
         self.feeds_ahead = False
         self.fed: dict[Path, Fed] = {}  # since the last commit, and what was fed ahead before it
-        # a path to be fed -> the token guessed to follow it and how many matched, until that is known
+        # a path -> the token guessed to follow it and how many tokens matched, until it is known
         self.guesses: dict[Path, tuple[int, int]] = {}
         self.last: Tensor | None = None  # [V], the logits after the committed tokens, for reading back
 
@@ -224,7 +224,7 @@ class Sequencer:
                 kept = run
                 self._append(run, following)
                 taken = run.path[-1:]
-                self._absorb([run], (yield from self._feed([taken])), [taken])
+                self._absorb([run], (yield from self._feed([taken], [] if run.ended else [taken])), [taken])
             self._advance(tree, kept, taken)
             if kept.next is not None:
                 following = kept.next
@@ -244,7 +244,8 @@ class Sequencer:
         while live:
             paths = [branch.path for branch in live]
             waiting = [branch for branch in branches if branch.stands_at is not None]
-            self._absorb(live, (yield from self._feed(paths, waiting)), paths)
+            growing = [branch.path for branch in live if not branch.ended]
+            self._absorb(live, (yield from self._feed(paths, growing, waiting)), paths)
             for branch in live:
                 if branch.stands_at is None and self._stands(branch, length == cap):
                     branch.stands_at = length
@@ -255,10 +256,13 @@ class Sequencer:
             length += 1
         return branches
 
-    def _feed(self, paths: Sequence[Path], waiting: Sequence[Branch] = ()) -> Generator[Asked, StepOutput, list[Fed]]:
+    def _feed(
+        self, paths: Sequence[Path], growing: Sequence[Path], waiting: Sequence[Branch] = ()
+    ) -> Generator[Asked, StepOutput, list[Fed]]:
         """What the model says after some paths: those not fed yet are fed now, and others ahead where there is room.
 
         Args:
+            growing: of the paths, those that another token may follow.
             waiting: branches that have ended while others grow.
         """
         for parent in {path[:-1] for path in paths} & self.guesses.keys():
@@ -266,7 +270,7 @@ class Sequencer:
             self.lookup.judge(matched, (*parent, token_id) in paths)
         missing = [path for path in paths if path not in self.fed]
         if missing:
-            asked = [*missing, *self._ahead(paths, missing, waiting)]
+            asked = [*missing, *self._ahead(missing, growing, waiting)]
             output = yield asked
             known = [None] * len(asked) if self.rules.processors else self._top(output.logits, output.others)
             for number, (path, following) in enumerate(zip(asked, known, strict=True)):
@@ -292,32 +296,32 @@ class Sequencer:
             totals = [total + more for total, more in zip(totals, found, strict=True)]
         return [total - totals[0] for total in totals[1:]]
 
-    def _ahead(self, paths: Sequence[Path], missing: Sequence[Path], waiting: Sequence[Branch]) -> list[Path]:
+    def _ahead(self, missing: Sequence[Path], growing: Sequence[Path], waiting: Sequence[Branch]) -> list[Path]:
         """Paths to feed beside those that must be fed: where the loop is likely to come to next."""
         room = self.room() - len(missing)
         if not self.feeds_ahead or room < 1:
             return []
         ahead = self._after_the_best(waiting, room)
-        ahead += self._leads(paths)[: room - len(ahead)]
-        tips = [*missing, *ahead]
+        ahead += self._further(growing)[: room - len(ahead)]
+        tips = [*(path for path in missing if path in growing), *ahead]
         for path in tips:
             tokens = self._guess(path, len(tips), room - len(ahead))
             ahead += [path + tokens[: depth + 1] for depth in range(len(tokens))]
         return ahead
 
-    def _leads(self, paths: Sequence[Path]) -> list[Path]:
-        """What is not fed yet of the branches that are fed beyond these paths: they keep ahead of the others."""
-        leads = []
+    def _further(self, paths: Sequence[Path]) -> list[Path]:
+        """What comes next in the branches that are fed beyond these paths already: they keep ahead of the others."""
+        tips = []
         left = self.config.max_new_tokens - self.generated
         for path in paths:
             start = path
             while (known := self.fed.get(path)) and known.next and path[-1] not in self.rules.eos and len(path) < left:
                 path = (*path, known.next.best)
             if path != start and path not in self.fed:
-                leads.append(path)
-        return leads
+                tips.append(path)
+        return tips
 
-    def _guess(self, path: Path, paths: int, room: int) -> tuple[int, ...]:
+    def _guess(self, path: Path, tips: int, room: int) -> tuple[int, ...]:
         """What may follow a path by prompt lookup, to be fed; a guess that is not fed is noted too, to learn from."""
         left = self.config.max_new_tokens - self.generated - len(path)
         if path[-1] in self.rules.eos or left < 1:
@@ -325,7 +329,7 @@ class Sequencer:
         guess, matched = self.lookup.guess(path, left)
         if not guess:
             return ()
-        count = min(room, self.lookup.worth(matched, paths, COST_OF_A_ROW))
+        count = min(room, self.lookup.worth(matched, tips, COST_OF_A_ROW))
         for depth, token_id in enumerate(guess[: max(count, 1)]):
             self.guesses[path + guess[:depth]] = token_id, matched
         return guess[:count]

@@ -39,7 +39,7 @@ class Decoding:
 
     Args:
         config: the settings as the user gave them.
-        draft_tokens: guesses fed ahead, at most.
+        draft_tokens: guesses fed after each tip, at most.
         calibrator: gives the spans' risk; none leaves the raw MLDS.
     """
 

@@ -36,7 +36,6 @@ class PromptLookup:
         most: guesses at a time, 0 for none.
 
     Attributes:
-        most: guesses at a time.
         accuracy: by the tokens matched, the share of guesses that were right, recent ones counting more.
     """
 
@@ -44,14 +43,14 @@ class PromptLookup:
         self._ids: list[int] = []
         # run -> where what follows it begins, the last time
         self._follows: dict[tuple[int, ...], tuple[list[int], int]] = {}
-        self.most = most
+        self._most = most
         self.accuracy = dict(_AT_FIRST)
         if most:
             self.extend(token_ids)
 
     def extend(self, token_ids: Iterable[int]) -> None:
         """Add tokens to the sequence."""
-        if not self.most:
+        if not self._most:
             return
         start = len(self._ids)
         self._ids.extend(token_ids)
@@ -59,7 +58,7 @@ class PromptLookup:
 
     def note(self, token_ids: Sequence[int]) -> None:
         """Learn from a branch that was not kept: what it says, the sequence may yet say, too."""
-        if self.most:
+        if self._most:
             before = self._ids[-_LONGEST:]
             self._index([*before, *token_ids], len(before))
 
@@ -71,7 +70,7 @@ class PromptLookup:
 
     def guess(self, path: Sequence[int], count: int) -> Guess:
         """At most ``count`` tokens that may follow the sequence and ``path``."""
-        count = min(count, self.most)
+        count = min(count, self._most)
         if count < 1:
             return Guess((), 0)
         last = [*self._ids[-_LONGEST:], *path][-_LONGEST:]
@@ -92,7 +91,7 @@ class PromptLookup:
             cost: of a token, as a share of a pass.
         """
         count, needed = 0, cost if paths == 1 else cost * paths / _OF_USE
-        while count < self.most and self.accuracy[matched] ** (count + 1) >= needed:
+        while count < self._most and self.accuracy[matched] ** (count + 1) >= needed:
             count += 1
         return count
 

@@ -28,8 +28,8 @@ class Runtime(BaseModel):
     )
     linears: Literal["auto", "native", "packed", "shared", "stock", "bfloat16"] = Field(
         "auto",
-        description="Linear layers and attention of a step on a CPU. native: kernels of our own on the model's own "
-        "weights (attention: in float32), built with g++ on first use. Else torch's attention, and linear layers "
+        description="Linear layers, attention and next tokens of a step on a CPU. native: kernels of our own on the "
+        "model's own weights (attention: in float32), built with g++ on first use. Else torch's, and linear layers "
         "packed: a second copy of the weights in oneDNN's layout; shared: the model's own weights, multiplied from the "
         "other side; stock: torch's. auto: native in float32 where it can be built, else packed if memory is ample. "
         "bfloat16: a copy of float32 weights in half precision, which changes some of the answers.",
@@ -40,7 +40,7 @@ class Runtime(BaseModel):
         256, ge=0, description="Memory for the keys and values of past prompts, which later prompts may begin with."
     )
     draft_tokens: int = Field(
-        4, ge=0, description="Prompt lookup: at most this many guessed tokens are fed ahead; 0 is none."
+        4, ge=0, description="Prompt lookup: at most this many guessed tokens are fed after each tip; 0 is none."
     )
     cuda_graphs: bool = Field(True, description="On a GPU, replay a step of the lean forward pass as one CUDA graph.")
 

@@ -1,1 +1,1 @@
-"""Kernels of our own for a decoding step on a CPU: linear layers and attention, built with GCC on first use."""
+"""Kernels of our own for a step on a CPU: linear layers, attention and next tokens, built with GCC on first use."""

@@ -1,8 +1,8 @@
 // The arithmetic of a decoding step on a CPU, for the few rows that torch's matrix products are slowest on.
 //
 // A step feeds 1 to some 20 rows, the tips of all branches. Everything here reads each weight, key and value from memory
-// once, whatever the number of rows, and does so little besides that more rows cost next to nothing. Up to
-// MANY_ROWS a row's result does not depend on which other rows are fed with it.
+// once, whatever the number of rows, and does so little besides that more rows cost little. Up to MANY_ROWS what a row
+// comes to does not depend on the other rows (in attention: over the same slots).
 //
 // GCC's vector extensions, one source for every instruction set. Built by build.py. All numbers are float32, but that
 // weights may be bfloat16.
@@ -432,7 +432,7 @@ void highest_logits(const float* logits, long vocabulary, long count, float* bes
 
 // With z the sum of e^(logit - highest): log z, and the entropy log z - sum((logit - highest) e^(logit - highest)) / z.
 void spread(const float* logits, long vocabulary, float highest, double* log_sum, double* entropy) {
-    constexpr long PIECE = 4096;  // summed up in float32, the pieces in float64
+    constexpr long PIECE = 512;  // summed up in float32, the pieces in float64
     double sum = 0, products = 0;
     for (long from = 0; from < vocabulary; from += PIECE) {
         const long to = vocabulary - from < PIECE ? vocabulary : from + PIECE;

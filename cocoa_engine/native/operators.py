@@ -162,9 +162,9 @@ def next_tokens(logits: Tensor, count: int) -> Tensor:
     """
     rows, vocabulary = logits.shape
     out = logits.new_empty(rows, 2 * count + 1, dtype=torch.float64)
-    _handle().cocoa_next_tokens(
-        logits.data_ptr(), logits.stride(0), rows, vocabulary, count, out.data_ptr(), min(rows, torch.get_num_threads())
-    )
+    # a team of another size than torch's, but for one of one, makes OpenMP end threads and start them again
+    threads = 1 if rows == 1 else torch.get_num_threads()
+    _handle().cocoa_next_tokens(logits.data_ptr(), logits.stride(0), rows, vocabulary, count, out.data_ptr(), threads)
     return out
 
 

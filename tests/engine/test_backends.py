@@ -61,6 +61,21 @@ def test_chosen_backend(architecture: str) -> None:
     assert info.middle_layers == (2, 4)
 
 
+@pytest.mark.skipif("native" not in WAYS, reason="no kernels")
+@pytest.mark.parametrize("way", ["native", "shared"])
+def test_the_next_tokens_are_found_by_kernels_where_those_are_asked_for(
+    way: Literal["native", "shared"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    found = operators.next_tokens
+    monkeypatch.setattr(operators, "next_tokens", lambda *given: (calls.append(1), found(*given))[1])
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(linears=way))
+    for method in ("cocoa-sig", "dola"):
+        calls.clear()
+        engine.generate([5, 6, 7], method=method, max_new_tokens=4)
+        assert bool(calls) == (way == "native")
+
+
 def test_a_slower_way_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     model = tiny_model("mamba")
     with caplog.at_level(logging.WARNING, logger="cocoa_engine"):

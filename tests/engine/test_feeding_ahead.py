@@ -202,8 +202,7 @@ def test_processors_and_criteria_are_asked_the_same(boundary: str, one_by_one: A
     assert_alike(actual, expected)
     assert asked[0][0].seen == asked[1][0].seen
     assert asked[0][1].seen == asked[1][1].seen
-    # "left" cuts branches so short that no guess covers them all
-    assert actual.usage.fed_tokens > expected.usage.fed_tokens or boundary == "left"
+    assert actual.usage.fed_tokens > expected.usage.fed_tokens
 
 
 # What it saves, counted in forward passes.
@@ -222,9 +221,25 @@ def test_an_answer_over_a_context_takes_fewer_passes_than_tokens(
     assert answer.usage.forward_passes - 1 < 0.7 * len(answer.token_ids)
 
 
-def test_a_branch_that_is_ahead_stays_ahead(
-    engine: CocoaEngine, one_by_one: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_guessed_after_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last token is fed for its hidden states alone, whatever made it the last."""
+    model = repetitive()
+    last = engine_of(model).generate(prompt(1), method="greedy", max_new_tokens=30).token_ids[9]
+    asked: list[tuple[int, ...]] = []
+    guess = PromptLookup.guess
+
+    def noted(self: PromptLookup, path: Sequence[int], count: int) -> Guess:
+        asked.append(tuple(path))
+        return guess(self, path, count)
+
+    monkeypatch.setattr(PromptLookup, "guess", noted)
+    answer = engine_of(model).generate(prompt(1), method="greedy", max_new_tokens=30, stopping_criteria=Notes([last]))
+    assert answer.finish_reason == "stop"
+    assert (answer.token_ids[0],) in asked
+    assert (last,) not in asked
+
+
+def test_a_branch_that_is_ahead_stays_ahead(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A right guess for one branch is not lost while the others catch up."""
     monkeypatch.setattr(decode, "COST_OF_A_ROW", AS_IT_IS)
     settings: dict[str, Any] = {"max_new_tokens": 40, "max_candidates": 3}
@@ -233,7 +248,7 @@ def test_a_branch_that_is_ahead_stays_ahead(
         answer = engine.generate(PROMPTS[name], **settings)
         passes += answer.usage.forward_passes
         with monkeypatch.context() as patch:
-            patch.setattr(decode.Sequencer, "_leads", lambda *_: [])
+            patch.setattr(decode.Sequencer, "_further", lambda *_: [])
             other = engine.generate(PROMPTS[name], **settings)
         assert_alike(answer, other)
         waiting += other.usage.forward_passes

@@ -88,7 +88,7 @@ def test_an_input_seen_from_the_side_is_multiplied_as_any_other() -> None:
 def test_a_row_is_the_same_to_the_bit_whatever_is_fed_with_it(
     first: int, rest: int, inputs: int, outs: int, seed: int
 ) -> None:
-    """In a decoding step, up to 48 rows: a branch's scores do not depend on how many others compete."""
+    """In a decoding step, up to 48 rows; in attention, over the same slots."""
     generator = torch.Generator().manual_seed(seed)
     linears = operators.Linears([torch.randn(outs, inputs, generator=generator)], [None])
     x = torch.randn(min(first + rest, 48), inputs, generator=generator)
@@ -103,7 +103,7 @@ def test_a_row_is_the_same_to_the_bit_whatever_is_fed_with_it(
     kv_heads=st.integers(1, 4),
     groups=st.integers(1, 9),
     width=st.integers(1, 9),
-    head_dim=st.sampled_from([1, 8, 16, 24, 64, 80, 128]),
+    head_dim=st.sampled_from([1, 8, 16, 24, 64, 80, 128, 256]),
     slots=st.integers(1, 150),
     spare=st.integers(0, 5),
     masked=st.sampled_from(["none", "from", "anywhere", "all"]),
@@ -176,6 +176,17 @@ def test_next_tokens(
         assert each.entropy >= 0
 
 
+@pytest.mark.parametrize("lead", [9.0, 14.0, 17.0])
+def test_many_improbable_tokens_are_not_lost_beside_a_probable_one(lead: float) -> None:
+    logits = torch.zeros(1, 50_000)
+    logits[0, 4321] = lead
+    (found,) = next_tokens(logits, 2, native=True)
+    log_probs = logits.double().log_softmax(dim=1)[0]
+    assert found is not None
+    assert found.log_probs == pytest.approx(log_probs[[4321, 0]].tolist(), abs=3e-6)
+    assert found.entropy == pytest.approx(-(log_probs.exp() * log_probs).sum().item(), rel=1e-4)
+
+
 @pytest.mark.parametrize("vocabulary", [5, 100])
 def test_rows_from_which_no_token_can_be_chosen(vocabulary: int) -> None:
     logits = torch.randn(5, vocabulary)
@@ -211,6 +222,9 @@ def test_what_the_kernels_cannot_read_is_told() -> None:
     assert not operators.attends(good.double(), good.double(), good.double())
     assert not operators.attends(good, good.transpose(1, 2).contiguous().transpose(1, 2), good)
     assert not operators.attends(good, good, torch.randn(2, 3, 8))
+    assert operators.ranks(good[0])
+    for logits in (good[0].double(), good[0].t(), good[0].to("meta")):
+        assert not operators.ranks(logits)
     weight = torch.randn(4, 4)
     assert operators.multiplies([weight, weight])
     assert operators.multiplies([weight.bfloat16()])

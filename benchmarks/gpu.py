@@ -99,8 +99,8 @@ class Script:
         self.plan = [*competing, *[1] * (self.tokens - count)]  # how many compete for each token
         self.random.shuffle(self.plan)
 
-    def __call__(self, logits: Tensor, count: int) -> list[NextTokens | None]:
-        rows = next_tokens(logits, count)
+    def __call__(self, logits: Tensor, count: int, *, native: bool = False) -> list[NextTokens | None]:
+        rows = next_tokens(logits, count, native=native)
         competing = self.plan.pop() if self.plan else 1
         return [None if row is None else self._told(row, competing) for row in rows]
 

@@ -28,7 +28,7 @@ SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-Wno-psabi")
 COMPILERS = ("g++", "c++")
 FOLDER = "kernels"  # within the cache directory, of this user alone
-BUILD_TIMEOUT = 120.0  # seconds; a build takes about two
+BUILD_TIMEOUT = 120.0  # seconds; a build takes a few
 
 
 class Library(NamedTuple):

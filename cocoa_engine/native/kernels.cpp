@@ -59,13 +59,14 @@ INLINE Vec all(float x) { return x - Vec{}; }
 #define PICK(a, b, p, q, r, s) \
     __builtin_shufflevector(a, b, p, q, r, s, p + 4, q + 4, r + 4, s + 4, p + 8, q + 8, r + 8, s + 8, p + 12, q + 12, \
                             r + 12, s + 12)
-INLINE Vec8 folded(Vec v) {
-    return __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
-           __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
-}
+INLINE Vec8 lower(Vec v) { return __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7); }
+INLINE Vec8 upper(Vec v) { return __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15); }
+INLINE Vec8 folded(Vec v) { return lower(v) + upper(v); }
+INLINE Vec8 larger(Vec v) { return lower(v) > upper(v) ? lower(v) : upper(v); }
 #else
 #define PICK(a, b, p, q, r, s) __builtin_shufflevector(a, b, p, q, r, s, p + 4, q + 4, r + 4, s + 4)
 INLINE Vec8 folded(Vec v) { return v; }
+INLINE Vec8 larger(Vec v) { return v; }
 #endif
 
 INLINE Vec4 quarters(Vec v) {  // the four sums of every fourth lane
@@ -81,13 +82,7 @@ INLINE Vec4 sums(Vec a, Vec b, Vec c, Vec d) {  // of four vectors at once
 }
 
 INLINE float largest(Vec v) {
-#ifdef __AVX512F__
-    Vec8 h = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
-    Vec8 upper = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
-    h = h > upper ? h : upper;
-#else
-    Vec8 h = v;
-#endif
+    Vec8 h = larger(v);
     Vec4 q = __builtin_shufflevector(h, h, 0, 1, 2, 3), other = __builtin_shufflevector(h, h, 4, 5, 6, 7);
     q = q > other ? q : other;
     const float x = q[0] > q[1] ? q[0] : q[1], y = q[2] > q[3] ? q[2] : q[3];
@@ -199,7 +194,8 @@ void dot_all_rows(const Linear<W>& job, long out) {
 }
 
 // Many rows: lanes run along the outputs, of which PANEL are turned into a buffer that stays in the first-level cache.
-constexpr int PANEL = 2 * LANES, DEPTH = 192, LINE = 16;  // the last in floats, of the cache
+constexpr int PANEL = 2 * LANES, DEPTH = 192;
+constexpr int LINE = 16;  // floats in a line of the cache
 
 template <int S>
 INLINE void exchange(Vec* a) {  // one stage of a transposition: lanes with bit S change places with rows with bit S
@@ -509,7 +505,7 @@ void cocoa_next_tokens(const float* logits, long row_stride, long rows, long voc
             to[n] = double(best[n] - best[0]) - log_sum;
             to[count + n] = ids[n];
         }
-        to[2 * count] = entropy > 0 ? entropy : entropy == entropy ? 0.0 : entropy;
+        to[2 * count] = entropy < 0 ? 0.0 : entropy;  // not a number stays one
     }
 }
 

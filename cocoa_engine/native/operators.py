@@ -41,11 +41,7 @@ def multiplies(weights: Sequence[Tensor]) -> bool:
 def attends(query: Tensor, keys: Tensor, values: Tensor) -> bool:
     """Whether :func:`attend` can read these."""
     alike = keys.shape == values.shape and keys.stride() == values.stride()
-    held = all(
-        tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.stride(-1) == 1
-        for tensor in (query, keys, values)
-    )
-    return held and alike and keys.stride(1) == keys.shape[2] == query.shape[2]
+    return all(map(_readable, (query, keys, values))) and alike and keys.stride(1) == keys.shape[2] == query.shape[2]
 
 
 class Linears:
@@ -147,7 +143,7 @@ def attend(
 
 def ranks(logits: Tensor) -> bool:
     """Whether :func:`next_tokens` can read these."""
-    return logits.dtype == torch.float32 and logits.device.type == "cpu" and logits.stride(-1) == 1
+    return _readable(logits)
 
 
 def next_tokens(logits: Tensor, count: int) -> Tensor:
@@ -166,6 +162,11 @@ def next_tokens(logits: Tensor, count: int) -> Tensor:
     threads = 1 if rows == 1 else torch.get_num_threads()
     _handle().cocoa_next_tokens(logits.data_ptr(), logits.stride(0), rows, vocabulary, count, out.data_ptr(), threads)
     return out
+
+
+def _readable(tensor: Tensor) -> bool:
+    """Whether it is float32, on the CPU, and its last dimension without gaps."""
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.stride(-1) == 1
 
 
 @functools.cache

@@ -190,7 +190,7 @@ def test_callers_share_the_real_model(engine: CocoaEngine) -> None:
 
 
 def test_a_request_joins_while_others_run_and_leaves_when_it_is_done() -> None:
-    engine = endless()
+    engine = endless(draft_tokens=0)  # or the short one might take a pass or two
     begun, short = threading.Event(), []
 
     def at(count: int) -> bool:
@@ -212,7 +212,7 @@ def test_a_request_joins_while_others_run_and_leaves_when_it_is_done() -> None:
     assert_all_alike(outcome, expected_short)
     sequences = [len(widths) for widths in steps(passes)]
     assert sequences[0] == sequences[-1] == 1
-    assert sequences.count(2) >= 2  # guesses make the short one very short
+    assert sequences.count(2) >= 4
     assert_idle(engine)
 
 

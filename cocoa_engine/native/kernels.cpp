@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <omp.h>
 #include <vector>
 
 #if !defined(__GNUC__) || defined(__clang__)
@@ -26,12 +27,14 @@
 namespace {
 
 #if defined(__AVX512F__)  // 32 registers of 16 lanes
-constexpr int LANES = 16, ROWS_AT_ONCE = 6, DOT_ROWS = 6, TILE_ROWS = 12, SCORE_ROWS = 6, VALUE_ROWS = 6;
+constexpr int LANES = 16, ROWS_AT_ONCE = 12, DOT_ROWS = 6, TILE_ROWS = 12, SCORE_ROWS = 6, VALUE_ROWS = 6;
 #elif defined(__AVX2__) && defined(__FMA__)  // 16 of 8
 constexpr int LANES = 8, ROWS_AT_ONCE = 6, DOT_ROWS = 3, TILE_ROWS = 6, SCORE_ROWS = 6, VALUE_ROWS = 2;
 #else
 #error "needs AVX2 or AVX-512"
 #endif
+constexpr long INPUTS_AT_ONCE = 7168;  // with the weights on their way they fill the first-level cache
+constexpr int BLOCK = 4;               // outputs
 typedef float Vec __attribute__((vector_size(4 * LANES)));
 typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
@@ -117,15 +120,52 @@ struct Linear {  // y = x W^T + b
     long y_stride;
 };
 
+// A row of weights, a vector at a time.
+template <typename W, bool LINES>
+struct Weights {
+    const W* at;
+    INLINE_LAMBDA void start(const W* w) { at = w; }
+    INLINE_LAMBDA Vec next() {
+        const W* here = at;
+        at += LANES;
+        return load(here);
+    }
+};
+
+#ifdef __AVX512F__
+// A vector is as long as a line of the cache, and a file's tensors seldom begin with one. To load across two lines costs
+// twice as much: here each line is loaded whole, and what lies across two is put together.
+template <>
+struct Weights<float, true> {
+    const float* line;  // the last one that was loaded
+    Vec loaded;
+    Ints lanes;
+    INLINE_LAMBDA void start(const float* w) {
+        const int past = uintptr_t(w) % sizeof(Vec) / sizeof(float);
+        line = w - (past ? past : LANES);
+        loaded = past ? *reinterpret_cast<const Vec*>(line) : Vec{};
+        lanes = Ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + (past ? past : LANES);
+    }
+    INLINE_LAMBDA Vec next() {
+        const Vec before = loaded;
+        loaded = *reinterpret_cast<const Vec*>(line += LANES);
+        return __builtin_shuffle(before, loaded, lanes);
+    }
+};
+#endif
+
 // Few rows: lanes run along the inputs. A weight is loaded once and multiplied with ROWS inputs.
 template <int ROWS, int OUTS, typename W>
 INLINE void dot_products(const Linear<W>& job, long row, long out) {
-    // as far ahead as memory takes to answer, in the order in which the weights are read
-    const long ahead = OUTS == 1 ? 4096 / sizeof(W) : OUTS * job.in + 1024 / sizeof(W);
+    // as far ahead as memory takes to answer, in the order in which the weights are read; one output's are used once only
+    const long ahead = (OUTS == 1 ? 8192 : 1024) / sizeof(W) + (OUTS > 1 ? OUTS * job.in : 0);
     constexpr int FOURS = (OUTS * ROWS + 3) / 4 * 4;  // summed up four at a time, the last with some zeros
     Vec acc[FOURS] = {};
     const float* x = job.x + row * job.x_stride;
     const W* w = job.weight + out * job.in;
+    Weights<W, OUTS == 1> weights[OUTS];
+    UNROLL
+    for (int o = 0; o < OUTS; o++) weights[o].start(w + o * job.in);
     long i = 0;
     for (; i + LANES <= job.in; i += LANES) {
         Vec xs[ROWS];
@@ -136,9 +176,9 @@ INLINE void dot_products(const Linear<W>& job, long row, long out) {
         }
         UNROLL
         for (int o = 0; o < OUTS; o++) {
-            Vec ws = load(w + o * job.in + i);
+            Vec ws = weights[o].next();
             KEEP(ws);
-            __builtin_prefetch(w + o * job.in + i + ahead);
+            __builtin_prefetch(w + o * job.in + i + ahead, 0, OUTS == 1 ? 0 : 3);
             UNROLL
             for (int r = 0; r < ROWS; r++) acc[o * ROWS + r] += ws * xs[r];
         }
@@ -179,18 +219,26 @@ INLINE void in_chunks(long rows, F do_rows) {
     }
 }
 
-// Of a few outputs, all rows. Up to ROWS_AT_ONCE rows the weights are read in the order of memory, which is then the only
-// limit; more rows share a block of weights that stays in the first-level cache.
-template <int OUTS, typename W>
-void dot_all_rows(const Linear<W>& job, long out) {
-    if (job.rows <= ROWS_AT_ONCE)
-        pick<ROWS_AT_ONCE>(0, job.rows, [&](long row, auto n) INLINE_LAMBDA {
-            for (int o = 0; o < OUTS; o++) dot_products<n.value, 1>(job, row, out + o);
-        });
-    else
-        in_chunks<DOT_ROWS>(job.rows, [&](long row, auto n) INLINE_LAMBDA {
-            dot_products<n.value, OUTS>(job, row, out);
-        });
+template <int ROWS, typename W>
+ONCE void dot_outputs(const Linear<W>& job, long row, long from, long to) {
+    for (long out = from; out < to; out++) dot_products<ROWS, 1>(job, row, out);
+}
+
+template <int ROWS, typename W>
+ONCE void dot_block(const Linear<W>& job, long row, long out) {
+    dot_products<ROWS, BLOCK>(job, row, out);
+}
+
+// Of some outputs, all rows. As long as their inputs stay in the first-level cache, the weights are read in the order of
+// memory, which is then the only limit; more rows share a block of weights that stays there.
+template <typename W>
+void few_rows(const Linear<W>& job, long from, long to) {
+    const auto in_order = [&](long row, auto n) INLINE_LAMBDA { dot_outputs<n.value>(job, row, from, to); };
+    if (job.rows <= ROWS_AT_ONCE && job.rows * job.in <= INPUTS_AT_ONCE)
+        return pick<ROWS_AT_ONCE>(0, job.rows, in_order);
+    for (; from + BLOCK <= to; from += BLOCK)
+        in_chunks<DOT_ROWS>(job.rows, [&](long row, auto n) INLINE_LAMBDA { dot_block<n.value>(job, row, from); });
+    in_chunks<DOT_ROWS>(job.rows, in_order);
 }
 
 // Many rows: lanes run along the outputs, of which PANEL are turned into a buffer that stays in the first-level cache.
@@ -455,21 +503,19 @@ template <typename W>
 void linear(const float* x, long x_stride, long rows, long in, long layers, const W* const* weights,
             const float* const* biases, const long* outs, float* y, long y_stride, int threads) {
     const bool many = rows > MANY_ROWS;
-    const long step = many ? PANEL : 4;
+    const long step = many ? PANEL : BLOCK;
 #pragma omp parallel num_threads(threads)
     {
         float* place = y;
         for (long layer = 0; layer < layers; place += outs[layer], layer++) {
             Linear<W> job{x, x_stride, rows, in, weights[layer], biases[layer], place, y_stride};
-            const long whole = outs[layer] / step * step;
-#pragma omp for schedule(static) nowait
-            for (long out = 0; out < whole; out += step)
-                if (many)
-                    panel_all_rows(job, out);
-                else
-                    dot_all_rows<4>(job, out);
-#pragma omp for schedule(static) nowait
-            for (long out = whole; out < outs[layer]; out++) dot_all_rows<1>(job, out);
+            const long steps = outs[layer] / step, thread = omp_get_thread_num(), team = omp_get_num_threads();
+            const long from = steps * thread / team * step, to = steps * (thread + 1) / team * step;
+            if (many) {
+                for (long out = from; out < to; out += step) panel_all_rows(job, out);
+                if (thread == team - 1) few_rows(job, to, outs[layer]);
+            } else
+                few_rows(job, from, thread == team - 1 ? outs[layer] : to);
         }
     }
 }

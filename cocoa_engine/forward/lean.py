@@ -16,10 +16,13 @@ from torch.nn import functional as F
 
 from cocoa_engine.forward.attention import attend
 from cocoa_engine.forward.base import Forward, Passed, Segment
+from cocoa_engine.forward.kernel_layers import KernelLayers
 from cocoa_engine.forward.linears import FastLinear, Way, fast_linear, is_plain
 from cocoa_engine.forward.windows import Windows
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.model import LanguageModel
+from cocoa_engine.native.layers import DecoderLayer, Layers
+from cocoa_engine.native.operators import readable
 
 FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # cos and sin depend on the position alone
@@ -70,6 +73,7 @@ class Lean(Forward):
         self.head = fast_linear([model.model.get_output_embeddings()], way)
         self.layers = [_layer(layer, way) for layer in model.layers]
         self.rotary = _RotaryTable(cast(nn.Module, decoder.rotary_emb), self.norm)
+        self.kernels = self._kernels()
 
     def idle_rows(self, rows: int) -> int:
         return self.head.idle_rows(rows)
@@ -91,7 +95,13 @@ class Lean(Forward):
                 start = end
             return rows[0] if len(rows) == 1 else torch.cat(rows)
 
-        last, states, early = self.decode(token_ids, cos, sin, attention, wanted)
+        tips = None if self.kernels is None or wanted is None else self.kernels.tips(segments)
+        if self.kernels is not None and wanted is not None and tips is not None:
+            x = F.embedding(token_ids, self.embedding)
+            middle, early = self.kernels(x, cos, sin, tips, wanted)
+            last, states = self._finished(x, middle, wanted)
+        else:
+            last, states, early = self.decode(token_ids, cos, sin, attention, wanted)
         if wanted is None:
             ends = torch.tensor([segment.width for segment in segments]).cumsum(0) - 1
             return Passed(self.head(last[ends]), None)
@@ -140,13 +150,48 @@ class Lean(Forward):
             gate, up = layer.gate_up(h).chunk(2, dim=-1)
             mixed = torch.mul(F.silu(gate), up, out=x.new_empty(gate.shape))
             x = x + layer.down(mixed)
+        return *self._finished(x, states, wanted), early
+
+    def _finished(self, x: Tensor, middle: Sequence[Tensor], wanted: Wanted | None) -> tuple[Tensor, Tensor | None]:
+        """The last layer's states after the norm, and the wanted states of all layers."""
         last = F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
         if wanted is None:
-            return last, None, early
+            return last, None
         final = x if wanted.final == "pre_norm" else last
-        if wanted.last == len(self.layers):
-            states.append(final)
-        return last, torch.stack([*states, final]).float(), early
+        ends = [final, final] if wanted.last == len(self.layers) else [final]
+        return last, torch.stack([*middle, *ends]).float()
+
+    def _kernels(self) -> KernelLayers | None:
+        """All layers in one call, if our own kernels run their linear layers and read their norms."""
+        layers = []
+        for number, layer in enumerate(self.layers):
+            norms = (layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm)
+            qkv, out, gate_up, down = (each.native for each in (layer.qkv, layer.out, layer.gate_up, layer.down))
+            if not (qkv and out and gate_up and down) or not all(norm is None or readable(norm) for norm in norms):
+                return None
+            layers.append(
+                DecoderLayer(
+                    attention_norm=layer.attention_norm,
+                    q_norm=layer.q_norm,
+                    k_norm=layer.k_norm,
+                    mlp_norm=layer.mlp_norm,
+                    qkv=qkv,
+                    out=out,
+                    gate_up=gate_up,
+                    down=down,
+                    windowed=self.windows[number] is not None,
+                )
+            )
+        native = Layers(
+            layers,
+            width=self.norm.shape[0],
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            eps=self.eps,
+            scale=self.scale,
+        )
+        return KernelLayers(layers, native, self.windows)
 
 
 def why_not_lean(model: LanguageModel) -> str | None:

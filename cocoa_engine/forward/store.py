@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cocoa_engine.native.layers import Places
+
 
 class KeyValues:
     """Keys and values of every layer, each ``[heads, capacity, head_dim]``, on the layer's own device.
@@ -21,6 +23,7 @@ class KeyValues:
 
     Attributes:
         blocks: of each layer, the memory that its keys and values are views of, ``[..., capacity, head_dim]``.
+        places: what our own kernels remember of where that is.
     """
 
     def __init__(self, num_layers: int, capacity: int) -> None:
@@ -28,6 +31,7 @@ class KeyValues:
         self.keys: list[Tensor | None] = [None] * num_layers
         self.values: list[Tensor | None] = [None] * num_layers
         self.blocks: list[tuple[Tensor, ...]] = [()] * num_layers
+        self.places: Places | None = None
 
     def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> None:
         """Write ``[heads, n, head_dim]`` into the slots from ``start`` on."""
@@ -86,6 +90,7 @@ class KeyValues:
 
         Zeros, not empty: a masked slot still enters the attention as 0 * value, and 0 * NaN is NaN.
         """
+        self.places = None
         if keys.shape == values.shape:
             block = keys.new_zeros(2, keys.shape[0], self.capacity, keys.shape[2])
             self.keys[layer], self.values[layer] = block.unbind()

@@ -146,7 +146,7 @@ def _opened(path: Path) -> ctypes.CDLL:
 
 def _declared(handle: ctypes.CDLL) -> ctypes.CDLL:
     pointer, long, integer = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
-    handle.cocoa_linear.argtypes = [pointer, *[long] * 4, pointer, integer, *[pointer] * 3, long, integer]
+    handle.cocoa_linear.argtypes = [pointer, pointer, long, long, pointer, long, integer]
     handle.cocoa_linear.restype = None
     handle.cocoa_attend.argtypes = [
         *(pointer, long, long),  # query
@@ -157,6 +157,8 @@ def _declared(handle: ctypes.CDLL) -> ctypes.CDLL:
         *(ctypes.c_float, long, integer),
     ]
     handle.cocoa_attend.restype = None
+    handle.cocoa_layers.argtypes = [pointer, pointer, long, *[pointer] * 4, long, integer]
+    handle.cocoa_layers.restype = None
     handle.cocoa_next_tokens.argtypes = [pointer, *[long] * 4, pointer, integer]
     handle.cocoa_next_tokens.restype = None
     return handle

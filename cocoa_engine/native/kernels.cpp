@@ -35,6 +35,7 @@ constexpr int LANES = 8, ROWS_AT_ONCE = 6, DOT_ROWS = 3, TILE_ROWS = 6, SCORE_RO
 #endif
 constexpr long INPUTS_AT_ONCE = 7168;  // with the weights on their way they fill the first-level cache
 constexpr int BLOCK = 4;               // outputs
+constexpr int LINE = 16;               // floats in a line of the cache
 typedef float Vec __attribute__((vector_size(4 * LANES)));
 typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
@@ -55,6 +56,19 @@ INLINE float one(const Half* p) {
     memcpy(&value, &bits, sizeof value);
     return value;
 }
+// Memory of a thread that begins with a line of the cache, as vectors are read fastest; what it held is lost.
+class Scratch {
+    std::vector<float> memory;
+
+  public:
+    static long padded(long count) { return (count + LINE - 1) / LINE * LINE; }
+    float* of(long count) {
+        if (long(memory.size()) < count + LINE) memory.resize(count + LINE);
+        const uintptr_t bytes = LINE * sizeof(float);
+        return reinterpret_cast<float*>((uintptr_t(memory.data()) + bytes - 1) / bytes * bytes);
+    }
+};
+
 INLINE void store(float* p, Vec v) { *reinterpret_cast<Unaligned*>(p) = v; }
 INLINE Vec all(float x) { return x - Vec{}; }
 
@@ -118,6 +132,7 @@ struct Linear {  // y = x W^T + b
     const float* bias;    // [out], or null
     float* y;
     long y_stride;
+    bool add;  // y += x W^T + b
 };
 
 // A row of weights, a vector at a time.
@@ -194,7 +209,9 @@ INLINE void dot_products(const Linear<W>& job, long row, long out) {
         const int r = n % ROWS, o = n / ROWS;
         float y = products[n];
         for (long t = i; t < job.in; t++) y += x[r * job.x_stride + t] * one(w + o * job.in + t);
-        job.y[(row + r) * job.y_stride + out + o] = job.bias ? y + job.bias[out + o] : y;
+        if (job.bias) y += job.bias[out + o];
+        float& place = job.y[(row + r) * job.y_stride + out + o];
+        place = job.add ? place + y : y;
     }
 }
 
@@ -243,7 +260,6 @@ void few_rows(const Linear<W>& job, long from, long to) {
 
 // Many rows: lanes run along the outputs, of which PANEL are turned into a buffer that stays in the first-level cache.
 constexpr int PANEL = 2 * LANES, DEPTH = 192;
-constexpr int LINE = 16;  // floats in a line of the cache
 
 template <int S>
 INLINE void exchange(Vec* a) {  // one stage of a transposition: lanes with bit S change places with rows with bit S
@@ -325,6 +341,48 @@ void panel_all_rows(const Linear<W>& job, long out) {
 }
 
 constexpr long MANY_ROWS = 48;
+
+struct Range {
+    long from, to;
+};
+
+// A thread's share of ``count`` things, whole steps but for the last thread's.
+INLINE Range share(long count, long step, long thread, long team) {
+    const long steps = count / step;
+    return {steps * thread / team * step, thread == team - 1 ? count : steps * (thread + 1) / team * step};
+}
+
+// Linear layers that read the same input, their outputs side by side. The same structure is in operators.py.
+struct Joined {
+    long count;
+    const void* const* weights;  // each [out, in], in float32 or, halved, in bfloat16
+    const float* const* biases;  // each [out], or null
+    const long* outs;
+    long in, halved;
+};
+
+// A thread's share of their outputs; not to be added where there are many rows.
+template <typename W>
+void linears(const Joined& layers, const float* x, long x_stride, long rows, float* y, long y_stride, bool add,
+             long thread, long team) {
+    const bool many = rows > MANY_ROWS;
+    for (long layer = 0; layer < layers.count; y += layers.outs[layer], layer++) {
+        const W* weight = static_cast<const W*>(layers.weights[layer]);
+        const Linear<W> job{x, x_stride, rows, layers.in, weight, layers.biases[layer], y, y_stride, add};
+        auto [out, to] = share(layers.outs[layer], many ? PANEL : BLOCK, thread, team);
+        if (many)
+            for (; out + PANEL <= to; out += PANEL) panel_all_rows(job, out);
+        few_rows(job, out, to);
+    }
+}
+
+void linears(const Joined& layers, const float* x, long x_stride, long rows, float* y, long y_stride, bool add,
+             long thread, long team) {
+    if (layers.halved)
+        linears<Half>(layers, x, x_stride, rows, y, y_stride, add, thread, team);
+    else
+        linears<float>(layers, x, x_stride, rows, y, y_stride, add, thread, team);
+}
 
 // ---- attention -----------------------------------------------------------------------------------------------------
 
@@ -410,10 +468,10 @@ INLINE void weigh(float* p, const float* mask, int count, Softmax& softmax, floa
 // time, so that lanes run along the slots.
 void attend_part(const Attention& a, long kv_head, long from, long to, float* acc, float* highest, float* total) {
     const long rows = a.rows(), dim = a.dim;
-    static thread_local std::vector<float> scratch;
+    static thread_local Scratch scratch;
     static thread_local std::vector<Softmax> softmax;
-    scratch.resize((rows + 2 * PANEL) * dim);
-    float *query = scratch.data(), *turned = query + rows * dim, *last = turned + PANEL * dim;
+    const long of_query = Scratch::padded(rows * dim);
+    float *query = scratch.of(of_query + 2 * PANEL * dim), *turned = query + of_query, *last = turned + PANEL * dim;
     for (long row = 0; row < rows; row++) {
         const long head = kv_head * (rows / a.width) + row / a.width, token = row % a.width;
         const float* q = a.query + head * a.query_head + token * a.query_token;
@@ -450,6 +508,182 @@ void attend_part(const Attention& a, long kv_head, long from, long to, float* ac
         highest[row] = softmax[row].highest;
         total[row] = 0;
         for (int lane = 0; lane < LANES; lane++) total[row] += softmax[row].total[lane];
+    }
+}
+
+// The slots of each key-value head are divided into parts that threads share, put together by their weights: with z_i the
+// sum of e^score over part i, sum_i z_i / (sum_j z_j) * softmax(scores_i) v_i.
+struct Parts {
+    Attention a;
+    long parts;
+    float *acc, *highest, *total;  // [kv_heads, parts, rows, dim], [kv_heads, parts, rows] twice
+
+    static long size(const Attention& a, long parts) { return a.kv_heads * parts * a.rows() * (a.dim + 2); }
+    Parts(const Attention& a, long parts, float* scratch) : a(a), parts(parts), acc(scratch) {
+        highest = acc + jobs() * a.rows() * a.dim;
+        total = highest + jobs() * a.rows();
+    }
+    long jobs() const { return a.kv_heads * parts; }
+    void attend(long job) const {
+        const long part = job % parts, first = job * a.rows();
+        attend_part(a, job / parts, a.slots * part / parts, a.slots * (part + 1) / parts, acc + first * a.dim,
+                    highest + first, total + first);
+    }
+    void join(long head, long token) const {
+        const long rows = a.rows(), groups = a.heads / a.kv_heads;
+        const long first = head / groups * parts * rows + head % groups * a.width + token;
+        float* to = a.out + (token * a.heads + head) * a.dim;
+        float top = -FLT_MAX, sum = 0;
+        for (long part = 0; part < parts; part++) top = fmaxf(top, highest[first + part * rows]);
+        memset(to, 0, sizeof(float) * a.dim);
+        for (long part = 0; part < parts; part++) {
+            const long at = first + part * rows;
+            const float weight = expf(highest[at] - top);
+            sum += weight * total[at];
+            for (long d = 0; d < a.dim; d++) to[d] += weight * acc[at * a.dim + d];
+        }
+        for (long d = 0; d < a.dim; d++) to[d] /= sum;
+    }
+};
+
+// ---- decoder layers ------------------------------------------------------------------------------------------------
+
+// The structures are the same in step.py.
+struct DecoderLayer {
+    const float *attention_norm, *q_norm, *k_norm, *mlp_norm;  // [width], [dim] or null, [dim] or null, [width]
+    Joined qkv, out, gate_up, down;
+    long windowed;
+};
+
+struct Stack {
+    long layers, width, heads, kv_heads, dim, inner;
+    float eps, scale;
+    const DecoderLayer* layer;
+    long qkv() const { return (heads + 2 * kv_heads) * dim; }
+};
+
+struct Tips {  // the tokens of one sequence
+    float* const* keys;  // of each layer [kv_heads, capacity, dim]
+    float* const* values;
+    long kv_head;              // from one key-value head to the next
+    long start, count;         // the tokens take the slots from start on
+    const float* mask[2];      // in a layer without and with a sliding window
+    long masked_from[2], parts;
+};
+
+struct Tap {  // where the states before a layer are copied to
+    long layer;
+    float* to;  // [rows, width]
+};
+
+INLINE Vec silu(Vec x) {
+    Vec e = exponential(x < 0.0f ? x : -x);
+    return x * (x < 0.0f ? e : all(1.0f)) / (1.0f + e);
+}
+
+// x / sqrt(mean(x^2) + eps) * weight
+void rms_norm(const float* x, const float* weight, long width, float eps, float* y) {
+    Vec squares{};
+    long i = 0;
+    for (; i + LANES <= width; i += LANES) squares += load(x + i) * load(x + i);
+    float sum = 0;
+    for (int lane = 0; lane < LANES; lane++) sum += squares[lane];
+    for (long t = i; t < width; t++) sum += x[t] * x[t];
+    const float factor = 1.0f / sqrtf(sum / width + eps);
+    for (i = 0; i + LANES <= width; i += LANES) store(y + i, load(x + i) * factor * load(weight + i));
+    for (; i < width; i++) y[i] = x[i] * factor * weight[i];
+}
+
+// x cos + rotate_half(x) sin in place, with rotate_half's sign in sin.
+void rotate(float* x, const float* cos, const float* sin, long dim) {
+    const long half = dim / 2;
+    for (long d = 0; d < half; d++) {
+        const float low = x[d], high = x[d + half];
+        x[d] = low * cos[d] + high * sin[d];
+        x[d + half] = high * cos[d + half] + low * sin[d + half];
+    }
+}
+
+// silu(gate) * up
+void gated(const float* gate, const float* up, long count, float* y) {
+    long i = 0;
+    for (; i + LANES <= count; i += LANES) store(y + i, silu(load(gate + i)) * load(up + i));
+    for (; i < count; i++) y[i] = silu(all(gate[i]))[0] * up[i];
+}
+
+// A thread's share of all layers over the tokens of all sequences, ``rows`` in all. x is what they make of it.
+void run_layers(const Stack& stack, const Tips* tips, long sequences, long rows, float* x, const float* cos,
+                const float* sin, const Tap* taps, long tap_count, float* scratch, long thread, long team) {
+    const long width = stack.width, dim = stack.dim, heads = stack.heads, kv_heads = stack.kv_heads;
+    const long q = stack.qkv(), inner = stack.inner;
+    static thread_local Scratch own;
+    float* const normed = own.of(rows * width);
+    float *const qkv = scratch, *const mixed = qkv + Scratch::padded(rows * q);
+    float *const gate_up = mixed + Scratch::padded(rows * heads * dim);
+    float *const hidden = gate_up + Scratch::padded(rows * 2 * inner);
+    float* const partial = hidden + Scratch::padded(rows * inner);
+    for (long number = 0; number < stack.layers; number++) {
+        const DecoderLayer& layer = stack.layer[number];
+        for (long tap = 0; tap < tap_count; tap++)
+            if (taps[tap].layer == number && tap % team == thread)
+                memcpy(taps[tap].to, x, sizeof(float) * rows * width);
+        // every thread for itself: sooner done than waited for
+        for (long row = 0; row < rows; row++)
+            rms_norm(x + row * width, layer.attention_norm, width, stack.eps, normed + row * width);
+        linears(layer.qkv, normed, width, rows, qkv, q, false, thread, team);
+#pragma omp barrier
+        auto [from, to] = share(rows * (heads + kv_heads), 1, thread, team);
+        for (long job = from; job < to; job++) {
+            const long row = job / (heads + kv_heads), head = job % (heads + kv_heads);
+            float* const at = qkv + row * q + head * dim;
+            const float* const norm = head < heads ? layer.q_norm : layer.k_norm;
+            if (norm) rms_norm(at, norm, dim, stack.eps, at);
+            rotate(at, cos + row * dim, sin + row * dim, dim);
+            if (head < heads) continue;
+            const Tips* own_tips = tips;
+            long token = row;
+            while (token >= own_tips->count) token -= own_tips++->count;
+            const long place = (head - heads) * own_tips->kv_head + (own_tips->start + token) * dim;
+            memcpy(own_tips->keys[number] + place, at, sizeof(float) * dim);
+            memcpy(own_tips->values[number] + place, at + kv_heads * dim, sizeof(float) * dim);
+        }
+#pragma omp barrier
+        const auto attention = [&](auto do_sequence) {
+            float* place = partial;
+            long row = 0;
+            for (long n = 0; n < sequences; n++) {
+                const Tips& t = tips[n];
+                const Attention a{qkv + row * q, dim, q, t.keys[number], t.values[number], t.kv_head,
+                                  t.mask[layer.windowed], t.masked_from[layer.windowed], mixed + row * heads * dim,
+                                  heads, kv_heads, t.count, dim, t.start + t.count, stack.scale};
+                do_sequence(Parts(a, t.parts, place));
+                place += Parts::size(a, t.parts);
+                row += t.count;
+            }
+        };
+        attention([&](const Parts& parts) {
+            auto [job, end] = share(parts.jobs(), 1, thread, team);
+            for (; job < end; job++) parts.attend(job);
+        });
+#pragma omp barrier
+        attention([&](const Parts& parts) {
+            auto [job, end] = share(heads * parts.a.width, 1, thread, team);
+            for (; job < end; job++) parts.join(job % heads, job / heads);
+        });
+#pragma omp barrier
+        linears(layer.out, mixed, heads * dim, rows, x, width, true, thread, team);
+#pragma omp barrier
+        for (long row = 0; row < rows; row++)
+            rms_norm(x + row * width, layer.mlp_norm, width, stack.eps, normed + row * width);
+        linears(layer.gate_up, normed, width, rows, gate_up, 2 * inner, false, thread, team);
+        const Range computed = share(inner, BLOCK, thread, team);  // of either, by this thread
+        for (long row = 0; row < rows; row++) {
+            const float* gate = gate_up + row * 2 * inner + computed.from;
+            gated(gate, gate + inner, computed.to - computed.from, hidden + row * inner + computed.from);
+        }
+#pragma omp barrier
+        linears(layer.down, hidden, inner, rows, x, width, true, thread, team);
+#pragma omp barrier
     }
 }
 
@@ -499,40 +733,15 @@ void spread(const float* logits, long vocabulary, float highest, double* log_sum
     *entropy = *log_sum - products / sum;
 }
 
-template <typename W>
-void linear(const float* x, long x_stride, long rows, long in, long layers, const W* const* weights,
-            const float* const* biases, const long* outs, float* y, long y_stride, int threads) {
-    const bool many = rows > MANY_ROWS;
-    const long step = many ? PANEL : BLOCK;
-#pragma omp parallel num_threads(threads)
-    {
-        float* place = y;
-        for (long layer = 0; layer < layers; place += outs[layer], layer++) {
-            Linear<W> job{x, x_stride, rows, in, weights[layer], biases[layer], place, y_stride};
-            const long steps = outs[layer] / step, thread = omp_get_thread_num(), team = omp_get_num_threads();
-            const long from = steps * thread / team * step, to = steps * (thread + 1) / team * step;
-            if (many) {
-                for (long out = from; out < to; out += step) panel_all_rows(job, out);
-                if (thread == team - 1) few_rows(job, to, outs[layer]);
-            } else
-                few_rows(job, from, thread == team - 1 ? outs[layer] : to);
-        }
-    }
-}
-
 }  // namespace
 
 extern "C" {
 
-// Linear layers that read the same x, their outputs side by side in y; the weights in float32 or, halved, in bfloat16.
-void cocoa_linear(const float* x, long x_stride, long rows, long in, long layers, const void* const* weights,
-                  int halved, const float* const* biases, const long* outs, float* y, long y_stride, int threads) {
-    if (halved)
-        linear(x, x_stride, rows, in, layers, reinterpret_cast<const Half* const*>(weights), biases, outs, y, y_stride,
-               threads);
-    else
-        linear(x, x_stride, rows, in, layers, reinterpret_cast<const float* const*>(weights), biases, outs, y,
-               y_stride, threads);
+// x W^T + b of linear layers that read the same x, [rows, in].
+void cocoa_linear(const Joined* layers, const float* x, long x_stride, long rows, float* y, long y_stride,
+                  int threads) {
+#pragma omp parallel num_threads(threads)
+    linears(*layers, x, x_stride, rows, y, y_stride, false, omp_get_thread_num(), omp_get_num_threads());
 }
 
 // Of each row of logits: log p of the highest [count], their ids [count], and the entropy of the distribution.
@@ -555,38 +764,35 @@ void cocoa_next_tokens(const float* logits, long row_stride, long rows, long voc
     }
 }
 
-// softmax(q k^T * scale + mask) v. The slots of each key-value head are divided into parts that threads share, put
-// together by their weights: with z_i the sum of e^score over part i, sum_i z_i / (sum_j z_j) * softmax(scores_i) v_i.
+// softmax(q k^T * scale + mask) v.
 void cocoa_attend(const float* query, long query_head, long query_token, const float* keys, const float* values,
                   long kv_head, const float* mask, long masked_from, float* out, long heads, long kv_heads, long width,
                   long dim, long slots, float scale, long parts, int threads) {
     const Attention a{query, query_head, query_token, keys,     values, kv_head, mask,  masked_from,
                       out,   heads,      kv_heads,    width, dim,    slots,   scale};
-    const long rows = a.rows(), jobs = kv_heads * parts;
-    static thread_local std::vector<float> scratch;
-    scratch.resize(jobs * rows * (dim + 2));
-    float *acc = scratch.data(), *highest = acc + jobs * rows * dim, *total = highest + jobs * rows;
+    static thread_local Scratch scratch;
+    const Parts all_parts(a, parts, scratch.of(Parts::size(a, parts)));
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (long job = 0; job < jobs; job++) {
-        long part = job % parts;
-        attend_part(a, job / parts, slots * part / parts, slots * (part + 1) / parts, acc + job * rows * dim,
-                    highest + job * rows, total + job * rows);
+    for (long job = 0; job < all_parts.jobs(); job++) all_parts.attend(job);
+    for (long token = 0; token < width; token++)
+        for (long head = 0; head < heads; head++) all_parts.join(head, token);
+}
+
+// All decoder layers over the tips of some sequences. x [rows, width] is what they make of it; cos and sin [rows, dim].
+void cocoa_layers(const Stack* stack, const Tips* tips, long sequences, float* x, const float* cos, const float* sin,
+                  const Tap* taps, long tap_count, int threads) {
+    long rows = 0, total = 0;
+    for (long n = 0; n < sequences; n++) {
+        rows += tips[n].count;
+        total += tips[n].parts * stack->heads * tips[n].count * (stack->dim + 2);
     }
-    for (long g = 0; g < kv_heads; g++)
-        for (long row = 0; row < rows; row++) {
-            const long first = g * parts * rows + row, head = g * (heads / kv_heads) + row / width;
-            float* to = out + (row % width) * heads * dim + head * dim;
-            float top = -FLT_MAX, sum = 0;
-            for (long part = 0; part < parts; part++) top = fmaxf(top, highest[first + part * rows]);
-            memset(to, 0, sizeof(float) * dim);
-            for (long part = 0; part < parts; part++) {
-                const long at = first + part * rows;
-                const float weight = expf(highest[at] - top);
-                sum += weight * total[at];
-                for (long d = 0; d < dim; d++) to[d] += weight * acc[at * dim + d];
-            }
-            for (long d = 0; d < dim; d++) to[d] /= sum;
-        }
+    const long sizes[] = {stack->qkv(), stack->heads * stack->dim, 2 * stack->inner, stack->inner};
+    for (long size : sizes) total += Scratch::padded(rows * size);
+    static thread_local Scratch scratch;
+    float* const shared = scratch.of(total);  // the calling thread's
+#pragma omp parallel num_threads(threads)
+    run_layers(*stack, tips, sequences, rows, x, cos, sin, taps, tap_count, shared, omp_get_thread_num(),
+               omp_get_num_threads());
 }
 
 }  // extern "C"

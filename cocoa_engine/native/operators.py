@@ -41,7 +41,17 @@ def multiplies(weights: Sequence[Tensor]) -> bool:
 def attends(query: Tensor, keys: Tensor, values: Tensor) -> bool:
     """Whether :func:`attend` can read these."""
     alike = keys.shape == values.shape and keys.stride() == values.stride()
-    return all(map(_readable, (query, keys, values))) and alike and keys.stride(1) == keys.shape[2] == query.shape[2]
+    return all(map(readable, (query, keys, values))) and alike and keys.stride(1) == keys.shape[2] == query.shape[2]
+
+
+class Joined(ctypes.Structure):
+    """As in kernels.cpp."""
+
+    _fields_ = (
+        ("count", ctypes.c_long),
+        *((name, ctypes.c_void_p) for name in ("weights", "biases", "outs")),
+        *((name, ctypes.c_long) for name in ("in", "halved")),
+    )
 
 
 class Linears:
@@ -50,20 +60,26 @@ class Linears:
     Args:
         weights: each ``[out, in]``, such as :func:`multiplies` says.
         biases: of each ``[out]``, or none.
+
+    Attributes:
+        total: the layers' outputs.
+        joined: what the kernels know of them.
     """
 
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
         exact = [None if bias is None else bias.float().contiguous() for bias in biases]
-        self._kept = (*weights, *exact)  # the addresses below are theirs
-        self._count = len(weights)
-        pointers = ctypes.c_void_p * self._count
-        self._weights = pointers(*(weight.data_ptr() for weight in weights))
-        self._biases = pointers(*(None if bias is None else bias.data_ptr() for bias in exact))
-        self._outs = (ctypes.c_long * self._count)(*(weight.shape[0] for weight in weights))
-        self._halved = weights[0].dtype == torch.bfloat16
+        pointers, count = ctypes.c_void_p * len(weights), len(weights)
+        arrays = (
+            pointers(*(weight.data_ptr() for weight in weights)),
+            pointers(*(None if bias is None else bias.data_ptr() for bias in exact)),
+            (ctypes.c_long * count)(*(weight.shape[0] for weight in weights)),
+        )
         self._inputs = weights[0].shape[1]
-        self._total = sum(weight.shape[0] for weight in weights)
-        self._run = _handle().cocoa_linear
+        self.total = sum(weight.shape[0] for weight in weights)
+        halved = weights[0].dtype == torch.bfloat16
+        self.joined = Joined(count, *(ctypes.addressof(array) for array in arrays), self._inputs, halved)
+        self._kept = (*weights, *exact, *arrays)  # the addresses are theirs
+        self._run = handle().cocoa_linear
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, x: Tensor) -> Tensor:
@@ -81,19 +97,14 @@ class Linears:
         if x.stride(1) != 1:
             x = x.contiguous()
         rows = x.shape[0]
-        y = x.new_empty(rows, self._total)
+        y = x.new_empty(rows, self.total)
         self._run(
+            ctypes.byref(self.joined),
             x.data_ptr(),
             x.stride(0),
             rows,
-            self._inputs,
-            self._count,
-            self._weights,
-            self._halved,
-            self._biases,
-            self._outs,
             y.data_ptr(),
-            self._total,
+            self.total,
             torch.get_num_threads(),
         )
         return y.to(dtype)
@@ -117,9 +128,8 @@ def attend(
     heads, width, head_dim = query.shape
     kv_heads, slots, _ = keys.shape
     threads = torch.get_num_threads()
-    parts = min(threads // math.gcd(threads, kv_heads), max(1, slots // SLOTS_IN_PART))
     out = query.new_empty(width, heads * head_dim)
-    _handle().cocoa_attend(
+    handle().cocoa_attend(
         query.data_ptr(),
         query.stride(0),
         query.stride(1),
@@ -135,15 +145,20 @@ def attend(
         head_dim,
         slots,
         scale,
-        parts,
+        parts(threads, kv_heads, slots),
         threads,
     )
     return out
 
 
+def parts(threads: int, kv_heads: int, slots: int) -> int:
+    """How many parts the slots of a key-value head are divided into, for threads to share."""
+    return min(threads // math.gcd(threads, kv_heads), max(1, slots // SLOTS_IN_PART))
+
+
 def ranks(logits: Tensor) -> bool:
     """Whether :func:`next_tokens` can read these."""
-    return _readable(logits)
+    return readable(logits)
 
 
 def next_tokens(logits: Tensor, count: int) -> Tensor:
@@ -160,20 +175,21 @@ def next_tokens(logits: Tensor, count: int) -> Tensor:
     out = logits.new_empty(rows, 2 * count + 1, dtype=torch.float64)
     # a team of another size than torch's, but for one of one, makes OpenMP end threads and start them again
     threads = 1 if rows == 1 else torch.get_num_threads()
-    _handle().cocoa_next_tokens(logits.data_ptr(), logits.stride(0), rows, vocabulary, count, out.data_ptr(), threads)
+    handle().cocoa_next_tokens(logits.data_ptr(), logits.stride(0), rows, vocabulary, count, out.data_ptr(), threads)
     return out
 
 
-def _readable(tensor: Tensor) -> bool:
+def readable(tensor: Tensor) -> bool:
     """Whether it is float32, on the CPU, and its last dimension without gaps."""
     return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.stride(-1) == 1
 
 
 @functools.cache
-def _handle() -> ctypes.CDLL:
-    handle = built().handle
-    assert handle is not None, "why_not() has been asked"
-    return handle
+def handle() -> ctypes.CDLL:
+    """The kernels' library, which :func:`why_not` has nothing against."""
+    library = built().handle
+    assert library is not None, "why_not() has been asked"
+    return library
 
 
 def _right() -> bool:

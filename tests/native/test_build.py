@@ -31,11 +31,11 @@ def anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv(CACHE_VARIABLE, str(folder))
     build._built.cache_clear()
     operators.why_not.cache_clear()
-    operators._handle.cache_clear()
+    operators.handle.cache_clear()
     yield folder
     build._built.cache_clear()
     operators.why_not.cache_clear()
-    operators._handle.cache_clear()
+    operators.handle.cache_clear()
 
 
 @needs_kernels
@@ -169,7 +169,7 @@ def test_without_kernels_torch_does_the_work(
     expected = CocoaEngine(model, tiny_tokenizer()).generate(prompt, max_new_tokens=12)
     build._built.cache_clear()
     operators.why_not.cache_clear()
-    operators._handle.cache_clear()
+    operators.handle.cache_clear()
     spoil(monkeypatch, tmp_path)  # type: ignore[operator]
     reason = operators.why_not()
     assert reason is not None

@@ -1,0 +1,187 @@
+"""All decoder layers of the Llama family over a few tokens, in one call of the kernels.
+
+What a step has to do beside its matrix products is little, but as operators of torch's, some twenty of them a layer,
+they take as long as a quarter of the products.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cocoa_engine.native import operators
+
+MOST_ROWS = 48
+"""Tokens of a pass; with more, other products are the faster."""
+
+Taps = Sequence[tuple[int, int]]
+"""(layer, address): where the states before that layer go, ``[T, d]`` float32."""
+
+
+class DecoderLayer(NamedTuple):
+    """One layer's weights, those of the norms in float32 on the CPU.
+
+    Attributes:
+        attention_norm, mlp_norm: ``[d]``.
+        q_norm, k_norm: ``[head_dim]``, or none.
+        windowed: whether it looks back a window's length only.
+    """
+
+    attention_norm: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    mlp_norm: Tensor
+    qkv: operators.Linears
+    out: operators.Linears
+    gate_up: operators.Linears
+    down: operators.Linears
+    windowed: bool
+
+
+class Places:
+    """Where every layer has the keys and values of a sequence.
+
+    Args:
+        keys, values: of each layer ``[kv_heads, S, head_dim]``, such as :func:`reachable` says.
+    """
+
+    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        pointers = ctypes.c_void_p * len(keys)
+        self.keys = pointers(*(each.data_ptr() for each in keys))
+        self.values = pointers(*(each.data_ptr() for each in values))
+        self.kv_head = keys[0].stride(0)
+
+
+def reachable(keys: Sequence[Tensor | None], values: Sequence[Tensor | None]) -> bool:
+    """Whether :class:`Places` can say where these are: float32, on the CPU, one layer like the other."""
+    known = [each for each in (*keys, *values) if each is not None]
+    return (
+        len(known) == len(keys) + len(values)
+        and len({(each.stride(), each.shape[0], each.dtype, each.device.type) for each in known}) == 1
+        and known[0].dtype == torch.float32
+        and known[0].device.type == "cpu"
+        and known[0].stride(1) == known[0].shape[2]
+        and known[0].stride(2) == 1
+    )
+
+
+class Tips(NamedTuple):
+    """The tokens of one sequence.
+
+    Attributes:
+        start, tokens: so many take the slots from ``start`` on.
+        masks: additive, each ``[tokens, start + tokens]`` or none, in a layer without and with a window.
+        masked_from: and from which slot on each has something to say.
+    """
+
+    places: Places
+    start: int
+    tokens: int
+    masks: tuple[Tensor | None, Tensor | None]
+    masked_from: tuple[int, int]
+
+
+class Layers:
+    """The layers of a model.
+
+    Args:
+        width: d.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[DecoderLayer],
+        *,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        eps: float,
+        scale: float,
+    ) -> None:
+        self._kept = layers  # the addresses below are theirs
+        self._layers = (_DecoderLayer * len(layers))(*(_described(layer) for layer in layers))
+        inner = layers[0].gate_up.total // 2
+        self._stack = _Stack(
+            len(layers), width, heads, kv_heads, head_dim, inner, eps, scale, ctypes.addressof(self._layers)
+        )
+        self._kv_heads = kv_heads
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, sequences: Sequence[Tips], taps: Taps) -> None:
+        """Run them, and write the tokens' keys and values.
+
+        Args:
+            x: ``[T, d]``, changed to what the layers make of it; at most :data:`MOST_ROWS` tokens.
+            cos, sin: ``[T, head_dim]``, the latter with rotate_half's sign. All three are float32 without gaps.
+            sequences: whose tokens they are, in order.
+        """
+        threads = torch.get_num_threads()
+        tips = (_Tips * len(sequences))(
+            *(
+                _Tips(
+                    ctypes.addressof(each.places.keys),
+                    ctypes.addressof(each.places.values),
+                    each.places.kv_head,
+                    each.start,
+                    each.tokens,
+                    tuple(None if mask is None else mask.data_ptr() for mask in each.masks),
+                    each.masked_from,
+                    operators.parts(threads, self._kv_heads, each.start + each.tokens),
+                )
+                for each in sequences
+            )
+        )
+        operators.handle().cocoa_layers(
+            ctypes.byref(self._stack),
+            tips,
+            len(sequences),
+            x.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            (_Tap * len(taps))(*(_Tap(*tap) for tap in taps)),
+            len(taps),
+            threads,
+        )
+
+
+# as in kernels.cpp
+class _DecoderLayer(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("attention_norm", "q_norm", "k_norm", "mlp_norm")),
+        *((name, operators.Joined) for name in ("qkv", "out", "gate_up", "down")),
+        ("windowed", ctypes.c_long),
+    )
+
+
+class _Stack(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_long) for name in ("layers", "width", "heads", "kv_heads", "dim", "inner")),
+        *((name, ctypes.c_float) for name in ("eps", "scale")),
+        ("layer", ctypes.c_void_p),
+    )
+
+
+class _Tips(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("keys", "values")),
+        *((name, ctypes.c_long) for name in ("kv_head", "start", "count")),
+        ("mask", ctypes.c_void_p * 2),
+        ("masked_from", ctypes.c_long * 2),
+        ("parts", ctypes.c_long),
+    )
+
+
+class _Tap(ctypes.Structure):
+    _fields_ = (("layer", ctypes.c_long), ("to", ctypes.c_void_p))
+
+
+def _described(layer: DecoderLayer) -> _DecoderLayer:
+    norms: list[Any] = [layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm]
+    addresses = [None if norm is None else norm.data_ptr() for norm in norms]
+    linears = [each.joined for each in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+    return _DecoderLayer(*addresses, *linears, layer.windowed)

@@ -63,9 +63,7 @@ def attend(
         )
         return out[0].transpose(0, 1).reshape(width, -1)
     if native and softcap is None and operators.attends(query, keys, values):
-        masked_from = segment.committed if window is None or segment.end <= window else 0
-        seen = segment.mask(window, 1, query.dtype, query.device)
-        return operators.attend(query, keys, values, seen, masked_from, scale=scale)
+        return operators.attend(query, keys, values, *segment.mask_from(window), scale=scale)
     parts = _parts(keys, values) if softcap is None else 1
     end = parts * -(-segment.end // parts)
     if parts > 1 and end <= segment.store.capacity:

@@ -59,6 +59,7 @@ class Segment:
         self.width = len(token_ids)
         self.end = start + self.width
         self._masks: dict[tuple[int | None, int, int, torch.dtype, torch.device], Tensor | None] = {}
+        self._tail: Tensor | None = None
 
     def is_prompt(self, window: int | None) -> bool:
         """Whether plain causal attention over the pass's own tokens is all there is to do."""
@@ -87,6 +88,20 @@ class Segment:
             self._masks[key] = None if mask is None else mask.repeat(repeats, 1).to(device, non_blocking=True)
         return self._masks[key]
 
+    def mask_from(self, window: int | None) -> tuple[Tensor | None, int]:
+        """The same on the CPU in float32, of the slots from the first on that not every token sees: the mask and that.
+
+        None again if every token may look everywhere.
+        """
+        cpu = torch.device("cpu")
+        if window is not None and self.end > window:
+            return self.mask(window, 1, torch.float32, cpu), 0
+        if self._tail is None and self.own_slots is not None:
+            self._tail = self._mask_of_tips(self.own_slots, torch.float32)
+        elif self._tail is None and (mask := self.mask(None, 1, torch.float32, cpu)) is not None:
+            self._tail = mask[:, self.committed :].contiguous()
+        return self._tail, self.committed
+
     def _mask(self, window: int | None, dtype: torch.dtype, beyond: int) -> Tensor | None:
         lowest = torch.finfo(dtype).min
         if self.chains is not None:
@@ -96,10 +111,7 @@ class Segment:
                 return None
             mask = torch.full((self.width, self.end), lowest, dtype=dtype).triu_(self.start + 1)
         else:
-            mask = torch.zeros(self.width, self.end, dtype=dtype)
-            mask[:, self.committed :] = lowest
-            rows = [row for row, slots in enumerate(self.own_slots) for _ in slots]
-            mask[rows, [slot for slots in self.own_slots for slot in slots]] = 0
+            mask = F.pad(self._mask_of_tips(self.own_slots, dtype), (self.committed, 0))
         if window is not None:
             slot_positions = torch.arange(self.end)
             if self.own_slots is not None or self.chains is not None:
@@ -107,6 +119,15 @@ class Segment:
             distance = torch.tensor(self.positions)[:, None] - slot_positions  # [width, end]
             mask.masked_fill_(distance >= window, lowest)
         return F.pad(mask, (0, beyond), value=lowest) if beyond else mask
+
+    def _mask_of_tips(self, own_slots: Sequence[Sequence[int]], dtype: torch.dtype) -> Tensor:
+        """``[width, end - committed]``."""
+        lowest = torch.finfo(dtype).min
+        rows = [[lowest] * (self.end - self.committed) for _ in own_slots]
+        for row, slots in zip(rows, own_slots, strict=True):
+            for slot in slots:
+                row[slot - self.committed] = 0.0
+        return torch.tensor(rows, dtype=dtype)
 
     def _mask_of_chains(
         self, chains: Sequence[tuple[Sequence[range], int]], lowest: float, dtype: torch.dtype

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from cocoa_engine.forward.base import Segment
 from cocoa_engine.forward.windows import Windows
 from cocoa_engine.hidden_states import Wanted
-from cocoa_engine.native.layers import MOST_ROWS, DecoderLayer, Layers, Places, Tips, reachable
+from cocoa_engine.native.layers import MOST_ROWS, Layers, Places, Tips, reachable
 
 
 class KernelLayers:
-    """All layers over the tips of some sequences.
+    """All layers over the tips of some sequences, and the norm after them.
 
     Args:
-        layers: the model's, to be run by ``native``.
-        windows: of its layers.
+        native: runs them.
+        count: of the layers.
+        windows: of the layers.
     """
 
-    def __init__(self, layers: Sequence[DecoderLayer], native: Layers, windows: Windows) -> None:
-        self.count = len(layers)
+    def __init__(self, native: Layers, count: int, windows: Windows) -> None:
         self.native = native
+        self.count = count
         self.window = windows.smallest  # the only one there is
 
     def tips(self, segments: Sequence[Segment]) -> list[Tips] | None:
@@ -35,24 +35,27 @@ class KernelLayers:
 
     def __call__(
         self, x: Tensor, cos: Tensor, sin: Tensor, tips: Sequence[Tips], wanted: Wanted
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Run them.
 
         Args:
-            x: ``[T, d]``, changed to what the layers make of it.
+            x: ``[T, d]``, used up.
             cos, sin: ``[T, head_dim]``.
 
         Returns:
-            The states before the middle layers, and those before the early ones, each ``[T, d]``.
+            ``[T, d]``, the states after the norm; ``[N + 1, T, d]``, the wanted ones; and the early layers', each
+            ``[T, d]``.
         """
-        middle = range(wanted.first, min(wanted.last, self.count - 1) + 1)
-        numbers = (*middle, *sorted(set(wanted.early)))
-        states = x.new_empty(len(numbers), *x.shape)
-        size = states.stride(0) * states.element_size()
-        taps = [(number, states.data_ptr() + place * size) for place, number in enumerate(numbers)]
+        after_norm = self.count + 1
+        final = self.count if wanted.final == "pre_norm" else after_norm
+        middle = [final if layer == self.count else layer for layer in range(wanted.first, wanted.last + 1)]
+        layers = (*middle, final, after_norm, *sorted(set(wanted.early)))
+        states = x.new_empty(len(layers), *x.shape)
+        size = x.numel() * x.element_size()
+        taps = [(layer, states.data_ptr() + place * size) for place, layer in enumerate(layers)]
         self.native(x, cos, sin, tips, taps)
-        found = list(states.unbind())
-        return found[: len(middle)], found[len(middle) :]
+        end = len(middle) + 1
+        return states[end], states[:end], list(states[end + 1 :])
 
 
 def _tips(segment: Segment, window: int | None) -> Tips | None:
@@ -63,9 +66,5 @@ def _tips(segment: Segment, window: int | None) -> Tips | None:
         if not reachable(store.keys, store.values):
             return None
         store.places = Places(store.keys, store.values)  # type: ignore[arg-type]
-    cpu = torch.device("cpu")
-    plain = segment.mask(None, 1, torch.float32, cpu)
-    if window is None or segment.end <= window:
-        return Tips(store.places, segment.start, segment.width, (plain, plain), (segment.committed, segment.committed))
-    masks = plain, segment.mask(window, 1, torch.float32, cpu)
-    return Tips(store.places, segment.start, segment.width, masks, (segment.committed, 0))
+    masks = segment.mask_from(None), segment.mask_from(window)
+    return Tips(store.places, segment.start, segment.width, masks)

@@ -95,11 +95,11 @@ class Lean(Forward):
                 start = end
             return rows[0] if len(rows) == 1 else torch.cat(rows)
 
+        states: Tensor | None
         tips = None if self.kernels is None or wanted is None else self.kernels.tips(segments)
         if self.kernels is not None and wanted is not None and tips is not None:
             x = F.embedding(token_ids, self.embedding)
-            middle, early = self.kernels(x, cos, sin, tips, wanted)
-            last, states = self._finished(x, middle, wanted)
+            last, states, early = self.kernels(x, cos, sin, tips, wanted)
         else:
             last, states, early = self.decode(token_ids, cos, sin, attention, wanted)
         if wanted is None:
@@ -150,19 +150,18 @@ class Lean(Forward):
             gate, up = layer.gate_up(h).chunk(2, dim=-1)
             mixed = torch.mul(F.silu(gate), up, out=x.new_empty(gate.shape))
             x = x + layer.down(mixed)
-        return *self._finished(x, states, wanted), early
-
-    def _finished(self, x: Tensor, middle: Sequence[Tensor], wanted: Wanted | None) -> tuple[Tensor, Tensor | None]:
-        """The last layer's states after the norm, and the wanted states of all layers."""
         last = F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
         if wanted is None:
-            return last, None
+            return last, None, early
         final = x if wanted.final == "pre_norm" else last
-        ends = [final, final] if wanted.last == len(self.layers) else [final]
-        return last, torch.stack([*middle, *ends]).float()
+        if wanted.last == len(self.layers):
+            states.append(final)
+        return last, torch.stack([*states, final]).float(), early
 
     def _kernels(self) -> KernelLayers | None:
         """All layers in one call, if our own kernels run their linear layers and read their norms."""
+        if not readable(self.norm):
+            return None
         layers = []
         for number, layer in enumerate(self.layers):
             norms = (layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm)
@@ -184,14 +183,14 @@ class Lean(Forward):
             )
         native = Layers(
             layers,
-            width=self.norm.shape[0],
+            self.norm,
             heads=self.heads,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             eps=self.eps,
             scale=self.scale,
         )
-        return KernelLayers(layers, native, self.windows)
+        return KernelLayers(native, len(layers), self.windows)
 
 
 def why_not_lean(model: LanguageModel) -> str | None:

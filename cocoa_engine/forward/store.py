@@ -23,7 +23,7 @@ class KeyValues:
 
     Attributes:
         blocks: of each layer, the memory that its keys and values are views of, ``[..., capacity, head_dim]``.
-        places: what our own kernels remember of where that is.
+        places: where that is, once our own kernels have asked.
     """
 
     def __init__(self, num_layers: int, capacity: int) -> None:
@@ -49,6 +49,9 @@ class KeyValues:
         """Move slots down to ``start``, in order. They lie at or after their new places."""
         end = start + len(slots)
         if list(slots) == list(range(start, end)):
+            return None
+        if self.places is not None:
+            self.places.move(slots, start)
             return
         index = torch.tensor(slots)
         for blocks in self.blocks:

@@ -159,6 +159,8 @@ def _declared(handle: ctypes.CDLL) -> ctypes.CDLL:
     handle.cocoa_attend.restype = None
     handle.cocoa_layers.argtypes = [pointer, pointer, long, *[pointer] * 4, long, integer]
     handle.cocoa_layers.restype = None
+    handle.cocoa_move.argtypes = [pointer, pointer, *[long] * 4, pointer, long, long]
+    handle.cocoa_move.restype = None
     handle.cocoa_next_tokens.argtypes = [pointer, *[long] * 4, pointer, integer]
     handle.cocoa_next_tokens.restype = None
     return handle

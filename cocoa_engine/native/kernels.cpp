@@ -391,7 +391,7 @@ struct Attention {
     long query_head, query_token;
     const float *keys, *values;  // [kv_heads, capacity, dim]
     long kv_head;
-    const float* mask;  // [width, slots], additive; null sees everything
+    const float* mask;  // [width, slots - masked_from], additive; null sees everything
     long masked_from;   // slots below are seen by every token
     float* out;         // [width, heads * dim]
     long heads, kv_heads, width, dim, slots;
@@ -446,9 +446,10 @@ struct Softmax {  // of a row, over the slots so far; each lane sums up its own
 };
 
 // Scores of a panel of slots to weights e^(score - highest), in place; what was summed up before shrinks with them.
-INLINE void weigh(float* p, const float* mask, int count, Softmax& softmax, float* acc, long dim) {
+// The mask, if any, is of the slots from the first on.
+INLINE void weigh(float* p, const float* mask, int first, int count, Softmax& softmax, float* acc, long dim) {
     if (mask)
-        for (int j = 0; j < count; j++) p[j] += mask[j];
+        for (int j = first; j < count; j++) p[j] += mask[j - first];
     for (int j = count; j < PANEL; j++) p[j] = -INFINITY;
     Vec low = load(p), high = load(p + LANES);
     const float top = fmaxf(softmax.highest, largest(low > high ? low : high));
@@ -493,11 +494,13 @@ void attend_part(const Attention& a, long kv_head, long from, long to, float* ac
         }
         turn(keys, dim, dim, turned);
         const bool masked = a.mask && slot + count > a.masked_from;
+        const int first_masked = slot < a.masked_from ? a.masked_from - slot : 0;
+        const long tail = a.slots - a.masked_from, at = slot + first_masked - a.masked_from;
         in_chunks<SCORE_ROWS>(rows, [&](long first, auto n) INLINE_LAMBDA {
             tile<n.value>(query + first * dim, dim, turned, dim, true, nullptr, p, PANEL, next);
             for (int r = 0; r < n.value; r++) {
-                const float* mask = masked ? a.mask + (first + r) % a.width * a.slots + slot : nullptr;
-                weigh(p + r * PANEL, mask, count, softmax[first + r], acc + (first + r) * dim, dim);
+                const float* mask = masked ? a.mask + (first + r) % a.width * tail + at : nullptr;
+                weigh(p + r * PANEL, mask, first_masked, count, softmax[first + r], acc + (first + r) * dim, dim);
             }
             in_chunks<VALUE_ROWS>(n.value, [&](long row, auto m) INLINE_LAMBDA {
                 add_values<m.value>(p + row * PANEL, values, acc + (first + row) * dim, dim, count);
@@ -559,6 +562,7 @@ struct Stack {
     long layers, width, heads, kv_heads, dim, inner;
     float eps, scale;
     const DecoderLayer* layer;
+    const float* norm;  // [width], after the last one
     long qkv() const { return (heads + 2 * kv_heads) * dim; }
 };
 
@@ -567,11 +571,11 @@ struct Tips {  // the tokens of one sequence
     float* const* values;
     long kv_head;              // from one key-value head to the next
     long start, count;         // the tokens take the slots from start on
-    const float* mask[2];      // in a layer without and with a sliding window
+    const float* mask[2];      // [count, slots - masked_from], in a layer without and with a sliding window
     long masked_from[2], parts;
 };
 
-struct Tap {  // where the states before a layer are copied to
+struct Tap {  // where the states before a layer are copied to, after the last one's, or after its norm
     long layer;
     float* to;  // [rows, width]
 };
@@ -611,7 +615,7 @@ void gated(const float* gate, const float* up, long count, float* y) {
     for (; i < count; i++) y[i] = silu(all(gate[i]))[0] * up[i];
 }
 
-// A thread's share of all layers over the tokens of all sequences, ``rows`` in all. x is what they make of it.
+// A thread's share of all layers over the tokens of all sequences, ``rows`` in all.
 void run_layers(const Stack& stack, const Tips* tips, long sequences, long rows, float* x, const float* cos,
                 const float* sin, const Tap* taps, long tap_count, float* scratch, long thread, long team) {
     const long width = stack.width, dim = stack.dim, heads = stack.heads, kv_heads = stack.kv_heads;
@@ -622,11 +626,14 @@ void run_layers(const Stack& stack, const Tips* tips, long sequences, long rows,
     float *const gate_up = mixed + Scratch::padded(rows * heads * dim);
     float *const hidden = gate_up + Scratch::padded(rows * 2 * inner);
     float* const partial = hidden + Scratch::padded(rows * inner);
-    for (long number = 0; number < stack.layers; number++) {
-        const DecoderLayer& layer = stack.layer[number];
+    const auto copy_states = [&](long number, const float* states) {
         for (long tap = 0; tap < tap_count; tap++)
             if (taps[tap].layer == number && tap % team == thread)
-                memcpy(taps[tap].to, x, sizeof(float) * rows * width);
+                memcpy(taps[tap].to, states, sizeof(float) * rows * width);
+    };
+    for (long number = 0; number < stack.layers; number++) {
+        const DecoderLayer& layer = stack.layer[number];
+        copy_states(number, x);
         // every thread for itself: sooner done than waited for
         for (long row = 0; row < rows; row++)
             rms_norm(x + row * width, layer.attention_norm, width, stack.eps, normed + row * width);
@@ -685,6 +692,10 @@ void run_layers(const Stack& stack, const Tips* tips, long sequences, long rows,
         linears(layer.down, hidden, inner, rows, x, width, true, thread, team);
 #pragma omp barrier
     }
+    copy_states(stack.layers, x);
+    for (long row = 0; row < rows; row++)
+        rms_norm(x + row * width, stack.norm, width, stack.eps, normed + row * width);
+    copy_states(stack.layers + 1, normed);
 }
 
 // ---- next tokens ---------------------------------------------------------------------------------------------------
@@ -778,7 +789,7 @@ void cocoa_attend(const float* query, long query_head, long query_token, const f
         for (long head = 0; head < heads; head++) all_parts.join(head, token);
 }
 
-// All decoder layers over the tips of some sequences. x [rows, width] is what they make of it; cos and sin [rows, dim].
+// All decoder layers over the tips of some sequences. x [rows, width] is used up; cos and sin are [rows, dim].
 void cocoa_layers(const Stack* stack, const Tips* tips, long sequences, float* x, const float* cos, const float* sin,
                   const Tap* taps, long tap_count, int threads) {
     long rows = 0, total = 0;
@@ -793,6 +804,18 @@ void cocoa_layers(const Stack* stack, const Tips* tips, long sequences, float* x
 #pragma omp parallel num_threads(threads)
     run_layers(*stack, tips, sequences, rows, x, cos, sin, taps, tap_count, shared, omp_get_thread_num(),
                omp_get_num_threads());
+}
+
+// Keys and values of some slots to the slots from ``start`` on, in order; they lie at or after their new places.
+void cocoa_move(float* const* keys, float* const* values, long layers, long kv_heads, long kv_head, long dim,
+                const long* slots, long count, long start) {
+    for (long layer = 0; layer < layers; layer++)
+        for (float* heads : {keys[layer], values[layer]})
+            for (long head = 0; head < kv_heads; head++)
+                for (long n = 0; n < count; n++)
+                    if (slots[n] != start + n)
+                        memcpy(heads + head * kv_head + (start + n) * dim, heads + head * kv_head + slots[n] * dim,
+                               sizeof(float) * dim);
 }
 
 }  // extern "C"

@@ -19,7 +19,11 @@ MOST_ROWS = 48
 """Tokens of a pass; with more, other products are the faster."""
 
 Taps = Sequence[tuple[int, int]]
-"""(layer, address): where the states before that layer go, ``[T, d]`` float32."""
+"""(layer, address): where the states before that layer go, ``[T, d]`` float32.
+
+As if they were layers, the number of layers stands for the states after the last one, and one more for those after the
+norm.
+"""
 
 
 class DecoderLayer(NamedTuple):
@@ -54,6 +58,22 @@ class Places:
         self.keys = pointers(*(each.data_ptr() for each in keys))
         self.values = pointers(*(each.data_ptr() for each in values))
         self.kv_head = keys[0].stride(0)
+        self._kv_heads, _, self._head_dim = keys[0].shape
+
+    def move(self, slots: Sequence[int], start: int) -> None:
+        """Move slots down to ``start``, in order. They lie at or after their new places."""
+        count = len(slots)
+        operators.handle().cocoa_move(
+            self.keys,
+            self.values,
+            len(self.keys),
+            self._kv_heads,
+            self.kv_head,
+            self._head_dim,
+            (ctypes.c_long * count)(*slots),
+            count,
+            start,
+        )
 
 
 def reachable(keys: Sequence[Tensor | None], values: Sequence[Tensor | None]) -> bool:
@@ -74,41 +94,38 @@ class Tips(NamedTuple):
 
     Attributes:
         start, tokens: so many take the slots from ``start`` on.
-        masks: additive, each ``[tokens, start + tokens]`` or none, in a layer without and with a window.
-        masked_from: and from which slot on each has something to say.
+        masks: in a layer without and with a window: additive, ``[tokens, start + tokens - n]`` or none, and n, the
+            slots below which every token sees.
     """
 
     places: Places
     start: int
     tokens: int
-    masks: tuple[Tensor | None, Tensor | None]
-    masked_from: tuple[int, int]
+    masks: tuple[tuple[Tensor | None, int], tuple[Tensor | None, int]]
 
 
 class Layers:
-    """The layers of a model.
+    """The layers of a model and the norm after them.
 
     Args:
-        width: d.
+        norm: ``[d]``, in float32 on the CPU.
     """
 
     def __init__(
         self,
         layers: Sequence[DecoderLayer],
+        norm: Tensor,
         *,
-        width: int,
         heads: int,
         kv_heads: int,
         head_dim: int,
         eps: float,
         scale: float,
     ) -> None:
-        self._kept = layers  # the addresses below are theirs
-        self._layers = (_DecoderLayer * len(layers))(*(_described(layer) for layer in layers))
-        inner = layers[0].gate_up.total // 2
-        self._stack = _Stack(
-            len(layers), width, heads, kv_heads, head_dim, inner, eps, scale, ctypes.addressof(self._layers)
-        )
+        described = (_DecoderLayer * len(layers))(*(_described(layer) for layer in layers))
+        self._kept = (layers, described, norm)  # the addresses below are theirs
+        sizes = (len(layers), norm.shape[0], heads, kv_heads, head_dim, layers[0].gate_up.total // 2)
+        self._stack = _Stack(*sizes, eps, scale, ctypes.addressof(described), norm.data_ptr())
         self._kv_heads = kv_heads
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -116,7 +133,7 @@ class Layers:
         """Run them, and write the tokens' keys and values.
 
         Args:
-            x: ``[T, d]``, changed to what the layers make of it; at most :data:`MOST_ROWS` tokens.
+            x: ``[T, d]``, used up; at most :data:`MOST_ROWS` tokens.
             cos, sin: ``[T, head_dim]``, the latter with rotate_half's sign. All three are float32 without gaps.
             sequences: whose tokens they are, in order.
         """
@@ -129,8 +146,8 @@ class Layers:
                     each.places.kv_head,
                     each.start,
                     each.tokens,
-                    tuple(None if mask is None else mask.data_ptr() for mask in each.masks),
-                    each.masked_from,
+                    tuple(None if mask is None else mask.data_ptr() for mask, _ in each.masks),
+                    tuple(masked_from for _, masked_from in each.masks),
                     operators.parts(threads, self._kv_heads, each.start + each.tokens),
                 )
                 for each in sequences
@@ -162,7 +179,7 @@ class _Stack(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_long) for name in ("layers", "width", "heads", "kv_heads", "dim", "inner")),
         *((name, ctypes.c_float) for name in ("eps", "scale")),
-        ("layer", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("layer", "norm")),
     )
 
 

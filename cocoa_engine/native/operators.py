@@ -119,8 +119,8 @@ def attend(
     Args:
         query: ``[heads, W, head_dim]``, as are these, such as :func:`attends` says.
         keys, values: ``[kv_heads, S, head_dim]``.
-        mask: additive, ``[W, S]``, contiguous; none sees everything.
-        masked_from: slots below are seen by every token: the mask says nothing of them.
+        mask: additive, ``[W, S - masked_from]``, contiguous; none sees everything.
+        masked_from: slots below are seen by every token.
 
     Returns:
         ``[W, heads * head_dim]``.
@@ -204,7 +204,7 @@ def _right() -> bool:
     query, keys, values = drawn(4, 3, 24), drawn(2, 70, 24), drawn(2, 70, 24)
     mask = torch.zeros(3, 70, dtype=torch.float32, device="cpu")
     mask[0, 50:] = torch.finfo(torch.float32).min
-    found = attend(query, keys, values, mask, 50, scale=0.5)
+    found = attend(query, keys, values, mask[:, 50:].contiguous(), 50, scale=0.5)
     all_keys, all_values = keys.repeat_interleave(2, 0), values.repeat_interleave(2, 0)
     plain = F.scaled_dot_product_attention(query, all_keys, all_values, mask, scale=0.5)
     pairs = [(linears(x[:rows]), expected[:rows]) for rows in (1, 8, 20, 64)]

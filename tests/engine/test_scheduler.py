@@ -138,7 +138,10 @@ def varied_calls() -> list[Call]:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "falcon", "mamba"])
-def test_many_threads_share_passes_and_get_what_each_gets_alone(architecture: str) -> None:
+def test_many_threads_share_passes_and_get_what_each_gets_alone(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_file, "_PATIENCE", 100.0)  # a pass of so small a model is over before others can come
     model, calls = tiny_model(architecture), varied_calls()
     assert len(calls) == 24
     alone, shared = engine_of(model), engine_of(model, max_batch_size=4)

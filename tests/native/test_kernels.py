@@ -136,9 +136,8 @@ def test_attention(
     mask = torch.zeros(width, slots).masked_fill_(hidden, LOWEST)
     assert operators.attends(query, keys, values)
     with threads(count):
-        found = operators.attend(
-            query, keys, values, None if masked == "none" else mask, seen_by_all, scale=head_dim**-0.5
-        )
+        own = None if masked == "none" else mask[:, seen_by_all:].contiguous()
+        found = operators.attend(query, keys, values, own, seen_by_all, scale=head_dim**-0.5)
     scores = query.double() @ keys.double().repeat_interleave(groups, 0).transpose(1, 2) * head_dim**-0.5
     weights = (scores.float() + mask).double().softmax(dim=-1)
     exact = (weights @ values.double().repeat_interleave(groups, 0)).transpose(0, 1).reshape(width, -1)

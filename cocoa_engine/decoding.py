@@ -17,7 +17,7 @@ from cocoa_engine.risk import RiskCalibrator
 from cocoa_engine.scheduler import Scheduler, Work
 from cocoa_engine.text import Decode, TextTrack
 
-TIPS = 8
+TIPS = 6
 """Tips that one pass feeds at little more than the cost of one; shared by the sequences in it."""
 
 

@@ -49,7 +49,7 @@ class KeyValues:
         """Move slots down to ``start``, in order. They lie at or after their new places."""
         end = start + len(slots)
         if list(slots) == list(range(start, end)):
-            return None
+            return
         if self.places is not None:
             self.places.move(slots, start)
             return

@@ -278,8 +278,8 @@ def test_a_pass_feeds_no_more_than_has_room() -> None:
     engine.generate(prompt(1), **settings)
     assert max(sum(widths) for widths in steps(passes)) == decoding.TIPS
     passes.clear()
-    engine.generate_batch([prompt(seed) for seed in range(4)], **settings)
-    crowded = [widths for widths in steps(passes) if len(widths) == 4]
+    engine.generate_batch([prompt(seed) for seed in range(3)], **settings)
+    crowded = [widths for widths in steps(passes) if len(widths) == 3]
     assert max(sum(widths) for widths in crowded) <= decoding.TIPS
     passes.clear()
     engine_of(engine.model, 0).generate(prompt(1), method="greedy", max_new_tokens=30)

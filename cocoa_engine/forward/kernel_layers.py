@@ -34,8 +34,8 @@ class KernelLayers:
         return None if None in found else found  # type: ignore[return-value]
 
     def __call__(
-        self, x: Tensor, cos: Tensor, sin: Tensor, tips: Sequence[Tips], wanted: Wanted
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        self, x: Tensor, cos: Tensor, sin: Tensor, tips: Sequence[Tips], wanted: Wanted | None
+    ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         """Run them.
 
         Args:
@@ -43,19 +43,21 @@ class KernelLayers:
             cos, sin: ``[T, head_dim]``.
 
         Returns:
-            ``[T, d]``, the states after the norm; ``[N + 1, T, d]``, the wanted ones; and the early layers', each
-            ``[T, d]``.
+            ``[T, d]``, the states after the norm; ``[N + 1, T, d]``, the wanted ones, if any; and the early layers',
+            each ``[T, d]``.
         """
         after_norm = self.count + 1
-        final = self.count if wanted.final == "pre_norm" else after_norm
-        middle = [final if layer == self.count else layer for layer in range(wanted.first, wanted.last + 1)]
-        layers = (*middle, final, after_norm, *sorted(set(wanted.early)))
+        kept, early = [], []
+        if wanted is not None:
+            final = self.count if wanted.final == "pre_norm" else after_norm
+            middle = [final if layer == self.count else layer for layer in range(wanted.first, wanted.last + 1)]
+            kept, early = [*middle, final], sorted(set(wanted.early))
+        layers = (*kept, *early, after_norm)
         states = x.new_empty(len(layers), *x.shape)
         size = x.numel() * x.element_size()
         taps = [(layer, states.data_ptr() + place * size) for place, layer in enumerate(layers)]
         self.native(x, cos, sin, tips, taps)
-        end = len(middle) + 1
-        return states[end], states[:end], list(states[end + 1 :])
+        return states[-1], states[: len(kept)] if kept else None, list(states[len(kept) : -1])
 
 
 def _tips(segment: Segment, window: int | None) -> Tips | None:

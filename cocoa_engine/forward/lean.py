@@ -96,8 +96,8 @@ class Lean(Forward):
             return rows[0] if len(rows) == 1 else torch.cat(rows)
 
         states: Tensor | None
-        tips = None if self.kernels is None or wanted is None else self.kernels.tips(segments)
-        if self.kernels is not None and wanted is not None and tips is not None:
+        tips = None if self.kernels is None else self.kernels.tips(segments)
+        if self.kernels is not None and tips is not None:
             x = F.embedding(token_ids, self.embedding)
             last, states, early = self.kernels(x, cos, sin, tips, wanted)
         else:
@@ -181,6 +181,8 @@ class Lean(Forward):
                     windowed=self.windows[number] is not None,
                 )
             )
+        if len({(layer.qkv.total, layer.gate_up.total) for layer in layers}) != 1:
+            return None  # a pruned model's layers are of several widths
         native = Layers(
             layers,
             self.norm,

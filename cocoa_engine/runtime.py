@@ -28,9 +28,9 @@ class Runtime(BaseModel):
     )
     linears: Literal["auto", "native", "packed", "shared", "stock", "bfloat16"] = Field(
         "auto",
-        description="What runs a step on a CPU. native: kernels of our own for linear layers, attention, next tokens "
-        "(in float32 for all layers of the lean pass at once), on the model's own weights, built with g++ on first use. "
-        "Else torch's, and linear layers "
+        description="What runs a step on a CPU. native: kernels of our own for linear layers, attention and next "
+        "tokens (in float32 for all layers of the lean pass at once), on the model's own weights, built with g++ on "
+        "first use. Else torch's, and linear layers "
         "packed: a second copy of the weights in oneDNN's layout; shared: the model's own weights, multiplied from the "
         "other side; stock: torch's. auto: native in float32 where it can be built, else packed if memory is ample. "
         "bfloat16: a copy of float32 weights in half precision, which changes some of the answers.",

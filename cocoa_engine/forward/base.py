@@ -97,7 +97,7 @@ class Segment:
         if window is not None and self.end > window:
             return self.mask(window, 1, torch.float32, cpu), 0
         if self._tail is None and self.own_slots is not None:
-            self._tail = self._mask_of_tips(self.own_slots, torch.float32)
+            self._tail = self._mask_of_tips(self.own_slots, torch.float32).to(cpu)
         elif self._tail is None and (mask := self.mask(None, 1, torch.float32, cpu)) is not None:
             self._tail = mask[:, self.committed :].contiguous()
         return self._tail, self.committed

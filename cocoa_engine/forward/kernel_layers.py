@@ -62,7 +62,7 @@ class KernelLayers:
 
 def _tips(segment: Segment, window: int | None) -> Tips | None:
     store = segment.store
-    if segment.masked or segment.probe is not None:
+    if segment.masked or segment.probe is not None or segment.end > store.capacity:
         return None
     if store.places is None:
         if not reachable(store.keys, store.values):

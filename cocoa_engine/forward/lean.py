@@ -181,8 +181,9 @@ class Lean(Forward):
                     windowed=self.windows[number] is not None,
                 )
             )
-        if len({(layer.qkv.total, layer.gate_up.total) for layer in layers}) != 1:
-            return None  # a pruned model's layers are of several widths
+        qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
+        if {(layer.qkv.total, layer.gate_up.total) for layer in layers} != {(qkv, layers[0].gate_up.total)}:
+            return None  # a pruned model's layers may be of several widths
         native = Layers(
             layers,
             self.norm,

@@ -1,6 +1,6 @@
 """Linear layers for the few rows of a decoding step on a CPU, where torch's own are slowest.
 
-A step feeds 1 to 8 rows. torch multiplies ``[rows, in] x [in, out]``; for so few rows MKL then reads the weights at a
+A step feeds a few rows. torch multiplies ``[rows, in] x [in, out]``; for so few rows MKL then reads the weights at a
 fraction of the memory's speed. Three ways are faster:
 
 - native: a kernel of our own on the model's own weights, as fast as the memory; it has to be built on the machine.

@@ -551,7 +551,7 @@ struct Parts {
 
 // ---- decoder layers ------------------------------------------------------------------------------------------------
 
-// The structures are the same in step.py.
+// The structures are the same in layers.py.
 struct DecoderLayer {
     const float *attention_norm, *q_norm, *k_norm, *mlp_norm;  // [width], [dim] or null, [dim] or null, [width]
     Joined qkv, out, gate_up, down;

@@ -16,7 +16,7 @@ from torch import Tensor
 from cocoa_engine.native import operators
 
 MOST_ROWS = 48
-"""Tokens of a pass; with more, other products are the faster."""
+"""Tokens of a pass, no more than ``MANY_ROWS`` in kernels.cpp: beyond that products are not added to what is there."""
 
 Taps = Sequence[tuple[int, int]]
 """(layer, address): where the states before that layer go, ``[T, d]`` float32.

@@ -31,10 +31,14 @@ def why_not() -> str | None:
 
 
 def multiplies(weights: Sequence[Tensor]) -> bool:
-    """Whether :class:`Linears` can read these: on the CPU, all float32 or all bfloat16, without gaps."""
+    """Whether :class:`Linears` can read these: on the CPU, all float32 or all bfloat16, without gaps.
+
+    And no number lies across two places for one, as it may in a file that is read where it is.
+    """
     dtypes = {weight.dtype for weight in weights}
     return dtypes in ({torch.float32}, {torch.bfloat16}) and all(
-        weight.device.type == "cpu" and weight.is_contiguous() for weight in weights
+        weight.device.type == "cpu" and weight.is_contiguous() and weight.data_ptr() % weight.element_size() == 0
+        for weight in weights
     )
 
 

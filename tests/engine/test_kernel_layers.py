@@ -11,6 +11,7 @@ import torch
 from cocoa_engine.backends import KINDS, Asked
 from cocoa_engine.backends.shared_cache import SharedCache
 from cocoa_engine.forward.lean import Lean
+from cocoa_engine.forward.linears import Way
 from cocoa_engine.forward.store import KeyValues
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.model import LanguageModel
@@ -34,8 +35,8 @@ WANTED = {
 }
 
 
-def shared(model: Any) -> SharedCache:
-    backend = KINDS["lean"](LanguageModel(model), "native")
+def shared(model: Any, way: Way = "native") -> SharedCache:
+    backend = KINDS["lean"](LanguageModel(model), way)
     assert isinstance(backend, SharedCache)
     return backend
 
@@ -80,6 +81,37 @@ def test_the_same_as_the_written_out_pass(architecture: str, wanted: Wanted, mon
     assert len(calls) == 3
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_layers_with_and_without_a_window() -> None:
+    kinds = ["full_attention", "sliding_attention"] * (NUM_LAYERS // 2)
+    backend = shared(tiny_model("qwen2", use_sliding_window=True, sliding_window=8, layer_types=kinds))
+    found = outputs(backend, WANTED["middle"])
+    lean(backend).kernels = None
+    for one, other in zip(found, outputs(backend, WANTED["middle"]), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_weights_copied_in_half_precision() -> None:
+    backend = shared(tiny_model("llama"), "bfloat16")
+    assert lean(backend).kernels is not None
+    found = outputs(backend, WANTED["middle"])
+    lean(backend).kernels = None
+    for one, other in zip(found, outputs(backend, WANTED["middle"]), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_layers_of_several_widths_go_the_other_way() -> None:
+    model = tiny_model("llama")
+    mlp = model.model.layers[0].mlp
+    mlp.gate_proj, mlp.up_proj, mlp.down_proj = (
+        torch.nn.Linear(32, 24, bias=False),
+        torch.nn.Linear(32, 24, bias=False),
+        torch.nn.Linear(24, 32, bias=False),
+    )
+    backend = shared(model.eval())
+    assert lean(backend).kernels is None
+    assert all(torch.isfinite(tensor).all() for tensor in outputs(backend, WANTED["middle"]))
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -78,6 +78,12 @@ def test_an_input_seen_from_the_side_is_multiplied_as_any_other() -> None:
     torch.testing.assert_close(operators.Linears([weight], [None])(x), F.linear(x, weight), atol=1e-4, rtol=1e-4)
 
 
+def test_weights_that_lie_across_places_are_refused() -> None:
+    memory = torch.zeros(4 * 6 * 16 + 4, dtype=torch.uint8)
+    weights = [torch.frombuffer(memory.numpy(), dtype=torch.float32, offset=by, count=96).view(6, 16) for by in (0, 2)]
+    assert [operators.multiplies([weight]) for weight in weights] == [True, False]
+
+
 @given(
     first=st.integers(1, 48),
     rest=st.integers(0, 47),

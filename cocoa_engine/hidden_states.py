@@ -89,12 +89,14 @@ def capture(model: LanguageModel, wanted: Wanted, keep: slice = slice(None)) -> 
     """
     captured = Captured(wanted)
     thread = threading.get_ident()
+    everything = keep == slice(None)  # to take a slice costs as much as the rest of a hook
 
     def keeper(*keys: int) -> Any:
         def hook(_module: Any, _args: Any, output: Any) -> None:
             if threading.get_ident() == thread:
-                state = _first_tensor(output)[:, keep]
-                captured.states.update(dict.fromkeys(keys, state))
+                state = _first_tensor(output)
+                for key in keys:
+                    captured.states[key] = state if everything else state[:, keep]
 
         return hook
 

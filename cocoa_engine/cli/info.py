@@ -29,7 +29,8 @@ def info(
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in found.model_dump().items():
-        table.add_row(name.replace("_", " "), Text(_shown(value)))
+        lacking = "none" if name == "native_obstacle" else "unknown"
+        table.add_row(name.replace("_", " "), Text(lacking if value is None else _shown(value)))
     output(no_color).print(table)
 
 
@@ -38,4 +39,4 @@ def _shown(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, tuple | list):
         return "..".join(str(part) for part in value)
-    return f"{value:,}" if isinstance(value, int) else "unknown" if value is None else str(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)

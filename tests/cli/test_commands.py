@@ -66,7 +66,9 @@ def test_info_json_is_the_engines(cocoa: Cocoa, engine: CocoaEngine) -> None:
     assert ModelInfo.model_validate_json(cocoa("info", "--json").stdout) == engine.info()
 
 
-def test_info_shows_what_was_asked_for(cocoa: Cocoa, loads: list[tuple[str | None, object]]) -> None:
+def test_info_shows_what_was_asked_for(
+    cocoa: Cocoa, loads: list[tuple[str | None, object]], engine: CocoaEngine
+) -> None:
     result = cocoa("info", "some/model", "--no-color")
     assert [model for model, _ in loads] == ["some/model"]
     rows = {line[:17].strip(): line[17:].strip() for line in result.stdout.splitlines()}
@@ -74,6 +76,8 @@ def test_info_shows_what_was_asked_for(cocoa: Cocoa, loads: list[tuple[str | Non
     assert rows["middle layers"] == "10..20"
     assert rows["has chat template"] == "yes"
     assert rows["backend"] == "shared_cache"
+    assert (rows["native obstacle"] == "none") == (engine.info().native_obstacle is None)
+    assert "unknown" not in rows.values()
 
 
 def test_heads_of_the_model_that_was_named(

@@ -89,20 +89,21 @@ def capture(model: LanguageModel, wanted: Wanted, keep: slice = slice(None)) -> 
     """
     captured = Captured(wanted)
     thread = threading.get_ident()
-    everything = keep == slice(None)  # to take a slice costs as much as the rest of a hook
+    everything = keep == slice(None)
+
+    def kept(state: Tensor) -> Tensor:
+        return state if everything else state[:, keep]  # a slice costs as much as the rest of a hook
 
     def keeper(*keys: int) -> Any:
         def hook(_module: Any, _args: Any, output: Any) -> None:
             if threading.get_ident() == thread:
-                state = _first_tensor(output)
-                for key in keys:
-                    captured.states[key] = state if everything else state[:, keep]
+                captured.states.update(dict.fromkeys(keys, kept(_first_tensor(output))))
 
         return hook
 
     def keep_input(_module: Any, args: Any, kwargs: Any) -> None:
         if threading.get_ident() == thread:
-            captured.states[0] = (args[0] if args else kwargs["hidden_states"])[:, keep]
+            captured.states[0] = kept(args[0] if args else kwargs["hidden_states"])
 
     num_layers = model.num_layers
     with ExitStack() as hooks:

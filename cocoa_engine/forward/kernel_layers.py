@@ -17,13 +17,11 @@ class KernelLayers:
 
     Args:
         native: runs them.
-        count: of the layers.
         windows: of the layers.
     """
 
-    def __init__(self, native: Layers, count: int, windows: Windows) -> None:
+    def __init__(self, native: Layers, windows: Windows) -> None:
         self.native = native
-        self.count = count
         self.window = windows.smallest  # the only one there is
 
     def tips(self, segments: Sequence[Segment]) -> list[Tips] | None:
@@ -46,11 +44,12 @@ class KernelLayers:
             ``[T, d]``, the states after the norm; ``[N + 1, T, d]``, the wanted ones, if any; and the early layers',
             each ``[T, d]``.
         """
-        after_norm = self.count + 1
+        count = self.native.count
+        after_norm = count + 1
         kept, early = [], []
         if wanted is not None:
-            final = self.count if wanted.final == "pre_norm" else after_norm
-            middle = [final if layer == self.count else layer for layer in range(wanted.first, wanted.last + 1)]
+            final = count if wanted.final == "pre_norm" else after_norm
+            middle = [final if layer == count else layer for layer in range(wanted.first, wanted.last + 1)]
             kept, early = [*middle, final], sorted(set(wanted.early))
         layers = (*kept, *early, after_norm)
         states = x.new_empty(len(layers), *x.shape)

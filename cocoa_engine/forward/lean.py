@@ -193,7 +193,7 @@ class Lean(Forward):
             eps=self.eps,
             scale=self.scale,
         )
-        return KernelLayers(native, len(layers), self.windows)
+        return KernelLayers(native, self.windows)
 
 
 def why_not_lean(model: LanguageModel) -> str | None:

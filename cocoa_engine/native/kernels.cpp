@@ -56,6 +56,7 @@ INLINE float one(const Half* p) {
     memcpy(&value, &bits, sizeof value);
     return value;
 }
+
 // Memory of a thread that begins with a line of the cache, as vectors are read fastest; what it held is lost.
 class Scratch {
     std::vector<float> memory;
@@ -96,6 +97,12 @@ INLINE Vec4 sums(Vec a, Vec b, Vec c, Vec d) {  // of four vectors at once
     Vec ab = PICK(a, b, 0, B, 1, B + 1) + PICK(a, b, 2, B + 2, 3, B + 3);
     Vec cd = PICK(c, d, 0, B, 1, B + 1) + PICK(c, d, 2, B + 2, 3, B + 3);
     return quarters(PICK(ab, cd, 0, 1, B, B + 1) + PICK(ab, cd, 2, 3, B + 2, B + 3));
+}
+
+INLINE float sum(Vec v) {
+    float total = 0;
+    for (int lane = 0; lane < LANES; lane++) total += v[lane];
+    return total;
 }
 
 INLINE float largest(Vec v) {
@@ -509,8 +516,7 @@ void attend_part(const Attention& a, long kv_head, long from, long to, float* ac
     }
     for (long row = 0; row < rows; row++) {
         highest[row] = softmax[row].highest;
-        total[row] = 0;
-        for (int lane = 0; lane < LANES; lane++) total[row] += softmax[row].total[lane];
+        total[row] = sum(softmax[row].total);
     }
 }
 
@@ -521,7 +527,7 @@ struct Parts {
     long parts;
     float *acc, *highest, *total;  // [kv_heads, parts, rows, dim], [kv_heads, parts, rows] twice
 
-    static long size(const Attention& a, long parts) { return a.kv_heads * parts * a.rows() * (a.dim + 2); }
+    static long size(long heads, long width, long dim, long parts) { return parts * heads * width * (dim + 2); }
     Parts(const Attention& a, long parts, float* scratch) : a(a), parts(parts), acc(scratch) {
         highest = acc + jobs() * a.rows() * a.dim;
         total = highest + jobs() * a.rows();
@@ -580,6 +586,14 @@ struct Tap {  // where the states before a layer are copied to, after the last o
     float* to;  // [rows, width]
 };
 
+struct Buffers {  // that all threads share
+    float* qkv;      // [rows, (heads + 2 kv_heads) dim]
+    float* mixed;    // [rows, heads dim]
+    float* gate_up;  // [rows, 2 inner]
+    float* hidden;   // [rows, inner]
+    float* partial;  // of one sequence after the other, as Parts has it
+};
+
 INLINE Vec silu(Vec x) {
     Vec e = exponential(x < 0.0f ? x : -x);
     return x * (x < 0.0f ? e : all(1.0f)) / (1.0f + e);
@@ -590,10 +604,9 @@ void rms_norm(const float* x, const float* weight, long width, float eps, float*
     Vec squares{};
     long i = 0;
     for (; i + LANES <= width; i += LANES) squares += load(x + i) * load(x + i);
-    float sum = 0;
-    for (int lane = 0; lane < LANES; lane++) sum += squares[lane];
-    for (long t = i; t < width; t++) sum += x[t] * x[t];
-    const float factor = 1.0f / sqrtf(sum / width + eps);
+    float total = sum(squares);
+    for (long t = i; t < width; t++) total += x[t] * x[t];
+    const float factor = 1.0f / sqrtf(total / width + eps);
     for (i = 0; i + LANES <= width; i += LANES) store(y + i, load(x + i) * factor * load(weight + i));
     for (; i < width; i++) y[i] = x[i] * factor * weight[i];
 }
@@ -617,15 +630,17 @@ void gated(const float* gate, const float* up, long count, float* y) {
 
 // A thread's share of all layers over the tokens of all sequences, ``rows`` in all.
 void run_layers(const Stack& stack, const Tips* tips, long sequences, long rows, float* x, const float* cos,
-                const float* sin, const Tap* taps, long tap_count, float* scratch, long thread, long team) {
+                const float* sin, const Tap* taps, long tap_count, const Buffers& buffers, long thread, long team) {
     const long width = stack.width, dim = stack.dim, heads = stack.heads, kv_heads = stack.kv_heads;
     const long q = stack.qkv(), inner = stack.inner;
     static thread_local Scratch own;
     float* const normed = own.of(rows * width);
-    float *const qkv = scratch, *const mixed = qkv + Scratch::padded(rows * q);
-    float *const gate_up = mixed + Scratch::padded(rows * heads * dim);
-    float *const hidden = gate_up + Scratch::padded(rows * 2 * inner);
-    float* const partial = hidden + Scratch::padded(rows * inner);
+    float *const qkv = buffers.qkv, *const mixed = buffers.mixed, *const gate_up = buffers.gate_up;
+    float* const hidden = buffers.hidden;
+    const auto normalise = [&](const float* weight) {  // every thread for itself: sooner done than waited for
+        for (long row = 0; row < rows; row++)
+            rms_norm(x + row * width, weight, width, stack.eps, normed + row * width);
+    };
     const auto copy_states = [&](long number, const float* states) {
         for (long tap = 0; tap < tap_count; tap++)
             if (taps[tap].layer == number && tap % team == thread)
@@ -634,9 +649,7 @@ void run_layers(const Stack& stack, const Tips* tips, long sequences, long rows,
     for (long number = 0; number < stack.layers; number++) {
         const DecoderLayer& layer = stack.layer[number];
         copy_states(number, x);
-        // every thread for itself: sooner done than waited for
-        for (long row = 0; row < rows; row++)
-            rms_norm(x + row * width, layer.attention_norm, width, stack.eps, normed + row * width);
+        normalise(layer.attention_norm);
         linears(layer.qkv, normed, width, rows, qkv, q, false, thread, team);
 #pragma omp barrier
         auto [from, to] = share(rows * (heads + kv_heads), 1, thread, team);
@@ -656,7 +669,7 @@ void run_layers(const Stack& stack, const Tips* tips, long sequences, long rows,
         }
 #pragma omp barrier
         const auto attention = [&](auto do_sequence) {
-            float* place = partial;
+            float* place = buffers.partial;
             long row = 0;
             for (long n = 0; n < sequences; n++) {
                 const Tips& t = tips[n];
@@ -664,7 +677,7 @@ void run_layers(const Stack& stack, const Tips* tips, long sequences, long rows,
                                   t.mask[layer.windowed], t.masked_from[layer.windowed], mixed + row * heads * dim,
                                   heads, kv_heads, t.count, dim, t.start + t.count, stack.scale};
                 do_sequence(Parts(a, t.parts, place));
-                place += Parts::size(a, t.parts);
+                place += Parts::size(heads, t.count, dim, t.parts);
                 row += t.count;
             }
         };
@@ -680,8 +693,7 @@ void run_layers(const Stack& stack, const Tips* tips, long sequences, long rows,
 #pragma omp barrier
         linears(layer.out, mixed, heads * dim, rows, x, width, true, thread, team);
 #pragma omp barrier
-        for (long row = 0; row < rows; row++)
-            rms_norm(x + row * width, layer.mlp_norm, width, stack.eps, normed + row * width);
+        normalise(layer.mlp_norm);
         linears(layer.gate_up, normed, width, rows, gate_up, 2 * inner, false, thread, team);
         const Range computed = share(inner, BLOCK, thread, team);  // of either, by this thread
         for (long row = 0; row < rows; row++) {
@@ -693,8 +705,7 @@ void run_layers(const Stack& stack, const Tips* tips, long sequences, long rows,
 #pragma omp barrier
     }
     copy_states(stack.layers, x);
-    for (long row = 0; row < rows; row++)
-        rms_norm(x + row * width, stack.norm, width, stack.eps, normed + row * width);
+    normalise(stack.norm);
     copy_states(stack.layers + 1, normed);
 }
 
@@ -782,7 +793,7 @@ void cocoa_attend(const float* query, long query_head, long query_token, const f
     const Attention a{query, query_head, query_token, keys,     values, kv_head, mask,  masked_from,
                       out,   heads,      kv_heads,    width, dim,    slots,   scale};
     static thread_local Scratch scratch;
-    const Parts all_parts(a, parts, scratch.of(Parts::size(a, parts)));
+    const Parts all_parts(a, parts, scratch.of(Parts::size(heads, width, dim, parts)));
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long job = 0; job < all_parts.jobs(); job++) all_parts.attend(job);
     for (long token = 0; token < width; token++)
@@ -792,15 +803,15 @@ void cocoa_attend(const float* query, long query_head, long query_token, const f
 // All decoder layers over the tips of some sequences. x [rows, width] is used up; cos and sin are [rows, dim].
 void cocoa_layers(const Stack* stack, const Tips* tips, long sequences, float* x, const float* cos, const float* sin,
                   const Tap* taps, long tap_count, int threads) {
-    long rows = 0, total = 0;
+    long rows = 0, partial = 0;
     for (long n = 0; n < sequences; n++) {
         rows += tips[n].count;
-        total += tips[n].parts * stack->heads * tips[n].count * (stack->dim + 2);
+        partial += Parts::size(stack->heads, tips[n].count, stack->dim, tips[n].parts);
     }
-    const long sizes[] = {stack->qkv(), stack->heads * stack->dim, 2 * stack->inner, stack->inner};
-    for (long size : sizes) total += Scratch::padded(rows * size);
-    static thread_local Scratch scratch;
-    float* const shared = scratch.of(total);  // the calling thread's
+    static thread_local Scratch of_qkv, of_mixed, of_gate_up, of_hidden, of_partial;  // the calling thread's
+    const Buffers shared{of_qkv.of(rows * stack->qkv()), of_mixed.of(rows * stack->heads * stack->dim),
+                         of_gate_up.of(rows * 2 * stack->inner), of_hidden.of(rows * stack->inner),
+                         of_partial.of(partial)};
 #pragma omp parallel num_threads(threads)
     run_layers(*stack, tips, sequences, rows, x, cos, sin, taps, tap_count, shared, omp_get_thread_num(),
                omp_get_num_threads());

@@ -82,10 +82,8 @@ def reachable(keys: Sequence[Tensor | None], values: Sequence[Tensor | None]) ->
     return (
         len(known) == len(keys) + len(values)
         and len({(each.stride(), each.shape[0], each.dtype, each.device.type) for each in known}) == 1
-        and known[0].dtype == torch.float32
-        and known[0].device.type == "cpu"
+        and operators.readable(known[0])
         and known[0].stride(1) == known[0].shape[2]
-        and known[0].stride(2) == 1
     )
 
 
@@ -109,6 +107,9 @@ class Layers:
 
     Args:
         norm: ``[d]``, in float32 on the CPU.
+
+    Attributes:
+        count: of the layers.
     """
 
     def __init__(
@@ -124,7 +125,8 @@ class Layers:
     ) -> None:
         described = (_DecoderLayer * len(layers))(*(_described(layer) for layer in layers))
         self._kept = (layers, described, norm)  # the addresses below are theirs
-        sizes = (len(layers), norm.shape[0], heads, kv_heads, head_dim, layers[0].gate_up.total // 2)
+        self.count = len(layers)
+        sizes = (self.count, norm.shape[0], heads, kv_heads, head_dim, layers[0].gate_up.total // 2)
         self._stack = _Stack(*sizes, eps, scale, ctypes.addressof(described), norm.data_ptr())
         self._kv_heads = kv_heads
 

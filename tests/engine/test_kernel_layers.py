@@ -18,6 +18,7 @@ from cocoa_engine.model import LanguageModel
 from cocoa_engine.native import operators
 from cocoa_engine.native.layers import MOST_ROWS, Layers, Places
 from tests.tiny_models import NUM_LAYERS, tiny_model
+from tests.torch_threads import threads
 
 pytestmark = pytest.mark.skipif(operators.why_not() is not None, reason=f"no kernels: {operators.why_not()}")
 
@@ -67,12 +68,8 @@ def outputs(backend: SharedCache, wanted: Wanted) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("wanted", WANTED.values(), ids=WANTED)
-@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "qwen2", "qwen3"])
-def test_the_same_as_the_written_out_pass(architecture: str, wanted: Wanted, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, calls = tiny_model(architecture), []
-    backend = shared(model)
-    run = Layers.__call__
+def assert_as_written_out(backend: SharedCache, wanted: Wanted, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, run = [], Layers.__call__
     monkeypatch.setattr(Layers, "__call__", lambda *args: (calls.append(args), run(*args))[1])
     found = outputs(backend, wanted)
     assert len(calls) == 3
@@ -83,22 +80,20 @@ def test_the_same_as_the_written_out_pass(architecture: str, wanted: Wanted, mon
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
-def test_layers_with_and_without_a_window() -> None:
+@pytest.mark.parametrize("wanted", WANTED.values(), ids=WANTED)
+@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "qwen2", "qwen3"])
+def test_the_same_as_the_written_out_pass(architecture: str, wanted: Wanted, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_as_written_out(shared(tiny_model(architecture)), wanted, monkeypatch)
+
+
+def test_layers_with_and_without_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = ["full_attention", "sliding_attention"] * (NUM_LAYERS // 2)
-    backend = shared(tiny_model("qwen2", use_sliding_window=True, sliding_window=8, layer_types=kinds))
-    found = outputs(backend, WANTED["middle"])
-    lean(backend).kernels = None
-    for one, other in zip(found, outputs(backend, WANTED["middle"]), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    model = tiny_model("qwen2", use_sliding_window=True, sliding_window=8, layer_types=kinds)
+    assert_as_written_out(shared(model), WANTED["middle"], monkeypatch)
 
 
-def test_weights_copied_in_half_precision() -> None:
-    backend = shared(tiny_model("llama"), "bfloat16")
-    assert lean(backend).kernels is not None
-    found = outputs(backend, WANTED["middle"])
-    lean(backend).kernels = None
-    for one, other in zip(found, outputs(backend, WANTED["middle"]), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+def test_weights_copied_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_as_written_out(shared(tiny_model("llama"), "bfloat16"), WANTED["middle"], monkeypatch)
 
 
 def test_layers_of_several_widths_go_the_other_way() -> None:
@@ -114,11 +109,9 @@ def test_layers_of_several_widths_go_the_other_way() -> None:
     assert all(torch.isfinite(tensor).all() for tensor in outputs(backend, WANTED["middle"]))
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_row_is_the_same_to_the_bit_whatever_is_fed_with_it(threads: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_row_is_the_same_to_the_bit_whatever_is_fed_with_it(count: int) -> None:
+    with threads(count):
         backend = shared(tiny_model("llama"))
         wanted = WANTED["middle"]
         (tree,) = backend.open(PROMPTS[:1], 64, wanted)
@@ -134,8 +127,6 @@ def test_a_row_is_the_same_to_the_bit_whatever_is_fed_with_it(threads: int) -> N
         assert torch.equal(third.logits, together.logits)
         assert torch.equal(third.hidden, together.hidden)
         assert second.logits.shape == (1, together.logits.shape[1])
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_many_tokens_go_the_other_way() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -14,20 +12,11 @@ from torch.nn import functional as F
 
 from cocoa_engine.native import operators
 from cocoa_engine.next_tokens import next_tokens
+from tests.torch_threads import threads
 
 pytestmark = pytest.mark.skipif(operators.why_not() is not None, reason=f"no kernels: {operators.why_not()}")
 
 LOWEST = torch.finfo(torch.float32).min
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def misplaced(*sizes: int, by: int, halved: bool, generator: torch.Generator) -> torch.Tensor:

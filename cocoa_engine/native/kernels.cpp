@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 #include <omp.h>
+#include <unistd.h>
 #include <vector>
 
 #if !defined(__GNUC__) || defined(__clang__)
@@ -33,7 +34,10 @@ constexpr int LANES = 8, ROWS_AT_ONCE = 6, DOT_ROWS = 3, TILE_ROWS = 6, SCORE_RO
 #else
 #error "needs AVX2 or AVX-512"
 #endif
-constexpr long INPUTS_AT_ONCE = 7168;  // with the weights on their way they fill the first-level cache
+const long FIRST_CACHE = [] {  // floats in the first-level cache
+    const long bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+    return (bytes > 0 ? bytes : 32768) / long(sizeof(float));
+}();
 constexpr int BLOCK = 4;               // outputs
 constexpr int LINE = 16;               // floats in a line of the cache
 typedef float Vec __attribute__((vector_size(4 * LANES)));
@@ -176,13 +180,49 @@ struct Weights<float, true> {
 };
 #endif
 
+struct Whole {  // products summed up, lane by lane
+    Vec sum{};
+    INLINE_LAMBDA void add(Vec w, Vec x) { sum += w * x; }
+    INLINE_LAMBDA Vec total() const { return sum; }
+};
+
+#ifdef __AVX512F__
+struct Halved {  // the same to the last bit, multiplied 8 lanes at a time
+    Vec8 low{}, high{};
+    INLINE_LAMBDA void add(Vec w, Vec x) {
+        KEEP(x);  // loaded once
+        low += lower(w) * lower(x);
+        high += upper(w) * upper(x);
+    }
+    INLINE_LAMBDA Vec total() const {
+        return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    }
+};
+#else
+typedef Whole Halved;
+#endif
+
+// Weights are fetched as far ahead as memory takes to answer, in the order in which they are read. A core that is then kept
+// waiting all the same, with many products in its queue, leaves some prefetches undone and falls behind memory for good
+// (Zen 5). What was found to help: at 5 and 6 rows, products in halves, which fill the queue otherwise; from 7 rows on, to
+// ask several times.
+constexpr bool in_halves(int rows) { return rows == 5 || rows == 6; }
+
+template <int ROWS, typename W>
+INLINE void fetch(const W* w) {
+    constexpr long FLOATS = sizeof(float) / sizeof(W);
+    __builtin_prefetch(w + 2048 * FLOATS, 0, 0);  // they are used once only
+    if (ROWS >= 7)
+        for (long ahead : {1536, 768, 384}) __builtin_prefetch(w + ahead * FLOATS, 0, 0);
+}
+
 // Few rows: lanes run along the inputs. A weight is loaded once and multiplied with ROWS inputs.
 template <int ROWS, int OUTS, typename W>
 INLINE void dot_products(const Linear<W>& job, long row, long out) {
-    // as far ahead as memory takes to answer, in the order in which the weights are read; one output's are used once only
-    const long ahead = (OUTS == 1 ? 8192 : 1024) / sizeof(W) + (OUTS > 1 ? OUTS * job.in : 0);
     constexpr int FOURS = (OUTS * ROWS + 3) / 4 * 4;  // summed up four at a time, the last with some zeros
-    Vec acc[FOURS] = {};
+    constexpr int WHOLE = OUTS == 1 && in_halves(ROWS) ? 2 : ROWS;
+    Whole whole[FOURS];
+    Halved halved[FOURS];
     const float* x = job.x + row * job.x_stride;
     const W* w = job.weight + out * job.in;
     Weights<W, OUTS == 1> weights[OUTS];
@@ -200,15 +240,20 @@ INLINE void dot_products(const Linear<W>& job, long row, long out) {
         for (int o = 0; o < OUTS; o++) {
             Vec ws = weights[o].next();
             KEEP(ws);
-            __builtin_prefetch(w + o * job.in + i + ahead, 0, OUTS == 1 ? 0 : 3);
+            if (OUTS == 1)
+                fetch<ROWS>(w + i);
+            else  // the next block
+                __builtin_prefetch(w + (OUTS + o) * job.in + i);
             UNROLL
-            for (int r = 0; r < ROWS; r++) acc[o * ROWS + r] += ws * xs[r];
+            for (int r = 0; r < ROWS; r++)
+                r < WHOLE ? whole[o * ROWS + r].add(ws, xs[r]) : halved[o * ROWS + r].add(ws, xs[r]);
         }
     }
+    const auto total = [&](int n) INLINE_LAMBDA { return n % ROWS < WHOLE ? whole[n].total() : halved[n].total(); };
     float products[FOURS];
     UNROLL
     for (int n = 0; n < FOURS; n += 4) {
-        Vec4 four = sums(acc[n], acc[n + 1], acc[n + 2], acc[n + 3]);
+        Vec4 four = sums(total(n), total(n + 1), total(n + 2), total(n + 3));
         memcpy(products + n, &four, sizeof four);
     }
     UNROLL
@@ -253,12 +298,14 @@ ONCE void dot_block(const Linear<W>& job, long row, long out) {
     dot_products<ROWS, BLOCK>(job, row, out);
 }
 
-// Of some outputs, all rows. As long as their inputs stay in the first-level cache, the weights are read in the order of
-// memory, which is then the only limit; more rows share a block of weights that stays there.
+// Of some outputs, all rows. As long as their inputs stay in the first-level cache, beside the weights on their way if they
+// are read fast, the weights are read in the order of memory, which is then the only limit; more rows share a block of
+// weights that stays there.
 template <typename W>
 void few_rows(const Linear<W>& job, long from, long to) {
     const auto in_order = [&](long row, auto n) INLINE_LAMBDA { dot_outputs<n.value>(job, row, from, to); };
-    if (job.rows <= ROWS_AT_ONCE && job.rows * job.in <= INPUTS_AT_ONCE)
+    const long room = LANES == 8 || in_halves(job.rows) ? FIRST_CACHE : FIRST_CACHE * 7 / 12;
+    if (job.rows <= ROWS_AT_ONCE && job.rows * job.in <= room)
         return pick<ROWS_AT_ONCE>(0, job.rows, in_order);
     for (; from + BLOCK <= to; from += BLOCK)
         in_chunks<DOT_ROWS>(job.rows, [&](long row, auto n) INLINE_LAMBDA { dot_block<n.value>(job, row, from); });

@@ -211,7 +211,7 @@ def _right() -> bool:
     found = attend(query, keys, values, mask[:, 50:].contiguous(), 50, scale=0.5)
     all_keys, all_values = keys.repeat_interleave(2, 0), values.repeat_interleave(2, 0)
     plain = F.scaled_dot_product_attention(query, all_keys, all_values, mask, scale=0.5)
-    pairs = [(linears(x[:rows]), expected[:rows]) for rows in (1, 8, 20, 64)]
+    pairs = [(linears(x[:rows]), expected[:rows]) for rows in (1, 5, 8, 20, 64)]
     log_probs = x.log_softmax(dim=-1)
     told = next_tokens(x, 3).float()
     pairs.append((told[:, :3], log_probs.topk(3).values))

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <immintrin.h>
 #include <omp.h>
 #include <unistd.h>
 #include <vector>
@@ -118,10 +119,15 @@ INLINE float largest(Vec v) {
 }
 
 INLINE Vec exponential(Vec x) {  // e^x for x <= 0, as in the Cephes library: within 2 units in the last place
-    Vec bounded = x < -87.3f ? all(-87.3f) : x;
-    Ints n = __builtin_convertvector(bounded * 1.44269504f - 0.5f, Ints);
-    Vec whole = __builtin_convertvector(n, Vec);
-    Vec r = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
+#ifdef __AVX512F__
+    const Vec bounded = (Vec)_mm512_max_ps((__m512)all(-200.0f), (__m512)x);  // what is not a number stays so
+    const Vec whole = (Vec)_mm512_roundscale_ps((__m512)(bounded * 1.44269504f), _MM_FROUND_TO_NEAREST_INT);
+#else
+    const Vec bounded = x < -87.3f ? all(-87.3f) : x;
+    const Ints n = __builtin_convertvector(bounded * 1.44269504f - 0.5f, Ints);
+    const Vec whole = __builtin_convertvector(n, Vec);
+#endif
+    const Vec r = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
     Vec p = all(1.9875691500e-4f);
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
@@ -129,8 +135,20 @@ INLINE Vec exponential(Vec x) {  // e^x for x <= 0, as in the Cephes library: wi
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    Vec scaled = p * (Vec)((n + 127) << 23);
+#ifdef __AVX512F__
+    return (Vec)_mm512_scalef_ps((__m512)p, (__m512)whole);
+#else
+    const Vec scaled = p * (Vec)((n + 127) << 23);
     return x < -87.3f ? Vec{} : scaled;
+#endif
+}
+
+INLINE bool any(Ints mask) {
+#ifdef __AVX512F__
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#else
+    return _mm256_movemask_ps((__m256)mask) != 0;
+#endif
 }
 
 // ---- linear layers -------------------------------------------------------------------------------------------------
@@ -506,14 +524,13 @@ INLINE void weigh(float* p, const float* mask, int first, int count, Softmax& so
         for (int j = first; j < count; j++) p[j] += mask[j - first];
     for (int j = count; j < PANEL; j++) p[j] = -INFINITY;
     Vec low = load(p), high = load(p + LANES);
-    const float top = fmaxf(softmax.highest, largest(low > high ? low : high));
-    if (top > softmax.highest) {
-        const float shrink = expf(softmax.highest - top);
+    if (any((low > softmax.highest) | (high > softmax.highest))) {
+        const float top = largest(low > high ? low : high), shrink = expf(softmax.highest - top);
         softmax.highest = top;
         softmax.total *= shrink;
         for (long d = 0; d < dim; d++) acc[d] *= shrink;
     }
-    low = exponential(low - top), high = exponential(high - top);
+    low = exponential(low - softmax.highest), high = exponential(high - softmax.highest);
     softmax.total += low + high;
     store(p, low), store(p + LANES, high);
 }

@@ -94,12 +94,17 @@ class LanguageModel:
         return self.model(input_ids=token_ids, return_dict=True, **inputs)
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Hold the model for one forward pass: no other thread of ours runs it; no dropout, no autograd graph."""
+    def exclusive(self, *, runs_modules: bool = True) -> Iterator[None]:
+        """Hold the model for one forward pass: no other thread of ours runs it; no dropout, no autograd graph.
+
+        Args:
+            runs_modules: whether the pass does, and not on their weights alone: only then may one of them drop out.
+        """
         # not inference mode, also not a caller's: its tensors could not be written to outside of it later
         with self.lock, torch.inference_mode(False), torch.no_grad():
             modules = self.model.modules() if self.model.training else self._modules
-            training = [module for module in modules if module.training]
+            # every one of them is looked up in memory anew: 1 % of a step
+            training = [module for module in modules if module.training] if runs_modules else []
             for module in training:
                 module.training = False
             try:

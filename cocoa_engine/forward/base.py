@@ -157,6 +157,7 @@ class Forward(ABC):
 
     name: ClassVar[str]
     masks_heads: ClassVar[bool] = True
+    runs_modules: ClassVar[bool] = True
     native = False
     """Whether our own kernels do the work."""
 

@@ -54,6 +54,7 @@ class Lean(Forward):
     """
 
     name = "lean"
+    runs_modules = False
 
     def __init__(self, model: LanguageModel, way: Way) -> None:
         super().__init__(model)

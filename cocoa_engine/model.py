@@ -98,12 +98,12 @@ class LanguageModel:
         """Hold the model for one forward pass: no other thread of ours runs it; no dropout, no autograd graph.
 
         Args:
-            runs_modules: whether the pass does, and not on their weights alone: only then may one of them drop out.
+            runs_modules: whether the pass runs any that could drop something out; not if it works on their weights.
         """
         # not inference mode, also not a caller's: its tensors could not be written to outside of it later
         with self.lock, torch.inference_mode(False), torch.no_grad():
             modules = self.model.modules() if self.model.training else self._modules
-            # every one of them is looked up in memory anew: 1 % of a step
+            # to look through all of them takes 1 % of a step
             training = [module for module in modules if module.training] if runs_modules else []
             for module in training:
                 module.training = False

@@ -13,6 +13,9 @@ from cocoa_engine.model import LanguageModel
 SHORTEST = 64
 """A shorter common beginning is computed again: that takes as long as copying it."""
 
+_USED = 7 / 8
+"""A store with more slots unused is copied rather than kept as it is."""
+
 
 class PrefixCache:
     """The beginnings of past sequences, the least recently used dropped first.
@@ -43,8 +46,12 @@ class PrefixCache:
                 self._entries.move_to_end(found[0])
             return found[1], length
 
-    def keep(self, token_ids: Sequence[int], store: KeyValues) -> None:
-        """Copy a sequence's first slots, unless they are known or too few or too many."""
+    def keep(self, token_ids: Sequence[int], store: KeyValues, *, given: bool = False) -> None:
+        """Keep a sequence's first slots, unless they are known or too few or too many.
+
+        Args:
+            given: nobody else uses the store from now on, so that it need not be copied.
+        """
         ids = tuple(token_ids)
         size = store.nbytes * len(ids) // max(store.capacity, 1)
         if len(ids) < SHORTEST or size > self.max_bytes:
@@ -53,11 +60,12 @@ class PrefixCache:
             lengths = {known: common_length(known, ids) for known in list(self._entries)}
             if any(length == len(ids) for length in lengths.values()):
                 return
-            copied = store.prefix(len(ids), len(ids))
+            as_it_is = given and len(ids) >= _USED * store.capacity and store.nbytes <= self.max_bytes
+            kept = store if as_it_is else store.prefix(len(ids), len(ids))
             for known, length in lengths.items():
                 if length == len(known):  # this sequence goes on where that one ended
                     self._entries.pop(known, None)
-            self._entries[ids] = copied
+            self._entries[ids] = kept
             while self.nbytes > self.max_bytes:
                 self._entries.popitem(last=False)
 

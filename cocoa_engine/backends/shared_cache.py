@@ -178,7 +178,7 @@ class SharedCache(Backend):
         return [*trees]
 
     def closed(self, tree: SharedTree) -> None:
-        """Free a tree's slots, after a copy of its beginning for later prompts."""
+        """Free a tree's slots, but for its beginning, which is kept for later prompts."""
         with self._lock:
             if tree not in self._open:
                 return
@@ -187,7 +187,7 @@ class SharedCache(Backend):
         tree.used = 0  # first: who sees the empty store sees this too
         store, tree.store = tree.store, KeyValues(0, 0)
         try:
-            self.prefixes.keep(known, store)
+            self.prefixes.keep(known, store, given=not self.forward.pools_stores)
         except (MemoryError, RuntimeError) as fault:  # torch's out of memory is the latter
             logger.debug("no memory for a copy of %d tokens' keys and values: %s", len(known), fault)
         finally:

@@ -158,6 +158,9 @@ class Forward(ABC):
     name: ClassVar[str]
     masks_heads: ClassVar[bool] = True
     runs_modules: ClassVar[bool] = True
+    """Whether it runs modules of the model that behave otherwise in training."""
+    pools_stores: ClassVar[bool] = False
+    """Whether a released store becomes another sequence's."""
     native = False
     """Whether our own kernels do the work."""
 

@@ -55,6 +55,8 @@ class StaticLean(Lean):
         NotImplementedError: as for :class:`Lean`.
     """
 
+    pools_stores = True
+
     def __init__(self, model: LanguageModel, way: Way) -> None:
         super().__init__(model, way)
         self.device = self.embedding.device

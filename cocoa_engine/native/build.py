@@ -25,7 +25,9 @@ from cocoa_engine.cache_directory import cache_directory
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-Wno-psabi")
+# or, tuned for some processors, GCC rounds the products of one row otherwise than those of several
+FUSED = "--param=avoid-fma-max-bits=0"
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-Wno-psabi", FUSED)
 COMPILERS = ("g++", "c++")
 FOLDER = "kernels"  # within the cache directory, of this user alone
 BUILD_TIMEOUT = 120.0  # seconds; a build takes a few

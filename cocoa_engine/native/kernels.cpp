@@ -36,7 +36,10 @@ constexpr int LANES = 8, ROWS_AT_ONCE = 6, DOT_ROWS = 3, TILE_ROWS = 6, SCORE_RO
 #error "needs AVX2 or AVX-512"
 #endif
 const long FIRST_CACHE = [] {  // floats in the first-level cache
-    const long bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+    long bytes = 0;
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+    bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+#endif
     return (bytes > 0 ? bytes : 32768) / long(sizeof(float));
 }();
 constexpr int BLOCK = 4;               // outputs
@@ -118,7 +121,8 @@ INLINE float largest(Vec v) {
     return x > y ? x : y;
 }
 
-INLINE Vec exponential(Vec x) {  // e^x for x <= 0, as in the Cephes library: within 2 units in the last place
+// e^x for x <= 0, as in the Cephes library: within 2 units in the last place; below -87.3 0, or nearly so, and 0 below -104.
+INLINE Vec exponential(Vec x) {
 #ifdef __AVX512F__
     const Vec bounded = (Vec)_mm512_max_ps((__m512)all(-200.0f), (__m512)x);  // what is not a number stays so
     const Vec whole = (Vec)_mm512_roundscale_ps((__m512)(bounded * 1.44269504f), _MM_FROUND_TO_NEAREST_INT);
@@ -220,11 +224,11 @@ struct Halved {  // the same to the last bit, multiplied 8 lanes at a time
 typedef Whole Halved;
 #endif
 
-// Weights are fetched as far ahead as memory takes to answer, in the order in which they are read. A core that is then kept
-// waiting all the same, with many products in its queue, leaves some prefetches undone and falls behind memory for good
-// (Zen 5). What was found to help: at 5 and 6 rows, products in halves, which fill the queue otherwise; from 7 rows on, to
-// ask several times.
-constexpr bool in_halves(int rows) { return rows == 5 || rows == 6; }
+// Weights are fetched as far ahead as memory takes to answer, in the order in which they are read. A core that is kept
+// waiting all the same, with many products of 16 in its queue, falls further behind memory (Zen 5; why is not known). Tried
+// out: of 5 or 6 rows all but two are multiplied in halves, for 7 rows and more the weights are asked for several times.
+constexpr bool in_halves(int rows) { return LANES == 16 && (rows == 5 || rows == 6); }
+constexpr int WHOLE_BESIDE_HALVES = 2;
 
 template <int ROWS, typename W>
 INLINE void fetch(const W* w) {
@@ -238,7 +242,7 @@ INLINE void fetch(const W* w) {
 template <int ROWS, int OUTS, typename W>
 INLINE void dot_products(const Linear<W>& job, long row, long out) {
     constexpr int FOURS = (OUTS * ROWS + 3) / 4 * 4;  // summed up four at a time, the last with some zeros
-    constexpr int WHOLE = OUTS == 1 && in_halves(ROWS) ? 2 : ROWS;
+    constexpr int WHOLE = OUTS == 1 && in_halves(ROWS) ? WHOLE_BESIDE_HALVES : ROWS;
     Whole whole[FOURS];
     Halved halved[FOURS];
     const float* x = job.x + row * job.x_stride;
@@ -316,9 +320,9 @@ ONCE void dot_block(const Linear<W>& job, long row, long out) {
     dot_products<ROWS, BLOCK>(job, row, out);
 }
 
-// Of some outputs, all rows. As long as their inputs stay in the first-level cache, beside the weights on their way if they
-// are read fast, the weights are read in the order of memory, which is then the only limit; more rows share a block of
-// weights that stays there.
+// Of some outputs, all rows. As long as their inputs stay in the first-level cache, the weights are read in the order of
+// memory, which is then the only limit; more rows share a block of weights that stays there. Where vectors of 16 are read
+// fast, little more than half of that cache is theirs, the rest being weights on their way (tried out).
 template <typename W>
 void few_rows(const Linear<W>& job, long from, long to) {
     const auto in_order = [&](long row, auto n) INLINE_LAMBDA { dot_outputs<n.value>(job, row, from, to); };

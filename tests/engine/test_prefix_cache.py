@@ -265,8 +265,9 @@ def test_a_sequence_that_is_closed_meanwhile_is_not_copied_from() -> None:
     assert other not in backend._open
 
 
-def test_an_abandoned_sequence_may_be_closed_while_another_is_kept() -> None:
+def test_an_abandoned_sequence_may_be_closed_while_another_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the garbage collector, in the thread that holds the locks: it does not wait for itself."""
+    monkeypatch.setattr(prefixes, "_USED", 2)  # every store is copied
     engine = engine_of(tiny_model("llama"))
     backend: Any = engine._backend().backend
     abandoned, tree = (backend.open([prompt], 8, Wanted(2, 4, "post_norm"))[0] for prompt in PROMPTS[:2])
@@ -295,6 +296,7 @@ def test_no_memory_for_a_copy_is_no_error(monkeypatch: pytest.MonkeyPatch) -> No
         raise torch.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(KeyValues, "prefix", full)
+    monkeypatch.setattr(prefixes, "_USED", 2)  # every store is copied
     for one, other in zip(engine.generate_batch(PROMPTS, **SETTINGS), expected, strict=True):
         assert_alike(one, other)
     backend: Any = engine._backend().backend
@@ -331,6 +333,43 @@ def test_the_longest_beginning_is_found_and_holds_what_was_kept() -> None:
     assert cache.longest(tokens(9, 100)) is None
     assert cache.longest([]) is None
     assert PrefixCache(2**20).longest(a) is None
+
+
+def test_a_given_store_is_kept_as_it_is_unless_much_of_it_is_unused() -> None:
+    cache = PrefixCache(2**20)
+    for seed, capacity, as_it_is in ((1, 100, True), (2, 114, True), (3, 115, False), (4, 1000, False)):
+        ids = tokens(seed, 100)
+        store = store_of(ids, capacity)
+        cache.keep(ids, store, given=True)
+        found = cache.longest(ids)
+        assert found is not None
+        assert (found[0] is store) == as_it_is
+        assert found[0].capacity == (capacity if as_it_is else 100)
+    bounded = PrefixCache(store_of(tokens(5, 100), 100).nbytes)
+    bounded.keep(tokens(5, 100), store_of(tokens(5, 100), 110), given=True)
+    assert bounded.longest(tokens(5, 100)) is not None
+    assert bounded.nbytes == bounded.max_bytes
+
+
+def test_an_answers_store_is_given_to_the_cache_where_no_other_sequence_will_use_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefixes, "_USED", 0.5)  # this one has much room for branches, being short
+    engine, prompt = CocoaEngine(tiny_model("llama"), tiny_tokenizer()), tokens(1, 200)
+    copies = []
+    copy = KeyValues.prefix
+    monkeypatch.setattr(KeyValues, "prefix", lambda self, *sizes: copies.append(sizes) or copy(self, *sizes))
+    first = engine.generate(prompt, max_new_tokens=8)
+    assert copies == []
+    again = engine.generate(prompt, max_new_tokens=8)
+    assert again.token_ids == first.token_ids
+    assert again.usage.cached_tokens == 199
+    backend: Any = engine._backend().backend
+    monkeypatch.setattr(type(backend.forward), "pools_stores", True)
+    other = tokens(2, 200)
+    engine.generate(other, max_new_tokens=8)
+    assert len(copies) == 1
+    assert engine.generate(other, max_new_tokens=8).usage.cached_tokens == 199
 
 
 def test_the_least_recently_used_goes_first_and_memory_stays_within_its_bound() -> None:

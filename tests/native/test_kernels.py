@@ -78,20 +78,35 @@ def test_weights_that_lie_across_places_are_refused() -> None:
     rest=st.integers(0, 47),
     inputs=st.sampled_from([16, 61, 576, 1536]),
     outs=st.integers(1, 70),
+    by=st.integers(0, 15),
+    halved=st.booleans(),
     seed=st.integers(0, 100),
 )
 def test_a_row_is_the_same_to_the_bit_whatever_is_fed_with_it(
-    first: int, rest: int, inputs: int, outs: int, seed: int
+    first: int, rest: int, inputs: int, outs: int, by: int, halved: bool, seed: int
 ) -> None:
     """In a decoding step, up to 48 rows; in attention, over the same slots."""
     generator = torch.Generator().manual_seed(seed)
-    linears = operators.Linears([torch.randn(outs, inputs, generator=generator)], [None])
+    linears = operators.Linears([misplaced(outs, inputs, by=by, halved=halved, generator=generator)], [None])
     x = torch.randn(min(first + rest, 48), inputs, generator=generator)
     assert torch.equal(linears(x)[:first], linears(x[:first]))
     keys, values = torch.randn(2, 2, 75, 24, generator=generator)
     query = torch.randn(6, min(first + rest, 48), 24, generator=generator)
     together = operators.attend(query, keys, values, None, 0, scale=0.4)
     assert torch.equal(together[:first], operators.attend(query[:, :first], keys, values, None, 0, scale=0.4))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("slot", [0, 40, 149])
+def test_what_is_not_a_number_stays_in_its_own_head(slot: int, count: int) -> None:
+    query, (keys, values) = torch.randn(4, 3, 24), torch.randn(2, 2, 150, 24)
+    keys[:, 100] *= 50  # scores that are higher than those beside what is not a number
+    expected = operators.attend(query, keys, values, None, 0, scale=0.4)
+    keys[1, slot] = math.nan
+    with threads(count):
+        found = operators.attend(query, keys, values, None, 0, scale=0.4)
+    torch.testing.assert_close(found[:, :48], expected[:, :48])
+    assert found[:, 48:].isnan().all()
 
 
 @given(

@@ -204,7 +204,7 @@ class SharedCache(Backend):
         end = None if self.forward.whole_prompts else start + min(most or PREFILL_CHUNK, PREFILL_CHUNK)
         chunk = tree.token_ids[start:end]
         positions = range(start, start + len(chunk))
-        with self.model.exclusive(runs_modules=self.forward.runs_modules):
+        with self.forward.exclusive():
             passed = self.forward([Segment(tree.store, start, chunk, positions, start)], None)
         tree.forward_passes += 1
         tree.used += len(chunk)
@@ -250,7 +250,7 @@ class SharedCache(Backend):
         trees: list[SharedTree] = [tree for tree, _ in requests]  # type: ignore[misc]
         asked = [paths for _, paths in requests]
         twins = [(tree.twin, paths) for tree, paths in zip(trees, asked, strict=True) if tree.twin is not None]
-        with self.model.exclusive(runs_modules=self.forward.runs_modules):
+        with self.forward.exclusive():
             rows = [*zip(trees, asked, strict=True), *twins]
             idle = self.forward.idle_rows(sum(_width(paths) for _, paths in rows))
             segments = [tree.segment(paths) for tree, paths in rows[:-1]]

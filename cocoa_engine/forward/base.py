@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -153,7 +154,7 @@ class Passed(NamedTuple):
 
 
 class Forward(ABC):
-    """A way to run packed tokens through a model. Call it inside ``model.exclusive()``."""
+    """A way to run packed tokens through a model. Call it inside :meth:`exclusive`."""
 
     name: ClassVar[str]
     masks_heads: ClassVar[bool] = True
@@ -166,6 +167,10 @@ class Forward(ABC):
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """The model's own ``exclusive``, for a pass of this kind."""
+        return self.model.exclusive(runs_modules=self.runs_modules)
 
     @property
     def whole_prompts(self) -> bool:

@@ -42,8 +42,8 @@ const long FIRST_CACHE = [] {  // floats in the first-level cache
 #endif
     return (bytes > 0 ? bytes : 32768) / long(sizeof(float));
 }();
-constexpr int BLOCK = 4;               // outputs
-constexpr int LINE = 16;               // floats in a line of the cache
+constexpr int BLOCK = 4;  // outputs
+constexpr int LINE = 16;  // floats in a line of the cache
 typedef float Vec __attribute__((vector_size(4 * LANES)));
 typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
@@ -230,12 +230,12 @@ typedef Whole Halved;
 constexpr bool in_halves(int rows) { return LANES == 16 && (rows == 5 || rows == 6); }
 constexpr int WHOLE_BESIDE_HALVES = 2;
 
-template <int ROWS, typename W>
-INLINE void fetch(const W* w) {
-    constexpr long FLOATS = sizeof(float) / sizeof(W);
-    __builtin_prefetch(w + 2048 * FLOATS, 0, 0);  // they are used once only
+template <int ROWS>
+INLINE void fetch(const void* weights) {
+    const char* const here = static_cast<const char*>(weights);
+    __builtin_prefetch(here + 8192, 0, 0);  // they are used once only
     if (ROWS >= 7)
-        for (long ahead : {1536, 768, 384}) __builtin_prefetch(w + ahead * FLOATS, 0, 0);
+        for (long bytes : {6144, 3072, 1536}) __builtin_prefetch(here + bytes, 0, 0);
 }
 
 // Few rows: lanes run along the inputs. A weight is loaded once and multiplied with ROWS inputs.

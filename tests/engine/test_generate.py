@@ -330,7 +330,7 @@ def test_a_model_in_training_mode_is_decoded_without_dropout(engine: CocoaEngine
     assert [module.training for module in model.modules()] == flags
 
 
-def test_nor_with_dropout_where_a_pass_works_on_the_weights_alone(engine: CocoaEngine) -> None:
+def test_nor_with_dropout_where_a_pass_works_on_the_weights_alone() -> None:
     from tests.tiny_models import tiny_model, tiny_tokenizer
 
     model = tiny_model("llama", attention_dropout=0.5)

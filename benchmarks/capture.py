@@ -8,17 +8,13 @@ import torch
 
 from benchmarks.command import main
 from benchmarks.measure import Bench
-from benchmarks.prompts import long_prompt
-from cocoa_engine import CocoaConfig, Runtime
-from cocoa_engine.backends import choose
-from cocoa_engine.backends.shared_cache import SharedCache, SharedTree
-from cocoa_engine.model import LanguageModel
-from cocoa_engine.request import wanted_states
+from benchmarks.steps import Steps
+from cocoa_engine import Runtime
 from cocoa_engine.timing import interleave, ratio, timed
 
 WITH, WITHOUT = "with capture", "without"
 PROMPT_TOKENS = 256
-STEPS = 8  # of a piece of work; they feed the same slot again and again, so that all cost the same
+STEPS = 8  # of a piece of work
 FORWARDS = {"lean": Runtime(), "HF modules": Runtime(forward="modules")}
 
 
@@ -28,22 +24,14 @@ def measure(bench: Bench) -> dict[str, Any]:
 
 
 def _steps(bench: Bench, name: str, runtime: Runtime) -> dict[str, Any]:
-    model = LanguageModel(bench.loaded.model)
-    backend = choose(model, runtime).backend
-    if not isinstance(backend, SharedCache):
-        raise SystemExit(f"capture is measured on models whose branches share a cache, not by {backend.name}")
-    wanted = wanted_states(model, CocoaConfig())
-    (tree,) = backend.open([long_prompt(bench.loaded, PROMPT_TOKENS)], 8, wanted)
-    assert isinstance(tree, SharedTree)
-    token_id = int(backend.prefill(tree).argmax())
+    after = Steps(bench, runtime, PROMPT_TOKENS)
 
     def steps(capturing: bool) -> int:
         summed: torch.Tensor | None = None
         for _ in range(STEPS):
-            with model.exclusive():
-                passed = backend.forward([tree.segment([(token_id,)])], wanted if capturing else None)
-            if passed.hidden is not None:  # as the decode loop does: sums over a span
-                summed = passed.hidden if summed is None else summed + passed.hidden
+            states = after.step(1, capturing=capturing)
+            if states is not None:  # as the decode loop does: sums over a span
+                summed = states if summed is None else summed + states
         return STEPS
 
     # a piece is short: ten times the rounds, so that one disturbance does not make the median
@@ -53,7 +41,7 @@ def _steps(bench: Bench, name: str, runtime: Runtime) -> dict[str, Any]:
     for way in ways.values():
         way(None)
     seconds = interleave(ways, [[None]] * rounds, lambda: bench.progress.advance(task))
-    tree.close()
+    after.close()
     return {"seconds": seconds, "with_to_without": ratio(seconds[WITH], seconds[WITHOUT])._asdict()}
 
 

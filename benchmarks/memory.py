@@ -1,12 +1,14 @@
-"""The memory that one answer takes: a fresh process for each method.
+"""The memory that one answer takes: fresh processes for each method, the median of them.
 
-Keys and values are counted exactly, as allotted; the peak of the whole process has the model and torch in it as well.
+Keys and values are counted exactly, as allotted; the peak of the whole process has the model and torch in it as well,
+and differs by some percent from process to process.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import statistics
 import sys
 from typing import Any
 
@@ -23,13 +25,18 @@ KINDS = ("key_value_bytes", "peak_bytes")
 def peaks(bench: Bench, length: int) -> dict[str, Any]:
     """Bytes that greedy and CoCoA-SIG hold at most after a prompt of ``length`` tokens, and their ratios."""
     settings = bench.settings
-    task = bench.progress.add_task(f"memory, prompt of {length} tokens", total=len(METHODS))
-    found: dict[str, dict[str, int]] = {}
-    for method in METHODS:
-        asked = {"model": settings.model, "threads": settings.threads, "tokens": settings.tokens}
-        argument = json.dumps({**asked, "method": method, "length": length})
-        found[method] = child("-m", "benchmarks.memory", argument)
-        bench.progress.advance(task)
+    task = bench.progress.add_task(f"memory, prompt of {length} tokens", total=len(METHODS) * settings.rounds)
+    every: dict[str, list[dict[str, int]]] = {method: [] for method in METHODS}
+    for _ in range(settings.rounds):
+        for method in METHODS:
+            asked = {"model": settings.model, "threads": settings.threads, "tokens": settings.tokens}
+            argument = json.dumps({**asked, "method": method, "length": length})
+            every[method].append(child("-m", "benchmarks.memory", argument))
+            bench.progress.advance(task)
+    found = {
+        method: {kind: statistics.median(one[kind] for one in taken) for kind in KINDS}
+        for method, taken in every.items()
+    }
     greedy, cocoa_sig = (found[method] for method in METHODS)
     return {
         "length": length,

@@ -1,8 +1,8 @@
 """How the cost of a token grows with the prompt. The prompt itself is not timed.
 
 Ours is timed from the first span on, ``generate`` from the first token on; both have their prompt's keys and values
-from an earlier pass, so that a prompt of thousands of tokens is read once and not in every round. Drafts are off: the
-log book that these prompts are made of repeats itself, and lucky guesses would hide what a step costs.
+from an earlier pass, so that a prompt of thousands of tokens is read once and not in every round. Drafts are off: lucky
+guesses would hide what a step costs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from transformers.generation.streamers import BaseStreamer
 from benchmarks.command import main
 from benchmarks.measure import BASE, COCOA_SIG, GREEDY, Bench, Ours, Prompts, Way, alone
 from benchmarks.memory import peaks
-from benchmarks.prompts import LOG_BOOK_QUESTIONS, long_prompt
+from benchmarks.prompts import long_context_questions
+from cocoa_engine import Span
 from cocoa_engine.hf_generate import generate
 from cocoa_engine.timing import Turn, ratio
 
@@ -29,27 +30,38 @@ def measure(bench: Bench) -> dict[str, Any]:
     by_length: dict[str, Any] = {}
     for length in settings.lengths:
         longest = length == settings.lengths[-1]
-        # the shorter ones only show how the cost grows: one question, half the tokens, two rounds
-        questions = LOG_BOOK_QUESTIONS if longest else LOG_BOOK_QUESTIONS[:1]
-        cases = alone([long_prompt(bench.loaded, length, question) for question in questions])
+        # the shorter ones only show how the cost grows: half the questions, half the tokens, two rounds
+        count = settings.passages if longest else max(1, settings.passages // 2)
+        cases = alone(long_context_questions(bench.loaded, length, count))
         tokens = settings.tokens if longest else max(16, settings.tokens // 2)
         rounds = settings.rounds if longest else min(2, settings.rounds)
-        engine = bench.engine(draft_tokens=0, prefix_cache_mb=1024)
-        ways: dict[str, Way] = {
-            BASE: _after_first_token(bench, cases, tokens),
+        engine = bench.engine(draft_tokens=0, prefix_cache_mb=4096)
+        ours = {
             GREEDY: AfterFirstSpan(engine, method="greedy", max_new_tokens=tokens),
             COCOA_SIG: AfterFirstSpan(engine, method="cocoa-sig", max_new_tokens=tokens),
         }
+        ways: dict[str, Way] = {BASE: _after_first_token(bench, cases, tokens), **ours}
         race = bench.race(f"prompt of {length} tokens", ways, [cases] * rounds)
-        race["cocoa_sig_to_our_greedy"] = ratio(
-            *(race["ways"][name]["seconds"] for name in (COCOA_SIG, GREEDY))
-        )._asdict()
+        pair = (COCOA_SIG, GREEDY)
+        per_token = [race["ways"][name]["seconds"] for name in pair]
+        steps = [ours[name].steps_per_token() for name in pair]
+        per_step = [[one / each for one in seconds] for seconds, each in zip(per_token, steps, strict=True)]
+        race["cocoa_sig_to_our_greedy"] = {
+            "per_token": ratio(*per_token)._asdict(),
+            "per_step": ratio(*per_step)._asdict(),
+            "steps_per_token": dict(zip(pair, steps, strict=True)),
+        }
         by_length[str(length)] = race
     return {"lengths": by_length, "memory": peaks(bench, settings.lengths[-1])}
 
 
 class AfterFirstSpan(Ours):
-    """Ours, timed from when the first span is had."""
+    """Ours without drafts, timed from when the first span is had."""
+
+    def steps_per_token(self) -> float:
+        """Forward passes after the first span of each answer, divided by the tokens that were kept there."""
+        later = [span for answer in self.answers() for span in answer.spans[1:]]
+        return sum(map(steps, later)) / sum(len(span.token_ids) for span in later)
 
     def __call__(self, prompts: Prompts) -> Turn:
         (prompt,) = prompts
@@ -64,6 +76,11 @@ class AfterFirstSpan(Ours):
         if not tokens:
             raise ValueError("the first span is the whole answer: measure with more tokens")
         return Turn(seconds, tokens)
+
+
+def steps(span: Span) -> int:
+    """Forward passes that a span took, without drafts: rivals grow in step, up to the longest of them."""
+    return max((len(candidate.token_ids) for candidate in span.candidates), default=len(span.token_ids))
 
 
 def _after_first_token(bench: Bench, cases: Sequence[Prompts], tokens: int) -> Way:

@@ -117,21 +117,22 @@ def context_questions(engine: CocoaEngine, count: int) -> list[list[int]]:
     return [encode_question(engine, f"{passage}\n\n{question}") for passage, question in PASSAGES[:count]]
 
 
-LOG_BOOK_QUESTIONS = (
-    "What does a day at this lighthouse look like?",
-    "How many litres of oil did the lamp burn on day 9?",
-    "Write down the entry for day 5.",
-    "Which cities did the boats sail to?",
-)
+LOG_BOOK_QUESTION = "What does a day at this lighthouse look like?"
 
 
-def long_prompt(engine: CocoaEngine, length: int, question: str = LOG_BOOK_QUESTIONS[0]) -> list[int]:
-    """A prompt of exactly ``length`` tokens: a log book, cut to fit, and a question about it."""
+def long_prompt(engine: CocoaEngine, length: int, question: str = LOG_BOOK_QUESTION) -> list[int]:
+    """A prompt of exactly ``length`` tokens: a log book, cut to fit, and a question, about it or with a passage."""
     whole = encode_question(engine, f"{_log_book(length // 20)}\n{question}")
     surplus = len(whole) - length
+    tail = len(encode_question(engine, question))  # it, and what the template puts around it
     assert surplus >= 0, "the log book is too short"
-    tail = 32  # of the question and of what the template puts after it
-    return whole[: -tail - surplus] + whole[-tail:]
+    assert tail <= length, "no room for the question"
+    return whole[: len(whole) - tail - surplus] + whole[-tail:]
+
+
+def long_context_questions(engine: CocoaEngine, length: int, count: int) -> list[list[int]]:
+    """The first ``count`` questions about a passage, each a prompt of ``length`` tokens: a log book goes before it."""
+    return [long_prompt(engine, length, f"\n{passage}\n\n{question}") for passage, question in PASSAGES[:count]]
 
 
 def _log_book(days: int) -> str:

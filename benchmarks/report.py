@@ -145,8 +145,8 @@ def _decoding(records: Records) -> str:
     return _table([counted, ""], rows)
 
 
-def _grown(races: Mapping[str, Record], heading: str) -> str:
-    """A row for each size, and in it the two ways of ours against Hugging Face's and one another."""
+def _grown(races: Mapping[str, Record], heading: str, *, per_step: bool = False) -> str:
+    """A row for each size, and in it the two ways of ours against Hugging Face's and one another, per token."""
 
     def rows() -> Iterator[Sequence[str]]:
         for size, race in races.items():
@@ -156,6 +156,7 @@ def _grown(races: Mapping[str, Record], heading: str) -> str:
                 *(_milliseconds(ways[name]) for name in (BASE, GREEDY, COCOA_SIG)),
                 *(_ratio(ways[name]) for name in (GREEDY, COCOA_SIG)),
                 _figure(compared(race, COCOA_SIG, GREEDY)),
+                *([_figure(Spread(**race["cocoa_sig_to_our_greedy"]["per_step"]))] if per_step else []),
             ]
 
     headings = [
@@ -166,7 +167,25 @@ def _grown(races: Mapping[str, Record], heading: str) -> str:
         "our greedy / HF",
         "CoCoA-SIG / HF",
         "CoCoA-SIG / our greedy",
+        *(["the same per forward pass"] if per_step else []),
     ]
+    return _table(headings, rows())
+
+
+def _tips(records: Records) -> str:
+    lengths = records["tips"]["lengths"]
+
+    def rows() -> Iterator[Sequence[str]]:
+        for tips in next(iter(lengths.values()))["seconds"]:
+            row = [tips]
+            for found in lengths.values():
+                milliseconds = 1000 * Spread.of(found["seconds"][tips]).median
+                row += [f"{milliseconds:.1f}", f"{found['to_one_tip'][tips]['median']:.2f}"]
+            yield row
+
+    headings = ["tokens fed"]
+    for length in lengths:
+        headings += [f"ms after {int(length):,}", "ratio to one"]
     return _table(headings, rows())
 
 
@@ -271,7 +290,8 @@ TABLES: dict[str, Callable[[Records], str]] = {
     "further_rivals": lambda records: _race(records["single_stream"]["further"]),
     "decoding": _decoding,
     "context": lambda records: _race(records["context"]["rivals"]),
-    "prompt_length": lambda records: _grown(records["prompt_length"]["lengths"], "prompt tokens"),
+    "prompt_length": lambda records: _grown(records["prompt_length"]["lengths"], "prompt tokens", per_step=True),
+    "tips": _tips,
     "memory": _memory,
     "batch": lambda records: _grown(records["batch"]["sizes"], "batch"),
     "candidates": _candidates,

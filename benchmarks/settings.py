@@ -12,6 +12,7 @@ MEASUREMENTS = (
     "single_stream",
     "context",
     "prompt_length",
+    "tips",
     "batch",
     "candidates",
     "capture",
@@ -45,7 +46,7 @@ class Settings:
     tokens: int = 64
     prompts: int = 8
     passages: int = 8
-    lengths: tuple[int, ...] = (128, 512, 1024, 2048, 4096)
+    lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     candidates: tuple[int, ...] = (1, 2, 3, 5, 8)
     answers: int = 100
@@ -58,7 +59,7 @@ class Settings:
             tokens=min(self.tokens, 16),
             prompts=2,
             passages=2,
-            lengths=(64, 128),
+            lengths=(192, 256),
             batches=(1, 2),
             candidates=(1, 3),
             answers=8,

@@ -17,10 +17,18 @@ from benchmarks.decoding import looks_like
 from benchmarks.measure import BASE, COCOA_SIG, GREEDY, LEAN, MODULES, NO_DRAFTS, Bench, child, parts, record, write
 from benchmarks.peak import peak_bytes
 from benchmarks.plots import draw_all
-from benchmarks.prompts import PASSAGES, QUESTIONS, SCORED_ANSWERS, long_prompt
+from benchmarks.prompt_length import steps
+from benchmarks.prompts import (
+    PASSAGES,
+    QUESTIONS,
+    SCORED_ANSWERS,
+    context_questions,
+    long_context_questions,
+    long_prompt,
+)
 from benchmarks.report import MARKED, NOT_MEASURED, PERFORMANCE, README, TABLES, filled, read, write_report, written
 from benchmarks.settings import MEASUREMENTS, RESULTS, ROOT, Settings
-from cocoa_engine import CocoaEngine
+from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.timing import Spread, ratio
 
 PLOTS = ("single_stream", "prompt_length", "batch", "candidates")
@@ -87,8 +95,7 @@ def records() -> dict[str, Any]:
         "context": {"draft_tokens": 4, "rivals": race(THREE)},
         "prompt_length": {
             "lengths": {
-                size: {**race(THREE), "cocoa_sig_to_our_greedy": ratio(THREE[COCOA_SIG], THREE[GREEDY])._asdict()}
-                for size in ("128", "4096")
+                size: {**race(THREE), "cocoa_sig_to_our_greedy": {"per_step": spread}} for size in ("128", "4096")
             },
             "memory": {
                 "length": 4096,
@@ -98,6 +105,12 @@ def records() -> dict[str, Any]:
                 },
                 "cocoa_sig_to_greedy": {"key_value_bytes": 1.01, "peak_bytes": 1.03},
             },
+        },
+        "tips": {
+            "lengths": {
+                size: {"seconds": {"1": [0.01], "2": [0.0102]}, "to_one_tip": {"1": spread, "2": spread}}
+                for size in ("128", "4096")
+            }
         },
         "batch": {"sizes": {size: race(THREE) for size in ("1", "4", "8")}},
         "candidates": {"candidates": race({"1": [0.030, 0.031], "8": [0.033, 0.034]})},
@@ -285,5 +298,16 @@ def test_prompts(engine: CocoaEngine) -> None:
     assert len(PASSAGES) >= 8
     assert len(set(SCORED_ANSWERS)) == 100
     assert [len(long_prompt(engine, length)) for length in (64, 129, 1000)] == [64, 129, 1000]
+    long = long_context_questions(engine, 300, 8)
+    assert [len(prompt) for prompt in long] == [300] * 8
+    assert all(prompt[-60:] == short[-60:] for prompt, short in zip(long, context_questions(engine, 8), strict=True))
     assert parts([[[1]], [[2]], [[3]]], 2) == [[[[1]], [[3]]], [[[2]]]]
     assert len(parts([[[1]]], 4)) == 1
+
+
+def test_the_steps_of_an_answer_are_told_from_its_spans(engine: CocoaEngine) -> None:
+    plain = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(draft_tokens=0, prefix_cache_mb=0))
+    for prompt in context_questions(engine, 3):
+        for method in ("greedy", "cocoa-sig"):
+            answer = plain.generate(prompt, method=method, max_new_tokens=24)
+            assert sum(map(steps, answer.spans)) == answer.usage.forward_passes - 1  # one pass reads the prompt

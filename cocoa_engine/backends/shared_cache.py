@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 PREFILL_CHUNK = 2048
 """Tokens of a prompt fed at once: what a long prompt needs beside its keys and values does not grow with it."""
 
+MASK_CELLS = 2**26
+"""At most so many cells has the mask of a chunk, tokens x slots: chunks of very long prompts are smaller."""
+
 SPARE_SLOTS = 64
 """Slots allotted beyond the longest possible text; a wider risk point near its end gets more when it comes."""
 
@@ -201,7 +204,7 @@ class SharedCache(Backend):
         with self.model.exclusive():
             self._go_on_as_others(tree)
         start = tree.used
-        end = None if self.forward.whole_prompts else start + min(most or PREFILL_CHUNK, PREFILL_CHUNK)
+        end = None if self.forward.whole_prompts else start + _chunk(start, most)
         chunk = tree.token_ids[start:end]
         positions = range(start, start + len(chunk))
         with self.forward.exclusive():
@@ -276,6 +279,12 @@ class SharedCache(Backend):
 def _width(asked: Asked) -> int:
     """How many tokens are fed."""
     return sum(len(one.token_ids) if isinstance(one, Reading) else 1 for one in asked)
+
+
+def _chunk(start: int, most: int | None) -> int:
+    """How many tokens of a prompt to feed next, at most."""
+    width = min(most or PREFILL_CHUNK, PREFILL_CHUNK)
+    return max(1, min(width, MASK_CELLS // (start + width)))
 
 
 def _by_layer(heads: Sequence[tuple[int, int]]) -> dict[int, list[int]]:

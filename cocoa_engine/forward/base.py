@@ -86,7 +86,9 @@ class Segment:
         key = (window if window is not None and self.end > window else None, repeats, end or self.end, dtype, device)
         if key not in self._masks:
             mask = self._mask(key[0], dtype, key[2] - self.end)
-            self._masks[key] = None if mask is None else mask.repeat(repeats, 1).to(device, non_blocking=True)
+            if mask is not None and repeats > 1:
+                mask = mask.repeat(repeats, 1)
+            self._masks[key] = None if mask is None else mask.to(device, non_blocking=True)
         return self._masks[key]
 
     def mask_from(self, window: int | None) -> tuple[Tensor | None, int]:

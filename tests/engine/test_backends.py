@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import math
 import threading
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
@@ -117,7 +117,7 @@ def test_all_ways_agree(architecture: str, monkeypatch: pytest.MonkeyPatch) -> N
             ]
         )
     assert any(span.candidates for out in results[0] for span in out.spans)
-    for first, second in pairwise(results):
+    for first, second in itertools.pairwise(results):
         assert all(same(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -480,6 +480,25 @@ def test_a_long_prompt_is_fed_in_chunks(architecture: str, monkeypatch: pytest.M
     chunked = engine.generate_batch(PROMPTS, max_new_tokens=12)
     assert all(same(a, b) for a, b in zip(chunked, whole, strict=True))
     assert chunked[2].usage.forward_passes - whole[2].usage.forward_passes == len(PROMPTS[2]) // 5 - 1
+
+
+def test_chunks_shrink_where_their_masks_would_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cocoa_engine.backends import shared_cache
+
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=0))
+    prompt = [*range(20, 120), 7]
+    whole = engine.generate(prompt, max_new_tokens=4)
+    widths = []
+    chunk = shared_cache._chunk
+    monkeypatch.setattr(shared_cache, "_chunk", lambda *of: widths.append(chunk(*of)) or widths[-1])
+    monkeypatch.setattr(shared_cache, "PREFILL_CHUNK", 32)
+    monkeypatch.setattr(shared_cache, "MASK_CELLS", 1600)
+    assert same(engine.generate(prompt, max_new_tokens=4), whole)
+    ends = list(itertools.accumulate(widths))
+    assert ends[0] == 32 > widths[-1]
+    assert ends[-1] >= len(prompt)
+    assert all(width * end <= 1600 for width, end in zip(widths, ends, strict=True))
+    assert chunk(10**9, None) == 1
 
 
 def test_frequencies_that_depend_on_the_length(monkeypatch: pytest.MonkeyPatch) -> None:

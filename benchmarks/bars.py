@@ -63,7 +63,7 @@ def _long_memory(kind: str) -> Callable[[Record], Spread]:
     def find(record: Record) -> Spread:
         if record["memory"]["length"] != 4096:
             raise KeyError("4096")
-        return Spread.of([record["memory"]["cocoa_sig_to_greedy"][kind]])
+        return Spread(**record["memory"]["cocoa_sig_to_greedy"][kind])
 
     return find
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-import statistics
 import sys
 from typing import Any
 
@@ -17,6 +16,7 @@ from benchmarks.peak import peak_bytes
 from benchmarks.prompts import long_prompt
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.forward.store import KeyValues
+from cocoa_engine.timing import ratio
 
 METHODS = ("greedy", "cocoa-sig")
 KINDS = ("key_value_bytes", "peak_bytes")
@@ -26,22 +26,19 @@ def peaks(bench: Bench, length: int) -> dict[str, Any]:
     """Bytes that greedy and CoCoA-SIG hold at most after a prompt of ``length`` tokens, and their ratios."""
     settings = bench.settings
     task = bench.progress.add_task(f"memory, prompt of {length} tokens", total=len(METHODS) * settings.rounds)
-    every: dict[str, list[dict[str, int]]] = {method: [] for method in METHODS}
+    every: dict[str, dict[str, list[int]]] = {method: {kind: [] for kind in KINDS} for method in METHODS}
     for _ in range(settings.rounds):
         for method in METHODS:
             asked = {"model": settings.model, "threads": settings.threads, "tokens": settings.tokens}
             argument = json.dumps({**asked, "method": method, "length": length})
-            every[method].append(child("-m", "benchmarks.memory", argument))
+            for kind, taken in child("-m", "benchmarks.memory", argument).items():
+                every[method][kind].append(taken)
             bench.progress.advance(task)
-    found = {
-        method: {kind: statistics.median(one[kind] for one in taken) for kind in KINDS}
-        for method, taken in every.items()
-    }
-    greedy, cocoa_sig = (found[method] for method in METHODS)
+    greedy, cocoa_sig = (every[method] for method in METHODS)
     return {
         "length": length,
-        "methods": found,
-        "cocoa_sig_to_greedy": {kind: cocoa_sig[kind] / greedy[kind] for kind in KINDS},
+        "methods": every,
+        "cocoa_sig_to_greedy": {kind: ratio(cocoa_sig[kind], greedy[kind])._asdict() for kind in KINDS},
     }
 
 

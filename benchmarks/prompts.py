@@ -86,7 +86,7 @@ SCORED_QUESTION = (
     "two hundred passengers, a cargo of oranges and one dog. The weather was fair until noon, when a wind rose from "
     "the west and the captain turned back. Which city was it, and how many passengers did the ferry carry?"
 )
-_ANSWERS = (  # their first tokens differ: texts that begin alike would share work when they are scored together
+_ANSWERS = (
     "It was {city}, with {count} passengers on board.",
     "{city}; the ferry carried {count} passengers.",
     "The ferry left {city} with {count} passengers.",

@@ -76,14 +76,14 @@ def _table(headings: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def _figure(found: Spread) -> str:
+def _figure(found: Spread, digits: int = 2) -> str:
     """The median, with lowest and highest where they differ from it."""
-    median, lowest, highest = (_number(value) for value in found)
+    median, lowest, highest = (_number(value, digits) for value in found)
     return median if lowest == highest else f"{median} ({lowest} – {highest})"
 
 
-def _number(value: float) -> str:
-    return f"{value:.2f}" if value < 10 else f"{value:,.1f}"
+def _number(value: float, digits: int = 2) -> str:
+    return f"{value:.{digits}f}" if value < 10 else f"{value:,.1f}"
 
 
 def _limit(checked: Checked) -> str:
@@ -135,9 +135,11 @@ def _decoding(records: Records) -> str:
         "span_tokens_p95": "tokens of a kept candidate, 95th percentile",
         "forward_passes_per_kept_token": "forward passes per kept token",
         "fed_per_kept_token": "tokens fed per kept token",
+        "wasted_per_kept_token": "of these, fed and not kept",
         "prompts_apart_from_greedy": "share of prompts whose text differs from greedy's",
         "tokens_apart_from_greedy": "share of tokens with no counterpart in greedy's text",
     }
+    looks = {**looks, "wasted_per_kept_token": looks["fed_per_kept_token"] - 1}
     rows: Iterator[Sequence[str]] = (
         [name, "none" if looks[key] is None else f"{looks[key]:.2f}"] for key, name in names.items()
     )
@@ -156,7 +158,7 @@ def _grown(races: Mapping[str, Record], heading: str, *, per_step: bool = False)
                 *(_milliseconds(ways[name]) for name in (BASE, GREEDY, COCOA_SIG)),
                 *(_ratio(ways[name]) for name in (GREEDY, COCOA_SIG)),
                 _figure(compared(race, COCOA_SIG, GREEDY)),
-                *([_figure(Spread(**race["cocoa_sig_to_our_greedy"]["per_step"]))] if per_step else []),
+                *(_per_step(race["cocoa_sig_to_our_greedy"]) if per_step else []),
             ]
 
     headings = [
@@ -167,9 +169,13 @@ def _grown(races: Mapping[str, Record], heading: str, *, per_step: bool = False)
         "our greedy / HF",
         "CoCoA-SIG / HF",
         "CoCoA-SIG / our greedy",
-        *(["the same per forward pass"] if per_step else []),
+        *(["CoCoA-SIG, passes per token", "CoCoA-SIG / our greedy, per pass"] if per_step else []),
     ]
     return _table(headings, rows())
+
+
+def _per_step(found: Record) -> list[str]:
+    return [f"{found['steps_per_token'][COCOA_SIG]:.2f}", _figure(Spread(**found["per_step"]))]
 
 
 def _tips(records: Records) -> str:
@@ -180,7 +186,7 @@ def _tips(records: Records) -> str:
             row = [tips]
             for found in lengths.values():
                 milliseconds = 1000 * Spread.of(found["seconds"][tips]).median
-                row += [f"{milliseconds:.1f}", f"{found['to_one_tip'][tips]['median']:.2f}"]
+                row += [f"{milliseconds:.1f}", _figure(Spread(**found["to_one_tip"][tips]))]
             yield row
 
     headings = ["tokens fed"]
@@ -198,8 +204,8 @@ def _memory(records: Records) -> str:
 
     def rows() -> Iterator[Sequence[str]]:
         for kind, name in {"key_value_bytes": "keys and values", "peak_bytes": "whole process, at its peak"}.items():
-            sizes = [f"{found[kind] / 2**20:,.1f}" for found in memory["methods"].values()]
-            yield [name, *sizes, f"{memory['cocoa_sig_to_greedy'][kind]:.3f}"]
+            sizes = [f"{Spread.of(found[kind]).median / 2**20:,.1f}" for found in memory["methods"].values()]
+            yield [name, *sizes, _figure(Spread(**memory["cocoa_sig_to_greedy"][kind]), 3)]
 
     return _table([f"prompt of {memory['length']:,} tokens", "our greedy, MiB", "CoCoA-SIG, MiB", "ratio"], rows())
 
@@ -262,7 +268,7 @@ def _readme(records: Records) -> str:
     return (
         _table(["time per token, one answer at a time", "ratio: median (lowest – highest)"], rows())
         + f"\n\n{records['single_stream']['model']} on {machine['torch_threads']} threads of {machine['processor']}. "
-        "¹ the same model run through Hugging Face's modules, as all outside the Llama family are; "
+        "¹ the same model run through Hugging Face's modules, as those outside the Llama family are; "
         "² against `generate` on the padded batch."
     )
 

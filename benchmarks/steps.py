@@ -19,12 +19,12 @@ class Steps:
     """A prompt that has been read, and passes over tokens that may follow it. Close it afterwards."""
 
     def __init__(self, bench: Bench, runtime: Runtime, prompt_tokens: int) -> None:
-        self._model = LanguageModel(bench.loaded.model)
-        backend = choose(self._model, runtime).backend
+        model = LanguageModel(bench.loaded.model)
+        backend = choose(model, runtime).backend
         if not isinstance(backend, SharedCache):
             raise SystemExit(f"steps are measured on models whose branches share a cache, not by {backend.name}")
         self._backend = backend
-        self._wanted = wanted_states(self._model, CocoaConfig())
+        self._wanted = wanted_states(model, CocoaConfig())
         (tree,) = backend.open([long_prompt(bench.loaded, prompt_tokens)], MOST_TIPS, self._wanted)
         assert isinstance(tree, SharedTree)
         self._tree = tree
@@ -33,7 +33,7 @@ class Steps:
     def step(self, tips: int, *, capturing: bool) -> torch.Tensor | None:
         """One pass over so many next tokens; the states it captured, ``[layers, tips, d]``."""
         paths = [(token_id,) for token_id in self._tokens[:tips]]
-        with self._model.exclusive():
+        with self._backend.forward.exclusive():
             return self._backend.forward([self._tree.segment(paths)], self._wanted if capturing else None).hidden
 
     def close(self) -> None:

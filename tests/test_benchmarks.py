@@ -95,15 +95,22 @@ def records() -> dict[str, Any]:
         "context": {"draft_tokens": 4, "rivals": race(THREE)},
         "prompt_length": {
             "lengths": {
-                size: {**race(THREE), "cocoa_sig_to_our_greedy": {"per_step": spread}} for size in ("128", "4096")
+                size: {
+                    **race(THREE),
+                    "cocoa_sig_to_our_greedy": {"per_step": spread, "steps_per_token": {COCOA_SIG: 1.01}},
+                }
+                for size in ("128", "4096")
             },
             "memory": {
                 "length": 4096,
                 "methods": {
-                    "greedy": {"key_value_bytes": 100 * 2**20, "peak_bytes": 1000 * 2**20},
-                    "cocoa-sig": {"key_value_bytes": 101 * 2**20, "peak_bytes": 1030 * 2**20},
+                    "greedy": {"key_value_bytes": [100 * 2**20], "peak_bytes": [1000 * 2**20]},
+                    "cocoa-sig": {"key_value_bytes": [101 * 2**20], "peak_bytes": [1030 * 2**20]},
                 },
-                "cocoa_sig_to_greedy": {"key_value_bytes": 1.01, "peak_bytes": 1.03},
+                "cocoa_sig_to_greedy": {
+                    "key_value_bytes": Spread(1.01, 1.01, 1.01)._asdict(),
+                    "peak_bytes": Spread(1.03, 1.03, 1.03)._asdict(),
+                },
             },
         },
         "tips": {

@@ -57,9 +57,9 @@ def parts(items: Items, layers: Layers) -> dict[str, Floats]:
     }
 
 
-def indicators(items: Items, layers: Layers, alpha: float) -> dict[str, Floats]:
+def indicators(items: Items, layers: Layers, alpha: float, length: scores.SpanLogProb = "sum") -> dict[str, Floats]:
     """Risk of each item by everything there is, higher is riskier: the method's figures first, then the rivals."""
-    found = {name: -score for name, score in composites(items, layers, alpha).items()}
+    found = {name: -score for name, score in composites(items, layers, alpha, length).items()}
     found["ConMLDS"] = items.con_mlds(layers.window)
     found["fMLDS"] = items.f_mlds(layers.window, layers.final)
     found["-log p"] = -items.log_prob

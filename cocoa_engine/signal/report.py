@@ -25,18 +25,27 @@ def measure(items: Mapping[Level, Items], config: CocoaConfig, *, draws: int = 1
         draws: of the bootstrap.
         seed: of those.
     """
-    levels = {}
+    levels, left_out = {}, {}
     for level, those in items.items():
         if those.both_classes:
             levels[level] = _level(those, Layers.of(config, those.num_layers), config, draws, seed)
-    return {"alpha": config.alpha, "draws": draws, "seed": seed, "levels": levels}
+        else:
+            left_out[level] = f"every one is {'hallucinated' if those.hallucinated.sum() else 'supported'}"
+    return {
+        "alpha": config.alpha,
+        "span_log_prob": config.span_log_prob,
+        "draws": draws,
+        "seed": seed,
+        "levels": levels,
+        "left_out": left_out,
+    }
 
 
 def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: int) -> dict[str, Any]:
     bootstrap = Bootstrap(items.groups, draws, seed)
     ranked = {
         name: Ranked(values, items.hallucinated, items.supported)
-        for name, values in indicators(items, layers, config.alpha).items()
+        for name, values in indicators(items, layers, config.alpha, config.span_log_prob).items()
     }
     against = RIVALS if items.bare is None else (*RIVALS, "fMLDS")
     rivals = [name for name in against if name in ranked]
@@ -106,7 +115,8 @@ def to_markdown(record: Mapping[str, Any]) -> str:
         f"# Does the signal work? On {about['format']}",
         "",
         f"{about['model']}, {about['answers']} answers to {about['prompts']} prompts ({about['data']}), "
-        f"{'as a chat' if about['chat'] else 'plain prompts'}; alpha {record['alpha']:g}. "
+        f"{'as a chat' if about['chat'] else 'plain prompts'}; alpha {record['alpha']:g}, log p of a span as the "
+        f"{record['span_log_prob']} over its tokens. "
         f"Intervals: 95 % bootstrap over prompts, {record['draws']} draws.",
         "",
         f"`{about['command']}`",
@@ -132,8 +142,11 @@ def to_markdown(record: Mapping[str, Any]) -> str:
             lines += _paired_table(level, one["paired"])
         if one["layers"]:
             lines += _layer_table(one["layers"])
+    lines += [line for level, why in record["left_out"].items() for line in ("", f"Nothing by {level}: {why}.")]
     if record.get("boundaries"):
         lines += boundary_table(record["boundaries"])
+    elif "boundaries" in record:
+        lines += ["", "Nothing on where spans end: no character is hallucinated, or none is supported."]
     return "\n".join([*lines, ""])
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from cocoa_engine import CalibrationWarning, CocoaEngine, RiskCalibrator
+from cocoa_engine import CalibrationError, CalibrationWarning, CocoaEngine, RiskCalibrator
+from cocoa_engine.labelled import read_labelled
 from tests.risk.made_up import fitted
 
 Cocoa = Callable[..., Result]
@@ -93,14 +94,31 @@ def test_signal_of_parts(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "signal.json").read_text())
     assert list(record["levels"]) == ["span", "character"]  # every answer has a wrong part: as wholes they are alike
+    assert record["left_out"] == {"answer": "every one is hallucinated"}
     assert record["about"]["answers"] == 8
-    assert "Intervals over only 8 prompts" in (tmp_path / "signal.md").read_text()
+    text = (tmp_path / "signal.md").read_text()
+    assert "Intervals over only 8 prompts" in text
+    assert "Nothing by answer: every one is hallucinated." in text
     spans, characters = record["levels"]["span"], record["levels"]["character"]
     assert (spans["middle_layers"], spans["final_layer"]) == ([3, 9], "pre_norm")
     assert "as set, pre_norm" in spans["layers"]
     assert {"position in tokens", "position as a share of the answer"} < set(characters["ranking"])
     assert characters["share_hallucinated"] == pytest.approx(0.2, abs=0.1)
     assert spans["ranking"]["-log p"]["auroc"]["estimate"] > 0.6
+
+
+def test_signal_by_the_mean_of_log_p(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
+    found = {}
+    for length in ("sum", "mean"):
+        options = ("--span-log-prob", length, "--alpha", "0", "--draws", "20")
+        assert cocoa("signal", "--data", str(parts), "--out", str(tmp_path / length), *options).exit_code == 0
+        record = json.loads((tmp_path / length / "signal.json").read_text())
+        assert record["span_log_prob"] == length
+        assert f"log p of a span as the {length} over its tokens" in (tmp_path / length / "signal.md").read_text()
+        found[length] = record["levels"]["span"]["ranking"]
+    for length, alone in (("sum", "-log p"), ("mean", "-mean log p")):
+        assert found[length]["CoCoA, fMLDS"]["auroc"] == found[length][alone]["auroc"]  # with alpha 0 they are the same
+    assert found["sum"]["-log p"]["auroc"] != found["sum"]["-mean log p"]["auroc"]
 
 
 def test_one_prompt_alone_has_no_intervals(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
@@ -221,6 +239,35 @@ def test_calibrate_fits_and_saves(
     assert right.answer_risk < wrong.answer_risk
 
 
+def test_a_calibrator_is_fitted_in_python_as_on_the_command_line(
+    cocoa: Cocoa, parts: Path, tmp_path: Path, engine: CocoaEngine
+) -> None:
+    options = ["--folds", "3", "--draws", "20", "--precision", "0.3", "--span-boundary", "left"]
+    assert cocoa("calibrate", "--data", str(parts), "--out", str(tmp_path / "risk.json"), *options).exit_code == 0
+    known = RiskCalibrator.load(tmp_path / "risk.json")
+    assert known.settings.span_boundary == "left"
+    config = engine.config.replace(span_boundary="left")
+    threshold = ("precision", 0.3)
+    found = RiskCalibrator.fit(engine, read_labelled(parts), config=config, threshold=threshold, folds=3, draws=20)
+    assert found.span is not None
+    assert known.span is not None
+    assert found.span.data == "12 given answers"
+    same_words = found.span.model_copy(update={"data": known.span.data})
+    assert found.model_copy(update={"span": same_words}) == known
+    assert found.mismatches(engine.model_name, engine.config, engine.num_layers) == ["span_boundary is right, not left"]
+    with pytest.raises(CalibrationError, match="nothing here is labelled"):
+        RiskCalibrator.fit(engine)
+
+
+def test_a_conformal_threshold_says_what_it_guarantees(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
+    options = ["--folds", "2", "--draws", "20", "--out", str(tmp_path / "risk.json")]
+    shown = " ".join(cocoa("calibrate", "--data", str(parts), *options, "--miss", "0.5").stdout.split())
+    assert "Guarantee: of a new prompt like these 4 (exchangeable with them), the expected share of" in shown
+    assert "hallucinated spans below the threshold is at most 0.5;" in shown
+    shown = " ".join(cocoa("calibrate", "--data", str(parts), *options, "--miss", "0.1").stdout.split())
+    assert "4 prompts are too few for any threshold but 0, which flags everything." in shown
+
+
 def test_check_says_what_the_calibrator_was_not_fitted_for(
     cocoa: Cocoa, answers: Path, loads: list[object], tmp_path: Path, engine: CocoaEngine
 ) -> None:
@@ -231,6 +278,7 @@ def test_check_says_what_the_calibrator_was_not_fitted_for(
         ("--final-layer", "pre_norm", "--final-layer post_norm"),
         ("--middle-layers", "20,29", "--middle-layers 10,20"),
         ("--max-candidates", "4", "--max-candidates 8"),
+        ("--max-span-tokens", "4", "--max-span-tokens 16"),
     ):
         refused = cocoa(*check, option, value)
         assert refused.exit_code == 2

@@ -14,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from cocoa_engine.cli.loading import load_engine
-from cocoa_engine.cli.options import MODEL_HELP, Json, LoadOptions, NoColor, with_options
+from cocoa_engine.cli.options import MODEL_HELP, RIVALS, Json, LoadOptions, NoColor, with_options
 from cocoa_engine.cli.terminal import output, print_json
-from cocoa_engine.errors import PromptError
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.results import Usage
 from cocoa_engine.timing import Spread, Turn, interleave, ratio, timed
 
@@ -31,34 +32,36 @@ QUESTIONS = (
 )
 BASE = "HF generate, greedy"
 PER_TOKEN = ("forward_passes", "risk_points")  # fields of Usage
-METHODS = {"our greedy": "greedy", "cocoa-sig": "cocoa-sig"}
 
 
-@with_options()
+@with_options(*RIVALS)
 def bench(
+    config: CocoaConfig,
     loading: LoadOptions,
     model: Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default=False)] = None,
     prompt: Annotated[
         list[str] | None, typer.Option(help="A question to answer; by default four of ours. Repeatable.")
     ] = None,
+    methods: Annotated[str, typer.Option(help="Our decoding methods, comma-separated.")] = "greedy,cocoa-sig",
     tokens: Annotated[int, typer.Option(min=2, help="At most this many new tokens for each answer.")] = 64,
     rounds: Annotated[int, typer.Option(min=1, help="How often every way answers every question.")] = 3,
     json: Json = False,
     no_color: NoColor = False,
 ) -> None:
-    """Measure the time per token of CoCoA-SIG, of our greedy decode and of Hugging Face's, taking turns.
+    """Measure the time per token of CoCoA-SIG (or other methods), our greedy decode and Hugging Face's, taking turns.
 
     Where the model has a chat template the questions are asked as a chat; else the model continues them.
     """
     questions = list(prompt or QUESTIONS)
     if not all(question.strip() for question in questions):
         raise PromptError("a --prompt is empty")
+    ours = _by_name(config.replace(max_new_tokens=tokens), methods)
     engine = _without_memory(load_engine(model, loading))
     prompts = [_encoded(engine, question) for question in questions]
-    usages: dict[str, list[Usage]] = {name: [] for name in METHODS}
+    usages: dict[str, list[Usage]] = {name: [] for name in ours}
     ways: dict[str, Callable[[list[int]], Turn]] = {BASE: timed(_hugging_face(engine, tokens))}
-    for name, method in METHODS.items():
-        ways[name] = timed(_ours(engine, tokens, method, usages[name]))
+    for name, own in ours.items():
+        ways[name] = timed(_ours(engine, own, usages[name]))
 
     for way in ways.values():  # a first pass allocates, compiles and tries
         way(prompts[0])
@@ -75,6 +78,14 @@ def bench(
     console = output(no_color)
     console.print(_table(record))
     console.print(Text(record["on"], style="dim"))
+
+
+def _by_name(config: CocoaConfig, methods: str) -> dict[str, CocoaConfig]:
+    """The settings of each method that is asked for, by the name it is shown under."""
+    asked = [method.strip() for method in methods.split(",") if method.strip()]
+    if not asked:
+        raise ConfigError("--methods names no method")
+    return {"our greedy" if method == "greedy" else method: config.replace(method=method) for method in asked}
 
 
 def _without_memory(loaded: CocoaEngine) -> CocoaEngine:
@@ -97,9 +108,9 @@ def _hugging_face(engine: CocoaEngine, tokens: int) -> Callable[[list[int]], int
     return lambda ids: len(generate(engine.model, engine.tokenizer, [ids], tokens)[0])
 
 
-def _ours(engine: CocoaEngine, tokens: int, method: str, usages: list[Usage]) -> Callable[[list[int]], int]:
+def _ours(engine: CocoaEngine, config: CocoaConfig, usages: list[Usage]) -> Callable[[list[int]], int]:
     def answer(ids: list[int]) -> int:
-        usages.append(engine.generate(ids, method=method, max_new_tokens=tokens).usage)
+        usages.append(engine.generate(ids, config=config).usage)
         return usages[-1].completion_tokens
 
     return answer

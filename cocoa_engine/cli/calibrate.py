@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Group
@@ -26,16 +26,15 @@ from cocoa_engine.risk.calibrator import (
     CalibrationWarning,
     Estimate,
     FittedRisk,
+    Level,
     RiskCalibrator,
     Settings,
+    Threshold,
     Validation,
 )
 
-if TYPE_CHECKING:
-    from cocoa_engine.risk.measured import Level
 
-
-@with_options("gamma", "max_candidates", "middle_layers", "final_layer", "max_new_tokens")
+@with_options(*Settings.model_fields, "max_new_tokens")
 def calibrate(
     config: CocoaConfig,
     loading: LoadOptions,
@@ -115,7 +114,7 @@ def calibrate(
         if file is not None:
             make_folder(file.parent)
     engine = load_engine(model, loading)
-    from cocoa_engine.risk.fitting import LabelledFeatures, fit, lacks, risks_of, validate
+    from cocoa_engine.risk.fitting import LabelledFeatures, fit_levels, lacks, risks_of, validate
     from cocoa_engine.risk.measured import LEVELS, labelled_features, own_answers
     from cocoa_engine.signal.indicators import Layers
 
@@ -152,31 +151,15 @@ def calibrate(
             output(no_color).print(Group(*shown, *_written(files)))
         return
     assert out is not None
-    enough = [one for one in found if lacks(found[one], folds) is None] or list(found)  # or fit says what lacks
-    fitted = {
-        one: fit(
-            found[one],
-            data=about[one],
-            isotonic=isotonic,
-            folds=folds,
-            draws=draws,
-            seed=seed,
-            threshold=threshold,
-        )
-        for one in enough
-    }
-    calibrator = RiskCalibrator(
-        model_name=engine.model_name,
-        settings=Settings.of(config, engine.num_layers),
-        span=fitted.get("span"),
-        answer=fitted.get("answer"),
-    )
+    fitted = fit_levels(found, about, isotonic=isotonic, folds=folds, draws=draws, seed=seed, threshold=threshold)
+    settings = Settings.of(config, engine.num_layers)
+    calibrator = RiskCalibrator(model_name=engine.model_name, settings=settings, **fitted)
     calibrator.save(out)
-    files = _draw({one: fitted[one].validation for one in enough}, plot)
+    files = _draw({one: risk.validation for one, risk in fitted.items()}, plot)
     if json:
         print_json(calibrator.model_dump_json())
         return
-    parts: list[Group | Text] = [_shown(fitted[one], one) for one in enough]
+    parts: list[Group | Text] = [_shown(risk, one) for one, risk in fitted.items()]
     parts += [Text(f"No risk of {one}s: {lacks(found[one], folds)}") for one in found if one not in fitted]
     output(no_color).print(Group(*parts, *_written([out, *files])))
 
@@ -254,7 +237,19 @@ def _shown(fitted: FittedRisk, unit: str) -> Group:
         f"threshold {one.value:.4f} ({one.rule}, target {one.target:g}): {precision}, recall {one.recall:.3f} on "
         f"{one.prompts} prompts"
     )
-    return Group(figures, Text(line))
+    return Group(figures, Text(line), *([Text(_guarantee(one, unit))] if one.rule == "conformal" else []))
+
+
+def _guarantee(threshold: Threshold, unit: str) -> str:
+    """What conformal risk control promises of a threshold, and of what."""
+    promise = (
+        f"Guarantee: of a new prompt like these {threshold.prompts} (exchangeable with them), the expected share of "
+        f"hallucinated {unit}s below the threshold is at most {threshold.target:g}; on average over prompts, not for "
+        "each of them. It holds for texts measured as these were."
+    )
+    if threshold.value > 0:
+        return promise
+    return f"{promise} {threshold.prompts} prompts are too few for any threshold but 0, which flags everything."
 
 
 def _interval(value: Estimate, form: str = ".3f") -> str:

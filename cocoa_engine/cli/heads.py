@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from cocoa_engine.cli.labelled import make_folder
+from cocoa_engine.cli.labelled import make_folder, short_name
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import MODEL_HELP, LoadOptions, with_options
 from cocoa_engine.errors import ConfigError
@@ -18,8 +18,13 @@ from cocoa_engine.errors import ConfigError
 @with_options()
 def heads(
     loading: LoadOptions,
-    out: Annotated[Path, typer.Option(help="The JSON file to write.", dir_okay=False)],
     model: Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default=False)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The JSON file to write. Default: MODEL-heads.json here.", dir_okay=False, show_default=False
+        ),
+    ] = None,
     lengths: Annotated[
         str, typer.Option(help="Lengths of the texts a needle is hidden in, in tokens.")
     ] = "256,512,1024",
@@ -31,6 +36,7 @@ def heads(
         sizes = []
     if not sizes or min(sizes) < 1:
         raise ConfigError(f"--lengths takes whole numbers above 0, such as 256,512 (got {lengths!r})")
+    out = out or Path(f"{short_name(model)}-heads.json")
     make_folder(out.parent)
     engine = load_engine(model, loading)
     from cocoa_engine.head_detection import find_retrieval_heads  # after the model: it imports torch

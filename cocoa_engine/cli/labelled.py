@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.embedded import MODEL_NAME
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.labelled import FORMATS, LabelledText, checked, read_labelled, sample
 
@@ -77,6 +78,11 @@ def make_folder(folder: Path) -> None:
         (folder / ".writable").unlink()
     except OSError as error:
         raise ConfigError(f"the folder {folder} cannot be written to: {error.strerror}") from error
+
+
+def short_name(model: str | None) -> str:
+    """The last part of a model's name, for files that are named after it."""
+    return (model or MODEL_NAME).rstrip("/").rpartition("/")[2]
 
 
 def command_line() -> str:

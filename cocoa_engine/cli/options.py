@@ -18,6 +18,9 @@ from cocoa_engine.methods import METHODS
 DECODING = "Decoding settings"
 LOADING = "Model loading"
 
+RIVALS = ("dola_layers", "dola_relative_top", "decore_heads", "decore_masked_heads", "diver_weight")
+"""The config fields of other decoders than the paper's own."""
+
 MODEL_HELP = "Hub name or folder of a causal language model. Default: the embedded SmolLM2-135M-Instruct."
 
 Model = Annotated[str | None, typer.Option(help=MODEL_HELP)]

@@ -11,14 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from cocoa_engine.cli.loading import load_engine
-from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.options import RIVALS, Calibrator, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.rendering.words import visible
 from cocoa_engine.results import Generation
 
 
-@with_options("method", "metric", "alpha", "span_log_prob", "middle_layers", "final_layer")
+@with_options("method", "metric", "alpha", "span_log_prob", "middle_layers", "final_layer", *RIVALS)
 def score(
     config: CocoaConfig,
     loading: LoadOptions,

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Decore(ContrastingMethod):
     """contrast = log softmax((1 + a) log p - a log p_masked), with a the entropy of p in nats.
 
-    The authors normalise in multiple choice only; no token is taken otherwise for it.
+    The authors normalise in multiple choice only. No token is taken otherwise for it, unless a logits processor reads
+    more than the order of the scores, as a repetition penalty does: it finds log-probabilities here.
 
     p_masked is the same model with its retrieval heads masked: their query is zero, so that they attend uniformly. From
     the prompt's last token on the masked model has keys and values of its own; the prompt is read once, unmasked.

@@ -19,6 +19,13 @@ from cocoa_engine.risk.features import ANSWER_FEATURES, SPAN_FEATURES, SpanFigur
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from cocoa_engine.engine import CocoaEngine
+    from cocoa_engine.labelled import LabelledText, Question
+    from cocoa_engine.risk.thresholds import Rule
+
+Level = Literal["span", "answer"]
+"""What there is a risk of."""
+
 EMBEDDED = Path(__file__).parent / "embedded.json"
 """The embedded model's; what it was fitted on, and what it is worth, is said in it and in docs/signal.md."""
 
@@ -40,12 +47,14 @@ class _Part(BaseModel):
 
 
 class Settings(_Part):
-    """The settings that the features depend on."""
+    """The settings that the features depend on: which layers, what competes, and where spans end."""
 
     final_layer: Literal["post_norm", "pre_norm"]
     middle_layers: tuple[int, int]
     gamma: float
     max_candidates: int
+    max_span_tokens: int = 16
+    span_boundary: Literal["right", "left", "own", "fixed"] = "right"
 
     @classmethod
     def of(cls, config: CocoaConfig, num_layers: int) -> Settings:
@@ -57,6 +66,8 @@ class Settings(_Part):
             middle_layers=config.middle_layers or middle_layers(num_layers),
             gamma=config.gamma,
             max_candidates=config.max_candidates,
+            max_span_tokens=config.max_span_tokens,
+            span_boundary=config.span_boundary,
         )
 
 
@@ -220,6 +231,54 @@ class RiskCalibrator(_Part):
             if fitted is not None and fitted.features != list(known):
                 raise ValueError(f"features: this version measures {', '.join(known)}")
         return self
+
+    @classmethod
+    def fit(
+        cls,
+        engine: CocoaEngine,
+        answers: Sequence[LabelledText] = (),
+        questions: Sequence[Question] = (),
+        *,
+        config: CocoaConfig | None = None,
+        chat: bool = False,
+        isotonic: bool = False,
+        threshold: tuple[Rule, float] | None = None,
+        folds: int = 5,
+        draws: int = 1000,
+        seed: int = 0,
+    ) -> RiskCalibrator:
+        """Fit one for an engine's model, as ``cocoa calibrate`` does; its figures are of prompts left out of the fit.
+
+        Args:
+            answers: with labels (:func:`~cocoa_engine.labelled.read_labelled`): they are fed to the model. Those
+                labelled as wholes give the risk of an answer, those with labelled parts that of a span.
+            questions: with known answers (:func:`~cocoa_engine.labelled.read_questions`): the model answers them, and
+                the risk of an answer is fitted on that instead.
+            config: the settings that the calibrator will be valid for; by default the engine's.
+            chat: ask through the model's chat template instead of as a text to continue. Questions always are, where
+                there is one.
+            isotonic: an isotonic map on top of the logistic model.
+            threshold: a rule and its target, such as ``("recall", 0.8)``, by which :meth:`flags` decides.
+            folds: of the cross-validation, grouped by prompt.
+            draws: of the bootstrap.
+            seed: of that, and of what a conformal threshold is chosen on.
+
+        Raises:
+            CalibrationError: nothing is labelled, or there are too few prompts of either class.
+            MissingExtraError: scikit-learn is not installed.
+        """
+        from cocoa_engine.risk.fitting import fit_levels
+        from cocoa_engine.risk.measured import labelled_features, own_answers
+        from cocoa_engine.signal.segments import force
+
+        config = engine.config if config is None else config
+        found = labelled_features(force(engine, answers, config, chat=chat), config, engine.num_layers)
+        about: dict[Level, str] = dict.fromkeys(found, f"{len(answers)} given answers")
+        if questions:
+            found["answer"] = own_answers(engine, questions, config)
+            about["answer"] = f"the model's own answers to {len(questions)} questions"
+        fitted = fit_levels(found, about, isotonic=isotonic, folds=folds, draws=draws, seed=seed, threshold=threshold)
+        return cls(model_name=engine.model_name, settings=Settings.of(config, engine.num_layers), **fitted)
 
     @classmethod
     def load(cls, path: str | Path) -> RiskCalibrator:

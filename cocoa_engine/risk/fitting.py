@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.extras import need
-from cocoa_engine.risk.calibrator import Estimate, FittedRisk, Isotonic, Rival, Validation
+from cocoa_engine.risk.calibrator import Estimate, FittedRisk, Isotonic, Level, Rival, Validation
 from cocoa_engine.risk.thresholds import Rule, choose
 from cocoa_engine.risk.validation import brier, expected_calibration_error, reliability
 from cocoa_engine.signal.ranking import Bootstrap, Interval, RankedWithin
@@ -133,6 +133,42 @@ def fit(
         validation=validate(kept, risks, strata, draws=draws, seed=seed),
         threshold=chosen,
     )
+
+
+def fit_levels(
+    found: Mapping[Level, LabelledFeatures],
+    about: Mapping[Level, str],
+    *,
+    isotonic: bool = False,
+    folds: int = 5,
+    draws: int = 1000,
+    seed: int = 0,
+    threshold: tuple[Rule, float] | None = None,
+) -> dict[Level, FittedRisk]:
+    """Fit a risk of each level with enough prompts of either class; arguments as for :func:`fit`.
+
+    Args:
+        found: the labelled items.
+        about: what these are.
+
+    Raises:
+        CalibrationError: nothing is labelled, or no level has enough.
+    """
+    if not found:
+        raise CalibrationError("nothing here is labelled.")
+    enough = [level for level in found if lacks(found[level], folds) is None] or list(found)  # or fit says what lacks
+    return {
+        level: fit(
+            found[level],
+            data=about[level],
+            isotonic=isotonic,
+            folds=folds,
+            draws=draws,
+            seed=seed,
+            threshold=threshold,
+        )
+        for level in enough
+    }
 
 
 def left_out(items: LabelledFeatures, *, isotonic: bool, folds: int = 5) -> tuple[Floats, NDArray[np.intp]]:

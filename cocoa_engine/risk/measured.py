@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.labelled import Question
+from cocoa_engine.risk.calibrator import Level
 from cocoa_engine.risk.features import (
     ANSWER_FEATURES,
     SPAN_FEATURES,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
 
 
-Level = Literal["span", "answer"]
 LEVELS: tuple[Level, ...] = ("span", "answer")
 NAMES: dict[Level, tuple[str, ...]] = {"span": SPAN_FEATURES, "answer": ANSWER_FEATURES}
 

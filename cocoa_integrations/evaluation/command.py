@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cocoa_engine.cli.labelled import short_name
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import LoadOptions, Model, with_options
 from cocoa_engine.config import CocoaConfig
@@ -27,7 +28,13 @@ def evaluate(
         typer.Argument(help="truthfulqa_gen, truthfulqa_mc, nq, nq_swap, samsum, xsum, mbpp or gsm8k."),
     ],
     data: Annotated[Path, typer.Option(help="The task's data file (CSV, JSON, JSON lines, parquet), or its folder.")],
-    out: Annotated[Path, typer.Option(help="Folder for the results. A run that was killed goes on in its folder.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the results. A run that was killed goes on in its folder. Default: TASK-MODEL here.",
+            show_default=False,
+        ),
+    ] = None,
     model: Model = None,
     methods: Annotated[str, typer.Option(help="Decoding methods, comma-separated.")] = "greedy,cocoa,cocoa-sig",
     metrics: Annotated[str, typer.Option("--metric", help="MLDS metrics, comma-separated.")] = "f_mlds",
@@ -50,6 +57,7 @@ def evaluate(
     from cocoa_integrations.evaluation.tasks import find_task
 
     chosen = find_task(task)
+    out = out or Path(f"{chosen.name}-{short_name(model)}")
     arms = make_arms(_list(methods), _list(metrics), [_number(alpha) for alpha in _list(alphas)])
     choose_model(chosen.name, model or MODEL_NAME, paper_model)  # raises before the work, not after it
     samples = load_samples(chosen.name, data, limit=limit, shuffle=shuffle)

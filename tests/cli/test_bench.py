@@ -43,9 +43,24 @@ def test_table_and_line(cocoa: Cocoa, loads: list[tuple[str | None, object]]) ->
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
+def test_other_methods(cocoa: Cocoa) -> None:
+    result = cocoa("bench", *TINY, "--methods", "dola, greedy", "--dola-layers", "low", "--json")
+    assert result.exit_code == 0, result.output
+    assert list(json.loads(result.stdout)["ways"]) == [WAYS[0], "dola", "our greedy"]
+
+
 @pytest.mark.parametrize(
     "arguments",
-    [["--tokens", "1"], ["--rounds", "0"], ["--prompt", " "], ["--threads", "0"], ["--no-such"], ["one", "two"]],
+    [
+        ["--methods", "nope"],
+        ["--methods", ","],
+        ["--tokens", "1"],
+        ["--rounds", "0"],
+        ["--prompt", " "],
+        ["--threads", "0"],
+        ["--no-such"],
+        ["one", "two"],
+    ],
 )
 def test_bad_input(cocoa: Cocoa, loads: list[object], arguments: list[str]) -> None:
     result = cocoa("bench", *arguments)

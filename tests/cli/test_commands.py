@@ -28,6 +28,15 @@ def test_score_json_is_the_engines(cocoa: Cocoa, engine: CocoaEngine) -> None:
     assert Generation.model_validate_json(result.stdout) == engine.score(PROMPT, TEXT, alpha=1.0)
 
 
+def test_score_by_a_rival(cocoa: Cocoa, engine: CocoaEngine) -> None:
+    options = ["--method", "dola", "--dola-layers", "low", "--dola-relative-top", "0.5"]
+    result = cocoa("score", "--prompt", PROMPT, "--text", TEXT, *options, "--json")
+    assert result.exit_code == 0, result.output
+    expected = engine.score(PROMPT, TEXT, method="dola", dola_layers="low", dola_relative_top=0.5)
+    assert json.loads(result.stdout)["spans"][0]["score"] == pytest.approx(expected.spans[0].score, abs=1e-4)
+    assert expected.spans[0].score != pytest.approx(engine.score(PROMPT, TEXT, method="dola").spans[0].score, abs=1e-4)
+
+
 def test_score_shows_every_figure(cocoa: Cocoa, engine: CocoaEngine) -> None:
     span = engine.score(PROMPT, TEXT, span_log_prob="mean").spans[0]
     result = cocoa("score", "--prompt", PROMPT, "--text", TEXT, "--span-log-prob", "mean")
@@ -91,6 +100,9 @@ def test_heads_of_the_model_that_was_named(
     assert result.exit_code == 0, result.output
     assert [model for model, _ in loads] == ["some/model"]
     assert RetrievalHeads.model_validate_json((tmp_path / "heads.json").read_text()) == found
+    monkeypatch.chdir(tmp_path)
+    assert cocoa("heads", "some/model").stdout.startswith("model-heads.json: ")
+    assert RetrievalHeads.model_validate_json((tmp_path / "model-heads.json").read_text()) == found
 
 
 def test_version_and_help(cocoa: Cocoa) -> None:

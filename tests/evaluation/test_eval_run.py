@@ -353,6 +353,14 @@ def test_command(cocoa: Cocoa, engine: CocoaEngine, truthfulqa: Path, tmp_path: 
     assert [row["question"] for row in rows_of(out) if row["arm"] == "greedy"] == [one.question for one in expected]
 
 
+def test_the_folder_has_a_name_of_its_own(
+    cocoa: Cocoa, truthfulqa: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cocoa("eval", "truthfulqa-mc", "--data", truthfulqa, "--methods", "greedy", "--limit", "1").exit_code == 0
+    assert (tmp_path / "truthfulqa_mc-SmolLM2-135M-Instruct" / "table.md").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from cocoa_engine import CocoaConfig
 from cocoa_integrations.evaluation.arms import Arm
-from cocoa_integrations.evaluation.paper import choose_model, figures_of
+from cocoa_integrations.evaluation.paper import NUM_LAYERS, choose_model, figures_of
 from cocoa_integrations.evaluation.tasks import Column, EvalTask
 
 _NAMES = {"greedy": "Baseline (greedy)", "cocoa": "CoCoA", "cocoa-sig": "CoCoA-SIG"}
 _NAMES |= {"dola": "DoLa", "diver": "Diver", "decore": "DeCoRe"}
 _NONE = "–"
+_LEFT_OUT = {"middle_layers", "max_new_tokens", "stop", "seed", "decore_heads"}  # told apart, or not the paper's
 
 
 def markdown(task: EvalTask, results: Mapping[str, Any], paper_model: str | None = None) -> str:
@@ -26,8 +28,9 @@ def markdown(task: EvalTask, results: Mapping[str, Any], paper_model: str | None
     """
     arms = [Arm(one["method"], one["metric"], one["alpha"]) for one in results["arms"]]
     name = str(results["settings"]["model"]["name"])
-    model = choose_model(task.name, name, paper_model)
-    paper = [figures_of(task.name, model, arm) for arm in arms] if model else []
+    decoding = results["settings"]["decoding"]
+    model = choose_model(task.name, name, paper_model, [column.metric for column in task.columns])
+    paper = [figures_of(task.name, model, arm, decoding["middle_layers"]) for arm in arms] if model else []
     compared = [column for column in task.columns if any(column.metric in row for row in paper)]
 
     headings = ["Decoding method", "Mode", *(_heading(column) for column in task.columns)]
@@ -46,9 +49,29 @@ def markdown(task: EvalTask, results: Mapping[str, Any], paper_model: str | None
         lines.append(f"Samples that could not be answered, and count as wrong: {errors} of all arms.")
     if empty > errors:
         lines.append(f"Empty answers: {empty - errors} of all arms.")
-    if compared:
+    if model and compared:
         lines.append(f"The paper's figures are those of its {model} on its own samples.")
+        lines += _differences(decoding, arms, NUM_LAYERS[model])
     return "\n".join(lines) + "\n"
+
+
+def _differences(decoding: Mapping[str, Any], arms: Sequence[Arm], num_layers: int) -> Iterator[str]:
+    """What was set otherwise than in the paper, in words."""
+    if decoding["middle_layers"] is not None and any(arm.alpha for arm in arms):
+        first, last = decoding["middle_layers"]
+        yield (
+            f"Middle layers are set to {first} to {last}: an arm that weighs disagreement is compared with the paper's "
+            f"figures for these layers of its {num_layers}, or with none."
+        )
+    paper = CocoaConfig.paper().model_dump(mode="json", exclude=_LEFT_OUT)
+    others = {name: value for name, value in paper.items() if decoding.get(name, value) != value}
+    if others:
+        listed = ", ".join(f"{name} {_setting(decoding[name])} ({_setting(value)})" for name, value in others.items())
+        yield f"Settings other than those of `CocoaConfig.paper()`, which stand in brackets: {listed}."
+
+
+def _setting(value: object) -> str:
+    return "none" if value is None else str(value)
 
 
 def _heading(column: Column) -> str:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import csv
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations.evaluation import TASKS, Arm
+from cocoa_integrations.evaluation import TASKS, Arm, paper
+from cocoa_integrations.evaluation.judge import _COLUMNS, _TRUTH
 from cocoa_integrations.evaluation.paper import choose_model, figures_of
 from cocoa_integrations.evaluation.table import markdown
 
 
-def results(task: str, figures: dict[Arm, dict[str, float]], model: str = "Llama-3.1-8B", **counts: int) -> Any:
+def results(
+    task: str,
+    figures: dict[Arm, dict[str, float]],
+    model: str = "Llama-3.1-8B",
+    config: CocoaConfig | None = None,
+    **counts: int,
+) -> Any:
     arms = [
         {
             **arm._asdict(),
@@ -23,7 +35,9 @@ def results(task: str, figures: dict[Arm, dict[str, float]], model: str = "Llama
         }
         for arm, means in figures.items()
     ]
-    return {"settings": {"task": task, "model": {"name": model}}, "samples": 10, "arms": arms}
+    decoding = (config or CocoaConfig()).model_dump(mode="json", exclude={"method", "metric", "alpha"})
+    settings = {"task": task, "model": {"name": model}, "decoding": decoding}
+    return {"settings": settings, "samples": 10, "arms": arms}
 
 
 def test_table_as_the_papers() -> None:
@@ -87,6 +101,7 @@ def test_a_model_of_the_paper_is_chosen() -> None:
         ("truthfulqa_mc", "Qwen-2.5-7b", Arm("decore"), {"mc1": 43.08, "mc2": 60.24, "mc3": 32.41}),
         ("truthfulqa_mc", "Qwen-2.5-32b", Arm("dola"), {"mc1": 23.38, "mc2": 48.00, "mc3": 24.44}),
         ("nq", "Llama-3-8b", Arm("decore"), {"em": 53.80, "f1": 0.7140}),
+        ("nq", "Qwen-2.5-14b", Arm("diver"), {"em": 49.73, "f1": 0.7184, "truth": 88.20}),
         ("nq_swap", "Qwen-2.5-14b", Arm("cocoa-sig", "con_mlds", 6.0), {"em": 41.10, "f1": 0.5183}),
         ("samsum", "Llama-3-8b", Arm("diver"), {"truth": 72.40, "rouge_l": 0.3135}),
         ("xsum", "Mistral-7b", Arm("dola"), {"truth": 68.97, "rouge_l": 0.2093}),
@@ -117,3 +132,96 @@ def test_a_model_of_the_paper_is_chosen() -> None:
 )
 def test_the_papers_figures(task: str, model: str, arm: Arm, figures: dict[str, float]) -> None:
     assert figures_of(task, model, arm) == figures
+
+
+# rows of the paper's tables, times the figures in each: of these no figure may get lost
+NQ = {"greedy": 3 * 2 + 1, "dola": 3 * 2 + 1, "diver": 3 * 2 + 1, "decore": 2 * 2, "cocoa-sig": 3 * 6 * 2 + 1}
+SUMMARIES = {"greedy": 2 * 2, "dola": 2 * 2, "diver": 2 * 2, "cocoa-sig": 2 * 4 * 2}
+ONE_EACH = {"greedy": 1, "dola": 1, "diver": 1, "cocoa-sig": 1}
+COUNTS = {
+    "truthfulqa_gen": {
+        "greedy": 5 * 7,
+        "dola": 5 * 7,
+        "diver": 5 * 7,
+        "decore": 4 * 7,
+        "cocoa": 2 * 6,
+        "cocoa-sig": (4 * 6 + 4 + 1 + 5) * 7,  # detailed; alpha 10 to 100; alpha 0; layers
+    },
+    "truthfulqa_mc": {"greedy": 5 * 3, "dola": 5 * 3, "diver": 5 * 3, "decore": 4 * 3, "cocoa-sig": 4 * 6 * 3},
+    "nq": NQ,
+    "nq_swap": NQ,
+    "samsum": SUMMARIES,
+    "xsum": SUMMARIES,
+    "mbpp": ONE_EACH,
+    "gsm8k": ONE_EACH,
+}
+WINDOWS = {"": None, "all": (1, 32), "11-19": (11, 19), "12-18": (12, 18), "13-17": (13, 17), "14-16": (14, 16)}
+
+
+def test_all_of_the_papers_figures_are_there_and_can_be_shown() -> None:
+    with Path(paper.__file__).with_name("paper_figures.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    counts = Counter((row["task"], row["method"]) for row in rows)
+    assert counts == {(task, method): n for task, methods in COUNTS.items() for method, n in methods.items()}
+    places = [tuple(row[name] for name in row if name != "value") for row in rows]
+    assert len(places) == len(set(places))
+    for row in rows:
+        columns = (*TASKS[row["task"]].columns, *_COLUMNS.get(row["task"], (_TRUTH,)))
+        assert row["figure"] in {column.metric for column in columns}
+        arm = Arm(row["method"], row["metric"] or None, float(row["alpha"]) if row["alpha"] else None)
+        assert figures_of(row["task"], row["model"], arm, WINDOWS[row["layers"]])[row["figure"]] == float(row["value"])
+
+
+def test_without_a_weight_metric_and_layers_do_not_count() -> None:
+    alone = {"truth": 76.25, "info": 55.40, "rejected": 23.26, "truth_and_info": 42.24}
+    alone |= {"truth_kept": 71.90, "info_kept": 72.19, "truth_and_info_kept": 51.91}
+    for metric in ("f_mlds", "con_mlds"):
+        for layers in (None, [11, 19]):
+            assert figures_of("truthfulqa_gen", "Llama-3-8b", Arm("cocoa-sig", metric, 0.0), layers) == alone
+    assert figures_of("truthfulqa_gen", "Llama-3-8b", Arm("greedy"), [11, 19])["truth"] == 66.00
+
+
+def test_figures_are_those_of_the_layers_that_were_set() -> None:
+    arm = Arm("cocoa-sig", "con_mlds", 1.0)
+    truth = {
+        str(layers): figures_of("truthfulqa_gen", "Llama-3-8b", arm, layers).get("truth")
+        for layers in (None, [10, 21], [0, 31], [1, 32], [11, 19], [14, 16], [11, 20])
+    }
+    assert list(truth.values()) == [80.00, 80.00, 76.50, 76.50, 76.87, 77.36, None]
+    assert not figures_of("truthfulqa_gen", "Llama-3-8b", Arm("cocoa-sig", "f_mlds", 1.0), [11, 19])
+    assert figures_of("nq", "Qwen-2.5-14b", arm, [16, 32]) == figures_of("nq", "Qwen-2.5-14b", arm) != {}
+
+    figures = {Arm("greedy"): {"rejected": 0.2}, arm: {"rejected": 0.1}, Arm("cocoa"): {"rejected": 0.3}}
+    figures = {one: {**means, "rouge_l_acc": 0.5} for one, means in figures.items()}
+    given = results("truthfulqa_gen", figures, config=CocoaConfig(middle_layers=(11, 19)))
+    table = markdown(TASKS["truthfulqa_gen"], given)
+    assert "| Baseline (greedy) | - | <u>20.00</u> | 50.00 | 13.50 |" in table
+    assert "| CoCoA-SIG | ConMLDS (α=1) | **10.00** | 50.00 | 21.05 |" in table
+    assert "\nMiddle layers are set to 11 to 19: " in table
+    assert "figures for these layers of its 32, or with none.\n" in table
+    assert "CocoaConfig.paper()" not in table
+    del figures[arm]
+    given = results("truthfulqa_gen", figures, config=CocoaConfig(middle_layers=(11, 19)))
+    assert "Middle layers" not in markdown(TASKS["truthfulqa_gen"], given)
+
+
+def test_a_table_says_what_was_not_set_as_in_the_paper() -> None:
+    figures = {Arm("greedy"): {"em": 0.483, "f1": 0.71094}}
+    usual = CocoaConfig(max_new_tokens=9, stop="\n", seed=1, decore_heads="heads.json")  # the task's and the model's
+    assert markdown(TASKS["nq"], results("nq", figures, config=usual)) == markdown(TASKS["nq"], results("nq", figures))
+    other = CocoaConfig(gamma=0.2, max_candidates=4, span_boundary="own", repetition_penalty=1.1)
+    assert markdown(TASKS["nq"], results("nq", figures, config=other)).endswith(
+        "The paper's figures are those of its Llama-3-8b on its own samples.\n"
+        "Settings other than those of `CocoaConfig.paper()`, which stand in brackets: "
+        "gamma 0.2 (0.3), max_candidates 4 (8), span_boundary own (right), repetition_penalty 1.1 (none).\n"
+    )
+
+
+def test_a_judged_table_is_compared_with_a_model_that_was_judged() -> None:
+    figures = {Arm("greedy"): {"truth": 0.5}, Arm("cocoa-sig", "f_mlds", 2.5): {"truth": 0.6}}
+    judged = replace(TASKS["nq_swap"], columns=(_TRUTH,))
+    table = markdown(judged, results("nq_swap", figures))
+    assert "| Baseline (greedy) | - | <u>50.00</u> | 58.60 |" in table
+    assert "| CoCoA-SIG | fMLDS (α=2.5) | **60.00** | 59.70 |" in table
+    assert "those of its Qwen-2.5-14b on its own samples" in table
+    assert "paper" not in markdown(judged, results("nq_swap", figures), "mistral-7b")

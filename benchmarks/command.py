@@ -7,6 +7,8 @@ import time
 from importlib import import_module
 from pathlib import Path
 
+from rich.console import Console
+from rich.markdown import Markdown
 from transformers.utils import logging
 
 from benchmarks.measure import Bench, progress, record, write
@@ -52,5 +54,5 @@ def main(*only: str) -> None:
 
     in_place = out.resolve() == RESULTS
     draw_all(out, (ROOT / "docs" if in_place else out) / "performance")
-    for line in write_report(out, in_place=in_place):
-        print(line)
+    table, console = write_report(out, in_place=in_place), Console()
+    console.print(Markdown(table) if console.is_terminal else table, soft_wrap=not console.is_terminal, markup=False)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.bars import BARS, Checked, Record, check, compared
+from benchmarks.bars import BARS, Record, check, compared
 from benchmarks.measure import BASE, COCOA_SIG, GREEDY, LEAN, MODULES
 from benchmarks.settings import MEASUREMENTS, RESULTS, ROOT
 from cocoa_engine.machine import one_line
@@ -52,23 +52,20 @@ def written(name: str, records: Records) -> str:
         raise
 
 
-def write_report(folder: Path, *, in_place: bool) -> list[str]:
+def write_report(folder: Path, *, in_place: bool) -> str:
     """Fill the documents from the JSON in a folder.
 
     Args:
         in_place: write the project's documents; otherwise copies of them into the folder.
 
     Returns:
-        One line for each bar.
+        The table of the bars, as Markdown.
     """
     records = read(folder)
     for path in (PERFORMANCE, README):
         target = path if in_place else folder / path.name
         target.write_text(filled(path.read_text(encoding="utf-8"), records), encoding="utf-8")
-    return [
-        f"{'met   ' if checked.met else 'NOT MET'} {checked.bar.what}: {_figure(checked.found)} (bar {_limit(checked)})"
-        for checked in check(records)
-    ]
+    return written("bars", records)
 
 
 def _table(headings: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
@@ -84,10 +81,6 @@ def _figure(found: Spread, digits: int = 2) -> str:
 
 def _number(value: float, digits: int = 2) -> str:
     return f"{value:.{digits}f}" if value < 10 else f"{value:,.1f}"
-
-
-def _limit(checked: Checked) -> str:
-    return f"{'≥' if checked.bar.at_least else '≤'} {checked.bar.limit:.2f}"
 
 
 def _ratio(way: Record) -> str:
@@ -311,5 +304,4 @@ TABLES: dict[str, Callable[[Records], str]] = {
 
 
 if __name__ == "__main__":
-    for line in write_report(RESULTS, in_place=True):
-        print(line)
+    print(write_report(RESULTS, in_place=True))

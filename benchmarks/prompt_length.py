@@ -56,24 +56,27 @@ def measure(bench: Bench) -> dict[str, Any]:
 
 
 class AfterFirstSpan(Ours):
-    """Ours without drafts, timed from when the first span is had."""
+    """Ours without drafts, timed from when the first span is had; an answer of one span is timed as a whole."""
 
     def steps_per_token(self) -> float:
-        """Forward passes after the first span of each answer, divided by the tokens that were kept there."""
-        later = [span for answer in self.answers() for span in answer.spans[1:]]
-        return sum(map(steps, later)) / sum(len(span.token_ids) for span in later)
+        """Forward passes in the time that is measured, divided by the tokens that were kept there."""
+        timed = [span for answer in self.answers() for span in answer.spans[1:] or answer.spans]
+        return sum(map(steps, timed)) / sum(len(span.token_ids) for span in timed)
 
     def __call__(self, prompts: Prompts) -> Turn:
         (prompt,) = prompts
+        asked = time.perf_counter()
         with self.engine.stream(prompt, config=self.config) as stream:
             first = next(stream)
             start = time.perf_counter()
             for _ in stream:
                 pass
-            seconds = time.perf_counter() - start
+            end = time.perf_counter()
         assert stream.generation is not None
-        tokens = self._keep(prompts, [stream.generation]) - len(first.token_ids)
-        return Turn(seconds if tokens else 0.0, tokens)  # nothing comes after the first span of some answers
+        tokens = self._keep(prompts, [stream.generation])
+        if len(stream.generation.spans) == 1:
+            return Turn(end - asked, tokens)
+        return Turn(end - start, tokens - len(first.token_ids))
 
 
 def steps(span: Span) -> int:

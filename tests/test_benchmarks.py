@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 from rich.progress import Progress
 
-from benchmarks import candidates
+from benchmarks import candidates, prompt_length
 from benchmarks.bars import BARS, check
 from benchmarks.decoding import looks_like
 from benchmarks.measure import BASE, COCOA_SIG, GREEDY, LEAN, MODULES, NO_DRAFTS, Bench, child, parts, record, write
@@ -285,6 +287,21 @@ def test_a_measurement_from_end_to_end(
     assert ways["1"]["per_kept_token"]["risk_points"] == 0
     assert ways["3"]["per_kept_token"]["fed_tokens"] > ways["1"]["per_kept_token"]["fed_tokens"]
     assert "| 3 |" in written("candidates", found)
+
+
+@pytest.mark.parametrize("name", ["context", "prompt_length", "tips", "batch", "capture", "scoring"])
+def test_every_measurement_runs(
+    name: str, engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiny, but for the memory of a process of its own, and what else loads a model again."""
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: engine)
+    monkeypatch.setattr(prompt_length, "peaks", lambda *_: {})
+    settings = replace(Settings(threads=torch.get_num_threads()).quick(), tokens=6)
+    bench = Bench(settings, Progress(disable=True))
+    write(tmp_path / f"{name}.json", record(bench, import_module(f"benchmarks.{name}").measure(bench)))
+    assert not written(name, read(tmp_path)).startswith(NOT_MEASURED)
+    draw_all(tmp_path, tmp_path)
+    assert (tmp_path / f"{name}.svg").exists() == (name in PLOTS)
 
 
 def test_what_decoding_looks_like(engine: CocoaEngine) -> None:

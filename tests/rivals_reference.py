@@ -48,7 +48,17 @@ class DolaReference(Contrasting):
     """log p_N - log p_l, with l the candidate layer of the largest divergence from the last."""
 
     penalty = 1.2
-    layers: Sequence[int] = ()
+
+    @property
+    def layers(self) -> list[int]:
+        """The candidate layers: every second one of the upper or lower half, or of 20 in models above 40 layers."""
+        count = self.num_layers
+        if self.config.dola_layers == "high":
+            return list(range(count // 2 if count <= 40 else count - 20, count, 2))
+        if self.config.dola_layers == "low":
+            first = 2 if self.model.config.tie_word_embeddings else 0
+            return list(range(first, count // 2 if count <= 40 else 20, 2))
+        return [int(layer) for layer in self.config.dola_layers.split(",")]
 
     @torch.no_grad()
     def contrasts(self, answer: Sequence[int]) -> Tensor:
@@ -70,7 +80,7 @@ class DolaReference(Contrasting):
 
     def allowed(self, answer: Sequence[int]) -> Tensor:
         log_p = self.full_forward(self.prompt, answer)[0][0].double().log_softmax(-1)
-        distance = log_p - log_p.max() - torch.tensor(0.1).double().log()
+        distance = log_p - log_p.max() - torch.tensor(self.config.dola_relative_top).double().log()
         self.near(float(distance.abs().min()))
         return distance >= 0
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
+from cocoa_engine import CocoaConfig, CocoaEngine, Runtime, head_detection
 from cocoa_engine.errors import ConfigError, PromptError, UnsupportedModelError
+from cocoa_engine.haystack import NEEDLES, Needle
 from cocoa_engine.head_detection import find_retrieval_heads
 from cocoa_engine.heads import RetrievalHeads, ScoredHead, masked_heads
 from cocoa_engine.methods.dola import early_layers
@@ -49,9 +53,6 @@ def config_of(method: str, model: Any, folder: Path, **settings: Any) -> CocoaCo
 def reference_of(method: str, forward: FullForward, tokenizer: Any, config: CocoaConfig) -> Reference:
     kind = {"dola": DolaReference, "decore": DecoreReference, "diver": DiverReference}[method]
     reference = kind(forward, tokenizer, config)
-    if isinstance(reference, DolaReference):
-        tied = bool(forward.model.config.tie_word_embeddings)
-        reference.layers = early_layers(config.dola_layers, forward.num_layers, tied)
     if isinstance(reference, DecoreReference):
         reference.heads = heads_of(forward.model)
     return reference
@@ -112,6 +113,69 @@ def test_given_texts_score_as_the_formula_says(architecture: str, method: str, t
         for text, one in zip(texts, together, strict=True):
             assert_same(one, reference.score(prompt, text))
             assert_alike(engine.score(prompt, text, config=config), one)
+
+
+def differences(method: str, model: Any, settings: dict[str, Any]) -> tuple[int, int]:
+    """Check answers and given texts with some settings against the formula.
+
+    Returns:
+        How many answers were checked, and how many of them have other tokens or scores than by the default settings.
+    """
+    tokenizer = tiny_tokenizer()
+    engine, full = CocoaEngine(model, tokenizer, runtime=Runtime(prefix_cache_mb=0)), FullForward(model)
+    default = CocoaConfig(method=method, max_new_tokens=10, max_span_tokens=4)
+    config = default.replace(**settings)
+    reference = reference_of(method, full, tokenizer, config)
+    checked = others = 0
+    *asked, text = prompts(5)
+    for prompt in asked:
+        assert_same(engine.score(prompt, text, config=config), reference.score(prompt, text))
+        expected = reference.generate(prompt)
+        answer = engine.generate(prompt, config=config)
+        if expected.margin > NEAR:
+            assert_same(answer, expected)
+            checked += 1
+            plain = engine.generate(prompt, config=default)
+            apart = sum(span.score for span in answer.spans) - sum(span.score for span in plain.spans)
+            others += answer.token_ids != plain.token_ids or abs(apart) > 0.01
+    return checked, others
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dola_layers": "low"},
+        {"dola_layers": "4"},
+        {"dola_layers": "0,2,5"},
+        {"dola_relative_top": 0.0},
+        {"dola_relative_top": 0.01},
+        {"dola_relative_top": 0.6},
+        {"dola_layers": "low", "dola_relative_top": 0.4},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("architecture", "tied"), [("llama", False), ("llama", True), ("gpt2", False)])
+def test_settings_of_dola_do_as_the_formula_says(architecture: str, tied: bool, settings: dict[str, Any]) -> None:
+    checked, others = differences("dola", tiny_model(architecture, seed=1, tie_word_embeddings=tied), settings)
+    assert checked >= 2
+    assert others >= 1
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 2.0])
+def test_the_weight_of_diver_does_as_the_formula_says(weight: float) -> None:
+    checked, others = differences("diver", tiny_model("llama", seed=1), {"diver_weight": weight})
+    assert checked >= 2
+    assert others >= 1
+
+
+@pytest.mark.parametrize("settings", [{"dola_layers": "low"}, {"dola_layers": "4,20", "dola_relative_top": 0.3}])
+def test_layers_of_dola_in_the_real_model(engine: CocoaEngine, settings: dict[str, Any]) -> None:
+    config = CocoaConfig(method="dola", max_new_tokens=6, **settings)
+    reference = DolaReference(FullForward(engine.model), engine.tokenizer, config)
+    prompt = engine.encode(PROMPTS["story"])
+    expected = reference.generate(prompt)
+    assert expected.margin > NEAR
+    assert_same(engine.generate(prompt, config=config), expected)
 
 
 @pytest.mark.parametrize("method", RIVALS)
@@ -190,6 +254,69 @@ def test_heads_that_copy_are_found(engine: CocoaEngine) -> None:
     assert set(masked_heads(None, 5, 30, 9)) & set(found.best(5))
     answer = engine.generate("The capital of France is", method="decore", max_new_tokens=4)
     assert answer.spans
+
+
+def copied(model: Any, prompt: list[int], needle: range, answer: list[int]) -> torch.Tensor:
+    """``[L, heads]``, what each head copied of a needle by the attention weights of plain transformers.
+
+    1 / |needle| for each token of the greedy answer that stands where the head attends to most, in the needle.
+    """
+    with torch.no_grad():
+        attentions = model(
+            torch.tensor([[*prompt, *answer]]), output_attentions=True
+        ).attentions  # L of [1, heads, T, T]
+    scores = torch.zeros(len(attentions), attentions[0].shape[1], dtype=torch.float64)
+    for number, token in enumerate(answer):
+        for layer, weights in enumerate(attentions):
+            for head, place in enumerate(weights[0, :, len(prompt) + number - 1].argmax(-1).tolist()):
+                scores[layer, head] += (place in needle and prompt[place] == token) / len(needle)
+    return scores.clamp(max=1)
+
+
+def test_heads_score_what_they_copy(engine: CocoaEngine) -> None:
+    """One of the three needles is not found again here, and does not count."""
+    config = copy.deepcopy(engine.model.config)
+    eager = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    eager.load_state_dict(engine.model.state_dict())
+    eager.eval()
+    counted = []
+    for needle in NEEDLES:
+        prompt, place = head_detection._hidden(engine, needle, 48, 0.4)
+        assert needle.text in engine.decode(prompt[place.start : place.stop])
+        assert needle.text not in engine.decode(prompt[place.start + 1 : place.stop])
+        assert needle.text not in engine.decode(prompt[place.start : place.stop - 1])
+        answer = engine.generate(prompt, method="greedy", max_new_tokens=2 * len(place) + 8)
+        said, words = (re.findall(r"\w+", text.lower()) for text in (answer.text, needle.text))
+        if sum(min(words.count(word), said.count(word)) for word in {*words}) / len(words) > 0.5:
+            tokens = answer.token_ids[: -1 if answer.finish_reason == "eos" else None]
+            counted.append(copied(eager, prompt, place, tokens))
+    found = find_retrieval_heads(engine, lengths=(48,), depths=(0.4,))
+    assert found.samples == len(counted) == 2
+    mean = (counted[0] + counted[1]) / 2
+    assert float(mean.max()) > 0.3
+    for head in found.heads:
+        assert head.score == pytest.approx(float(mean[head.layer, head.head]), abs=1e-6), head
+
+
+def test_scores_of_heads_are_means_over_the_needles_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than half of a needle's words must be there, each as often; the rest of the runs does not count."""
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    monkeypatch.setattr(head_detection, "NEEDLES", (Needle("one two three four.", "Which numbers?"),))
+    said = ["one two", "It is: Three, two (one)!", "one one one two", "four three two one", "five"]
+    scores = torch.rand(5, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    runs = iter(zip(scores, said, strict=True))
+    monkeypatch.setattr(head_detection, "_answered", lambda *_: next(runs))
+    found = find_retrieval_heads(engine, lengths=(32,), depths=(0.1, 0.3, 0.5, 0.7, 0.9))
+    assert found.samples == 2
+    mean = (scores[1] + scores[3]) / 2
+    assert len(found.heads) == 24
+    assert {(head.layer, head.head): head.score for head in found.heads} == {
+        (layer, head): pytest.approx(float(mean[layer, head])) for layer in range(6) for head in range(4)
+    }
+    assert [head.score for head in found.heads] == sorted((head.score for head in found.heads), reverse=True)
+    runs = iter(zip(scores[:2], ["one two", ""], strict=True))
+    with pytest.raises(UnsupportedModelError, match="found none of 2 needles again"):
+        find_retrieval_heads(engine, lengths=(32,), depths=(0.1, 0.9))
 
 
 class Forbids:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from json import dumps
 from typing import Annotated
 
 import typer
@@ -84,8 +83,7 @@ def ask(
 
     generations = [generation, compared] if compared else [generation]
     if json and compared:
-        parts = {"answer": generation.model_dump(mode="json"), "compared": compared.model_dump(mode="json")}
-        print_json(dumps(parts, ensure_ascii=False))
+        print_json(f'{{"answer": {generation.model_dump_json()}, "compared": {compared.model_dump_json()}}}')
     elif json:
         print_json(generation.model_dump_json())
     elif bare:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
-from json import dumps
+from json import dumps, loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -220,7 +220,7 @@ def _generate(
             "metrics": task.measure(sample, answer),
             "finish_reason": generation.finish_reason,
             "usage": generation.usage.model_dump(mode="json"),
-            "spans": [span.model_dump(mode="json") for span in generation.spans],
+            "spans": [loads(span.model_dump_json()) for span in generation.spans],  # so that an inf is a text
         }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
@@ -15,6 +16,7 @@ from typer.testing import Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, Span
 from cocoa_engine.cli.reading import bar
+from tests.alike import assert_alike
 
 Cocoa = Callable[..., Result]
 
@@ -71,6 +73,21 @@ def test_json_of_a_comparison_holds_both(cocoa: Cocoa, engine: CocoaEngine) -> N
     assert compared == engine.chat(messages(QUESTION), max_new_tokens=12, method="greedy")
 
 
+def test_json_of_a_comparison_has_no_bare_infinity(
+    cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a token that was forced: the margin to the next one has no end."""
+    monkeypatch.setattr(engine.model.generation_config, "forced_eos_token_id", engine.tokenizer.eos_token_id)
+    shown = cocoa("ask", QUESTION, "--json", "--compare", "greedy", "--max-new-tokens", "3").stdout
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    both = json.loads(shown, parse_constant=refuse)
+    for name in ("answer", "compared"):
+        assert Generation.model_validate(both[name]).spans[-1].token_margins[-1] == math.inf
+
+
 @pytest.mark.parametrize("args", [[], ["-"]])
 def test_question_from_stdin(cocoa: Cocoa, engine: CocoaEngine, args: list[str]) -> None:
     result = cocoa("ask", *args, *SHORT, stdin=QUESTION + "\n")
@@ -100,6 +117,18 @@ def test_raw_continues_the_prompt(cocoa: Cocoa, engine: CocoaEngine) -> None:
     prompt = "The capital of France is"
     result = cocoa("ask", prompt, "--raw", *SHORT)
     assert result.stdout == engine.generate(prompt, max_new_tokens=12).text + "\n"
+
+
+def test_dola_answers_as_the_engine_does(cocoa: Cocoa, engine: CocoaEngine) -> None:
+    prompt = "The capital of France is"
+    expected = engine.generate(prompt, method="dola", max_new_tokens=12)
+    assert expected.text != engine.generate(prompt, max_new_tokens=12).text
+    shown = cocoa("ask", prompt, "--raw", "--json", "--method", "dola", *SHORT)
+    assert_alike(Generation.model_validate_json(shown.stdout), expected)
+    assert cocoa("ask", prompt, "--raw", "--method", "dola", *SHORT).stdout == expected.text + "\n"
+    shown = cocoa("ask", QUESTION, "--json", "--method", "dola", "--dola-layers", "low", *SHORT)
+    chat = engine.chat(messages(QUESTION), method="dola", dola_layers="low", max_new_tokens=12)
+    assert_alike(Generation.model_validate_json(shown.stdout), chat)
 
 
 def test_every_setting_has_an_option_that_reaches_the_engine(cocoa: Cocoa) -> None:

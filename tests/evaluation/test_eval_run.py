@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 from typer.testing import Result
 
 from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, Runtime, Span
@@ -359,6 +362,71 @@ def test_the_folder_has_a_name_of_its_own(
     monkeypatch.chdir(tmp_path)
     assert cocoa("eval", "truthfulqa-mc", "--data", truthfulqa, "--methods", "greedy", "--limit", "1").exit_code == 0
     assert (tmp_path / "truthfulqa_mc-SmolLM2-135M-Instruct" / "table.md").exists()
+
+
+def test_command_with_a_rival_method(
+    cocoa: Cocoa, engine: CocoaEngine, data_files: dict[str, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    arguments = ("eval", "samsum", "--data", data_files["samsum"], "--out", out, "--methods", "diver", "--limit", "1")
+    shown = cocoa(*arguments, "--max-new-tokens", "8", "--diver-weight", "0.5")
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout == (out / "table.md").read_text()
+    assert [line for line in shown.stdout.splitlines() if line.startswith("| Diver |")]
+    (row,) = rows_of(out)
+    (sample,) = load_samples("samsum", data_files["samsum"], limit=1)
+    config = CocoaConfig(method="diver", diver_weight=0.5, max_new_tokens=8, stop=TASKS["samsum"].until)
+    expected = engine.generate(sample.prompt, config=config)
+    assert expected.usage.risk_points
+    assert row["arm"] == row["method"] == "diver"
+    assert row["answer"] == TASKS["samsum"].answer(expected.text)
+    spans = [Span.model_validate(span) for span in row["spans"]]
+    assert [span.token_ids for span in spans] == [span.token_ids for span in expected.spans]
+    assert [span.score for span in spans] == pytest.approx([span.score for span in expected.spans], abs=1e-3)
+    assert row["metrics"]["rouge_l"] == metrics.rouge_l(row["answer"], sample.references)
+
+
+def test_a_token_that_was_forced_has_an_endless_margin(
+    engine: CocoaEngine, data_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.model.generation_config, "forced_eos_token_id", engine.tokenizer.eos_token_id)
+    samples = load_samples("samsum", data_files["samsum"])
+    config = CocoaConfig(max_new_tokens=3)
+    evaluate(engine, TASKS["samsum"], samples, ARMS, tmp_path / "out", config=config)
+    for row in rows_of(tmp_path / "out"):
+        margins = [margin for span in row["spans"] for margin in Span.model_validate(span).token_margins]
+        assert margins[-1] == math.inf > max(margins[:-1])
+    assert "Infinity]" not in (tmp_path / "out" / "samples.jsonl").read_text()  # but in quotes, as JSON has it not
+
+
+def test_command_runs_code_only_when_allowed(
+    cocoa: Cocoa, engine: CocoaEngine, data_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    arguments = ("eval", "mbpp", "--data", data_files["mbpp"], "--out", out, "--methods", "greedy")
+    refused = cocoa(*arguments, "--max-new-tokens", "4")
+    assert refused.exit_code == 2
+    assert "--run-code" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert not out.exists()
+    # the model writes the solution, and the tests are run on it
+    (sample,) = load_samples("mbpp", data_files["mbpp"])
+    solution = engine.encode(f"{sample.references[0]}\n[/PYTHON]", add_special_tokens=False)
+    prompt = engine.encode(sample.prompt)
+    generate_batch = engine.generate_batch
+
+    def writes(ids: Tensor, scores: Tensor) -> Tensor:
+        scores[:, solution[ids.shape[1] - len(prompt)]] += 1000
+        return scores
+
+    monkeypatch.setattr(engine, "generate_batch", partial(generate_batch, logits_processor=[writes]))
+    shown = cocoa(*arguments, "--max-new-tokens", str(len(solution)), "--run-code")
+    assert shown.exit_code == 0, shown.output
+    (row,) = rows_of(out)
+    assert row["answer"] == sample.references[0]
+    assert row["metrics"] == {"pass_at_1": 1.0}
+    assert shown.stdout == (out / "table.md").read_text()
+    assert "1.0000" in shown.stdout
 
 
 @pytest.mark.parametrize(

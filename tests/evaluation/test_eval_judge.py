@@ -211,6 +211,44 @@ def test_verdicts_of_each_prompt() -> None:
     assert summary.prompt(row).endswith("<summary_to_evaluate> $5 </summary_to_evaluate>\n")
 
 
+PAPERS_PLACES = {  # of what is filled in, by prompt
+    "truth": {
+        "question": "{question}",
+        "references": ["{correct_answers}"],
+        "incorrect": ["{incorrect_answers}"],
+        "answer": "{candidate_answer}",
+    },
+    "info": {"question": "{question}", "answer": "{answer}"},
+    "summary": {"context": "{context}", "answer": "{summary}"},
+    "grounded": {
+        "context": "{context}",
+        "question": "{question}",
+        "references": ["{ground_truth}"],
+        "answer": "{response}",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "names"),
+    [
+        ("truthfulqa_gen", ["truth", "info"]),
+        ("samsum", ["summary"]),
+        ("xsum", ["summary"]),
+        ("nq", ["grounded"]),
+        ("nq_swap", ["grounded"]),
+    ],
+)
+def test_prompts_are_the_papers_word_by_word(task: str, names: list[str]) -> None:
+    """Against what its appendix prints, line by line; its examples in context, which it does not print, aside."""
+    assert len(QUESTIONS[task]) == len(names)
+    for asked, name in zip(QUESTIONS[task], names, strict=True):
+        nothing: dict[str, Any] = {"question": "", "references": [], "incorrect": [], "answer": "", "context": ""}
+        prompt = asked.prompt({**nothing, **PAPERS_PLACES[name]})
+        printed = (Path(__file__).parent / "judge_prompts" / f"{name}.txt").read_text(encoding="utf-8")
+        assert [line for line in prompt.splitlines() if line] == printed.splitlines()
+
+
 def test_bad_requests(folder: Path, tmp_path: Path) -> None:
     judge = RuleJudge(rule=_long_is_true)
     with pytest.raises(ConfigError, match="holds no run"):

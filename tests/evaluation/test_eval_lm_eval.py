@@ -160,16 +160,19 @@ def test_every_setting_is_a_model_arg(engine: CocoaEngine, monkeypatch: pytest.M
     values = {
         "method": "cocoa", "metric": "con_mlds", "alpha": 1.5, "gamma": 0.5, "max_candidates": 3, "max_span_tokens": 4,
         "span_boundary": "left", "span_log_prob": "mean", "middle_layers": "8-16", "final_layer": "pre_norm",
+        "dola_layers": "16-18", "dola_relative_top": 0.2, "decore_heads": "heads.json", "decore_masked_heads": 3,
+        "diver_weight": 0.5, "repetition_penalty": 1.3, "max_risk": 1.5,
         "max_new_tokens": 17, "temperature": 0.5, "seed": 3, "stop": "###",
         "forward": "modules", "linears": "stock", "max_batch_size": 2, "max_queue": 9, "prefix_cache_mb": 1,
         "draft_tokens": 0, "cuda_graphs": False,
     }  # fmt: skip
-    unused = {*CocoaConfig.model_fields, *Runtime.model_fields} - values.keys()
-    values |= {name: {**CocoaConfig.model_fields, **Runtime.model_fields}[name].default for name in unused}
+    fields = {**CocoaConfig.model_fields, **Runtime.model_fields}
+    assert values.keys() == fields.keys()
+    assert all(value != fields[name].default for name, value in values.items())
     text = ",".join(f"{name}={value}" for name, value in values.items())
     lm = get_model("cocoa").create_from_arg_string(f"pretrained=,revision=main,dtype=float32,{text}")
     assert (loaded["model_name"], loaded["dtype"], loaded["model_kwargs"]) == (None, "float32", {"revision": "main"})
-    expected = {**values, "middle_layers": (8, 16), "stop": ("###",)}
+    expected = {**values, "middle_layers": (8, 16), "dola_layers": "16,18", "stop": ("###",)}
     assert {name: getattr(lm.config, name) for name in CocoaConfig.model_fields} == {
         name: expected[name] for name in CocoaConfig.model_fields
     }

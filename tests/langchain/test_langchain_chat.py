@@ -50,6 +50,18 @@ def test_an_answer_is_the_engines_chat_answer(engine: CocoaEngine, answer: AIMes
     assert answer.response_metadata["model_name"] == engine.model_name
 
 
+def test_dola_answers_as_the_engines_chat_does(
+    quick_engine: CocoaEngine, quick_chat: ChatCocoa, quick_answer: AIMessage, question: str
+) -> None:
+    expected = quick_engine.chat([{"role": "user", "content": question}], method="dola", max_new_tokens=12)
+    assert expected.text != quick_answer.content
+    made_with = ChatCocoa(engine=quick_engine, max_tokens=12, method="dola")
+    for message in (made_with.invoke(question), quick_chat.invoke(question, method="dola")):
+        assert message.content == expected.text
+        assert close(get_risk(message), risk_report(expected))
+    assert added(list(made_with.stream(question))).content == expected.text
+
+
 def test_each_chunk_is_one_span_and_the_last_is_the_report(chunks: list[AIMessageChunk], answer: AIMessage) -> None:
     *spans, last = chunks
     assert len(spans) > 2

@@ -13,6 +13,7 @@ from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import PromptError
 from cocoa_integrations.langchain import CocoaLLM, UnsupportedFeatureError, get_risk, get_spans
 from cocoa_integrations.metadata import risk_report
+from tests.alike import close
 
 PROMPTS = ["The capital of France is", "One, two, three,", "Once upon a time"]
 
@@ -27,6 +28,16 @@ def test_an_answer_goes_on_from_the_prompt_as_it_is(engine: CocoaEngine) -> None
     assert answer.text == expected.text  # neither echoed nor wrapped in a chat template
     assert get_risk(answer) == risk_report(expected)
     assert answer.generation_info["finish_reason"] == "length"
+
+
+def test_dola_answers_as_the_engine_does(quick_engine: CocoaEngine, quick_llm: CocoaLLM) -> None:
+    expected = quick_engine.generate(PROMPTS[0], method="dola", max_new_tokens=12)
+    assert expected.text != quick_llm.invoke(PROMPTS[0])
+    made_with = CocoaLLM(engine=quick_engine, max_tokens=12, method="dola")
+    for answer in (only(made_with, PROMPTS[0]), only(quick_llm, PROMPTS[0], method="dola")):
+        assert answer.text == expected.text
+        assert close(get_risk(answer), risk_report(expected))
+    assert "".join(made_with.stream(PROMPTS[0])) == expected.text
 
 
 def test_invoke_and_stream_return_text(quick_llm: CocoaLLM) -> None:

@@ -32,6 +32,18 @@ def test_complete_answers_as_the_engine_does(llm: CocoaLLM, engine: CocoaEngine)
     assert response.raw["model"] == response.raw["model_name"] == engine.model_name
 
 
+def test_dola_answers_as_the_engine_does(llm: CocoaLLM, engine: CocoaEngine) -> None:
+    expected = engine.generate(PROMPT, method="dola", max_new_tokens=8)
+    assert expected.text != llm.complete(PROMPT).text
+    made_with = CocoaLLM(engine=engine, max_new_tokens=8, method="dola")
+    *_, streamed = made_with.stream_complete(PROMPT)
+    for response in (made_with.complete(PROMPT), llm.complete(PROMPT, method="dola"), streamed):
+        assert response.text == expected.text
+        assert close(response.additional_kwargs["cocoa_risk"], risk_report(expected))
+    chat = engine.chat([{"role": "user", "content": PROMPT}], method="dola", max_new_tokens=8)
+    assert made_with.chat([ChatMessage(PROMPT)]).message.content == chat.text
+
+
 def test_stream_hands_out_each_span_then_the_whole_report(llm: CocoaLLM) -> None:
     whole = llm.complete(PROMPT)
     *chunks, last = llm.stream_complete(PROMPT)

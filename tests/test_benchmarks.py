@@ -213,6 +213,34 @@ def test_bars_are_checked(records: dict[str, Any]) -> None:
     assert table.count("| yes |") == len(BARS) - 3
 
 
+def test_limits_of_the_bars() -> None:
+    """Written down again here, so that none is loosened in passing."""
+    assert {bar.what: (bar.limit, bar.at_least) for bar in BARS} == {
+        "CoCoA-SIG, forward passes per kept token, without drafts": (1.05, False),
+        "CoCoA-SIG / HF `generate` greedy, through HF's modules": (0.80, False),
+        "CoCoA-SIG / HF `generate` greedy, lean forward pass": (0.62, False),
+        "CoCoA-SIG / our greedy, through HF's modules, both without drafts": (1.10, False),
+        "CoCoA-SIG / our greedy, through HF's modules, both with drafts": (1.10, False),
+        "CoCoA-SIG / our greedy, lean forward pass, both without drafts": (1.10, False),
+        "CoCoA-SIG / our greedy, lean forward pass, both with drafts": (1.10, False),
+        "our greedy / HF `generate` greedy, through HF's modules": (0.75, False),
+        "our greedy / HF `generate` greedy, lean forward pass": (0.75, False),
+        "CoCoA-SIG / our greedy, time per forward pass after a prompt of 4,096": (1.10, False),
+        "CoCoA-SIG / our greedy, memory of keys and values at a prompt of 4,096": (1.02, False),
+        "CoCoA-SIG / our greedy, peak memory of the process at a prompt of 4,096": (1.02, False),
+        "CoCoA-SIG / HF `generate` greedy, batch of 4": (0.70, False),
+        "CoCoA-SIG / HF `generate` greedy, batch of 8": (1.00, False),
+        "capture of hidden states, with / without, lean forward pass": (1.02, False),
+        "capture of hidden states, with / without, through HF's modules": (1.02, False),
+        "scoring 100 answers: times the prompt is read": (1.0, False),
+        "scoring 100 answers: times faster than one by one": (3.0, True),
+    }
+    assert all(bar.met(Spread(bar.limit, bar.limit, bar.limit)) for bar in BARS)
+    for bar in BARS:
+        worse = bar.limit * (0.99 if bar.at_least else 1.01)
+        assert not bar.met(Spread(worse, bar.limit, bar.limit))
+
+
 def test_what_was_not_measured_is_said(records: dict[str, Any]) -> None:
     assert written("batch", {}) == NOT_MEASURED
     assert written("machine", {}) == NOT_MEASURED

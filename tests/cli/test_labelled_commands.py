@@ -15,6 +15,7 @@ from typer.testing import Result
 
 from cocoa_engine import CalibrationError, CalibrationWarning, CocoaEngine, RiskCalibrator
 from cocoa_engine.labelled import read_labelled
+from cocoa_engine.risk.calibrator import Threshold
 from tests.risk.made_up import fitted
 
 Cocoa = Callable[..., Result]
@@ -266,6 +267,35 @@ def test_a_conformal_threshold_says_what_it_guarantees(cocoa: Cocoa, parts: Path
     assert "hallucinated spans below the threshold is at most 0.5;" in shown
     shown = " ".join(cocoa("calibrate", "--data", str(parts), *options, "--miss", "0.1").stdout.split())
     assert "4 prompts are too few for any threshold but 0, which flags everything." in shown
+
+
+def test_calibrate_chooses_a_threshold(cocoa: Cocoa, answers: Path, tmp_path: Path) -> None:
+    """By precision on all answers, and by the share that is missed on a third of the prompts, here 4 of 12."""
+
+    def chosen(*options: str) -> Threshold:
+        path = tmp_path / "risk.json"
+        command = ["calibrate", "--data", str(answers), "--out", str(path), "--folds", "3", "--draws", "20"]
+        result = cocoa(*command, "--level", "answer", *options)
+        assert result.exit_code == 0, result.output
+        found = RiskCalibrator.load(path).answer
+        assert found is not None
+        assert found.threshold is not None
+        one = found.threshold
+        line = f"threshold {one.value:.4f} ({one.rule}, target {one.target:g}): precision {one.precision:.3f}"
+        assert line in " ".join(result.stdout.split())
+        return one
+
+    lax, strict = chosen("--precision", "0.5"), chosen("--precision", "0.8")
+    assert (strict.rule, strict.target, strict.prompts) == ("precision", 0.8, 12)
+    assert strict.precision is not None
+    assert strict.precision >= 0.8
+    assert lax.recall == 1.0  # the lowest threshold of all flags everything, half of which is wrong
+    assert lax.value < strict.value
+    safe, all_flagged = chosen("--miss", "0.3"), chosen("--miss", "0.15")
+    assert (safe.rule, safe.target, safe.prompts) == ("conformal", 0.3, 4)
+    assert safe.value > 0
+    assert safe.recall == 1.0  # (4 * 0 + 1) / (4 + 1) <= 0.3, and with one missed it is 0.4
+    assert (all_flagged.value, all_flagged.target, all_flagged.precision) == (0.0, 0.15, 0.5)  # 0.15 < 1 / (4 + 1)
 
 
 def test_check_says_what_the_calibrator_was_not_fitted_for(

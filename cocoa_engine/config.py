@@ -89,7 +89,7 @@ class CocoaConfig(BaseModel):
         ge=0,
         le=2,
         description="Decoding stops after the first span whose risk reaches this: the calibrated risk if there is a "
-        "calibrator, else the raw MLDS. Default: it does not.",
+        "calibrator of spans, else the raw MLDS. Default: it does not.",
     )
     max_new_tokens: int = Field(256, ge=1, description="At most this many tokens are generated.")
     temperature: float = Field(

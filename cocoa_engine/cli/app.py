@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
@@ -25,6 +26,9 @@ from cocoa_engine.cli.score import score
 from cocoa_engine.cli.signal import signal
 from cocoa_engine.cli.terminal import say
 from cocoa_engine.errors import CocoaError
+from cocoa_engine.risk import CalibrationWarning
+
+_formatted = warnings.formatwarning
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
@@ -127,4 +131,14 @@ app.command()(alpha)
 
 def run() -> None:
     """Read the command line and run it."""
+    warnings.formatwarning = _as_one_line
     app(prog_name="cocoa")
+
+
+def _as_one_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning of ours as the errors are written; others as Python does."""
+    if issubclass(category, CalibrationWarning) and "--debug" not in sys.argv:
+        return f"cocoa: warning: {message}\n"
+    return _formatted(message, category, filename, lineno, line)

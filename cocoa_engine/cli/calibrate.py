@@ -96,8 +96,14 @@ def calibrate(
     are those on prompts left out of the fit, beside what ranks without any fit.
     """
     threshold = _threshold(precision, recall, miss)
+    if threshold:
+        from cocoa_engine.risk.thresholds import require  # numpy: not for every `cocoa --help`
+
+        require(*threshold)
     if (out is None) == (check is None):
-        raise ConfigError("give --out FILE to fit a calibrator, or --check FILE to try one out, not both")
+        raise ConfigError("give either --out FILE, to fit a calibrator, or --check FILE, to try one out")
+    if check is not None and threshold:
+        raise ConfigError("--check tries a calibrator out as it is: no threshold is chosen then")
     if data is None and questions is None:
         raise ConfigError("give --data PATH with labelled answers, --questions FILE for the model to answer, or both")
     known = None if check is None else RiskCalibrator.load(check)
@@ -160,7 +166,9 @@ def calibrate(
         print_json(calibrator.model_dump_json())
         return
     parts: list[Group | Text] = [_shown(risk, one) for one, risk in fitted.items()]
-    parts += [Text(f"No risk of {one}s: {lacks(found[one], folds)}") for one in found if one not in fitted]
+    parts += [
+        Text(f"No risk of {one}s: {lacks(found[one], folds, isotonic=isotonic)}") for one in found if one not in fitted
+    ]
     output(no_color).print(Group(*parts, *_written([out, *files])))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -146,7 +147,7 @@ def _config(given: Mapping[str, Any]) -> CocoaConfig:
     settings = {name: value for name, value in given.items() if value not in (None, [])}
     for name, value in settings.items():
         if isinstance(value, str) and _is_tuple(CocoaConfig.model_fields[name]):
-            settings[name] = value.split(",")
+            settings[name] = re.split(r"[,-]", value)  # 10-20 is how the harness takes them
     return CocoaConfig(**settings)
 
 

@@ -10,6 +10,7 @@ from cocoa_engine.results import Span
 
 LEVELS = 4
 SHOWN = 0.001  # figures are shown to three decimals: below that, risks differ by rounding alone
+NARROWEST = 0.02  # a relative scale: the riskiest of spans that are nearly alike is not painted as if it stood out
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class RiskScale:
         if spans and all(span.calibrated for span in spans):
             return cls(0.0, 1.0, True)
         risks = [span.risk for span in spans] or [0.0]
-        return cls(min(risks), max(risks), False)
+        low, high = min(risks), max(risks)
+        return cls(low, high if high - low < SHOWN else max(high, low + NARROWEST), False)
 
     @property
     def empty(self) -> bool:

@@ -93,7 +93,7 @@ def scale_words(generations: Sequence[Generation], scale: RiskScale) -> str:
 
 
 def summary_words(generation: Generation) -> str:
-    """The size and the cost of an answer, and why it ended, in one line."""
+    """The size and the cost of an answer, why it ended, and its risk as a whole if that is known, in one line."""
     usage = generation.usage
     counts = (
         count(usage.completion_tokens, "token"),
@@ -103,7 +103,9 @@ def summary_words(generation: Generation) -> str:
     )
     reason = generation.finish_reason
     end = f", {FINISH_REASONS.get(reason, reason)}" if reason else ""
-    return f"{generation.config.method}: {', '.join(counts)}{end}."
+    risk = generation.answer_risk
+    whole = "" if risk is None else f" Risk of the answer as a whole: {risk:.3f}, calibrated."
+    return f"{generation.config.method}: {', '.join(counts)}{end}.{whole}"
 
 
 def risk_words(generation: Generation) -> str:

@@ -251,14 +251,15 @@ class RiskCalibrator(_Part):
 
         Args:
             answers: with labels (:func:`~cocoa_engine.labelled.read_labelled`): they are fed to the model. Those
-                labelled as wholes give the risk of an answer, those with labelled parts that of a span.
+                labelled as wholes give the risk of an answer, those with labelled parts also that of a span.
             questions: with known answers (:func:`~cocoa_engine.labelled.read_questions`): the model answers them, and
                 the risk of an answer is fitted on that instead.
             config: the settings that the calibrator will be valid for; by default the engine's.
             chat: ask through the model's chat template instead of as a text to continue. Questions always are, where
                 there is one.
             isotonic: an isotonic map on top of the logistic model.
-            threshold: a rule and its target, such as ``("recall", 0.8)``, by which :meth:`flags` decides.
+            threshold: by which :meth:`flags` decides: ``"precision"``, ``"recall"`` or ``"conformal"`` (the share that
+                may be missed), and the target, such as ``("recall", 0.8)``.
             folds: of the cross-validation, grouped by prompt.
             draws: of the bootstrap.
             seed: of that, and of what a conformal threshold is chosen on.
@@ -269,8 +270,11 @@ class RiskCalibrator(_Part):
         """
         from cocoa_engine.risk.fitting import fit_levels
         from cocoa_engine.risk.measured import labelled_features, own_answers
+        from cocoa_engine.risk.thresholds import require
         from cocoa_engine.signal.segments import force
 
+        if threshold is not None:
+            require(*threshold)
         config = engine.config if config is None else config
         found = labelled_features(force(engine, answers, config, chat=chat), config, engine.num_layers)
         about: dict[Level, str] = dict.fromkeys(found, f"{len(answers)} given answers")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,7 +116,7 @@ def fit(
         drawn = set(np.random.default_rng(seed).permutation(prompts)[: len(prompts) // 3].tolist())
         inside = np.array([group in drawn for group in items.groups])
         kept, chosen_on = items.only(~inside), items.only(inside)
-    _require(kept, folds)
+    _require(kept, folds, isotonic=isotonic)
     risks, strata = left_out(kept, isotonic=isotonic, folds=folds)
     fitted = _fit(kept, isotonic=isotonic)
     chosen = None
@@ -156,7 +157,10 @@ def fit_levels(
     """
     if not found:
         raise CalibrationError("nothing here is labelled.")
-    enough = [level for level in found if lacks(found[level], folds) is None] or list(found)  # or fit says what lacks
+    lacking = {level: missing for level in found if (missing := lacks(found[level], folds, isotonic=isotonic))}
+    enough = [level for level in found if level not in lacking]
+    if not enough:
+        raise CalibrationError(" ".join(f"No risk of {level}s: {lacking[level]}" for level in found))
     return {
         level: fit(
             found[level],
@@ -275,10 +279,10 @@ def _folds(items: LabelledFeatures, folds: int) -> list[tuple[NDArray[np.bool_],
     return parts
 
 
-def lacks(items: LabelledFeatures, folds: int) -> str | None:
+def lacks(items: LabelledFeatures, folds: int, *, isotonic: bool = False) -> str | None:
     """What items lack to be fitted on, in words; none if nothing."""
-    # the isotonic map divides what is left of a fold into four again
-    least = 2 * folds
+    within = 4 if isotonic else 3  # what is left of a fold is divided again, for the isotonic map or the strength
+    least = max(2 * folds, math.ceil(within * folds / (folds - 1)))
     for what, chosen in (("hallucinated", items.labels), ("supported", ~items.labels)):
         prompts = len({group for group, is_one in zip(items.groups, chosen, strict=True) if is_one})
         if prompts < least:
@@ -286,10 +290,10 @@ def lacks(items: LabelledFeatures, folds: int) -> str | None:
     return None
 
 
-def _require(items: LabelledFeatures, folds: int) -> None:
+def _require(items: LabelledFeatures, folds: int, *, isotonic: bool) -> None:
     if not np.isfinite(items.features).all():
         raise CalibrationError("a feature of an item is not finite; it cannot be fitted on.")
-    if missing := lacks(items, folds):
+    if missing := lacks(items, folds, isotonic=isotonic):
         raise CalibrationError(missing)
 
 

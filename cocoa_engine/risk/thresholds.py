@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,6 +19,23 @@ class Reached(NamedTuple):
 
     precision: float | None
     recall: float
+
+
+def require(rule: str, target: float) -> None:
+    """Refuse a rule that there is not, or a target that cannot be.
+
+    Raises:
+        CalibrationError: says what is wrong.
+    """
+    if rule not in get_args(Rule):
+        raise CalibrationError(f"a threshold is chosen by {', '.join(get_args(Rule))}, not by {rule!r}.")
+    if not 0 < target <= 1 or (rule == "conformal" and target == 1):
+        what = (
+            "the share that may be missed must be above 0 and below 1"
+            if rule == "conformal"
+            else f"a {rule} is above 0 and at most 1"
+        )
+        raise CalibrationError(f"{what}, not {target:g}.")
 
 
 def reached(risks: ArrayLike, labels: ArrayLike, threshold: float) -> Reached:
@@ -76,8 +93,7 @@ def conformal(risks: ArrayLike, labels: ArrayLike, groups: Sequence[Hashable], t
     Raises:
         CalibrationError: the target is out of range, or no span is given.
     """
-    if not 0 < target < 1:
-        raise CalibrationError(f"the share that may be missed must be above 0 and below 1, not {target:g}.")
+    require("conformal", target)
     values, hallucinated = np.asarray(risks, dtype=np.float64), np.asarray(labels, dtype=bool)
     if not len(values):
         raise CalibrationError("a threshold needs spans to be chosen on.")
@@ -101,6 +117,7 @@ def choose(rule: Rule, target: float, risks: ArrayLike, labels: ArrayLike, group
     Raises:
         CalibrationError: it cannot be reached.
     """
+    require(rule, target)
     if rule == "conformal":
         value = conformal(risks, labels, groups, target)
     else:

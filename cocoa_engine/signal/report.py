@@ -29,8 +29,10 @@ def measure(items: Mapping[Level, Items], config: CocoaConfig, *, draws: int = 1
     for level, those in items.items():
         if those.both_classes:
             levels[level] = _level(those, Layers.of(config, those.num_layers), config, draws, seed)
+        elif those.groups:
+            left_out[level] = f"every one is {'hallucinated' if those.hallucinated.any() else 'supported'}"
         else:
-            left_out[level] = f"every one is {'hallucinated' if those.hallucinated.sum() else 'supported'}"
+            left_out[level] = "none is labelled"
     return {
         "alpha": config.alpha,
         "span_log_prob": config.span_log_prob,

@@ -51,18 +51,21 @@ def markdown(task: EvalTask, results: Mapping[str, Any], paper_model: str | None
         lines.append(f"Empty answers: {empty - errors} of all arms.")
     if model and compared:
         lines.append(f"The paper's figures are those of its {model} on its own samples.")
-        lines += _differences(decoding, arms, NUM_LAYERS[model])
+    lines += _differences(decoding, arms, model)
     return "\n".join(lines) + "\n"
 
 
-def _differences(decoding: Mapping[str, Any], arms: Sequence[Arm], num_layers: int) -> Iterator[str]:
+def _differences(decoding: Mapping[str, Any], arms: Sequence[Arm], model: str | None) -> Iterator[str]:
     """What was set otherwise than in the paper, in words."""
     if decoding["middle_layers"] is not None and any(arm.alpha for arm in arms):
         first, last = decoding["middle_layers"]
-        yield (
-            f"Middle layers are set to {first} to {last}: an arm that weighs disagreement is compared with the paper's "
-            f"figures for these layers of its {num_layers}, or with none."
+        compared = (
+            ""
+            if model is None
+            else ": an arm that weighs disagreement is compared with the paper's figures for these layers of its "
+            f"{NUM_LAYERS[model]}, or, where it has none, with nothing"
         )
+        yield f"Middle layers are set to {first} to {last}{compared}."
     paper = CocoaConfig.paper().model_dump(mode="json", exclude=_LEFT_OUT)
     others = {name: value for name, value in paper.items() if decoding.get(name, value) != value}
     if others:

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import Result
 
 from cocoa_engine import CalibrationError, CalibrationWarning, CocoaEngine, RiskCalibrator
+from cocoa_engine.cli.app import _as_one_line
 from cocoa_engine.labelled import read_labelled
 from cocoa_engine.risk.calibrator import Threshold
 from tests.risk.made_up import fitted
@@ -65,6 +66,7 @@ def test_signal_of_whole_answers(cocoa: Cocoa, answers: Path, tmp_path: Path, en
     one = record["levels"]["answer"]
     assert (one["items"], one["prompts"], one["hallucinated"]) == (24, 12, 12)
     assert record["about"]["model"] == engine.model_name
+    assert record["left_out"] == {"span": "none is labelled", "character": "none is labelled"}
     ranking, paired = one["ranking"], one["paired"]
     # a model of 135M parameters does know capitals
     assert ranking["-log p"]["auroc"]["estimate"] > 0.8
@@ -258,6 +260,25 @@ def test_a_calibrator_is_fitted_in_python_as_on_the_command_line(
     assert found.mismatches(engine.model_name, engine.config, engine.num_layers) == ["span_boundary is right, not left"]
     with pytest.raises(CalibrationError, match="nothing here is labelled"):
         RiskCalibrator.fit(engine)
+    for rule, target, message in (
+        ("recall", 3.0, "a recall is above 0 and at most 1, not 3"),
+        ("precision", 0.0, "a precision is above 0"),
+        ("conformal", 1.0, "above 0 and below 1, not 1"),
+        ("miss", 0.1, "by precision, recall, conformal, not by 'miss'"),
+    ):
+        with pytest.raises(CalibrationError, match=message):
+            RiskCalibrator.fit(engine, threshold=(rule, target))  # type: ignore[arg-type]
+
+
+def test_too_few_prompts_are_said(cocoa: Cocoa, answers: Path, tmp_path: Path) -> None:
+    few = tmp_path / "few.jsonl"
+    lines = answers.read_text().splitlines()
+    few.write_text("\n".join(lines[2 * number + number % 2] for number in range(8)))  # one answer to each, half wrong
+    refused = cocoa("calibrate", "--data", str(few), "--folds", "2", "--draws", "20", "--out", str(tmp_path / "r.json"))
+    assert refused.exit_code == 2, refused.output
+    message = " ".join(refused.stderr.split())
+    assert "No risk of answers: 4 prompts have hallucinated items; 2 folds" in message
+    assert "need at least 6" in message
 
 
 def test_a_conformal_threshold_says_what_it_guarantees(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
@@ -314,8 +335,11 @@ def test_check_says_what_the_calibrator_was_not_fitted_for(
         assert refused.exit_code == 2
         assert words in " ".join(refused.stderr.split())
     assert loads == []
-    with pytest.warns(CalibrationWarning, match=f"the model is {engine.model_name}, not another. Its risks"):
-        assert cocoa(*check, "--gamma", "0.3", "--middle-layers", "10,20").exit_code == 0
+    with pytest.warns(CalibrationWarning, match=f"the model is {engine.model_name}, not another. Its risks") as caught:
+        assert cocoa(*check, "--gamma", "0.3", "--middle-layers", "10-20").exit_code == 0
+    said = _as_one_line(caught[0].message, caught[0].category, "engine.py", 1)
+    assert said == f"cocoa: warning: {caught[0].message}\n"
+    assert "engine.py:1" in _as_one_line("other", UserWarning, "engine.py", 1)
 
 
 def test_calibrate_on_the_models_own_answers(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
@@ -376,7 +400,9 @@ def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> 
         (["signal", "--data", "{answers}", "--format", "xls", "--out", "o"], "unknown format 'xls'"),
         (["signal", "--data", "{answers}"], "--out"),
         (["calibrate", "--data", "{answers}", "--out", "r", "--recall", "0.5", "--miss", "0.1"], "give one of them"),
-        (["calibrate", "--data", "{answers}"], "give --out FILE to fit a calibrator, or --check FILE"),
+        (["calibrate", "--data", "{answers}"], "give either --out FILE, to fit a calibrator, or"),
+        (["calibrate", "--data", "{answers}", "--check", "embedded", "--miss", "0.1"], "no threshold is chosen"),
+        (["calibrate", "--data", "{answers}", "--out", "r", "--miss", "0"], "above 0 and below 1, not 0"),
         (["calibrate", "--data", "{answers}", "--check", "{answers}"], "not a calibrator"),
         (["calibrate", "--out", "r"], "give --data PATH"),
         (["calibrate", "--data", "{answers}", "--out", "r", "--plot", "a.foo"], "must end in one of .eps"),

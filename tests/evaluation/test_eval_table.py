@@ -198,7 +198,7 @@ def test_figures_are_those_of_the_layers_that_were_set() -> None:
     assert "| Baseline (greedy) | - | <u>20.00</u> | 50.00 | 13.50 |" in table
     assert "| CoCoA-SIG | ConMLDS (α=1) | **10.00** | 50.00 | 21.05 |" in table
     assert "\nMiddle layers are set to 11 to 19: " in table
-    assert "figures for these layers of its 32, or with none.\n" in table
+    assert "figures for these layers of its 32, or, where it has none, with nothing.\n" in table
     assert "CocoaConfig.paper()" not in table
     del figures[arm]
     given = results("truthfulqa_gen", figures, config=CocoaConfig(middle_layers=(11, 19)))
@@ -225,3 +225,12 @@ def test_a_judged_table_is_compared_with_a_model_that_was_judged() -> None:
     assert "| CoCoA-SIG | fMLDS (α=2.5) | **60.00** | 59.70 |" in table
     assert "those of its Qwen-2.5-14b on its own samples" in table
     assert "paper" not in markdown(judged, results("nq_swap", figures), "mistral-7b")
+
+
+def test_settings_are_named_also_where_the_paper_has_no_figures() -> None:
+    config = CocoaConfig(gamma=0.2, middle_layers=(11, 19))
+    arms = {Arm("cocoa-sig", "con_mlds", 1.0): {"accuracy": 0.5}}
+    table = markdown(TASKS["gsm8k"], results("gsm8k", arms, config=config))
+    assert "paper:" not in table
+    assert "Middle layers are set to 11 to 19" in table
+    assert "gamma 0.2 (0.3)" in table

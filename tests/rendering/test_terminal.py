@@ -87,6 +87,13 @@ def test_every_level_that_is_drawn_has_ends_that_differ_in_the_legend(low: float
         assert start != end
 
 
+def test_spans_that_are_nearly_alike_are_not_painted_as_if_one_stood_out() -> None:
+    alike = generation(("Paris", 0.9035), (" it", 0.9053), (" is", 0.9041))
+    assert answer_text(alike, marks=True).plain == "Paris it is"
+    assert "0.903–0.908" in legend(alike).plain
+    assert answer_text(generation(("Paris", 0.875), (" it", 0.9)), marks=True).plain == "Paris [it|3]"
+
+
 def test_the_span_that_reached_max_risk_is_marked_whatever_its_level() -> None:
     answer = stopped(("Dune", 0.9), (" is", 0.8))
     assert answer_text(answer, marks=True).plain == "[Dune|3] [is|0!]"

@@ -44,12 +44,12 @@ def measure(bench: Bench) -> dict[str, Any]:
         race = bench.race(f"prompt of {length} tokens", ways, [cases] * rounds)
         pair = (COCOA_SIG, GREEDY)
         per_token = [race["ways"][name]["seconds"] for name in pair]
-        steps = [ours[name].steps_per_token() for name in pair]
-        per_step = [[one / each for one in seconds] for seconds, each in zip(per_token, steps, strict=True)]
+        per_kept = [ours[name].steps_per_token() for name in pair]
+        per_step = [[one / each for one in seconds] for seconds, each in zip(per_token, per_kept, strict=True)]
         race["cocoa_sig_to_our_greedy"] = {
             "per_token": ratio(*per_token)._asdict(),
             "per_step": ratio(*per_step)._asdict(),
-            "steps_per_token": dict(zip(pair, steps, strict=True)),
+            "steps_per_token": dict(zip(pair, per_kept, strict=True)),
         }
         by_length[str(length)] = race
     return {"lengths": by_length, "memory": peaks(bench, settings.lengths[-1])}

@@ -318,9 +318,7 @@ def test_a_measurement_from_end_to_end(
 
 
 @pytest.mark.parametrize("name", ["context", "prompt_length", "tips", "batch", "capture", "scoring"])
-def test_every_measurement_runs(
-    name: str, engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measurements_run(name: str, engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny, but for the memory of a process of its own, and what else loads a model again."""
     monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: engine)
     monkeypatch.setattr(prompt_length, "peaks", lambda *_: {})

@@ -27,7 +27,8 @@ PREFILL_CHUNK = 2048
 """Tokens of a prompt fed at once: what a long prompt needs beside its keys and values does not grow with it."""
 
 MASK_CELLS = 2**26
-"""At most so many cells has the mask of a chunk, tokens x slots: chunks of very long prompts are smaller."""
+"""At most so many cells, tokens x slots, has the mask of a chunk: chunks of very long prompts are smaller. Where scores
+are capped, as in Gemma 2, a mask is repeated for the query heads that share a key's head."""
 
 SPARE_SLOTS = 64
 """Slots allotted beyond the longest possible text; a wider risk point near its end gets more when it comes."""

@@ -28,10 +28,10 @@ from cocoa_engine.cli.terminal import say
 from cocoa_engine.errors import CocoaError
 from cocoa_engine.risk import CalibrationWarning
 
-_formatted = warnings.formatwarning
-
 BAD_INPUT = 2
 INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
+
+_pythons_own = warnings.formatwarning
 
 
 class OneLineErrors(TyperGroup):
@@ -141,4 +141,4 @@ def _as_one_line(
     """A warning of ours as the errors are written; others as Python does."""
     if issubclass(category, CalibrationWarning) and "--debug" not in sys.argv:
         return f"cocoa: warning: {message}\n"
-    return _formatted(message, category, filename, lineno, line)
+    return _pythons_own(message, category, filename, lineno, line)

@@ -120,7 +120,7 @@ def calibrate(
         if file is not None:
             make_folder(file.parent)
     engine = load_engine(model, loading)
-    from cocoa_engine.risk.fitting import LabelledFeatures, fit_levels, lacks, risks_of, validate
+    from cocoa_engine.risk.fitting import LabelledFeatures, fit_levels, risks_of, validate
     from cocoa_engine.risk.measured import LEVELS, labelled_features, own_answers
     from cocoa_engine.signal.indicators import Layers
 
@@ -140,7 +140,7 @@ def calibrate(
         about["answer"] = f"{questions.name}, the model's own answers to {len(asked)} questions"
     found = {one: items for one, items in found.items() if level in (None, one)}
     if not found:
-        raise CalibrationError(f"nothing here is labelled by {level}.")
+        raise CalibrationError(f"nothing here is labelled{f' by {level}' if level else ''}.")
     if known is not None:
         checked = {
             one: validate(found[one], risks_of(risk, found[one]), draws=draws, seed=seed)
@@ -157,7 +157,9 @@ def calibrate(
             output(no_color).print(Group(*shown, *_written(files)))
         return
     assert out is not None
-    fitted = fit_levels(found, about, isotonic=isotonic, folds=folds, draws=draws, seed=seed, threshold=threshold)
+    fitted, missing = fit_levels(
+        found, about, isotonic=isotonic, folds=folds, draws=draws, seed=seed, threshold=threshold
+    )
     settings = Settings.of(config, engine.num_layers)
     calibrator = RiskCalibrator(model_name=engine.model_name, settings=settings, **fitted)
     calibrator.save(out)
@@ -166,9 +168,7 @@ def calibrate(
         print_json(calibrator.model_dump_json())
         return
     parts: list[Group | Text] = [_shown(risk, one) for one, risk in fitted.items()]
-    parts += [
-        Text(f"No risk of {one}s: {lacks(found[one], folds, isotonic=isotonic)}") for one in found if one not in fitted
-    ]
+    parts += map(Text, missing)
     output(no_color).print(Group(*parts, *_written([out, *files])))
 
 
@@ -255,7 +255,7 @@ def _guarantee(threshold: Threshold, unit: str) -> str:
         f"hallucinated {unit}s below the threshold is at most {threshold.target:g}; on average over prompts, not for "
         "each of them. It holds for texts measured as these were."
     )
-    if threshold.value > 0:
+    if threshold.target * (threshold.prompts + 1) >= 1:
         return promise
     return f"{promise} {threshold.prompts} prompts are too few for any threshold but 0, which flags everything."
 

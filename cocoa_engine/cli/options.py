@@ -147,7 +147,7 @@ def _config(given: Mapping[str, Any]) -> CocoaConfig:
     settings = {name: value for name, value in given.items() if value not in (None, [])}
     for name, value in settings.items():
         if isinstance(value, str) and _is_tuple(CocoaConfig.model_fields[name]):
-            settings[name] = re.split(r"[,-]", value)  # 10-20 is how the harness takes them
+            settings[name] = re.split(r",|(?<=\d)-", value)  # 10-20 is how the harness takes them
     return CocoaConfig(**settings)
 
 

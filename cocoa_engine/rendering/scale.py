@@ -28,7 +28,9 @@ class RiskScale:
 
     @classmethod
     def of(cls, spans: Iterable[Span]) -> RiskScale:
-        """Absolute if every span's risk is calibrated, else relative to those of these spans that can be seen.
+        """Absolute if every span's risk is calibrated, else from the lowest to the highest of those that can be seen.
+
+        A relative range that is too small to matter is widened to :data:`NARROWEST`, or left empty.
 
         Raw MLDS has no absolute scale: some models put every span near 0.9.
         """
@@ -55,8 +57,7 @@ class RiskScale:
         """The four levels in figures; none if the range is empty."""
         if self.empty:
             return []
-        digits = 3 if self.high - self.low >= LEVELS * SHOWN else 4  # the ends of a level differ
-        return [f"{low:.{digits}f}–{high:.{digits}f}" for low, high in pairwise(self.bounds)]
+        return [f"{low:.3f}–{high:.3f}" for low, high in pairwise(self.bounds)]
 
     def level(self, risk: float) -> int:
         """The level of a risk; 0 for every risk if the range is empty."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,7 +48,10 @@ class _Part(BaseModel):
 
 
 class Settings(_Part):
-    """The settings that the features depend on: which layers, what competes, and where spans end."""
+    """The settings that a risk is valid for: which layers, what competes, and where decoded spans end.
+
+    Given texts are cut where tokens compete, whatever the settings of the end are.
+    """
 
     final_layer: Literal["post_norm", "pre_norm"]
     middle_layers: tuple[int, int]
@@ -265,7 +269,8 @@ class RiskCalibrator(_Part):
             seed: of that, and of what a conformal threshold is chosen on.
 
         Raises:
-            CalibrationError: nothing is labelled, or there are too few prompts of either class.
+            CalibrationError: nothing is labelled, or there are too few prompts of either class; a level that lacks
+                these while the other has them is left out, with a :class:`CalibrationWarning`.
             MissingExtraError: scikit-learn is not installed.
         """
         from cocoa_engine.risk.fitting import fit_levels
@@ -281,7 +286,11 @@ class RiskCalibrator(_Part):
         if questions:
             found["answer"] = own_answers(engine, questions, config)
             about["answer"] = f"the model's own answers to {len(questions)} questions"
-        fitted = fit_levels(found, about, isotonic=isotonic, folds=folds, draws=draws, seed=seed, threshold=threshold)
+        fitted, missing = fit_levels(
+            found, about, isotonic=isotonic, folds=folds, draws=draws, seed=seed, threshold=threshold
+        )
+        for words in missing:
+            warnings.warn(CalibrationWarning(words), stacklevel=2)
         return cls(model_name=engine.model_name, settings=Settings.of(config, engine.num_layers), **fitted)
 
     @classmethod

@@ -145,34 +145,39 @@ def fit_levels(
     draws: int = 1000,
     seed: int = 0,
     threshold: tuple[Rule, float] | None = None,
-) -> dict[Level, FittedRisk]:
-    """Fit a risk of each level with enough prompts of either class; arguments as for :func:`fit`.
+) -> tuple[dict[Level, FittedRisk], list[str]]:
+    """Fit a risk of each level that can be fitted; arguments as for :func:`fit`.
 
     Args:
         found: the labelled items.
         about: what these are.
 
+    Returns:
+        The risks, and why there is none of the other levels, in words.
+
     Raises:
-        CalibrationError: nothing is labelled, or no level has enough.
+        CalibrationError: nothing is labelled, or no level can be fitted.
     """
     if not found:
         raise CalibrationError("nothing here is labelled.")
-    lacking = {level: missing for level in found if (missing := lacks(found[level], folds, isotonic=isotonic))}
-    enough = [level for level in found if level not in lacking]
-    if not enough:
-        raise CalibrationError(" ".join(f"No risk of {level}s: {lacking[level]}" for level in found))
-    return {
-        level: fit(
-            found[level],
-            data=about[level],
-            isotonic=isotonic,
-            folds=folds,
-            draws=draws,
-            seed=seed,
-            threshold=threshold,
-        )
-        for level in enough
-    }
+    fitted: dict[Level, FittedRisk] = {}
+    missing = []
+    for level, items in found.items():
+        try:
+            fitted[level] = fit(
+                items,
+                data=about[level],
+                isotonic=isotonic,
+                folds=folds,
+                draws=draws,
+                seed=seed,
+                threshold=threshold,
+            )
+        except CalibrationError as error:
+            missing.append(f"No risk of {level}s: {error}")
+    if not fitted:
+        raise CalibrationError(" ".join(missing))
+    return fitted, missing
 
 
 def left_out(items: LabelledFeatures, *, isotonic: bool, folds: int = 5) -> tuple[Floats, NDArray[np.intp]]:
@@ -279,22 +284,20 @@ def _folds(items: LabelledFeatures, folds: int) -> list[tuple[NDArray[np.bool_],
     return parts
 
 
-def lacks(items: LabelledFeatures, folds: int, *, isotonic: bool = False) -> str | None:
-    """What items lack to be fitted on, in words; none if nothing."""
+def _require(items: LabelledFeatures, folds: int, *, isotonic: bool) -> None:
+    """Refuse items that cannot be fitted on."""
+    if folds < 2:
+        raise CalibrationError(f"a cross-validation has at least 2 folds, not {folds}.")
+    if not np.isfinite(items.features).all():
+        raise CalibrationError("a feature of an item is not finite; it cannot be fitted on.")
     within = 4 if isotonic else 3  # what is left of a fold is divided again, for the isotonic map or the strength
     least = max(2 * folds, math.ceil(within * folds / (folds - 1)))
     for what, chosen in (("hallucinated", items.labels), ("supported", ~items.labels)):
         prompts = len({group for group, is_one in zip(items.groups, chosen, strict=True) if is_one})
         if prompts < least:
-            return f"{prompts} prompts have {what} items; {folds} folds of a cross-validation need at least {least}."
-    return None
-
-
-def _require(items: LabelledFeatures, folds: int, *, isotonic: bool) -> None:
-    if not np.isfinite(items.features).all():
-        raise CalibrationError("a feature of an item is not finite; it cannot be fitted on.")
-    if missing := lacks(items, folds, isotonic=isotonic):
-        raise CalibrationError(missing)
+            raise CalibrationError(
+                f"{prompts} prompts have {what} items; {folds} folds of a cross-validation need at least {least}."
+            )
 
 
 def _estimate(interval: Interval) -> Estimate:

@@ -220,7 +220,7 @@ def _generate(
             "metrics": task.measure(sample, answer),
             "finish_reason": generation.finish_reason,
             "usage": generation.usage.model_dump(mode="json"),
-            "spans": [loads(span.model_dump_json()) for span in generation.spans],  # so that an inf is a text
+            "spans": _as_json(generation.spans),
         }
 
 
@@ -262,11 +262,16 @@ def _score(
                     "text": span.text,
                     "correct": number < len(sample.references),
                     "score": span.score,
-                    "spans": [span.model_dump(mode="json")],
+                    "spans": _as_json([span]),
                 }
                 for number, span in enumerate(spans)
             ],
         }
+
+
+def _as_json(spans: Sequence[Span]) -> list[Any]:
+    """As plain JSON, in which what is infinite is a text."""
+    return [loads(span.model_dump_json()) for span in spans]
 
 
 def _failed(task: EvalTask, error: Exception) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from cocoa_integrations.evaluation.tasks import Column, EvalTask
 _NAMES = {"greedy": "Baseline (greedy)", "cocoa": "CoCoA", "cocoa-sig": "CoCoA-SIG"}
 _NAMES |= {"dola": "DoLa", "diver": "Diver", "decore": "DeCoRe"}
 _NONE = "–"
-_LEFT_OUT = {"middle_layers", "max_new_tokens", "stop", "seed", "decore_heads"}  # told apart, or not the paper's
+_LEFT_OUT = {"middle_layers", "max_new_tokens", "stop", "seed", "decore_heads"}  # said elsewhere, or the task's own
 
 
 def markdown(task: EvalTask, results: Mapping[str, Any], paper_model: str | None = None) -> str:

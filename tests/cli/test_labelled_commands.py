@@ -6,6 +6,7 @@ import builtins
 import json
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from typer.testing import Result
 
 from cocoa_engine import CalibrationError, CalibrationWarning, CocoaEngine, RiskCalibrator
-from cocoa_engine.cli.app import _as_one_line
+from cocoa_engine.cli.app import run
 from cocoa_engine.labelled import read_labelled
 from cocoa_engine.risk.calibrator import Threshold
 from tests.risk.made_up import fitted
@@ -268,6 +269,10 @@ def test_a_calibrator_is_fitted_in_python_as_on_the_command_line(
     ):
         with pytest.raises(CalibrationError, match=message):
             RiskCalibrator.fit(engine, threshold=(rule, target))  # type: ignore[arg-type]
+    with pytest.raises(CalibrationError, match="at least 2 folds, not 1"):
+        RiskCalibrator.fit(engine, read_labelled(parts)[:2], folds=1)
+    with pytest.warns(CalibrationWarning, match="No risk of answers: 0 prompts have supported items"):
+        RiskCalibrator.fit(engine, read_labelled(parts), folds=3, draws=20)
 
 
 def test_too_few_prompts_are_said(cocoa: Cocoa, answers: Path, tmp_path: Path) -> None:
@@ -335,11 +340,18 @@ def test_check_says_what_the_calibrator_was_not_fitted_for(
         assert refused.exit_code == 2
         assert words in " ".join(refused.stderr.split())
     assert loads == []
-    with pytest.warns(CalibrationWarning, match=f"the model is {engine.model_name}, not another. Its risks") as caught:
+    with pytest.warns(CalibrationWarning, match=f"the model is {engine.model_name}, not another. Its risks"):
         assert cocoa(*check, "--gamma", "0.3", "--middle-layers", "10-20").exit_code == 0
-    said = _as_one_line(caught[0].message, caught[0].category, "engine.py", 1)
-    assert said == f"cocoa: warning: {caught[0].message}\n"
-    assert "engine.py:1" in _as_one_line("other", UserWarning, "engine.py", 1)
+
+
+def test_a_warning_of_ours_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # put back afterwards
+    monkeypatch.setattr(sys, "argv", ["cocoa", "--version"])
+    with pytest.raises(SystemExit):
+        run()
+    one = CalibrationWarning.of(["gamma is 0.5, not 0.3"])
+    assert warnings.formatwarning(one, CalibrationWarning, "engine.py", 1) == f"cocoa: warning: {one}\n"
+    assert "engine.py:1" in warnings.formatwarning("other", UserWarning, "engine.py", 1)
 
 
 def test_calibrate_on_the_models_own_answers(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:

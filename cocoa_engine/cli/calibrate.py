@@ -28,6 +28,7 @@ from cocoa_engine.risk.calibrator import (
     FittedRisk,
     Level,
     RiskCalibrator,
+    Rule,
     Settings,
     Threshold,
     Validation,
@@ -96,10 +97,6 @@ def calibrate(
     are those on prompts left out of the fit, beside what ranks without any fit.
     """
     threshold = _threshold(precision, recall, miss)
-    if threshold:
-        from cocoa_engine.risk.thresholds import require  # numpy: not for every `cocoa --help`
-
-        require(*threshold)
     if (out is None) == (check is None):
         raise ConfigError("give either --out FILE, to fit a calibrator, or --check FILE, to try one out")
     if check is not None and threshold:
@@ -185,10 +182,10 @@ def _as_fitted(config: CocoaConfig, fitted: Settings, check: object) -> CocoaCon
     return config.replace(**wanted)
 
 
-def _threshold(
-    precision: float | None, recall: float | None, miss: float | None
-) -> tuple[Literal["precision", "recall", "conformal"], float] | None:
-    given: list[tuple[Literal["precision", "recall", "conformal"], float]] = []
+def _threshold(precision: float | None, recall: float | None, miss: float | None) -> tuple[Rule, float] | None:
+    from cocoa_engine.risk.thresholds import require  # numpy: not for every `cocoa --help`
+
+    given: list[tuple[Rule, float]] = []
     if precision is not None:
         given.append(("precision", precision))
     if recall is not None:
@@ -197,6 +194,8 @@ def _threshold(
         given.append(("conformal", miss))
     if len(given) > 1:
         raise ConfigError("--precision, --recall and --miss each choose the threshold: give one of them")
+    for rule, target in given:
+        require(rule, target)
     return given[0] if given else None
 
 

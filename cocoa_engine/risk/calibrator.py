@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
     from cocoa_engine.engine import CocoaEngine
     from cocoa_engine.labelled import LabelledText, Question
-    from cocoa_engine.risk.thresholds import Rule
 
 Level = Literal["span", "answer"]
 """What there is a risk of."""
+
+Rule = Literal["precision", "recall", "conformal"]
+"""How a threshold is chosen."""
 
 EMBEDDED = Path(__file__).parent / "embedded.json"
 """The embedded model's; what it was fitted on, and what it is worth, is said in it and in docs/signal.md."""
@@ -157,7 +159,7 @@ class Threshold(_Part):
     """From which risk on a span is flagged, and what was asked of that choice."""
 
     value: float = Field(ge=0)
-    rule: Literal["precision", "recall", "conformal"]
+    rule: Rule
     target: float
     precision: float | None = Field(description="Reached on the spans it was chosen on; none if nothing is flagged.")
     recall: float

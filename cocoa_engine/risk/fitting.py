@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.extras import need
-from cocoa_engine.risk.calibrator import Estimate, FittedRisk, Isotonic, Level, Rival, Validation
-from cocoa_engine.risk.thresholds import Rule, choose
+from cocoa_engine.risk.calibrator import Estimate, FittedRisk, Isotonic, Level, Rival, Rule, Validation
+from cocoa_engine.risk.thresholds import choose
 from cocoa_engine.risk.validation import brier, expected_calibration_error, reliability
 from cocoa_engine.signal.ranking import Bootstrap, Interval, RankedWithin
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cocoa_engine.errors import CalibrationError
-from cocoa_engine.risk.calibrator import Threshold
-
-Rule = Literal["precision", "recall", "conformal"]
+from cocoa_engine.risk.calibrator import Rule, Threshold
 
 
 class Reached(NamedTuple):

@@ -62,7 +62,9 @@ def figures_of(task: str, model: str, arm: Arm, layers: Sequence[int] | None = N
 
 def _window(layers: Sequence[int] | None, num_layers: int) -> str:
     """Middle layers as the paper's table writes them; nothing for its usual ones, the middle third."""
-    if layers is None or tuple(layers) == (num_layers // 3, 2 * num_layers // 3):
+    from cocoa_engine.disagreement import middle_layers  # which loads torch: bad input is refused without it
+
+    if layers is None or tuple(layers) == middle_layers(num_layers):
         return ""
     first, last = layers
     return "all" if first <= 1 and last >= num_layers - 1 else f"{first}-{last}"

@@ -215,7 +215,7 @@ class Sequencer:
                 if self.has_ended():  # of a risk that reaches max_risk
                     break
             if at_risk_point and self.method.branches:
-                branches = yield from self._grow(candidates)
+                branches = yield from self.grow(candidates)
                 pmi = (yield from self._read_back(branches)) if self.method.reads_back else [0.0] * len(branches)
                 kept = self._choose(branches, pmi)
                 taken = kept.path
@@ -234,8 +234,11 @@ class Sequencer:
         """Whether nothing more is decoded."""
         return self.finish_reason is not None
 
-    def _grow(self, candidates: NextTokens) -> Generator[Asked, StepOutput, list[Branch]]:
-        """Open a branch for each candidate and grow them in step to their common boundary."""
+    def grow(self, candidates: NextTokens) -> Generator[Sequence[Path], StepOutput | list[Fed], list[Branch]]:
+        """Open a branch for each candidate and grow them in step to their common boundary.
+
+        It is sent what a pass says of the paths it asks for, or what was made of that already.
+        """
         cap = min(self.config.max_span_tokens, self.config.max_new_tokens - self.generated)
         branches = [Branch(self.track.fork()) for _ in candidates.token_ids]
         for place, branch in enumerate(branches):
@@ -258,7 +261,7 @@ class Sequencer:
 
     def _feed(
         self, paths: Sequence[Path], growing: Sequence[Path], waiting: Sequence[Branch] = ()
-    ) -> Generator[Asked, StepOutput, list[Fed]]:
+    ) -> Generator[Sequence[Path], StepOutput | list[Fed], list[Fed]]:
         """What the model says after some paths: those not fed yet are fed now, and others ahead where there is room.
 
         Args:
@@ -272,13 +275,21 @@ class Sequencer:
         if missing:
             asked = [*missing, *self._ahead(missing, growing, waiting)]
             output = yield asked
-            known = [None] * len(asked) if self.rules.processors else self._top(output.logits, output.others)
-            for number, (path, following) in enumerate(zip(asked, known, strict=True)):
-                again = following is None or self.method.reads_back
-                logits = output.logits[number] if again else None
-                others = output.others[:, number] if again and output.others is not None else None
-                self.fed[path] = Fed(logits, output.hidden[:, number], following, others)
+            said = output if isinstance(output, list) else self._said(output)
+            self.fed.update(zip(asked, said, strict=True))
         return [self.fed[path] for path in paths]
+
+    def _said(self, output: StepOutput) -> list[Fed]:
+        """What a pass says of each token it fed."""
+        count = len(output.logits)
+        known = [None] * count if self.rules.processors else self._top(output.logits, output.others)
+        said = []
+        for number, following in enumerate(known):
+            again = following is None or self.method.reads_back
+            logits = output.logits[number] if again else None
+            others = output.others[:, number] if again and output.others is not None else None
+            said.append(Fed(logits, output.hidden[:, number], following, others))
+        return said
 
     def _read_back(self, branches: Sequence[Branch]) -> Generator[Asked, StepOutput, list[float]]:
         """PMI(S; x) of each branch S: the prompt x is fed once more after it, and after what it grew from."""
@@ -396,13 +407,19 @@ class Sequencer:
             return waiting if len(waiting) == len(branches) else []
         return [branch for branch in branches if not branch.ended] if waiting else []  # right, fixed: to the latest
 
-    def _choose(self, branches: Sequence[Branch], pmi: Sequence[float]) -> Branch:
-        """Score the branches, keep one, and record the span with all that competed."""
+    def weighed(self, branches: Sequence[Branch], pmi: Sequence[float] | None = None) -> list[Candidate]:
+        """The branches of a risk point as candidates, with their scores; the first is the greedy one.
+
+        Args:
+            pmi: PMI(S; x) of each, for a method that reads the prompt back.
+        """
         con, f = self._mlds(branches)
         start = len(self.track.text)
         candidates = []
         for number, branch in enumerate(branches):
-            log_prob, score = log_prob_and_score(self.config, branch.log_probs, con[number], f[number], pmi=pmi[number])
+            log_prob, score = log_prob_and_score(
+                self.config, branch.log_probs, con[number], f[number], pmi=pmi[number] if pmi else 0.0
+            )
             candidates.append(
                 Candidate(
                     text=branch.track.text[start : branch.track.stop_at],
@@ -417,6 +434,11 @@ class Sequencer:
                     is_greedy=number == 0,
                 )
             )
+        return candidates
+
+    def _choose(self, branches: Sequence[Branch], pmi: Sequence[float]) -> Branch:
+        """Score the branches, keep one, and record the span with all that competed."""
+        candidates = self.weighed(branches, pmi)
         ranked = [candidate.score for candidate in candidates]
         if self.config.temperature > 0:
             below_best = torch.tensor(ranked, dtype=torch.float64) - max(ranked)  # divided, it cannot overflow upwards
@@ -424,7 +446,8 @@ class Sequencer:
             chosen = int(torch.multinomial(weights, 1, generator=self.rules.generator))
         else:
             chosen = ranked.index(max(ranked))  # the first of equals: the more probable first token
-        self._record(branches[chosen], con[chosen], f[chosen], candidates, chosen, pmi[chosen])
+        one = candidates[chosen]
+        self._record(branches[chosen], one.con_mlds, one.f_mlds, candidates, chosen, pmi[chosen])
         for branch in branches:
             if branch is not branches[chosen]:
                 self.lookup.note(branch.token_ids)

@@ -127,7 +127,7 @@ def calibrate(
     found: dict[Level, LabelledFeatures] = {}
     about: dict[Level, str] = {}
     if data is not None:
-        with fed(engine, records, config, chat=chat) as answers:
+        with fed(engine, records, config, chat=chat, grow=level != "answer") as answers:
             found = labelled_features(answers, config, engine.num_layers)
         how = f"{data.name}, {len(records)} given answers, {'as a chat' if chat else 'plain prompts'}"
         about = dict.fromkeys(found, how)

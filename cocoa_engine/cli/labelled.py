@@ -49,13 +49,19 @@ def read(path: Path, format: str | None, prompts: int | None, seed: int) -> list
 
 @contextmanager
 def fed(
-    engine: CocoaEngine, records: list[LabelledText], config: CocoaConfig, *, chat: bool, bare: bool = False
+    engine: CocoaEngine,
+    records: list[LabelledText],
+    config: CocoaConfig,
+    *,
+    chat: bool,
+    bare: bool = False,
+    grow: bool = False,
 ) -> Iterator[Iterator[Forced]]:
-    """The answers as they are fed to the model (``bare``: also without their source), with a progress bar on stderr."""
+    """The answers as :func:`~cocoa_engine.signal.segments.force` feeds them, with a progress bar on stderr."""
     from cocoa_engine.signal.segments import force
 
     with progress("Feeding answers", len(records)) as advance:
-        yield force(engine, records, config, chat=chat, bare=bare, advance=advance)
+        yield force(engine, records, config, chat=chat, bare=bare, grow=grow, advance=advance)
 
 
 @contextmanager

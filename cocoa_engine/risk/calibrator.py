@@ -283,7 +283,8 @@ class RiskCalibrator(_Part):
         if threshold is not None:
             require(*threshold)
         config = engine.config if config is None else config
-        found = labelled_features(force(engine, answers, config, chat=chat), config, engine.num_layers)
+        fed = force(engine, answers, config, chat=chat, grow=True)
+        found = labelled_features(fed, config, engine.num_layers)
         about: dict[Level, str] = dict.fromkeys(found, f"{len(answers)} given answers")
         if questions:
             found["answer"] = own_answers(engine, questions, config)
@@ -366,6 +367,11 @@ class RiskCalibrator(_Part):
         for name in Settings.model_fields:
             if getattr(wanted, name) != getattr(actual, name):
                 found.append(f"{name} is {getattr(actual, name)}, not {getattr(wanted, name)}")
+        if config is not None and self.span is not None:
+            from cocoa_engine.methods import METHODS
+
+            if not METHODS[config.method].branches:
+                found.append(f"method={config.method!r} grows no candidates, of which a span's risk is made in part")
         return found
 
 

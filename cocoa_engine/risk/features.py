@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Protocol
 
+from cocoa_engine.config import CocoaConfig
 from cocoa_engine.results import Candidate, Generation, Preceding
+from cocoa_engine.scores import cocoa_sig
 
 MARGIN_CAP = 20.0
 """Margins above it, in nats, count as this; an infinite one (a single allowed token) could not be weighed."""
@@ -44,6 +46,7 @@ SPAN_FEATURES = (
     "max_rank",
     "candidates",
     "candidate_spread",
+    "score_spread",
     "log_position",
     "before_log_prob",
     "before_entropy",
@@ -51,12 +54,13 @@ SPAN_FEATURES = (
     "before_copied_run",
 )
 """In this order: the same of a span and its tokens, but for those contested; entropy where it begins (the risk point)
-and highest, margin where it begins and lowest; the highest log(1 + id); how many tokens competed there, and log p of
-the best of these less that of the last; and what stands before it (``Span.preceding``; log(1 + number) of tokens).
+and highest, margin where it begins and lowest; the highest log(1 + id); how many tokens competed there, log p of the
+best of these less that of the last, and the best score of the candidates less the worst (:func:`of_candidates`); and
+what stands before it (``Span.preceding``; log(1 + number) of tokens)."""
 
-``candidate_spread`` is that of the competing first tokens' log p, not of the candidates' scores: those need every rival
-grown to its end, which is not known of a given text. A calibrator that is fitted on given texts could not be used on
-decoded spans then."""
+ALPHA: float = CocoaConfig.model_fields["alpha"].default
+"""Of the scores whose spread is a feature: the default ones whatever ranks the candidates, so that a calibrator holds
+for every alpha and either metric."""
 
 
 class SpanFigures(Protocol):
@@ -92,14 +96,12 @@ class SpanFigures(Protocol):
 
 def span_features(span: SpanFigures) -> list[float]:
     """The features of a span, in the order of :data:`SPAN_FEATURES`."""
-    first = [candidate.token_log_probs[0] for candidate in span.candidates]
     return [
         span.con_mlds,
         span.f_mlds,
         *of_tokens(span.token_ids, span.token_log_probs, span.token_entropies, span.token_margins, span.token_copied),
         *worst_of_tokens(span.token_ids, span.token_entropies, span.token_margins),
-        float(max(1, len(first))),
-        max(first) - min(first) if first else 0.0,
+        *of_candidates(span.candidates),
         *of_preceding(span.preceding),
     ]
 
@@ -158,6 +160,19 @@ def worst_of_tokens(token_ids: Sequence[int], entropies: Sequence[float], margin
         min(margins[0], MARGIN_CAP),
         min(*margins, MARGIN_CAP),
         math.log1p(max(token_ids)),
+    ]
+
+
+def of_candidates(candidates: Sequence[Candidate]) -> list[float]:
+    """The features of what competed at a risk point; of a span that is none, one candidate and no spread.
+
+    The scores are CoCoA-SIG's, s = log p_S (1 + alpha fMLDS), with log p_S as a sum and :data:`ALPHA`.
+    """
+    first = [one.token_log_probs[0] for one in candidates]
+    scores = [cocoa_sig(sum(one.token_log_probs), one.f_mlds, ALPHA) for one in candidates]
+    return [
+        float(max(1, len(candidates))),
+        *(max(values) - min(values) if values else 0.0 for values in (first, scores)),
     ]
 
 

@@ -9,11 +9,13 @@ import numpy as np
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.labelled import Question
+from cocoa_engine.results import Candidate
 from cocoa_engine.risk.calibrator import Level
 from cocoa_engine.risk.features import (
     ANSWER_FEATURES,
     SPAN_FEATURES,
     answer_features,
+    of_candidates,
     of_contested,
     of_preceding,
     of_tokens,
@@ -36,6 +38,9 @@ def labelled_features(answers: Iterable[Forced], config: CocoaConfig, num_layers
     """The features and labels of every span, and of every answer as a whole, as far as they are labelled.
 
     A span, a part between risk points, is hallucinated if a character of it is, white space aside.
+
+    Args:
+        answers: fed with ``grow``, or there are no spans.
     """
     layers = Layers.of(config, num_layers)
     found: dict[Level, _Rows] = {level: _Rows() for level in LEVELS}
@@ -44,9 +49,10 @@ def labelled_features(answers: Iterable[Forced], config: CocoaConfig, num_layers
         if forced.record.label is not None:
             features = [*_shared(answer(forced), layers), *of_contested(forced.profile.margins)]
             found["answer"].add(features, forced.record.label, group)
-        if forced.record.spans is not None:
+        if forced.candidates is not None:
             for segment in spans(forced):
-                found["span"].add(_of_span(segment, layers), segment.hallucinated > 0, group)
+                features = _of_span(segment, forced.candidates[segment.start], layers)
+                found["span"].add(features, segment.hallucinated > 0, group)
     return {level: rows.labelled(level) for level, rows in found.items() if rows.labels}
 
 
@@ -100,13 +106,12 @@ class _Rows:
         return LabelledFeatures(NAMES[level], features, np.array(self.labels, dtype=bool), self.groups)
 
 
-def _of_span(segment: Segment, layers: Layers) -> list[float]:
+def _of_span(segment: Segment, candidates: Sequence[Candidate], layers: Layers) -> list[float]:
     one, start, which = segment.forced.profile, segment.start, slice(segment.start, segment.end)
     return [
         *_shared(segment, layers),
         *worst_of_tokens(one.token_ids[which], one.entropies[which], one.margins[which]),
-        float(one.competing[start]),
-        one.spreads[start],
+        *of_candidates(candidates),
         *of_preceding(preceding(one.log_probs[:start], one.entropies[:start], one.copied[:start])),
     ]
 

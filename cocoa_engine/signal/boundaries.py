@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.results import Candidate
+from cocoa_engine.signal.branches import Grower
 from cocoa_engine.signal.indicators import Layers
 from cocoa_engine.signal.items import Floats
 from cocoa_engine.signal.ranking import Bootstrap, Ranked
@@ -86,7 +88,7 @@ class Cutter:
 
     ``"token"``: after each token. Otherwise, where several tokens compete a span begins, and ends as decoding would end
     it: before the text's ``"own"`` next risk point, after ``max_span_tokens`` (``"fixed"``), or at the ``"left"`` or
-    ``"right"`` boundary of the branches that the engine grows there. What lies between such spans is a span too, up to
+    ``"right"`` boundary of the branches that decoding grows there. What lies between such spans is a span too, up to
     the next place where tokens compete or the text leaves what the model would have taken.
 
     Args:
@@ -95,13 +97,16 @@ class Cutter:
     """
 
     def __init__(self, engine: CocoaEngine, config: CocoaConfig) -> None:
-        self._engine = engine
-        self._config = config
+        self._most = config.max_span_tokens
+        self._growers = {cut: Grower(engine, config.replace(span_boundary=cut)) for cut in ("left", "right")}
 
     def spans(self, forced: Forced, cut: Cut) -> Iterator[tuple[int, int]]:
         """The tokens of each span of an answer, the end exclusive; together they are the answer."""
         profile = forced.profile
-        count, start, most = len(profile.token_ids), 0, self._config.max_span_tokens
+        count, start, most = len(profile.token_ids), 0, self._most
+        grown: list[list[Candidate]] = []
+        if cut in self._growers:
+            (grown,) = self._growers[cut](profile.prompt, [profile.token_ids])
         while start < count:
             run = start + 1
             while run < count and not begins_span(profile, run):
@@ -113,19 +118,11 @@ class Cutter:
             elif cut == "own":
                 end = min(run, start + most)
             else:
-                end = min(start + (most if cut == "fixed" else self._grown(forced, start, cut)), count)
+                # at the very edge of gamma, the rounding of another pass may say that nothing competes after all
+                longest = max((len(one.token_ids) for one in grown[start]), default=1) if grown else most
+                end = min(start + longest, count)
             yield start, end
             start = end
-
-    def _grown(self, forced: Forced, start: int, cut: Literal["left", "right"]) -> int:
-        """How many tokens the branches have that decoding grows before the token ``start``."""
-        before = [*forced.profile.prompt, *forced.profile.token_ids[:start]]
-        config = self._config.replace(
-            method="cocoa-sig", span_boundary=cut, max_new_tokens=self._config.max_span_tokens, max_risk=None
-        )
-        with self._engine.stream(before, config=config) as stream:
-            span = next(stream)
-        return max(1, *(len(candidate.token_ids) for candidate in (*span.candidates, span)))
 
 
 def cut_every_way(answers: Iterable[Forced], engine: CocoaEngine, config: CocoaConfig, cuts: Cuts) -> Iterator[Forced]:

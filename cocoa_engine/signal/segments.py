@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.labelled import LabelledText
 from cocoa_engine.profile import LayerProfile, Profiler, TextProfile
+from cocoa_engine.results import Candidate
+from cocoa_engine.signal.branches import Grower
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
@@ -24,12 +26,15 @@ class Forced:
         profile: what was measured of its tokens.
         ends: where the characters of each token end in the record's text.
         bare: the same tokens after the prompt without its source, if that was asked for.
+        candidates: of each token, the spans that decoding would weigh there, if they were grown; none where no tokens
+            compete.
     """
 
     record: LabelledText
     profile: TextProfile
     ends: list[int]
     bare: Forced | None = None
+    candidates: Sequence[list[Candidate]] | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,7 @@ def force(
     *,
     chat: bool = False,
     bare: bool = False,
+    grow: bool = False,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Forced]:
     """Feed labelled answers to a model, each after its prompt; neighbours with the same prompt share its encoding.
@@ -66,12 +72,13 @@ def force(
         config: its ``gamma`` and ``max_candidates`` say which tokens compete.
         chat: ask as a chat, with the model's template, instead of as a text to continue.
         bare: feed each answer once more, after its prompt without the source.
+        grow: grow the candidates at every risk point of the answers whose parts are labelled.
         advance: told how many answers were fed.
 
     Raises:
         PromptError: an answer does not fit the context window after its prompt.
     """
-    profiler = Profiler(engine, config)
+    profiler, grower = Profiler(engine, config), Grower(engine, config) if grow else None
     for _, same in groupby(records, key=lambda record: record.prompt):
         together = list(same)
         first = together[0]
@@ -84,11 +91,20 @@ def force(
         if bare:
             bare_prompt = _prompt(engine, first.without_source(), chat)
             without = profiler(bare_prompt, [profile.token_ids for profile in profiles])
-        for record, lead, text, profile, alone in zip(together, leads, texts, profiles, without, strict=True):
+        grown: dict[int, list[list[Candidate]]] = {}
+        if grower is not None:
+            in_parts = [number for number, record in enumerate(together) if record.spans is not None]
+            prompt_ids = profiles[0].prompt
+            candidates = grower(prompt_ids, [profiles[number].token_ids for number in in_parts])
+            grown = dict(zip(in_parts, candidates, strict=True))
+        for number, (record, lead, text, profile, alone) in enumerate(
+            zip(together, leads, texts, profiles, without, strict=True)
+        ):
             dropped = text[0].isspace() and not profile.text[:1].isspace()
             shift = len(lead) - dropped
             ends = [min(max(end - shift, 0), len(record.text)) for end in profile.ends]
-            yield Forced(record, profile, ends, None if alone is None else Forced(record, alone, ends))
+            bare_one = None if alone is None else Forced(record, alone, ends)
+            yield Forced(record, profile, ends, bare_one, grown.get(number))
         advance(len(together))
 
 

@@ -5,19 +5,26 @@ from __future__ import annotations
 import math
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 from langchain_core.messages import HumanMessage
 
 from cocoa_engine import CalibrationError, CalibrationWarning, CocoaConfig, CocoaEngine, ConfigError, RiskCalibrator
+from cocoa_engine.labelled import LabelledSpan, LabelledText
 from cocoa_engine.measure import ranking_mlds
+from cocoa_engine.profile import Profiler
 from cocoa_engine.risk.features import SPAN_FEATURES, answer_features, span_features
+from cocoa_engine.risk.measured import labelled_features
+from cocoa_engine.signal.branches import Grower
+from cocoa_engine.signal.segments import Forced
 from cocoa_integrations.langchain import ChatCocoa, get_risk
 from cocoa_integrations.llama_index import CocoaLLM, collect_risk
 from tests.prompts import chat
 from tests.risk.made_up import SETTINGS, fitted
 
 PROMPT = chat("What is the capital of Australia?")
+HESITANT = chat("Tell me about an island.")
 SHORT = {"max_new_tokens": 24}
 
 
@@ -88,12 +95,52 @@ def test_features_of_a_span(engine: CocoaEngine) -> None:
     first = [candidate.token_log_probs[0] for candidate in branched.candidates]
     assert values["candidates"] == len(first)
     assert values["candidate_spread"] == first[0] - first[-1] > 0
+    scores = [sum(one.token_log_probs) * (1 + 2.5 * one.f_mlds) for one in branched.candidates]
+    assert values["score_spread"] == pytest.approx(max(scores) - min(scores))
+    assert values["score_spread"] > 0
+    assert [one.score for one in branched.candidates] == pytest.approx(scores)  # the default method's
     assert values["entropy"] == branched.token_entropies[0]
     assert values["margin"] == pytest.approx(first[0] - first[1], abs=1e-6)
     assert values["min_log_prob"] == min(branched.token_log_probs)
     greedy = next(span for span in generation.spans if not span.candidates)
     values = dict(zip(SPAN_FEATURES, span_features(greedy), strict=True))
-    assert (values["candidates"], values["candidate_spread"]) == (1, 0)
+    assert (values["candidates"], values["candidate_spread"], values["score_spread"]) == (1, 0, 0)
+
+
+def test_the_spread_does_not_depend_on_what_ranks(engine: CocoaEngine) -> None:
+    ways: list[dict[str, Any]] = [
+        {},
+        {"alpha": 0.0},
+        {"metric": "con_mlds"},
+        {"method": "cocoa"},
+        {"span_log_prob": "mean"},
+    ]
+    answers = [engine.generate(HESITANT, max_new_tokens=8, **way).spans for way in ways]
+    first = [next(span for span in spans if span.candidates) for spans in answers]  # up to there they are alike
+    place = SPAN_FEATURES.index("score_spread")
+    assert [span_features(span)[place] for span in first] == pytest.approx([span_features(first[0])[place]] * len(ways))
+    assert len({span.score for span in first}) > 2
+
+
+def test_a_given_text_has_the_features_of_the_same_decoded_one(engine: CocoaEngine) -> None:
+    """Where spans end at their own next risk point, a text is cut as it was decoded."""
+    config = CocoaConfig(span_boundary="own", max_new_tokens=40, max_span_tokens=8)
+    generation = engine.generate(HESITANT, config=config)
+    prompt, text = engine.encode(HESITANT), generation.token_ids
+    (profile,) = Profiler(engine, config)(prompt, [text])
+    (candidates,) = Grower(engine, config)(prompt, [text])
+    parts = (LabelledSpan(0, 5),)
+    forced = Forced(
+        LabelledText("1", "1", generation.text, "?", None, parts, PROMPT), profile, profile.ends, None, candidates
+    )
+    found = labelled_features([forced], config, engine.num_layers)["span"]
+    made = [span for span in generation.spans if span.text.strip()]
+    assert len(found.features) == len(made)
+    free = [span.preceding.tokens + 8 <= len(text) for span in made]  # no branch was cut short by the answer's end
+    assert sum(free) > 5
+    for row, span, compared in zip(found.features.tolist(), made, free, strict=True):
+        if compared:
+            assert row == pytest.approx(span_features(span), abs=2e-3)
 
 
 def test_what_is_copied_and_what_stands_before(engine: CocoaEngine) -> None:
@@ -138,6 +185,9 @@ def test_another_model_or_other_settings_are_warned_of_once(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         calibrated.generate(PROMPT, middle_layers=(1, 2), max_new_tokens=1)
+        calibrated.generate(PROMPT, method="cocoa", metric="con_mlds", max_new_tokens=1)  # which have candidates, too
+    with pytest.warns(CalibrationWarning, match="method='greedy' grows no candidates"):
+        calibrated.generate(PROMPT, method="greedy", max_new_tokens=1)
 
 
 def test_settings_are_looked_at_where_they_are_given(engine: CocoaEngine) -> None:

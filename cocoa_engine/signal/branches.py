@@ -1,0 +1,158 @@
+"""The branches that decoding grows where tokens compete, for a given text: what its tokens were up against.
+
+The text is fed token by token. At each of its places where several tokens compete, the decode loop's own branches grow;
+those of many places and texts in the same forward passes, and what they have in common once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from cocoa_engine.backends import Path, StepOutput, TokenTree
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decode import Branch, Fed, Rules, Sequencer
+from cocoa_engine.generation_config import eos_token_ids
+from cocoa_engine.next_tokens import NextTokens, next_tokens, non_finite
+from cocoa_engine.request import wanted_states
+from cocoa_engine.results import Candidate
+from cocoa_engine.shared_prompt import beginnings, groups
+from cocoa_engine.text import TextTrack
+
+if TYPE_CHECKING:
+    from cocoa_engine.engine import CocoaEngine
+
+
+Known = dict[Path, Fed]
+"""What the model said of each path from the end of what is committed."""
+
+
+class _Growing(NamedTuple):
+    """The branches that grow from a path in the making, and the paths they wait for."""
+
+    base: Path
+    sequencer: Sequencer
+    loop: Generator[Sequence[Path], StepOutput | list[Fed], list[Branch]]
+    asked: Sequence[Path]
+
+
+class Grower:
+    """Grows the candidates of every risk point of given texts, as CoCoA-SIG would weigh them there.
+
+    Args:
+        engine: it is only read.
+        config: which tokens compete, where branches end, and what scores them; probabilities are the model's own,
+            without processors.
+
+    Raises:
+        ConfigError: the layers do not fit the model.
+    """
+
+    def __init__(self, engine: CocoaEngine, config: CocoaConfig) -> None:
+        self._config = config.replace(method="cocoa-sig", max_risk=None, temperature=0.0, stop=())
+        self._model, self._decode = engine._language_model, engine.decode
+        self._wanted = wanted_states(self._model, self._config)
+        self._eos = eos_token_ids(self._model.model, engine.tokenizer)
+        self._backend = engine._backend().backend
+
+    def __call__(self, prompt: Sequence[int], texts: Sequence[Sequence[int]]) -> list[list[list[Candidate]]]:
+        """Of each text the candidates at each of its tokens, most probable first token first; none where none compete.
+
+        Args:
+            prompt: token ids; with those of any of the texts, they fit the context window.
+
+        Raises:
+            NonFiniteLogitsError: the model's logits are NaN or infinite.
+        """
+        ids = [list(text) for text in texts]
+        found: dict[int, list[list[Candidate]]] = {}
+        for group in groups(ids, self._backend.paths_per_step):
+            found.update(zip(group, self._grown(list(prompt), [tuple(ids[number]) for number in group]), strict=True))
+        return [found[number] for number in range(len(texts))]
+
+    def _grown(self, prompt: list[int], texts: list[Path]) -> list[list[list[Candidate]]]:
+        """The candidates at each token of some texts; those of a longer one piece by piece, each then committed."""
+        width = self._backend.paths_per_step
+        (tree,) = self._backend.open([prompt], sum(map(len, texts)) + width, self._wanted)
+        tree.keep_committed = True
+        try:
+            if not tree.keeps_rest:
+                if len(texts) > 1:
+                    return [grown for text in texts for grown in self._grown(prompt, [text])]
+                width = 1
+            (longest,) = texts if len(texts) == 1 else ((),)
+            rounds = [[longest[start : start + width]] for start in range(0, len(longest), width)] or [texts]
+            grown: list[list[list[Candidate]]] = [[] for _ in texts]
+            before, committed = self._top(self._backend.prefill(tree)[None])[0], prompt
+            for parts in rounds:
+                known: Known = {}
+                if tree.keeps_rest:  # the text first: the branches need what the model says within it
+                    self._feed(tree, beginnings(map(list, parts)), known)
+                at = self._grow(tree, committed, parts, before, known)
+                for candidates, part in zip(grown, parts, strict=True):
+                    candidates += [at.get(part[:length], []) for length in range(len(part))]
+                if parts is not rounds[-1]:
+                    (part,) = parts
+                    if not tree.keeps_rest:
+                        tree.drop_branches()
+                        self._feed(tree, [part], known)
+                    before, committed = known[part].next, [*committed, *part]
+                    tree.commit(part)
+            return grown
+        finally:
+            tree.close()
+
+    def _grow(
+        self, tree: TokenTree, committed: list[int], parts: Sequence[Path], before: NextTokens | None, known: Known
+    ) -> dict[Path, list[Candidate]]:
+        """By beginning, the candidates after it, of some parts that follow what is committed.
+
+        Args:
+            before: the distribution before the parts.
+            known: what was fed already; what is fed here is added.
+        """
+        bases = dict.fromkeys(part[:length] for part in parts for length in range(len(part)))
+        begun = (self._begin(committed, base, known[base].next if base else before) for base in bases)
+        growing = [one for one in begun if one is not None]
+        found: dict[Path, list[Candidate]] = {}
+        while growing:
+            wanted = dict.fromkeys(one.base + path for one in growing for path in one.asked)
+            self._feed(tree, [path for path in wanted if path not in known], known)
+            waiting, growing = growing, []
+            for one in waiting:
+                try:
+                    asked = one.loop.send([known[one.base + path] for path in one.asked])
+                    growing.append(one._replace(asked=asked))
+                except StopIteration as done:
+                    found[one.base] = one.sequencer.weighed(done.value)
+        return found
+
+    def _begin(self, committed: list[int], base: Path, following: NextTokens | None) -> _Growing | None:
+        """The branches at the end of some tokens; none where nothing competes."""
+        ids = [*committed, *base]
+        if following is None:
+            raise non_finite(len(ids))
+        config, window = self._config, self._model.context_window
+        candidates = following.competing(config.gamma, config.max_candidates)
+        if len(candidates.token_ids) < 2:
+            return None
+        left = config.max_span_tokens if window is None else min(config.max_span_tokens, window - len(ids))
+        rules = Rules(config.replace(max_new_tokens=left), self._eos)
+        sequencer = Sequencer(ids, rules, TextTrack(self._decode))
+        loop = sequencer.grow(candidates)
+        return _Growing(base, sequencer, loop, next(loop))
+
+    def _feed(self, tree: TokenTree, paths: Sequence[Path], known: Known) -> None:
+        """Feed paths, and note what the model says of each."""
+        width = self._backend.paths_per_step
+        for start in range(0, len(paths), width):
+            some = paths[start : start + width]
+            output = self._backend.step([(tree, some)])[0]
+            for row, (path, following) in enumerate(zip(some, self._top(output.logits), strict=True)):
+                known[path] = Fed(None, output.hidden[:, row], following)
+
+    def _top(self, logits: Tensor) -> list[NextTokens | None]:
+        """The distributions of ``[W, V]``."""
+        return next_tokens(logits, max(2, self._config.max_candidates), native=self._backend.native)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -15,24 +15,28 @@ _TRUE = ("1", "true", "yes", "correct")
 _FALSE = ("0", "false", "no", "wrong", "incorrect")
 
 
+_NAMES = {"info": "informativeness"}
+
 Place = tuple[str, str]  # an arm, and a sample's id
 Labels = dict[str, dict[Place, bool]]
 
 
-def read_labels(file: Path, places: Container[Place]) -> Labels:
-    """The labels of each annotator.
+def read_labels(file: Path, places: Container[Place], figures: Sequence[str]) -> dict[str, Labels]:
+    """The labels of each annotator, by what is labelled.
 
     Args:
         file: CSV with the columns ``arm`` (as in ``samples.jsonl``), ``id``, and one for each annotator, who says
-            ``true`` or ``false`` (also 1 and 0, yes and no, correct and wrong), or leaves a field empty.
+            ``true`` or ``false`` (also 1 and 0, yes and no, correct and wrong), or leaves a field empty. A column
+            ``NAME`` is about the first of the figures, which is truth, ``NAME:info`` about another.
         places: the answers of the run.
+        figures: what the run's answers are judged by.
 
     Raises:
         DataError: the file cannot be used.
         MissingPackageError: scikit-learn is not installed, which :func:`agreement` needs.
     """
     _kappa_score()
-    people: Labels = {}
+    people: dict[str, Labels] = {}
     first: dict[Place, str] = {}
     for record in read_records(find_file(file)):
         place = record.text("arm"), record.identity("id")
@@ -47,10 +51,13 @@ def read_labels(file: Path, places: Container[Place]) -> Labels:
             if given := str(record.values[name] or "").strip().lower():
                 if given not in (*_TRUE, *_FALSE):
                     raise DataError(f"{record.where}: the label {given!r} of {name!r} is neither true nor false")
-                people.setdefault(name, {})[place] = given in _TRUE
+                person, _, figure = name.partition(":")
+                if (figure := figure or figures[0]) not in figures:
+                    raise DataError(f"{record.where}: the column {name!r}; answers are judged by {', '.join(figures)}")
+                people.setdefault(figure, {}).setdefault(person, {})[place] = given in _TRUE
     if not people:
         raise DataError(f"{file} holds no labels: give a column for each annotator")
-    return dict(sorted(people.items()))
+    return {figure: dict(sorted(people[figure].items())) for figure in figures if figure in people}
 
 
 def agreement(judged: Mapping[Place, bool | None], people: Labels) -> dict[str, Any]:
@@ -58,7 +65,7 @@ def agreement(judged: Mapping[Place, bool | None], people: Labels) -> dict[str, 
 
     Args:
         judged: the judge's verdicts; those that are none are left out.
-        people: from :func:`read_labels`.
+        people: of one figure, from :func:`read_labels`.
 
     Returns:
         ``judge`` (by annotator) and ``people`` (by pair of annotators), each with ``kappa`` and the ``pairs`` of labels
@@ -79,13 +86,13 @@ def agreement(judged: Mapping[Place, bool | None], people: Labels) -> dict[str, 
     }
 
 
-def in_words(agreed: Mapping[str, Any]) -> str:
-    """What :func:`agreement` returns, as lines of Markdown."""
+def in_words(agreed: Mapping[str, Any], figure: str) -> str:
+    """What :func:`agreement` returns of a figure, as lines of Markdown."""
     lines = [f"- judge and {name}: {_shown(found)}" for name, found in agreed["judge"].items()]
     lines += [f"- {pair}: {_shown(found)}" for pair, found in agreed["people"].items()]
     ratio = agreed["ratio"]
     last = [] if ratio is None else ["", f"The judge's mean kappa is {ratio:.2f} of that between people."]
-    return "\n".join(["Cohen's kappa, about truth:", "", *lines, *last]) + "\n"
+    return "\n".join([f"Cohen's kappa, about {_NAMES.get(figure, figure)}:", "", *lines, *last]) + "\n"
 
 
 def _shown(found: Mapping[str, Any]) -> str:

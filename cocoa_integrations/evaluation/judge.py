@@ -75,7 +75,8 @@ def judge_run(
         folder: of :func:`~cocoa_integrations.evaluation.run.evaluate`.
         judge: the chat model. It is asked at temperature 0.
         name: what tells this judge from others in the file; by default its class and model name.
-        labels: a CSV file with the columns ``arm`` and ``id`` and one for each human annotator.
+        labels: a CSV file with the columns ``arm`` and ``id`` and one for each human annotator's view of truth; one of
+            informativeness is called ``NAME:info``.
         attempts: how often a prompt is put to the judge in this call, until there is a verdict.
         timeout: seconds for one reply.
         concurrency: at most so many questions at a time.
@@ -98,7 +99,8 @@ def judge_run(
         task = str(settings.get("task"))
         if task not in QUESTIONS:
             raise ConfigError(f"{task} is measured without a judge; judged are {', '.join(QUESTIONS)}")
-        people = None if labels is None else read_labels(Path(labels), run.rows.keys())
+        figures = [question.figure for question in QUESTIONS[task]]
+        people = {} if labels is None else read_labels(Path(labels), run.rows.keys(), figures)
         asked = _asked(task, name, run)
         verdicts = {
             line["key"]: line["verdict"]
@@ -114,14 +116,17 @@ def judge_run(
         judged = {place: verdicts.get(one.key) for place, one in asked.items()}
         results: dict[str, Any] = {"settings": settings, "judge": name, "samples": len({key for _, key in run.rows})}
         results["arms"] = _summary(task, run, judged)
-        if people is not None:
-            results["agreement"] = agreement({place: judged.get((*place, "truth")) for place in run.rows}, people)
+        if people:
+            results["agreement"] = {
+                figure: agreement({place: judged.get((*place, figure)) for place in run.rows}, labelled)
+                for figure, labelled in people.items()
+            }
         run.write(JUDGED, dumps(results, indent=2, ensure_ascii=False) + "\n")
         table = markdown(replace(TASKS[task], columns=_COLUMNS.get(task, (_TRUTH,))), results, paper_model)
         unjudged = sum(arm["unjudged"] for arm in results["arms"])
         note = f"Judge: {name}. Answers without a verdict, which count as neither true nor informative: {unjudged}.\n"
-        agreed = "" if people is None else "\n" + in_words(results["agreement"])
-        run.write(JUDGED_TABLE, table + note + agreed)
+        agreed = [f"\n{in_words(results['agreement'][figure], figure)}" for figure in people]
+        run.write(JUDGED_TABLE, "".join([table, note, *agreed]))
     return results
 
 

@@ -19,7 +19,10 @@ def judge(
     ],
     labels: Annotated[
         Path | None,
-        typer.Option(help="Human labels, for Cohen's kappa: a CSV file with arm, id and a column for each annotator."),
+        typer.Option(
+            help="Human labels, for Cohen's kappa: a CSV file with arm, id, and for each annotator a column NAME about "
+            "truth, NAME:info about informativeness."
+        ),
     ] = None,
     attempts: Annotated[int, typer.Option(min=1, help="How often a question is asked until there is a verdict.")] = 3,
     timeout: Annotated[float, typer.Option(help="Seconds for one reply.")] = 120.0,

@@ -19,6 +19,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from pydantic import Field
+from sklearn.metrics import cohen_kappa_score
 from typer.testing import Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine
@@ -319,7 +320,9 @@ def test_agreement(tmp_path: Path) -> None:
         {"arm": "greedy", "id": str(n), "ann": one, "bob": two}
         for n, (one, two) in enumerate(zip(first, second, strict=True))
     ]
-    found = agreement(judged, read_labels(write_labels(tmp_path / "labels.csv", rows), judged))
+    people = read_labels(write_labels(tmp_path / "labels.csv", rows), judged, ["truth"])
+    assert list(people) == ["truth"]
+    found = agreement(judged, people["truth"])
     # ann: 7 in common, 5 alike; she says true 4, the judge 4: p_e = (4*4 + 3*3) / 49
     ann = (5 / 7 - 25 / 49) / (1 - 25 / 49)
     # bob: 8 in common, 5 alike (0, 1, 3, 4, 7); he says true 3, the judge 4: p_e = (3*4 + 5*4) / 64
@@ -335,19 +338,39 @@ def test_agreement(tmp_path: Path) -> None:
     assert found["mean_judge"] == pytest.approx((ann + bob) / 2)
     assert found["ratio"] == pytest.approx((ann + bob) / 2 / both)
     assert found["labelled"] == {"ann": 8, "bob": 9}
-    words = in_words(found)
+    words = in_words(found, "truth")
+    assert words.startswith("Cohen's kappa, about truth:\n")
     assert f"- judge and ann: {ann:.3f} (labels in common: 7)\n" in words
     assert "- ann, bob: 0.750 (labels in common: 8)\n" in words
 
 
 def test_labels_of_a_run(folder: Path, tmp_path: Path) -> None:
-    rows = [{"arm": row["arm"], "id": row["id"], "ann": str(len(row["answer"]) % 2)} for row in rows_of(folder)]
+    rows = [
+        {"arm": row["arm"], "id": row["id"], "ann": str(len(row["answer"]) % 2), "bob:info": str(number % 2)}
+        for number, row in enumerate(rows_of(folder))
+    ]
+    rows[-1]["bob:info"] = ""
     labels = write_labels(tmp_path / "labels.csv", rows)
     results = judge_run(folder, RuleJudge(rule=_long_is_true), labels=labels)
     alike = len({row["ann"] for row in rows}) == 1
     kappa = None if alike else pytest.approx(1.0)
-    assert results["agreement"]["judge"]["ann"] == {"kappa": kappa, "pairs": len(rows)}
-    assert f"(labels in common: {len(rows)})" in (folder / "judged.md").read_text()
+    assert results["agreement"]["truth"]["judge"] == {"ann": {"kappa": kappa, "pairs": len(rows)}}
+    informative = {(row["arm"], row["id"]): row["bob:info"] == "1" for row in rows[:-1]}
+    judged = [len(row["answer"]) % 3 > 0 for row in rows_of(folder)[:-1]]
+    by_bob = results["agreement"]["info"]["judge"]["bob"]
+    assert by_bob["pairs"] == len(rows) - 1
+    assert by_bob["kappa"] == pytest.approx(cohen_kappa_score(judged, list(informative.values())))
+    shown = (folder / "judged.md").read_text()
+    assert f"- judge and ann: {'not' if alike else '1.000'}" in shown.split("about truth:")[1]
+    assert f"- judge and bob: {by_bob['kappa']:.3f}" in shown.split("about informativeness:")[1]
+
+
+def test_labels_of_what_is_not_judged(folder: Path, tmp_path: Path) -> None:
+    judge = RuleJudge(rule=_long_is_true)
+    labels = write_labels(tmp_path / "labels.csv", [{"arm": "greedy", "id": "0", "ann:style": "1"}])
+    with pytest.raises(DataError, match="the column 'ann:style'; answers are judged by truth, info"):
+        judge_run(folder, judge, labels=labels)
+    assert not judge.prompts
 
 
 def test_labels_of_an_empty_answer(folder: Path, tmp_path: Path) -> None:
@@ -356,8 +379,10 @@ def test_labels_of_an_empty_answer(folder: Path, tmp_path: Path) -> None:
     (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     labelled = [{"arm": row["arm"], "id": row["id"], "ann": "1"} for row in rows]
     results = judge_run(folder, RuleJudge(rule=_long_is_true), labels=write_labels(tmp_path / "labels.csv", labelled))
-    assert results["agreement"]["labelled"] == {"ann": len(rows)}
-    assert results["agreement"]["judge"]["ann"]["pairs"] == len(rows) - 1  # of an answer that is none, no verdict
+    assert results["agreement"]["truth"]["labelled"] == {"ann": len(rows)}
+    assert (
+        results["agreement"]["truth"]["judge"]["ann"]["pairs"] == len(rows) - 1
+    )  # of an answer that is none, no verdict
 
 
 @pytest.mark.parametrize(

@@ -486,7 +486,7 @@ def test_the_engine_does_not_import_the_integrations() -> None:
         (
             "sklearn",
             "from pathlib import Path; from cocoa_integrations.evaluation.agreement import read_labels\n"
-            "read_labels(Path('labels.csv'), {('greedy', '0')})",
+            "read_labels(Path('labels.csv'), {('greedy', '0')}, ['truth'])",
         ),
     ],
 )

@@ -18,6 +18,7 @@ from cocoa_engine.contrast_scoring import needs_more, rescored
 from cocoa_engine.decoding import Decoding, require_ability
 from cocoa_engine.errors import ConfigError, PromptError, RequestCancelledError
 from cocoa_engine.generation_config import eos_token_ids
+from cocoa_engine.grower import Grower
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.info import ModelInfo
 from cocoa_engine.layer_curve import layer_curve
@@ -33,8 +34,9 @@ from cocoa_engine.request import (
     require_tokens,
     wanted_states,
 )
-from cocoa_engine.results import Generation, LayerCurve, Span, Usage
+from cocoa_engine.results import Competition, Generation, LayerCurve, Span, Usage
 from cocoa_engine.risk import CalibrationWarning, RiskCalibrator
+from cocoa_engine.risk.features import competition
 from cocoa_engine.runtime import Runtime
 from cocoa_engine.scheduler import Scheduler
 from cocoa_engine.shared_prompt import GivenText, ScoredText, score_texts
@@ -324,7 +326,8 @@ class CocoaEngine:
     ) -> Generation | list[Generation]:
         """Log-probability and disagreement of a given text after a prompt, by teacher forcing; nothing is generated.
 
-        The text is one span of kind ``"given"``. Probabilities are the model's own: no processor applies.
+        The text is one span of kind ``"given"``. Probabilities are the model's own: no processor applies. Where the
+        engine has a calibrator of answers, the candidates of the text's risk points are grown, too, for its risk.
 
         Args:
             prompt: text or token ids.
@@ -352,14 +355,19 @@ class CocoaEngine:
             self._must_fit(before, ids, config)
             alone = ScoredText(score_text(model, before, ids, config, plain, len(shown)), 1)
             (one,) = self._by_method(before, [alone], config, wanted)
-            return self._scored(before, shown, one, config)
+            (among,) = self._competition(before, [ids], config)
+            return self._scored(before, shown, one, config, among)
         given = [self._given(prompt, before, one, f"text to score at index {n}") for n, one in enumerate(text)]
         for ids, _ in given:
             self._must_fit(before, ids, config)
         texts = [GivenText(ids, len(shown)) for ids, shown in given]
         scored = score_texts(self._backend().backend, before, texts, config, plain)
         scored = self._by_method(before, scored, config, wanted)
-        return [self._scored(before, shown, one, config) for (_, shown), one in zip(given, scored, strict=True)]
+        competed = self._competition(before, [ids for ids, _ in given], config)
+        return [
+            self._scored(before, shown, one, config, among)
+            for (_, shown), one, among in zip(given, scored, competed, strict=True)
+        ]
 
     def layer_profile(self, prompt: Prompt | Messages, generation: Generation, span: Span | int) -> LayerCurve:
         """How the layers disagree about one span of an answer, layer by layer: what its MLDS are means of.
@@ -479,7 +487,19 @@ class CocoaEngine:
             )
         return ids, text if isinstance(text, str) else self.decode(ids)
 
-    def _scored(self, prompt: list[int], shown: str, scored: ScoredText, config: CocoaConfig) -> Generation:
+    def _competition(
+        self, prompt: list[int], texts: Sequence[list[int]], config: CocoaConfig
+    ) -> Sequence[Competition | None]:
+        """What would have competed in given texts, if a calibrator asks for it."""
+        if self.calibrator is None or self.calibrator.answer is None:
+            return [None] * len(texts)
+        if not METHODS[config.method].branches:
+            return [Competition()] * len(texts)
+        return [competition(candidates) for candidates in Grower(self, config)(prompt, texts)]
+
+    def _scored(
+        self, prompt: list[int], shown: str, scored: ScoredText, config: CocoaConfig, competed: Competition | None
+    ) -> Generation:
         decided, forward_passes = scored
         copied, _ = AnswerSoFar(prompt).extend(decided.token_ids, decided.token_log_probs, decided.token_entropies)
         decided = replace(decided, token_copied=copied)
@@ -497,6 +517,7 @@ class CocoaEngine:
             ),
             config=config,
             model_name=self.model_name,
+            competition=competed,
         )
         return self._judged(generation)
 

@@ -69,6 +69,17 @@ class Preceding(BaseModel):
     copied_run: float = Field(0.0, description="The mean of Span.token_copied.")
 
 
+class Competition(BaseModel):
+    """What competed at the risk points of an answer: means over these; of an answer that has none, as they stand."""
+
+    model_config = ConfigDict(frozen=True)
+
+    risk_points: int = Field(0, description="How many there are.")
+    candidates: float = Field(1.0, description="Candidates at one.")
+    score_spread: float = Field(0.0, description="The best of their scores less the worst, by CoCoA-SIG's defaults.")
+    best_score: float = Field(0.0, description="The best of these scores.")
+
+
 class Span(Measured):
     """A piece of the answer, with its risk. The texts of all spans concatenate to the answer's text."""
 
@@ -136,6 +147,11 @@ class Generation(BaseModel):
         False,
         description="Whether logits processors (a repetition penalty, say) acted: the log-probabilities are then those "
         "of what they made of the model's own distribution.",
+    )
+    competition: Competition | None = Field(
+        None,
+        description="Of a text scored as given with a calibrator of answers, what would have competed in it; of a "
+        "decoded answer the spans' candidates say it.",
     )
 
     @property

@@ -34,8 +34,10 @@ from cocoa_engine.risk.calibrator import (
     Validation,
 )
 
+_SETTINGS = [name for name in Settings.model_fields if name != "branches"]  # which the method says
 
-@with_options(*Settings.model_fields, "max_new_tokens")
+
+@with_options("method", *_SETTINGS, "max_new_tokens")
 def calibrate(
     config: CocoaConfig,
     loading: LoadOptions,
@@ -127,7 +129,7 @@ def calibrate(
     found: dict[Level, LabelledFeatures] = {}
     about: dict[Level, str] = {}
     if data is not None:
-        with fed(engine, records, config, chat=chat, grow=level != "answer") as answers:
+        with fed(engine, records, config, chat=chat, grow=True) as answers:
             found = labelled_features(answers, config, engine.num_layers)
         how = f"{data.name}, {len(records)} given answers, {'as a chat' if chat else 'plain prompts'}"
         about = dict.fromkeys(found, how)
@@ -171,7 +173,7 @@ def calibrate(
 
 def _as_fitted(config: CocoaConfig, fitted: Settings, check: object) -> CocoaConfig:
     """The settings that a calibrator was fitted with; those that are given must not be others."""
-    wanted = fitted.model_dump()
+    wanted = {name: getattr(fitted, name) for name in _SETTINGS}
     for name in wanted:
         if name in config.model_fields_set and getattr(config, name) != wanted[name]:
             value = ",".join(map(str, wanted[name])) if isinstance(wanted[name], tuple) else wanted[name]
@@ -220,7 +222,8 @@ def _figures(found: Validation, unit: str) -> Group:
     from cocoa_engine.signal.ranking import caution
 
     table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", title_style="")
-    folds = f"; {found.folds} folds of prompts" if found.folds else ""
+    divided = f", divided {found.repeats} times" if found.repeats > 1 else ""
+    folds = f"; {found.folds} folds of prompts{divided}" if found.folds else ""
     table.title = f"{found.items} {unit}s of {found.prompts} prompts, {found.hallucinated} hallucinated{folds}"
     for name in ("", "AUROC", "risk less that"):
         table.add_column(name, no_wrap=True)

@@ -61,11 +61,13 @@ class Settings(_Part):
     max_candidates: int
     max_span_tokens: int = 16
     span_boundary: Literal["right", "left", "own", "fixed"] = "right"
+    branches: bool = Field(True, description="Whether the decoding method grows candidates at risk points.")
 
     @classmethod
     def of(cls, config: CocoaConfig, num_layers: int) -> Settings:
         """Those of a config, for a model with that many layers."""
         from cocoa_engine.disagreement import middle_layers  # which loads torch: a calibrator is read without it
+        from cocoa_engine.methods import METHODS
 
         return cls(
             final_layer=config.final_layer,
@@ -74,6 +76,7 @@ class Settings(_Part):
             max_candidates=config.max_candidates,
             max_span_tokens=config.max_span_tokens,
             span_boundary=config.span_boundary,
+            branches=METHODS[config.method].branches,
         )
 
 
@@ -130,6 +133,7 @@ class Validation(_Part):
     """
 
     folds: int = Field(description="Of the cross-validation; 0 where nothing was fitted on these prompts at all.")
+    repeats: int = Field(1, description="How often the prompts were divided into folds; figures are over all of these.")
     prompts: int
     items: int = Field(description="Spans, or answers as wholes.")
     hallucinated: int
@@ -365,13 +369,12 @@ class RiskCalibrator(_Part):
             found.append(f"the model is {model_name}, not {self.model_name}")
         wanted, actual = self.settings, self.settings if config is None else Settings.of(config, num_layers)
         for name in Settings.model_fields:
-            if getattr(wanted, name) != getattr(actual, name):
+            if getattr(wanted, name) == getattr(actual, name):
+                continue
+            if name == "branches" and config is not None:
+                found.append(f"method={config.method!r} grows {'' if actual.branches else 'no '}candidates to compare")
+            else:
                 found.append(f"{name} is {getattr(actual, name)}, not {getattr(wanted, name)}")
-        if config is not None and self.span is not None:
-            from cocoa_engine.methods import METHODS
-
-            if not METHODS[config.method].branches:
-                found.append(f"method={config.method!r} grows no candidates, of which a span's risk is made in part")
         return found
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Protocol
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.results import Candidate, Generation, Preceding
+from cocoa_engine.errors import CalibrationError
+from cocoa_engine.results import Candidate, Competition, Generation, Preceding
 from cocoa_engine.scores import cocoa_sig
 
 MARGIN_CAP = 20.0
@@ -30,12 +31,13 @@ _SHARED = (
     "log_tokens",
 )
 
-ANSWER_FEATURES = (*_SHARED, "contested", "log_contested")
+ANSWER_FEATURES = (*_SHARED, "contested", "log_contested", "candidates", "score_spread", "best_score")
 """In this order: both MLDS, means over the answer's spans weighed by their tokens; and of its tokens log p (mean and
 lowest), mean entropy and margin; the share that the prompt holds, and the mean run of the prompt that they end
 (``Span.token_copied``); the mean log(1 + id), as vocabularies that were merged pair by pair number their tokens from
 the frequent to the rare; log of their number; the share that was contested (:data:`CONTESTED`), and log(1 + number) of
-those. Logarithms are natural, entropies in nats."""
+those; and means over its risk points of how many candidates there were, of the best of their scores less the worst, and
+of the best (:func:`competition`). Logarithms are natural, entropies in nats."""
 
 SPAN_FEATURES = (
     *_SHARED,
@@ -55,8 +57,8 @@ SPAN_FEATURES = (
 )
 """In this order: the same of a span and its tokens, but for those contested; entropy where it begins (the risk point)
 and highest, margin where it begins and lowest; the highest log(1 + id); how many tokens competed there, log p of the
-best of these less that of the last, and the best score of the candidates less the worst (:func:`of_candidates`); and
-what stands before it (``Span.preceding``; log(1 + number) of tokens)."""
+best of these less that of the last, and the best of the candidates' scores less the worst; and what stands before it
+(``Span.preceding``; log(1 + number) of tokens)."""
 
 ALPHA: float = CocoaConfig.model_fields["alpha"].default
 """Of the scores whose spread is a feature: the default ones whatever ranks the candidates, so that a calibrator holds
@@ -107,8 +109,18 @@ def span_features(span: SpanFigures) -> list[float]:
 
 
 def answer_features(generation: Generation) -> list[float]:
-    """The features of an answer, in the order of :data:`ANSWER_FEATURES`."""
+    """The features of an answer, in the order of :data:`ANSWER_FEATURES`.
+
+    Raises:
+        CalibrationError: it is a text scored as given, and what would have competed in it was not measured.
+    """
     spans = generation.spans
+    competed = generation.competition or competition(span.candidates for span in spans)
+    if generation.competition is None and any(span.kind == "given" for span in spans):
+        raise CalibrationError(
+            "what would have competed in a text scored as given is not known: score it by an engine that has a "
+            "calibrator of answers."
+        )
     tokens = sum(len(span.token_ids) for span in spans)
     margins = list(chain.from_iterable(span.token_margins for span in spans))
     return [
@@ -122,6 +134,7 @@ def answer_features(generation: Generation) -> list[float]:
             list(chain.from_iterable(span.token_copied for span in spans)),
         ),
         *of_contested(margins),
+        *of_competition(competed),
     ]
 
 
@@ -164,16 +177,43 @@ def worst_of_tokens(token_ids: Sequence[int], entropies: Sequence[float], margin
 
 
 def of_candidates(candidates: Sequence[Candidate]) -> list[float]:
-    """The features of what competed at a risk point; of a span that is none, one candidate and no spread.
-
-    The scores are CoCoA-SIG's, s = log p_S (1 + alpha fMLDS), with log p_S as a sum and :data:`ALPHA`.
-    """
+    """The features of what competed at a risk point; of a span that is none, one candidate and no spread."""
     first = [one.token_log_probs[0] for one in candidates]
+    spread, _ = _scores(candidates)
+    return [float(max(1, len(candidates))), max(first) - min(first) if first else 0.0, spread]
+
+
+def competition(points: Iterable[Sequence[Candidate]]) -> Competition:
+    """What competed in an answer.
+
+    Args:
+        points: the candidates of each span or token; none where none competed.
+    """
+    contested = [candidates for candidates in points if candidates]
+    if not contested:
+        return Competition()
+    spreads, best = zip(*map(_scores, contested), strict=True)
+    count = len(contested)
+    return Competition(
+        risk_points=count,
+        candidates=sum(map(len, contested)) / count,
+        score_spread=sum(spreads) / count,
+        best_score=sum(best) / count,
+    )
+
+
+def of_competition(competed: Competition) -> list[float]:
+    """The features of what competed in an answer."""
+    return [competed.candidates, competed.score_spread, competed.best_score]
+
+
+def _scores(candidates: Sequence[Candidate]) -> tuple[float, float]:
+    """The best of the candidates' scores less the worst, and the best; zeros without candidates.
+
+    Scores are CoCoA-SIG's, s = log p_S (1 + alpha fMLDS), with log p_S as a sum and :data:`ALPHA`.
+    """
     scores = [cocoa_sig(sum(one.token_log_probs), one.f_mlds, ALPHA) for one in candidates]
-    return [
-        float(max(1, len(candidates))),
-        *(max(values) - min(values) if values else 0.0 for values in (first, scores)),
-    ]
+    return (max(scores) - min(scores), max(scores)) if scores else (0.0, 0.0)
 
 
 def of_preceding(before: Preceding) -> list[float]:

@@ -21,6 +21,10 @@ Floats = NDArray[np.float64]
 
 Columns = Mapping[str, Floats]
 
+MOST_REPEATS, ENOUGH = 5, 20_000
+"""What one division into folds says of few items hangs on the division: they are divided again, at most so many times,
+up to so many risks in all."""
+
 RIVALS: dict[str, Callable[[Columns], Floats]] = {
     "-log p": lambda x: -x["mean_log_prob"] * np.exp(x["log_tokens"]),
     "-mean log p": lambda x: -x["mean_log_prob"],
@@ -58,6 +62,11 @@ class LabelledFeatures:
     def columns(self) -> Columns:
         """Each feature by its name, ``[n]``."""
         return dict(zip(self.names, self.features.T, strict=True))
+
+    def times(self, repeats: int) -> LabelledFeatures:
+        """All of them several times, one after the other."""
+        features, labels = np.tile(self.features, (repeats, 1)), np.tile(self.labels, repeats)
+        return LabelledFeatures(self.names, features, labels, self.groups * repeats)
 
     @staticmethod
     def pooled(sets: Sequence[LabelledFeatures]) -> LabelledFeatures:
@@ -117,11 +126,14 @@ def fit(
         inside = np.array([group in drawn for group in items.groups])
         kept, chosen_on = items.only(~inside), items.only(inside)
     _require(kept, folds, isotonic=isotonic)
-    risks, strata = left_out(kept, isotonic=isotonic, folds=folds)
+    repeats = max(1, min(MOST_REPEATS, ENOUGH // len(kept.labels)))
+    parts = [left_out(kept, isotonic=isotonic, folds=folds, seed=number) for number in range(repeats)]
+    risks = np.concatenate([of_items for of_items, _ in parts])
+    strata = np.concatenate([number * folds + of_items for number, (_, of_items) in enumerate(parts)])
     fitted = _fit(kept, isotonic=isotonic)
     chosen = None
     if threshold:
-        on = kept if chosen_on is None else chosen_on
+        on = kept.times(repeats) if chosen_on is None else chosen_on
         chosen = choose(*threshold, risks if chosen_on is None else fitted(on.features), on.labels, on.groups)
     return FittedRisk(
         data=data,
@@ -131,7 +143,7 @@ def fit(
         weights=fitted.weights.tolist(),
         intercept=fitted.intercept,
         isotonic=fitted.isotonic,
-        validation=validate(kept, risks, strata, draws=draws, seed=seed),
+        validation=validate(kept, risks, strata, repeats=repeats, draws=draws, seed=seed),
         threshold=chosen,
     )
 
@@ -180,10 +192,16 @@ def fit_levels(
     return fitted, missing
 
 
-def left_out(items: LabelledFeatures, *, isotonic: bool, folds: int = 5) -> tuple[Floats, NDArray[np.intp]]:
-    """Of each item, its risk by a fit on the prompts of the other folds, ``[n]``; and its fold, ``[n]``."""
+def left_out(
+    items: LabelledFeatures, *, isotonic: bool, folds: int = 5, seed: int = 0
+) -> tuple[Floats, NDArray[np.intp]]:
+    """Of each item, its risk by a fit on the prompts of the other folds, ``[n]``; and its fold, ``[n]``.
+
+    Args:
+        seed: of the division into folds.
+    """
     risks, of_item = np.empty(len(items.labels)), np.empty(len(items.labels), dtype=np.intp)
-    for number, (rest, fold) in enumerate(_folds(items, folds)):
+    for number, (rest, fold) in enumerate(_folds(items, folds, seed)):
         risks[fold] = _fit(items.only(rest), isotonic=isotonic)(items.features[fold])
         of_item[fold] = number
     return risks, of_item
@@ -195,14 +213,23 @@ def risks_of(fitted: FittedRisk, items: LabelledFeatures) -> Floats:
 
 
 def validate(
-    items: LabelledFeatures, risks: Floats, folds: NDArray[np.intp] | None = None, *, draws: int, seed: int
+    items: LabelledFeatures,
+    risks: Floats,
+    folds: NDArray[np.intp] | None = None,
+    *,
+    repeats: int = 1,
+    draws: int,
+    seed: int,
 ) -> Validation:
     """The figures of risks that were worked out for items not fitted on, beside those of each rival.
 
     Args:
-        folds: of each item, ``[n]``, if each fold's risks come from a fit of its own: items of one fold are ranked
+        risks: ``[repeats * n]``.
+        folds: of each risk, ``[repeats * n]``, if each fold's come from a fit of its own: items of one fold are ranked
             then, the rivals' like the risk's.
+        repeats: how often the items were divided into folds, one after the other.
     """
+    items = items.times(repeats)
     bootstrap = Bootstrap(items.groups, draws, seed)
     labels = items.labels.astype(np.float64)
     strata = np.zeros(len(labels), dtype=np.intp) if folds is None else folds
@@ -220,16 +247,17 @@ def validate(
         )
     curve = reliability(risks, labels)
     return Validation(
-        folds=0 if folds is None else len(set(folds.tolist())),
+        folds=0 if folds is None else len(set(folds.tolist())) // repeats,
+        repeats=repeats,
         prompts=len(set(items.groups)),
-        items=len(labels),
-        hallucinated=int(labels.sum()),
+        items=len(labels) // repeats,
+        hallucinated=int(labels.sum()) // repeats,
         auroc=_estimate(bootstrap.interval(own, "auroc")),
         auprc=_estimate(bootstrap.interval(own, "auprc")),
         brier=brier(risks, labels),
         brier_of_base_rate=brier(np.full(len(labels), labels.mean()), labels),
         ece=expected_calibration_error(curve),
-        reliability=curve,
+        reliability=[one.model_copy(update={"items": round(one.items / repeats)}) for one in curve],
         rivals=rivals,
     )
 
@@ -271,11 +299,11 @@ def _logistic(items: LabelledFeatures, strength: float) -> _Fit:
     return _Fit(scaler.mean_, scaler.scale_, model.coef_[0], float(model.intercept_[0]), None)
 
 
-def _folds(items: LabelledFeatures, folds: int) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
+def _folds(items: LabelledFeatures, folds: int, seed: int = 0) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
     """Of each fold, which items are in the rest and which in it; no prompt is in both."""
     from sklearn.model_selection import StratifiedGroupKFold
 
-    splitter: Any = StratifiedGroupKFold(n_splits=folds, shuffle=True, random_state=0)
+    splitter: Any = StratifiedGroupKFold(n_splits=folds, shuffle=True, random_state=seed)
     parts = []
     for _, fold in splitter.split(items.features, items.labels, items.groups):
         inside = np.zeros(len(items.labels), dtype=bool)

@@ -15,7 +15,9 @@ from cocoa_engine.risk.features import (
     ANSWER_FEATURES,
     SPAN_FEATURES,
     answer_features,
+    competition,
     of_candidates,
+    of_competition,
     of_contested,
     of_preceding,
     of_tokens,
@@ -40,16 +42,21 @@ def labelled_features(answers: Iterable[Forced], config: CocoaConfig, num_layers
     A span, a part between risk points, is hallucinated if a character of it is, white space aside.
 
     Args:
-        answers: fed with ``grow``, or there are no spans.
+        answers: fed with ``grow``.
     """
     layers = Layers.of(config, num_layers)
     found: dict[Level, _Rows] = {level: _Rows() for level in LEVELS}
     for forced in answers:
         group = forced.record.group
+        assert forced.candidates is not None
         if forced.record.label is not None:
-            features = [*_shared(answer(forced), layers), *of_contested(forced.profile.margins)]
+            features = [
+                *_shared(answer(forced), layers),
+                *of_contested(forced.profile.margins),
+                *of_competition(competition(forced.candidates)),
+            ]
             found["answer"].add(features, forced.record.label, group)
-        if forced.candidates is not None:
+        if forced.record.spans is not None:
             for segment in spans(forced):
                 features = _of_span(segment, forced.candidates[segment.start], layers)
                 found["span"].add(features, segment.hallucinated > 0, group)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.grower import Grower
 from cocoa_engine.results import Candidate
-from cocoa_engine.signal.branches import Grower
 from cocoa_engine.signal.indicators import Layers
 from cocoa_engine.signal.items import Floats
 from cocoa_engine.signal.ranking import Bootstrap, Ranked

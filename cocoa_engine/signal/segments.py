@@ -8,10 +8,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.grower import Grower
 from cocoa_engine.labelled import LabelledText
+from cocoa_engine.methods import METHODS
 from cocoa_engine.profile import LayerProfile, Profiler, TextProfile
 from cocoa_engine.results import Candidate
-from cocoa_engine.signal.branches import Grower
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
@@ -26,8 +27,8 @@ class Forced:
         profile: what was measured of its tokens.
         ends: where the characters of each token end in the record's text.
         bare: the same tokens after the prompt without its source, if that was asked for.
-        candidates: of each token, the spans that decoding would weigh there, if they were grown; none where no tokens
-            compete.
+        candidates: of each token, the spans that decoding would weigh there, if that was asked for; none where no
+            tokens compete, or the method grows none.
     """
 
     record: LabelledText
@@ -72,13 +73,14 @@ def force(
         config: its ``gamma`` and ``max_candidates`` say which tokens compete.
         chat: ask as a chat, with the model's template, instead of as a text to continue.
         bare: feed each answer once more, after its prompt without the source.
-        grow: grow the candidates at every risk point of the answers whose parts are labelled.
+        grow: grow the candidates at every risk point.
         advance: told how many answers were fed.
 
     Raises:
         PromptError: an answer does not fit the context window after its prompt.
     """
-    profiler, grower = Profiler(engine, config), Grower(engine, config) if grow else None
+    profiler = Profiler(engine, config)
+    grower = Grower(engine, config) if grow and METHODS[config.method].branches else None
     for _, same in groupby(records, key=lambda record: record.prompt):
         together = list(same)
         first = together[0]
@@ -91,20 +93,18 @@ def force(
         if bare:
             bare_prompt = _prompt(engine, first.without_source(), chat)
             without = profiler(bare_prompt, [profile.token_ids for profile in profiles])
-        grown: dict[int, list[list[Candidate]]] = {}
-        if grower is not None:
-            in_parts = [number for number, record in enumerate(together) if record.spans is not None]
-            prompt_ids = profiles[0].prompt
-            candidates = grower(prompt_ids, [profiles[number].token_ids for number in in_parts])
-            grown = dict(zip(in_parts, candidates, strict=True))
-        for number, (record, lead, text, profile, alone) in enumerate(
-            zip(together, leads, texts, profiles, without, strict=True)
+        ids = [profile.token_ids for profile in profiles]
+        grown: Sequence[list[list[Candidate]] | None] = [None] * len(together)
+        if grow:
+            grown = [[[] for _ in each] for each in ids] if grower is None else grower(profiles[0].prompt, ids)
+        for record, lead, text, profile, alone, candidates in zip(
+            together, leads, texts, profiles, without, grown, strict=True
         ):
             dropped = text[0].isspace() and not profile.text[:1].isspace()
             shift = len(lead) - dropped
             ends = [min(max(end - shift, 0), len(record.text)) for end in profile.ends]
             bare_one = None if alone is None else Forced(record, alone, ends)
-            yield Forced(record, profile, ends, bare_one, grown.get(number))
+            yield Forced(record, profile, ends, bare_one, candidates)
         advance(len(together))
 
 

@@ -275,6 +275,23 @@ def test_a_calibrator_is_fitted_in_python_as_on_the_command_line(
         RiskCalibrator.fit(engine, read_labelled(parts), folds=3, draws=20)
 
 
+def test_a_calibrator_for_a_method_without_candidates(
+    cocoa: Cocoa, parts: Path, tmp_path: Path, engine: CocoaEngine
+) -> None:
+    path = tmp_path / "risk.json"
+    options = ["--folds", "3", "--draws", "20", "--method", "greedy", "--out", str(path)]
+    assert cocoa("calibrate", "--data", str(parts), *options).exit_code == 0
+    calibrator = RiskCalibrator.load(path)
+    assert not calibrator.settings.branches
+    assert calibrator.span is not None
+    weights = dict(zip(calibrator.span.features, calibrator.span.weights, strict=True))
+    assert weights["candidates"] == weights["candidate_spread"] == weights["score_spread"] == 0  # always alike
+    assert weights["entropy"] != 0
+    for method, words in (("greedy", []), ("dola", []), ("cocoa", ["method='cocoa' grows candidates to compare"])):
+        config = engine.config.replace(method=method)
+        assert calibrator.mismatches(engine.model_name, config, engine.num_layers) == words
+
+
 def test_too_few_prompts_are_said(cocoa: Cocoa, answers: Path, tmp_path: Path) -> None:
     few = tmp_path / "few.jsonl"
     lines = answers.read_text().splitlines()

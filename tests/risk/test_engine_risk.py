@@ -11,12 +11,13 @@ import pytest
 from langchain_core.messages import HumanMessage
 
 from cocoa_engine import CalibrationError, CalibrationWarning, CocoaConfig, CocoaEngine, ConfigError, RiskCalibrator
+from cocoa_engine.grower import Grower
 from cocoa_engine.labelled import LabelledSpan, LabelledText
 from cocoa_engine.measure import ranking_mlds
 from cocoa_engine.profile import Profiler
-from cocoa_engine.risk.features import SPAN_FEATURES, answer_features, span_features
+from cocoa_engine.results import Competition, Generation
+from cocoa_engine.risk.features import ANSWER_FEATURES, SPAN_FEATURES, answer_features, competition, span_features
 from cocoa_engine.risk.measured import labelled_features
-from cocoa_engine.signal.branches import Grower
 from cocoa_engine.signal.segments import Forced
 from cocoa_integrations.langchain import ChatCocoa, get_risk
 from cocoa_integrations.llama_index import CocoaLLM, collect_risk
@@ -58,7 +59,13 @@ def test_every_way_to_a_result_carries_it(
     assert 0 <= generated.answer_risk <= 1
     contested = [margin <= -math.log(0.3) for span in plain.spans for margin in span.token_margins]
     assert 0 < sum(contested) < len(contested)
-    assert answer_features(plain)[-2:] == [sum(contested) / len(contested), math.log1p(sum(contested))]
+    values = dict(zip(ANSWER_FEATURES, answer_features(plain), strict=True))
+    assert values["contested"] == sum(contested) / len(contested)
+    assert values["log_contested"] == math.log1p(sum(contested))
+    points = [[one.score for one in span.candidates] for span in plain.spans if span.candidates]
+    assert values["candidates"] == pytest.approx(sum(map(len, points)) / len(points))
+    assert values["score_spread"] == pytest.approx(sum(max(each) - min(each) for each in points) / len(points))
+    assert values["best_score"] == pytest.approx(sum(map(max, points)) / len(points))
     with calibrated.stream(PROMPT, **SHORT) as stream:
         assert [span.risk for span in stream] == pytest.approx([span.risk for span in generated.spans], abs=1e-4)
     assert stream.generation.answer_risk == pytest.approx(generated.answer_risk, abs=1e-4)
@@ -69,6 +76,23 @@ def test_every_way_to_a_result_carries_it(
     assert scored.calibrated
     assert scored.max_risk == calibrator.risk(scored.spans[0])
     assert scored.answer_risk == calibrator.answer_risk(scored)
+    (candidates,) = Grower(engine, engine.config)(engine.encode(PROMPT), [scored.token_ids])
+    assert scored.competition == competition(candidates)
+    assert scored.competition.risk_points == sum(bool(each) for each in candidates) > 0
+    alone = calibrated.score(PROMPT, "Canberra.")
+    assert alone.competition.score_spread == pytest.approx(scored.competition.score_spread, abs=1e-3)
+    assert Generation.model_validate_json(scored.model_dump_json()) == scored
+    unmeasured = engine.score(PROMPT, "Canberra.")
+    assert unmeasured.competition is None
+    with pytest.raises(CalibrationError, match="score it by an engine that has a calibrator of answers"):
+        calibrator.answer_risk(unmeasured)
+
+
+def test_an_answer_where_nothing_competes(engine: CocoaEngine) -> None:
+    greedy = engine.generate(PROMPT, gamma=1.0, **SHORT)
+    assert len(greedy.spans) == 1
+    assert answer_features(greedy)[-3:] == [1, 0, 0]
+    assert competition([]) == competition([[], []]) == Competition()
 
 
 @pytest.mark.parametrize("level", ["span", "answer"])
@@ -186,7 +210,7 @@ def test_another_model_or_other_settings_are_warned_of_once(
         warnings.simplefilter("error")
         calibrated.generate(PROMPT, middle_layers=(1, 2), max_new_tokens=1)
         calibrated.generate(PROMPT, method="cocoa", metric="con_mlds", max_new_tokens=1)  # which have candidates, too
-    with pytest.warns(CalibrationWarning, match="method='greedy' grows no candidates"):
+    with pytest.warns(CalibrationWarning, match="method='greedy' grows no candidates to compare"):
         calibrated.generate(PROMPT, method="greedy", max_new_tokens=1)
 
 

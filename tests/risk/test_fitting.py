@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cocoa_engine import CalibrationError, RiskCalibrator
 from cocoa_engine.risk.calibrator import FittedRisk, Isotonic, logistic
 from cocoa_engine.risk.features import ANSWER_FEATURES, SPAN_FEATURES
-from cocoa_engine.risk.fitting import STRENGTHS, LabelledFeatures, left_out
+from cocoa_engine.risk.fitting import STRENGTHS, LabelledFeatures, left_out, validate
 from cocoa_engine.risk.validation import brier, expected_calibration_error, reliability
 from tests.risk.made_up import fitted, labelled_items, risk
 
@@ -25,8 +25,8 @@ FIGURES = st.lists(st.floats(-1e6, 1e6), min_size=len(SPAN_FEATURES), max_size=l
 
 @pytest.mark.parametrize(("isotonic", "level"), [(False, "span"), (True, "span"), (False, "answer")])
 def test_it_ranks_and_calibrates_on_prompts_it_has_not_seen(isotonic: bool, level: str) -> None:
-    calibrated = risk(labelled_items(200, level=level), isotonic=isotonic)
-    fresh = labelled_items(400, level=level, seed=1)
+    calibrated = risk(labelled_items(400, level=level), isotonic=isotonic)
+    fresh = labelled_items(800, level=level, seed=1)
     risks = [calibrated(row) for row in fresh.features.tolist()]
     assert expected_calibration_error(reliability(risks, fresh.labels)) < 0.04
     assert brier(risks, fresh.labels) < brier(np.full(len(risks), fresh.labels.mean()), fresh.labels) - 0.04
@@ -35,7 +35,8 @@ def test_it_ranks_and_calibrates_on_prompts_it_has_not_seen(isotonic: bool, leve
     assert found.auroc.estimate > max(rival.auroc.estimate for rival in found.rivals.values())
     assert found.rivals["fMLDS"].difference.low > 0
     assert found.brier < found.brier_of_base_rate
-    assert (found.prompts, found.items) == (200, 1200)
+    assert (found.prompts, found.items, found.repeats) == (400, 2400, 5)
+    assert sum(one.items for one in found.reliability) == pytest.approx(2400, abs=5)
 
 
 def test_noise_is_not_sold_as_a_signal() -> None:
@@ -54,6 +55,25 @@ def test_what_is_the_same_for_a_prompt_is_not_learnt_by_heart() -> None:
     risks, folds = left_out(spans, isotonic=False)
     assert all(len(set(folds[number * 5 : number * 5 + 5])) == 1 for number in range(80))
     assert all(len(set(risks[number * 5 : number * 5 + 5])) == 1 for number in range(80))
+
+
+def test_few_items_are_divided_again_and_again() -> None:
+    """The estimate is the mean over divisions, each of which leaves every prompt out once."""
+    items = labelled_items(40, each=4)
+    found = risk(items).validation
+    assert (found.repeats, found.folds, found.prompts, found.items) == (5, 5, 40, 160)
+    assert found.hallucinated == items.labels.sum()
+    once = [validate(items, *left_out(items, isotonic=False, seed=seed), draws=20, seed=0) for seed in range(5)]
+    assert len({one.auroc.estimate for one in once}) > 1
+    assert [one.repeats for one in once] == [1] * 5
+    assert found.brier == pytest.approx(np.mean([one.brier for one in once]))
+    assert found.auroc.estimate == pytest.approx(np.mean([one.auroc.estimate for one in once]), abs=0.01)
+    for name, rival in found.rivals.items():
+        alone = [one.rivals[name].auroc.estimate for one in once]
+        assert rival.auroc.estimate == pytest.approx(np.mean(alone), abs=0.01)
+        assert rival.difference.estimate == pytest.approx(found.auroc.estimate - rival.auroc.estimate)
+    assert 0.02 < found.auroc.high - found.auroc.low < 0.4  # of 40 prompts, not of 200
+    assert risk(labelled_items(2000, each=6)).validation.repeats == 1
 
 
 @pytest.mark.parametrize("isotonic", [False, True])

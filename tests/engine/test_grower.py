@@ -9,8 +9,8 @@ import torch
 
 from cocoa_engine import CocoaConfig, CocoaEngine, NonFiniteLogitsError
 from cocoa_engine.backends import Backend
+from cocoa_engine.grower import Grower
 from cocoa_engine.results import Candidate
-from cocoa_engine.signal.branches import Grower
 from tests.idle import assert_idle
 from tests.tiny_models import tiny_model, tiny_tokenizer
 

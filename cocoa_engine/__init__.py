@@ -29,7 +29,7 @@ from cocoa_engine.errors import (
     UnsupportedModelError,
 )
 from cocoa_engine.methods import METHODS
-from cocoa_engine.results import Candidate, Generation, LayerCurve, Preceding, Span, Usage
+from cocoa_engine.results import Candidate, Competition, Generation, LayerCurve, Preceding, Span, Usage
 from cocoa_engine.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ __all__ = [
     "CocoaConfig",
     "CocoaEngine",
     "CocoaError",
+    "Competition",
     "ConfigError",
     "ContextLift",
     "EngineBusyError",

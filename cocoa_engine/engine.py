@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from cocoa_engine.contrast_scoring import needs_more, rescored
 from cocoa_engine.decoding import Decoding, require_ability
 from cocoa_engine.errors import ConfigError, PromptError, RequestCancelledError
 from cocoa_engine.generation_config import eos_token_ids
-from cocoa_engine.grower import Grower
+from cocoa_engine.grower import Grower, risk_points
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.info import ModelInfo
 from cocoa_engine.layer_curve import layer_curve
@@ -173,6 +174,12 @@ class CocoaEngine:
         """Whether :meth:`chat` can be used."""
         return self._tokens.has_chat_template
 
+    def without_calibrator(self) -> CocoaEngine:
+        """This engine without its calibrator; everything else is shared."""
+        other = copy.copy(self)
+        other.calibrator = None
+        return other
+
     def info(self) -> ModelInfo:
         """What the engine knows of the model; tries once whether branches can share its cache."""
         return ModelInfo.of(self._language_model, self._tokens, self.model_name, self._backend())
@@ -326,8 +333,9 @@ class CocoaEngine:
     ) -> Generation | list[Generation]:
         """Log-probability and disagreement of a given text after a prompt, by teacher forcing; nothing is generated.
 
-        The text is one span of kind ``"given"``. Probabilities are the model's own: no processor applies. Where the
-        engine has a calibrator of answers, the candidates of the text's risk points are grown, too, for its risk.
+        The text is one span of kind ``"given"``; a calibrated risk of it is worked out as if nothing competed where it
+        begins. Probabilities are the model's own: no processor applies. Where the engine has a calibrator of answers,
+        the candidates of the text's risk points are grown for the answer's risk; the usage leaves that out.
 
         Args:
             prompt: text or token ids.
@@ -495,7 +503,7 @@ class CocoaEngine:
             return [None] * len(texts)
         if not METHODS[config.method].branches:
             return [Competition()] * len(texts)
-        return [competition(candidates) for candidates in Grower(self, config)(prompt, texts)]
+        return [competition(risk_points(candidates)) for candidates in Grower(self, config)(prompt, texts)]
 
     def _scored(
         self, prompt: list[int], shown: str, scored: ScoredText, config: CocoaConfig, competed: Competition | None

@@ -29,8 +29,15 @@ Known = dict[Path, Fed]
 """What the model said of each path from the end of what is committed."""
 
 
+MOST_FED = 8192
+"""Tokens that the branches of so many places as grow together have at most: what is known of them is held."""
+
+USUAL_ROWS = 10
+"""Tokens fed for each token of a text, branches included, that memory is allotted for at first."""
+
+
 class _Growing(NamedTuple):
-    """The branches that grow from a path in the making, and the paths they wait for."""
+    """The branches at one place of a text, and the paths they wait for."""
 
     base: Path
     sequencer: Sequencer
@@ -43,19 +50,21 @@ class Grower:
 
     Args:
         engine: it is only read.
-        config: which tokens compete, where branches end, and what scores them; probabilities are the model's own,
-            without processors.
+        config: which tokens compete, where branches end, and by which metric, alpha and length rule they are scored.
+            Probabilities are the model's own, without processors; stop texts end no branch.
 
     Raises:
         ConfigError: the layers do not fit the model.
     """
 
     def __init__(self, engine: CocoaEngine, config: CocoaConfig) -> None:
-        self._config = config.replace(method="cocoa-sig", max_risk=None, temperature=0.0, stop=())
+        self._config = config.replace(method="cocoa-sig")
         self._model, self._decode = engine._language_model, engine.decode
         self._wanted = wanted_states(self._model, self._config)
         self._eos = eos_token_ids(self._model.model, engine.tokenizer)
         self._backend = engine._backend().backend
+        most = MOST_FED // (config.max_candidates * config.max_span_tokens)
+        self._width = max(1, min(self._backend.paths_per_step, most))
 
     def __call__(self, prompt: Sequence[int], texts: Sequence[Sequence[int]]) -> list[list[list[Candidate]]]:
         """Of each text the candidates at each of its tokens, most probable first token first; none where none compete.
@@ -68,14 +77,14 @@ class Grower:
         """
         ids = [list(text) for text in texts]
         found: dict[int, list[list[Candidate]]] = {}
-        for group in groups(ids, self._backend.paths_per_step):
+        for group in groups(ids, self._width):
             found.update(zip(group, self._grown(list(prompt), [tuple(ids[number]) for number in group]), strict=True))
         return [found[number] for number in range(len(texts))]
 
     def _grown(self, prompt: list[int], texts: list[Path]) -> list[list[list[Candidate]]]:
         """The candidates at each token of some texts; those of a longer one piece by piece, each then committed."""
-        width = self._backend.paths_per_step
-        (tree,) = self._backend.open([prompt], sum(map(len, texts)) + width, self._wanted)
+        width = self._width
+        (tree,) = self._backend.open([prompt], USUAL_ROWS * sum(map(len, texts)), self._wanted)
         tree.keep_committed = True
         try:
             if not tree.keeps_rest:
@@ -151,8 +160,26 @@ class Grower:
             some = paths[start : start + width]
             output = self._backend.step([(tree, some)])[0]
             for row, (path, following) in enumerate(zip(some, self._top(output.logits), strict=True)):
-                known[path] = Fed(None, output.hidden[:, row], following)
+                # where no token can be chosen, the loop says so: it wants to see the logits
+                known[path] = Fed(output.logits[row] if following is None else None, output.hidden[:, row], following)
 
     def _top(self, logits: Tensor) -> list[NextTokens | None]:
         """The distributions of ``[W, V]``."""
         return next_tokens(logits, max(2, self._config.max_candidates), native=self._backend.native)
+
+
+def risk_points(candidates: Sequence[list[Candidate]]) -> list[list[Candidate]]:
+    """The candidates at those places of a text where a decode that writes it would stand and weigh them.
+
+    After such a place the next is looked for where its longest candidate ends, as spans end in a decode.
+
+    Args:
+        candidates: at each token, from :class:`Grower`.
+    """
+    found = []
+    at = 0
+    while at < len(candidates):
+        if candidates[at]:
+            found.append(candidates[at])
+        at += max((len(one.token_ids) for one in candidates[at]), default=1)
+    return found

@@ -70,14 +70,14 @@ class Preceding(BaseModel):
 
 
 class Competition(BaseModel):
-    """What competed at the risk points of an answer: means over these; of an answer that has none, as they stand."""
+    """What competed at the risk points of an answer; one that has none has the defaults."""
 
     model_config = ConfigDict(frozen=True)
 
     risk_points: int = Field(0, description="How many there are.")
-    candidates: float = Field(1.0, description="Candidates at one.")
-    score_spread: float = Field(0.0, description="The best of their scores less the worst, by CoCoA-SIG's defaults.")
-    best_score: float = Field(0.0, description="The best of these scores.")
+    candidates: float = Field(1.0, description="Mean number of candidates.")
+    score_spread: float = Field(0.0, description="Mean of their best score less the worst, by CoCoA-SIG's defaults.")
+    best_score: float = Field(0.0, description="Mean of their best score.")
 
 
 class Span(Measured):

@@ -34,7 +34,7 @@ from cocoa_engine.risk.calibrator import (
     Validation,
 )
 
-_SETTINGS = [name for name in Settings.model_fields if name != "branches"]  # which the method says
+_SETTINGS = [name for name in Settings.model_fields if name != "branches"]  # that follows from the method
 
 
 @with_options("method", *_SETTINGS, "max_new_tokens")
@@ -86,7 +86,10 @@ def calibrate(
             min=0, max=1, help="Choose a threshold that misses at most this share, by conformal risk control."
         ),
     ] = None,
-    folds: Annotated[int, typer.Option(min=2, help="Of the cross-validation, grouped by prompt.")] = 5,
+    folds: Annotated[
+        int,
+        typer.Option(min=2, help="Of the cross-validation, grouped by prompt; few items are divided several times."),
+    ] = 5,
     draws: Draws = 1000,
     seed: Seed = 0,
     model: Model = None,
@@ -95,8 +98,8 @@ def calibrate(
 ) -> None:
     """Fit a calibrator: the risk in [0, 1] of a span and of a whole answer, as far as the data labels either.
 
-    It is worked out from layers, log-probabilities, entropies, margins and what is copied from the prompt. Its figures
-    are those on prompts left out of the fit, beside what ranks without any fit.
+    It is worked out from layers, log-probabilities, entropies, margins, candidates and their scores, and what is copied
+    from the prompt. Its figures are those on prompts left out of the fit, beside what ranks without any fit.
     """
     threshold = _threshold(precision, recall, miss)
     if (out is None) == (check is None):
@@ -181,6 +184,15 @@ def _as_fitted(config: CocoaConfig, fitted: Settings, check: object) -> CocoaCon
                 f"the calibrator {check} was fitted with --{name.replace('_', '-')} {value}: it cannot be tried out "
                 "with another. Leave the option out."
             )
+    from cocoa_engine.methods import METHODS
+
+    if METHODS[config.method].branches != fitted.branches:
+        if "method" in config.model_fields_set:
+            raise ConfigError(
+                f"the calibrator {check} was fitted on answers {'with' if fitted.branches else 'without'} candidates: "
+                f"it cannot be tried out with --method {config.method}. Leave the option out."
+            )
+        config = config.replace(method="greedy")
     return config.replace(**wanted)
 
 

@@ -58,6 +58,8 @@ def _figures(generation: Generation) -> Table:
     table.add_row("fMLDS", f"{span.f_mlds:.4f}", "disagreement of the middle layers with the final one")
     if span.calibrated:
         table.add_row("risk", f"{span.risk:.4f}", "calibrated, 0 to 1")
+    if generation.answer_risk is not None:
+        table.add_row("answer's risk", f"{generation.answer_risk:.4f}", "calibrated, of the text as a whole")
     table.add_row("score", f"{span.score:.4f}", f"{config.method}, by {config.metric}, alpha {config.alpha:g}")
     return table
 

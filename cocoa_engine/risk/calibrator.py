@@ -50,7 +50,7 @@ class _Part(BaseModel):
 
 
 class Settings(_Part):
-    """The settings that a risk is valid for: which layers, what competes, and where decoded spans end.
+    """The settings that a risk is valid for: which layers, what competes, whether it is grown, where spans end.
 
     Given texts are cut where tokens compete, whatever the settings of the end are.
     """
@@ -239,7 +239,9 @@ class RiskCalibrator(_Part):
             raise ValueError("it holds no risk, neither of spans nor of answers")
         for fitted, known in ((self.span, SPAN_FEATURES), (self.answer, ANSWER_FEATURES)):
             if fitted is not None and fitted.features != list(known):
-                raise ValueError(f"features: this version measures {', '.join(known)}")
+                raise ValueError(
+                    f"features: this version measures {', '.join(known)}; another one fitted it, fit it anew"
+                )
         return self
 
     @classmethod
@@ -270,7 +272,7 @@ class RiskCalibrator(_Part):
             isotonic: an isotonic map on top of the logistic model.
             threshold: by which :meth:`flags` decides: ``"precision"``, ``"recall"`` or ``"conformal"`` (the share that
                 may be missed), and the target, such as ``("recall", 0.8)``.
-            folds: of the cross-validation, grouped by prompt.
+            folds: of the cross-validation, grouped by prompt; few items are divided into them several times.
             draws: of the bootstrap.
             seed: of that, and of what a conformal threshold is chosen on.
 
@@ -334,7 +336,8 @@ class RiskCalibrator(_Part):
         """The risk of an answer, in [0, 1]: the probability, by this calibrator, that it is wrong as a whole.
 
         Raises:
-            CalibrationError: it was fitted on spans only.
+            CalibrationError: it was fitted on spans only; or the answer is a text that was scored without a calibrator
+                of answers, so that nobody measured what would have competed in it.
         """
         return self._of_answers(answer_features(generation))
 

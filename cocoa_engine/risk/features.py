@@ -114,13 +114,13 @@ def answer_features(generation: Generation) -> list[float]:
     Raises:
         CalibrationError: it is a text scored as given, and what would have competed in it was not measured.
     """
-    spans = generation.spans
-    competed = generation.competition or competition(span.candidates for span in spans)
-    if generation.competition is None and any(span.kind == "given" for span in spans):
+    spans, competed = generation.spans, generation.competition
+    if competed is None and any(span.kind == "given" for span in spans):
         raise CalibrationError(
             "what would have competed in a text scored as given is not known: score it by an engine that has a "
             "calibrator of answers."
         )
+    competed = competed or competition(span.candidates for span in spans)
     tokens = sum(len(span.token_ids) for span in spans)
     margins = list(chain.from_iterable(span.token_margins for span in spans))
     return [
@@ -187,7 +187,7 @@ def competition(points: Iterable[Sequence[Candidate]]) -> Competition:
     """What competed in an answer.
 
     Args:
-        points: the candidates of each span or token; none where none competed.
+        points: the candidates of each span; none where none competed.
     """
     contested = [candidates for candidates in points if candidates]
     if not contested:

@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 Columns = Mapping[str, Floats]
 
-MOST_REPEATS, ENOUGH = 5, 20_000
+MOST_REPEATS, ENOUGH_RISKS = 5, 20_000
 """What one division into folds says of few items hangs on the division: they are divided again, at most so many times,
 up to so many risks in all."""
 
@@ -109,7 +109,7 @@ def fit(
 
     Args:
         isotonic: an isotonic map on top of the logistic model, fitted on risks of items that the latter has not seen.
-        folds: of the cross-validation, grouped by prompt.
+        folds: of the cross-validation, grouped by prompt; few items are divided into them several times.
         draws: of the bootstrap, over prompts.
         threshold: a rule and its target. For ``"conformal"`` a third of the prompts is not fitted on, but chosen on;
             else the threshold is chosen on the left-out risks of the cross-validation.
@@ -126,7 +126,7 @@ def fit(
         inside = np.array([group in drawn for group in items.groups])
         kept, chosen_on = items.only(~inside), items.only(inside)
     _require(kept, folds, isotonic=isotonic)
-    repeats = max(1, min(MOST_REPEATS, ENOUGH // len(kept.labels)))
+    repeats = max(1, min(MOST_REPEATS, ENOUGH_RISKS // len(kept.labels)))
     parts = [left_out(kept, isotonic=isotonic, folds=folds, seed=number) for number in range(repeats)]
     risks = np.concatenate([of_items for of_items, _ in parts])
     strata = np.concatenate([number * folds + of_items for number, (_, of_items) in enumerate(parts)])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.grower import risk_points
 from cocoa_engine.labelled import Question
 from cocoa_engine.results import Candidate
 from cocoa_engine.risk.calibrator import Level
@@ -53,7 +54,7 @@ def labelled_features(answers: Iterable[Forced], config: CocoaConfig, num_layers
             features = [
                 *_shared(answer(forced), layers),
                 *of_contested(forced.profile.margins),
-                *of_competition(competition(forced.candidates)),
+                *of_competition(competition(risk_points(forced.candidates))),
             ]
             found["answer"].add(features, forced.record.label, group)
         if forced.record.spans is not None:

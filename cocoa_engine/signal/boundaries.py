@@ -117,10 +117,11 @@ class Cutter:
                 end = run
             elif cut == "own":
                 end = min(run, start + most)
+            elif cut == "fixed":
+                end = min(start + most, count)
             else:
                 # at the very edge of gamma, the rounding of another pass may say that nothing competes after all
-                longest = max((len(one.token_ids) for one in grown[start]), default=1) if grown else most
-                end = min(start + longest, count)
+                end = min(start + max((len(one.token_ids) for one in grown[start]), default=1), count)
             yield start, end
             start = end
 

@@ -70,7 +70,8 @@ def force(
     """Feed labelled answers to a model, each after its prompt; neighbours with the same prompt share its encoding.
 
     Args:
-        config: its ``gamma`` and ``max_candidates`` say which tokens compete.
+        config: its ``gamma`` and ``max_candidates`` say which tokens compete; for ``grow`` all that says how branches
+            grow counts.
         chat: ask as a chat, with the model's template, instead of as a text to continue.
         bare: feed each answer once more, after its prompt without the source.
         grow: grow the candidates at every risk point.

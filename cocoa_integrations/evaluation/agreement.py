@@ -51,10 +51,13 @@ def read_labels(file: Path, places: Container[Place], figures: Sequence[str]) ->
             if given := str(record.values[name] or "").strip().lower():
                 if given not in (*_TRUE, *_FALSE):
                     raise DataError(f"{record.where}: the label {given!r} of {name!r} is neither true nor false")
-                person, _, figure = name.partition(":")
-                if (figure := figure or figures[0]) not in figures:
+                person, _, figure = map(str.strip, name.partition(":"))
+                if (figure := figure or figures[0]) not in figures or not person:
                     raise DataError(f"{record.where}: the column {name!r}; answers are judged by {', '.join(figures)}")
-                people.setdefault(figure, {}).setdefault(person, {})[place] = given in _TRUE
+                labels = people.setdefault(figure, {}).setdefault(person, {})
+                if place in labels:
+                    raise DataError(f"{record.where}: two columns hold what {person!r} says about {figure}")
+                labels[place] = given in _TRUE
     if not people:
         raise DataError(f"{file} holds no labels: give a column for each annotator")
     return {figure: dict(sorted(people[figure].items())) for figure in figures if figure in people}

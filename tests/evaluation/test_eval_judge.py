@@ -365,11 +365,19 @@ def test_labels_of_a_run(folder: Path, tmp_path: Path) -> None:
     assert f"- judge and bob: {by_bob['kappa']:.3f}" in shown.split("about informativeness:")[1]
 
 
-def test_labels_of_what_is_not_judged(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (["ann:style"], "the column 'ann:style'; answers are judged by truth, info"),
+        ([":info"], "the column ':info'; answers are judged by"),
+        (["ann", "ann: truth"], "two columns hold what 'ann' says about truth"),
+    ],
+)
+def test_columns_that_cannot_be_labels(folder: Path, tmp_path: Path, columns: list[str], message: str) -> None:
     judge = RuleJudge(rule=_long_is_true)
-    labels = write_labels(tmp_path / "labels.csv", [{"arm": "greedy", "id": "0", "ann:style": "1"}])
-    with pytest.raises(DataError, match="the column 'ann:style'; answers are judged by truth, info"):
-        judge_run(folder, judge, labels=labels)
+    row = {"arm": "greedy", "id": "0", **dict.fromkeys(columns, "1")}
+    with pytest.raises(DataError, match=message):
+        judge_run(folder, judge, labels=write_labels(tmp_path / "labels.csv", [row]))
     assert not judge.prompts
 
 

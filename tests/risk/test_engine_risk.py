@@ -11,7 +11,7 @@ import pytest
 from langchain_core.messages import HumanMessage
 
 from cocoa_engine import CalibrationError, CalibrationWarning, CocoaConfig, CocoaEngine, ConfigError, RiskCalibrator
-from cocoa_engine.grower import Grower
+from cocoa_engine.grower import Grower, risk_points
 from cocoa_engine.labelled import LabelledSpan, LabelledText
 from cocoa_engine.measure import ranking_mlds
 from cocoa_engine.profile import Profiler
@@ -77,11 +77,18 @@ def test_every_way_to_a_result_carries_it(
     assert scored.max_risk == calibrator.risk(scored.spans[0])
     assert scored.answer_risk == calibrator.answer_risk(scored)
     (candidates,) = Grower(engine, engine.config)(engine.encode(PROMPT), [scored.token_ids])
-    assert scored.competition == competition(candidates)
-    assert scored.competition.risk_points == sum(bool(each) for each in candidates) > 0
+    assert scored.competition == competition(risk_points(candidates))
+    assert scored.competition.risk_points > 0
     alone = calibrated.score(PROMPT, "Canberra.")
     assert alone.competition.score_spread == pytest.approx(scored.competition.score_spread, abs=1e-3)
     assert Generation.model_validate_json(scored.model_dump_json()) == scored
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CalibrationWarning)
+        assert calibrated.score(PROMPT, "Canberra.", method="greedy").competition == Competition()
+    plain_again = calibrated.without_calibrator()
+    assert plain_again.calibrator is None
+    assert calibrated.calibrator is calibrator
+    assert plain_again.score(PROMPT, "Canberra.").competition is None
     unmeasured = engine.score(PROMPT, "Canberra.")
     assert unmeasured.competition is None
     with pytest.raises(CalibrationError, match="score it by an engine that has a calibrator of answers"):

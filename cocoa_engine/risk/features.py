@@ -18,6 +18,10 @@ MARGIN_CAP = 20.0
 CONTESTED = -math.log(0.3)
 """A token with no larger margin, in nats, was contested: another had 0.3 times its probability (gamma's default)."""
 
+FAR = 32
+"""Places further on in an answer count as this: how long answers go on is a habit of the data that a risk is fitted on,
+which would be carried on to longer ones."""
+
 _SHARED = (
     "con_mlds",
     "f_mlds",
@@ -58,7 +62,7 @@ SPAN_FEATURES = (
 """In this order: the same of a span and its tokens, but for those contested; entropy where it begins (the risk point)
 and highest, margin where it begins and lowest; the highest log(1 + id); how many tokens competed there, log p of the
 best of these less that of the last, and the best of the candidates' scores less the worst; and what stands before it
-(``Span.preceding``; log(1 + number) of tokens)."""
+(``Span.preceding``; log(1 + number) of tokens, at most :data:`FAR`)."""
 
 ALPHA: float = CocoaConfig.model_fields["alpha"].default
 """Of the scores whose spread is a feature: the default ones whatever ranks the candidates, so that a calibrator holds
@@ -218,4 +222,4 @@ def _scores(candidates: Sequence[Candidate]) -> tuple[float, float]:
 
 def of_preceding(before: Preceding) -> list[float]:
     """The features of what stands before a span."""
-    return [math.log1p(before.tokens), before.log_prob, before.entropy, before.copied, before.copied_run]
+    return [math.log1p(min(before.tokens, FAR)), before.log_prob, before.entropy, before.copied, before.copied_run]

@@ -1,7 +1,7 @@
 """The branches that decoding grows where tokens compete, for a given text: what its tokens were up against.
 
 The text is fed token by token. At each of its places where several tokens compete, the decode loop's own branches grow;
-those of many places and texts in the same forward passes, and what they have in common once.
+those of many places and texts in the same forward passes, where what they have in common is fed once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_FED = 8192
 """Tokens that the branches of so many places as grow together have at most: what is known of them is held."""
 
 USUAL_ROWS = 10
-"""Tokens fed for each token of a text, branches included, that memory is allotted for at first."""
+"""Tokens of branches for each token of a text that memory is allotted for at first."""
 
 
 class _Growing(NamedTuple):
@@ -84,7 +84,8 @@ class Grower:
     def _grown(self, prompt: list[int], texts: list[Path]) -> list[list[list[Candidate]]]:
         """The candidates at each token of some texts; those of a longer one piece by piece, each then committed."""
         width = self._width
-        (tree,) = self._backend.open([prompt], USUAL_ROWS * sum(map(len, texts)), self._wanted)
+        tokens = sum(map(len, texts))
+        (tree,) = self._backend.open([prompt], tokens + USUAL_ROWS * min(tokens, width), self._wanted)
         tree.keep_committed = True
         try:
             if not tree.keeps_rest:

@@ -175,7 +175,10 @@ class CocoaEngine:
         return self._tokens.has_chat_template
 
     def without_calibrator(self) -> CocoaEngine:
-        """This engine without its calibrator; everything else is shared."""
+        """This engine without its calibrator: itself if it has none, else one that shares everything else."""
+        if self.calibrator is None:
+            return self
+        self._backend()  # chosen once for both
         other = copy.copy(self)
         other.calibrator = None
         return other

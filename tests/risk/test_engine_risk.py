@@ -87,6 +87,8 @@ def test_every_way_to_a_result_carries_it(
         assert calibrated.score(PROMPT, "Canberra.", method="greedy").competition == Competition()
     plain_again = calibrated.without_calibrator()
     assert plain_again.calibrator is None
+    assert plain_again._backend() is calibrated._backend()
+    assert plain_again.without_calibrator() is plain_again
     assert calibrated.calibrator is calibrator
     assert plain_again.score(PROMPT, "Canberra.").competition is None
     unmeasured = engine.score(PROMPT, "Canberra.")

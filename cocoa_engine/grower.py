@@ -182,5 +182,10 @@ def risk_points(candidates: Sequence[list[Candidate]]) -> list[list[Candidate]]:
     while at < len(candidates):
         if candidates[at]:
             found.append(candidates[at])
-        at += max((len(one.token_ids) for one in candidates[at]), default=1)
+        at += grown_length(candidates[at])
     return found
+
+
+def grown_length(candidates: Sequence[Candidate]) -> int:
+    """How many tokens the longest of them has, as a span that decoding keeps; 1 where none competed."""
+    return max((len(one.token_ids) for one in candidates), default=1)

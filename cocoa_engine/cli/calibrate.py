@@ -234,8 +234,7 @@ def _figures(found: Validation, unit: str) -> Group:
     from cocoa_engine.signal.ranking import caution
 
     table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", title_style="")
-    divided = f", divided {found.repeats} times" if found.repeats > 1 else ""
-    folds = f"; {found.folds} folds of prompts{divided}" if found.folds else ""
+    folds = f"; {found.division}" if found.division else ""
     table.title = f"{found.items} {unit}s of {found.prompts} prompts, {found.hallucinated} hallucinated{folds}"
     for name in ("", "AUROC", "risk less that"):
         table.add_column(name, no_wrap=True)

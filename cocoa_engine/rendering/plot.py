@@ -85,8 +85,7 @@ def reliability_curve(found: Validation, unit: str) -> Figure:
     axes.set_xlabel(f"mean risk of the {unit}s")
     axes.set_ylabel("share that is hallucinated")
     axes.legend(fontsize=8)
-    divided = f", divided {found.repeats} times" if found.repeats > 1 else ""
-    source = f"{found.folds} folds of prompts{divided}" if found.folds else "fitted on other prompts"
+    source = found.division or "fitted on other prompts"
     axes.set_title(
         f"{found.items:,} {unit}s of {found.prompts:,} prompts, {source}\n"
         f"ECE {found.ece:.3f}, Brier {found.brier:.3f} (base rate {found.brier_of_base_rate:.3f})",

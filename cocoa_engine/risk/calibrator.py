@@ -145,6 +145,12 @@ class Validation(_Part):
     reliability: list[ReliabilityBin]
     rivals: dict[str, Rival]
 
+    @property
+    def division(self) -> str:
+        """How the prompts were divided, in words; empty where nothing was fitted on them."""
+        again = f", divided {self.repeats} times" if self.repeats > 1 else ""
+        return f"{self.folds} folds of prompts{again}" if self.folds else ""
+
     def plot(self, unit: str = "item") -> Figure:
         """The reliability curve: of each bin of risks, the share that is hallucinated.
 

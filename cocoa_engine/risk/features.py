@@ -10,7 +10,7 @@ from typing import Protocol
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.results import Candidate, Competition, Generation, Preceding
-from cocoa_engine.scores import cocoa_sig
+from cocoa_engine.scores import cocoa_sig, span_log_prob
 
 MARGIN_CAP = 20.0
 """Margins above it, in nats, count as this; an infinite one (a single allowed token) could not be weighed."""
@@ -216,7 +216,7 @@ def _scores(candidates: Sequence[Candidate]) -> tuple[float, float]:
 
     Scores are CoCoA-SIG's, s = log p_S (1 + alpha fMLDS), with log p_S as a sum and :data:`ALPHA`.
     """
-    scores = [cocoa_sig(sum(one.token_log_probs), one.f_mlds, ALPHA) for one in candidates]
+    scores = [cocoa_sig(span_log_prob(one.token_log_probs), one.f_mlds, ALPHA) for one in candidates]
     return (max(scores) - min(scores), max(scores)) if scores else (0.0, 0.0)
 
 

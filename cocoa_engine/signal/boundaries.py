@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.grower import Grower
+from cocoa_engine.grower import Grower, grown_length
 from cocoa_engine.results import Candidate
 from cocoa_engine.signal.indicators import Layers
 from cocoa_engine.signal.items import Floats
@@ -121,7 +121,7 @@ class Cutter:
                 end = min(start + most, count)
             else:
                 # at the very edge of gamma, the rounding of another pass may say that nothing competes after all
-                end = min(start + max((len(one.token_ids) for one in grown[start]), default=1), count)
+                end = min(start + grown_length(grown[start]), count)
             yield start, end
             start = end
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from benchmarks.measure import BASE, COCOA_SIG, GREEDY, LEAN, MODULES, NO_DRAFTS
-from cocoa_engine.timing import Spread, ratio
+from cocoa_engine.studies.timing import Spread, ratio
 
 Record = Mapping[str, Any]
 

@@ -10,7 +10,7 @@ from benchmarks.command import main
 from benchmarks.measure import Bench
 from benchmarks.steps import Steps
 from cocoa_engine import Runtime
-from cocoa_engine.timing import interleave, ratio, timed
+from cocoa_engine.studies.timing import interleave, ratio, timed
 
 WITH, WITHOUT = "with capture", "without"
 PROMPT_TOKENS = 256

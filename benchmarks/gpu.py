@@ -31,13 +31,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, decode
-from cocoa_engine.backends import TokenTree, choose
-from cocoa_engine.disagreement import middle_layers
-from cocoa_engine.hidden_states import Wanted
-from cocoa_engine.machine import describe, one_line
-from cocoa_engine.model import LanguageModel
-from cocoa_engine.next_tokens import NextTokens, next_tokens
-from cocoa_engine.timing import Spread
+from cocoa_engine.decoding.next_tokens import NextTokens, next_tokens
+from cocoa_engine.equations import middle_layers
+from cocoa_engine.execution.backends import TokenTree, choose
+from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.studies.machine import describe, one_line
+from cocoa_engine.studies.timing import Spread
 
 LLAMA_3_8B = {
     "vocab_size": 128256,
@@ -230,7 +230,7 @@ def time_ways(
 def time_steps(model: PreTrainedModel, runtime: Runtime, prompt: list[int], device: torch.device) -> dict[str, Any]:
     """Milliseconds of a step by itself, without the decode loop, for some numbers of tips."""
     backend = choose(LanguageModel(model), runtime).backend
-    wanted = Wanted(*middle_layers(model.config.num_hidden_layers), "post_norm")
+    wanted = CaptureSpec(*middle_layers(model.config.num_hidden_layers), "post_norm")
     steps = 50
     found: dict[str, Any] = {}
     for width in WIDTHS:

@@ -17,7 +17,7 @@ from benchmarks.bars import Record
 from benchmarks.measure import BASE, COCOA_SIG, GREEDY
 from benchmarks.report import read
 from benchmarks.settings import RESULTS, ROOT
-from cocoa_engine.timing import Spread
+from cocoa_engine.studies.timing import Spread
 
 matplotlib.use("Agg")
 # text as text, and the same bytes from the same figures

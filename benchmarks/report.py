@@ -15,8 +15,8 @@ from pathlib import Path
 from benchmarks.bars import BARS, Record, check, compared
 from benchmarks.measure import BASE, COCOA_SIG, GREEDY, LEAN, MODULES
 from benchmarks.settings import MEASUREMENTS, RESULTS, ROOT
-from cocoa_engine.machine import one_line
-from cocoa_engine.timing import Spread
+from cocoa_engine.studies.machine import one_line
+from cocoa_engine.studies.timing import Spread
 
 Records = Mapping[str, Record]
 

@@ -7,10 +7,10 @@ import torch
 from benchmarks.measure import Bench
 from benchmarks.prompts import long_prompt
 from cocoa_engine import CocoaConfig, Runtime
-from cocoa_engine.backends import choose
-from cocoa_engine.backends.shared_cache import SharedCache, SharedTree
-from cocoa_engine.model import LanguageModel
-from cocoa_engine.request import wanted_states
+from cocoa_engine.decoding.request import wanted_states
+from cocoa_engine.execution.backends import choose
+from cocoa_engine.execution.backends.shared_cache import SharedCache, SharedTree
+from cocoa_engine.model.language_model import LanguageModel
 
 MOST_TIPS = 8
 

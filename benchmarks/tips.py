@@ -9,7 +9,7 @@ from benchmarks.command import main
 from benchmarks.measure import Bench
 from benchmarks.steps import MOST_TIPS, Steps
 from cocoa_engine import Runtime
-from cocoa_engine.timing import interleave, ratio, timed
+from cocoa_engine.studies.timing import interleave, ratio, timed
 
 
 def measure(bench: Bench) -> dict[str, Any]:

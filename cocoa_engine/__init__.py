@@ -29,14 +29,15 @@ from cocoa_engine.errors import (
     UnsupportedModelError,
 )
 from cocoa_engine.methods import METHODS
-from cocoa_engine.results import Candidate, Competition, Generation, LayerCurve, Preceding, Span, Usage
+from cocoa_engine.results import Generation, LayerCurve
 from cocoa_engine.runtime import Runtime
+from cocoa_engine.spans import Candidate, Competition, Preceding, Span, Usage
 
 if TYPE_CHECKING:
+    from cocoa_engine.calibration import CalibrationWarning, RiskCalibrator
     from cocoa_engine.engine import CocoaEngine, SpanStream
-    from cocoa_engine.grounding import ContextLift, context_lift
     from cocoa_engine.info import ModelInfo
-    from cocoa_engine.risk import CalibrationWarning, RiskCalibrator
+    from cocoa_engine.scoring.context_lift import ContextLift, context_lift
 
 __version__ = "0.1.0"
 
@@ -75,15 +76,15 @@ __all__ = [
     "context_lift",
 ]
 
-# torch and transformers take seconds to import: settings and results are had without them
+# torch and transformers take seconds to import: settings and results are imported without them
 _LAZY = {
-    "ContextLift": "grounding",
-    "context_lift": "grounding",
+    "CalibrationWarning": "calibration",
     "CocoaEngine": "engine",
-    "SpanStream": "engine",
+    "ContextLift": "scoring.context_lift",
     "ModelInfo": "info",
-    "RiskCalibrator": "risk",
-    "CalibrationWarning": "risk",
+    "RiskCalibrator": "calibration",
+    "SpanStream": "engine",
+    "context_lift": "scoring.context_lift",
 }
 
 
@@ -91,3 +92,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(f"cocoa_engine.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

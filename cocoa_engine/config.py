@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.faults import explain, unknown
+from cocoa_engine.messages import explain, unknown
 from cocoa_engine.methods import METHODS
 
 _LAYERS = r"^(high|low|\d+(,\d+)*)$"

@@ -11,42 +11,35 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from cocoa_engine.assembly import make_span
-from cocoa_engine.backends import Chosen, choose, state_of
+from cocoa_engine.calibration import CalibrationWarning, RiskCalibrator
+from cocoa_engine.calibration.features import competition
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.contrast_scoring import needs_more, rescored
-from cocoa_engine.decoding import Decoding, require_ability
+from cocoa_engine.decoding.answer_history import AnswerSoFar
+from cocoa_engine.decoding.request import Callables, PerPrompt, Request, make_request, wanted_states
+from cocoa_engine.decoding.result_builder import make_span
+from cocoa_engine.decoding.task import DecodeTask, require_ability
 from cocoa_engine.errors import ConfigError, PromptError, RequestCancelledError
-from cocoa_engine.generation_config import eos_token_ids
-from cocoa_engine.grower import Grower, risk_points
-from cocoa_engine.hidden_states import Wanted
+from cocoa_engine.execution.backends import Chosen, choose, state_of
+from cocoa_engine.execution.scheduler import Scheduler
 from cocoa_engine.info import ModelInfo
-from cocoa_engine.layer_curve import layer_curve
 from cocoa_engine.methods import METHODS
-from cocoa_engine.model import LanguageModel
-from cocoa_engine.request import (
-    Callables,
-    PerPrompt,
-    Request,
-    is_many,
-    make_request,
-    prompt_ids,
-    require_tokens,
-    wanted_states,
-)
-from cocoa_engine.results import Competition, Generation, LayerCurve, Span, Usage
-from cocoa_engine.risk import CalibrationWarning, RiskCalibrator
-from cocoa_engine.risk.features import competition
+from cocoa_engine.model.generation_config import eos_token_ids
+from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.prompts import is_many, prompt_ids, require_tokens
+from cocoa_engine.model.tokenizer import Tokens
+from cocoa_engine.results import Generation, LayerCurve
 from cocoa_engine.runtime import Runtime
-from cocoa_engine.scheduler import Scheduler
-from cocoa_engine.shared_prompt import GivenText, ScoredText, score_texts
-from cocoa_engine.so_far import AnswerSoFar
-from cocoa_engine.teacher_forcing import score_text
-from cocoa_engine.tokens import Tokens
+from cocoa_engine.scoring.candidates import Grower, risk_points
+from cocoa_engine.scoring.layer_curve import layer_curve
+from cocoa_engine.scoring.rescoring import needs_more, rescored
+from cocoa_engine.scoring.teacher_forcing import score_text
+from cocoa_engine.scoring.text_tree import GivenText, ScoredText, score_texts
+from cocoa_engine.spans import Competition, Span, Usage
 
 if TYPE_CHECKING:
-    from cocoa_engine.grammar import GrammarProcessor
+    from cocoa_engine.decoding.grammar import GrammarProcessor
 
 Prompt = str | Sequence[int]
 Texts = list[str] | tuple[str, ...] | Sequence[Sequence[int]]  # not Sequence[str]: a str is one
@@ -133,7 +126,7 @@ class CocoaEngine:
             UnsupportedModelError: it is not a causal language model.
             CalibrationError: the calibrator's file cannot be read.
         """
-        from cocoa_engine.loading import load_pretrained
+        from cocoa_engine.model.loading import load_pretrained
 
         calibrator = _checked_calibrator(calibrator)
         model, tokenizer, name = load_pretrained(
@@ -215,7 +208,7 @@ class CocoaEngine:
             ConfigError: not exactly one is given, it is not valid, or the tokenizer is not fast.
             MissingExtraError: llguidance is not installed (the extra ``tools``).
         """
-        from cocoa_engine.grammar import GrammarProcessor, json_schema_grammar, regex_grammar
+        from cocoa_engine.decoding.grammar import GrammarProcessor, json_schema_grammar, regex_grammar
 
         grammars = [
             json_schema_grammar(json_schema) if json_schema is not None else None,
@@ -413,7 +406,7 @@ class CocoaEngine:
         return layer_curve(self._language_model, before + earlier, spans[number], generation.config)
 
     def _by_method(
-        self, prompt: list[int], scored: list[ScoredText], config: CocoaConfig, wanted: Wanted
+        self, prompt: list[int], scored: list[ScoredText], config: CocoaConfig, wanted: CaptureSpec
     ) -> list[ScoredText]:
         """Scored texts with the method's own score, where that takes more passes."""
         if not needs_more(config):
@@ -551,8 +544,8 @@ class CocoaEngine:
                 self._chosen = state, choose(self._language_model, self.runtime)
             return self._chosen[1]
 
-    def _open(self, request: Request, config: CocoaConfig) -> Decoding:
-        return Decoding(
+    def _open(self, request: Request, config: CocoaConfig) -> DecodeTask:
+        return DecodeTask(
             request,
             config,
             self._backend().backend,
@@ -568,7 +561,7 @@ class CocoaEngine:
     ) -> list[Generation | Exception]:
         """Decode requests together, each joining as soon as there is a place and leaving when it is done."""
         results: dict[int, Generation | Exception] = {}
-        running: dict[int, Decoding] = {}
+        running: dict[int, DecodeTask] = {}
         waiting = deque(enumerate(requests))
         scheduler = self._scheduler
         try:
@@ -614,7 +607,7 @@ class CocoaEngine:
 
         It ends when the stream is closed; the request's own cancellation is an error.
         """
-        decoding: Decoding | None = None
+        decoding: DecodeTask | None = None
         try:
             with request.cancellation.heard_by(shared.closing.cancel):
                 while decoding is None or decoding.work is not None:
@@ -678,7 +671,7 @@ class _Shared:
     """What a stream and its work tell each other. Apart, for an abandoned stream to be freed at once: no cycle."""
 
     generation: Generation | None = None
-    decoding: Decoding | None = None  # while there is one
+    decoding: DecodeTask | None = None  # while there is one
     read: int = 0  # of the prompt, once there is none any more
     closing: Cancellation = field(default_factory=Cancellation)
 

@@ -6,11 +6,11 @@ from typing import Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cocoa_engine.backends import Chosen
-from cocoa_engine.disagreement import middle_layers
-from cocoa_engine.forward.linears import why_not_native
-from cocoa_engine.model import LanguageModel
-from cocoa_engine.tokens import Tokens
+from cocoa_engine.equations import middle_layers
+from cocoa_engine.execution.backends import Chosen
+from cocoa_engine.execution.forward.linears import why_not_native
+from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.tokenizer import Tokens
 
 BackendName = Literal["shared_cache", "copied_cache", "recompute"]
 ForwardName = Literal["static_lean", "lean", "modules", "masked_modules", "plain"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.faults import explain, unknown
+from cocoa_engine.messages import explain, unknown
 
 
 class Runtime(BaseModel):

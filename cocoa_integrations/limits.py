@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
-from cocoa_engine.faults import unknown
+from cocoa_engine.messages import unknown
 
 Metric = Literal["risk", "con_mlds", "f_mlds", "self_information"]
 """The figures of a span that a threshold can be set on; of each, higher is riskier."""

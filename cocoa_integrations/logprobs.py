@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from cocoa_engine import CocoaEngine, Span
-from cocoa_engine.text import TextTrack
+from cocoa_engine.model.detokenizer import TextTrack
 
 
 class TokenLogprobs:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, SkipValidation, create_model
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.faults import unknown
+from cocoa_engine.messages import unknown
 
 LOADING = (
     "model_name", "tokenizer_name", "dtype", "device_map", "trust_remote_code", "allow_pickle", "model_kwargs",

@@ -16,8 +16,8 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 from transformers.generation.utils import ALL_CACHE_NAMES
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, PromptError, RiskCalibrator, Runtime
-from cocoa_engine.faults import unknown
-from cocoa_engine.request import PerPrompt
+from cocoa_engine.decoding.request import PerPrompt
+from cocoa_engine.messages import unknown
 
 __all__ = ["Cocoa", "CocoaGenerateOutput", "cocoa"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.forward.base import Segment
+from cocoa_engine.execution.forward.base import Segment
 
 
 class Pass(NamedTuple):

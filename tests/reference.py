@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.results import Generation, Measured
+from cocoa_engine.results import Generation
+from cocoa_engine.spans import Measured
 
 TOLERANCE = 1e-4
 """Largest difference of a figure between two float32 programs that both are right."""

@@ -31,7 +31,7 @@ from benchmarks.prompts import (
 from benchmarks.report import MARKED, NOT_MEASURED, PERFORMANCE, README, TABLES, filled, read, write_report, written
 from benchmarks.settings import MEASUREMENTS, RESULTS, ROOT, Settings
 from cocoa_engine import CocoaEngine, Runtime
-from cocoa_engine.timing import Spread, ratio
+from cocoa_engine.studies.timing import Spread, ratio
 
 PLOTS = ("single_stream", "prompt_length", "batch", "candidates")
 DOCUMENTS = (PERFORMANCE, README)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cocoa_engine.timing import Spread, Turn, interleave, ratio, timed
+from cocoa_engine.studies.timing import Spread, Turn, interleave, ratio, timed
 
 
 def test_rivals_take_turns_and_another_begins_each_time() -> None:

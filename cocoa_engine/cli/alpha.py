@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from cocoa_engine.cli.labelled import Chat, DataPath, Format, Seed, progress
+from cocoa_engine.cli.dataset_options import Chat, DataPath, Format, Seed, progress
+from cocoa_engine.cli.export import check_drawable, check_writable
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
-from cocoa_engine.cli.pictures import check_drawable, check_writable
 from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.labelled import read_labelled, sample
+from cocoa_engine.datasets import read_labelled, sample
 
 
 @with_options("metric", "gamma", "max_candidates", "max_span_tokens", "span_boundary", "span_log_prob",
@@ -41,7 +41,7 @@ def alpha(
     records = sample(read_labelled(data, format, both_classes=False), prompts, seed)
     questions = {record.group: record for record in records}.values()
     engine = load_engine(model, loading)
-    from cocoa_engine.risk.alpha import collect, draw, suggest
+    from cocoa_engine.studies.alpha import collect, draw, suggest
 
     asked: Sequence[str | Sequence[int]] = [
         engine.encode_chat([{"role": "user", "content": one.question}]) if chat else one.prompt for one in questions

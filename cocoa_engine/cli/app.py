@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from cocoa_engine import __version__
+from cocoa_engine.calibration import CalibrationWarning
 from cocoa_engine.cli.alpha import alpha
 from cocoa_engine.cli.ask import ask
 from cocoa_engine.cli.bench import bench
@@ -21,12 +22,11 @@ from cocoa_engine.cli.calibrate import calibrate
 from cocoa_engine.cli.compare import compare
 from cocoa_engine.cli.heads import heads
 from cocoa_engine.cli.info import info
-from cocoa_engine.cli.plugged import load_command, plugged_commands
+from cocoa_engine.cli.plugins import load_command, plugged_commands
 from cocoa_engine.cli.score import score
 from cocoa_engine.cli.signal import signal
 from cocoa_engine.cli.terminal import say
 from cocoa_engine.errors import CocoaError
-from cocoa_engine.risk import CalibrationWarning
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended

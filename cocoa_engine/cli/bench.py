@@ -18,8 +18,8 @@ from cocoa_engine.cli.options import MODEL_HELP, RIVALS, Json, LoadOptions, NoCo
 from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError, PromptError
-from cocoa_engine.results import Usage
-from cocoa_engine.timing import Spread, Turn, interleave, ratio, timed
+from cocoa_engine.spans import Usage
+from cocoa_engine.studies.timing import Spread, Turn, interleave, ratio, timed
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
@@ -103,7 +103,7 @@ def _encoded(engine: CocoaEngine, question: str) -> list[int]:
 
 
 def _hugging_face(engine: CocoaEngine, tokens: int) -> Callable[[list[int]], int]:
-    from cocoa_engine.hf_generate import generate
+    from cocoa_engine.studies.hf_generate import generate
 
     return lambda ids: len(generate(engine.model, engine.tokenizer, [ids], tokens)[0])
 
@@ -123,7 +123,7 @@ def _record(
     tokens: int,
     prompts: int,
 ) -> dict[str, Any]:
-    from cocoa_engine.machine import describe, one_line
+    from cocoa_engine.studies.machine import describe, one_line
 
     machine, info = describe(), engine.info()
     ways = {

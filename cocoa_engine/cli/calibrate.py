@@ -13,16 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from cocoa_engine.cli.labelled import Chat, Draws, Format, Prompts, Seed, fed, make_folder, progress, read
-from cocoa_engine.cli.loading import load_engine
-from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
-from cocoa_engine.cli.pictures import check_drawable
-from cocoa_engine.cli.terminal import output, print_json
-from cocoa_engine.config import CocoaConfig
-from cocoa_engine.errors import CalibrationError, ConfigError
-from cocoa_engine.extras import need
-from cocoa_engine.labelled import read_questions, sample
-from cocoa_engine.risk.calibrator import (
+from cocoa_engine.calibration.calibrator import (
     CalibrationWarning,
     Estimate,
     FittedRisk,
@@ -33,6 +24,15 @@ from cocoa_engine.risk.calibrator import (
     Threshold,
     Validation,
 )
+from cocoa_engine.cli.dataset_options import Chat, Draws, Format, Prompts, Seed, fed, make_folder, progress, read
+from cocoa_engine.cli.export import check_drawable
+from cocoa_engine.cli.loading import load_engine
+from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.terminal import output, print_json
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.datasets import read_questions, sample
+from cocoa_engine.errors import CalibrationError, ConfigError
+from cocoa_engine.optional import need
 
 _SETTINGS = [name for name in Settings.model_fields if name != "branches"]  # that follows from the method
 
@@ -122,9 +122,9 @@ def calibrate(
         if file is not None:
             make_folder(file.parent)
     engine = load_engine(model, loading)
-    from cocoa_engine.risk.fitting import LabelledFeatures, fit_levels, risks_of, validate
-    from cocoa_engine.risk.measured import LEVELS, labelled_features, own_answers
-    from cocoa_engine.signal.indicators import Layers
+    from cocoa_engine.studies.fitting.fit import LabelledFeatures, fit_levels, risks_of, validate
+    from cocoa_engine.studies.fitting.measured import LEVELS, labelled_features, own_answers
+    from cocoa_engine.studies.signal.indicators import Layers
 
     if known is not None and (differences := known.mismatches(engine.model_name, config, engine.num_layers)):
         warnings.warn(CalibrationWarning.of(differences), stacklevel=2)
@@ -197,7 +197,7 @@ def _as_fitted(config: CocoaConfig, fitted: Settings, check: object) -> CocoaCon
 
 
 def _threshold(precision: float | None, recall: float | None, miss: float | None) -> tuple[Rule, float] | None:
-    from cocoa_engine.risk.thresholds import require  # numpy: not for every `cocoa --help`
+    from cocoa_engine.studies.fitting.thresholds import require  # numpy: not for every `cocoa --help`
 
     given: list[tuple[Rule, float]] = []
     if precision is not None:
@@ -231,7 +231,7 @@ def _written(files: Sequence[Path]) -> list[Text]:
 
 def _figures(found: Validation, unit: str) -> Group:
     """How a risk ranks and how well it is calibrated, beside what needs no fit."""
-    from cocoa_engine.signal.ranking import caution
+    from cocoa_engine.studies.signal.ranking import caution
 
     table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", title_style="")
     folds = f"; {found.division}" if found.division else ""
@@ -274,6 +274,6 @@ def _guarantee(threshold: Threshold, unit: str) -> str:
 
 
 def _interval(value: Estimate, form: str = ".3f") -> str:
-    from cocoa_engine.signal.ranking import Interval
+    from cocoa_engine.studies.signal.ranking import Interval
 
     return Interval(value.estimate, value.low, value.high).shown(form)

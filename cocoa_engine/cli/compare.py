@@ -10,10 +10,10 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.text import Text
 
+from cocoa_engine.cli.export import Html, check_writable, write_html
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, with_options
-from cocoa_engine.cli.pictures import Html, check_writable, write_html
-from cocoa_engine.cli.question import Question, Raw, System, put, read_question
+from cocoa_engine.cli.prompting import Question, Raw, System, put, read_question
 from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError

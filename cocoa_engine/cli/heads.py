@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from cocoa_engine.cli.labelled import make_folder, short_name
+from cocoa_engine.cli.dataset_options import make_folder, short_name
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import MODEL_HELP, LoadOptions, with_options
 from cocoa_engine.errors import ConfigError
@@ -39,7 +39,7 @@ def heads(
     out = out or Path(f"{short_name(model)}-heads.json")
     make_folder(out.parent)
     engine = load_engine(model, loading)
-    from cocoa_engine.head_detection import find_retrieval_heads  # after the model: it imports torch
+    from cocoa_engine.studies.retrieval_heads import find_retrieval_heads  # after the model: it imports torch
 
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task("needles", total=None)

@@ -9,14 +9,25 @@ from typing import Annotated
 import typer
 from rich.markdown import Markdown
 
-from cocoa_engine.cli.labelled import Chat, DataPath, Draws, Format, Prompts, Seed, command_line, fed, make_folder, read
+from cocoa_engine.cli.dataset_options import (
+    Chat,
+    DataPath,
+    Draws,
+    Format,
+    Prompts,
+    Seed,
+    command_line,
+    fed,
+    make_folder,
+    read,
+)
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.datasets import detect_format
 from cocoa_engine.errors import LabelledDataError
-from cocoa_engine.extras import need
-from cocoa_engine.labelled import detect_format
+from cocoa_engine.optional import need
 
 
 @with_options("alpha", "gamma", "max_candidates", "max_span_tokens", "span_log_prob", "middle_layers", "final_layer")
@@ -58,11 +69,11 @@ def signal(
         raise LabelledDataError("these answers are labelled as wholes: where their spans end says nothing about them.")
     make_folder(out)
     engine = load_engine(model, loading)
-    from cocoa_engine.signal.boundaries import Cuts, cut_every_way
-    from cocoa_engine.signal.indicators import Layers
-    from cocoa_engine.signal.items import collect
-    from cocoa_engine.signal.plots import draw
-    from cocoa_engine.signal.report import measure, to_markdown
+    from cocoa_engine.studies.signal.boundaries import Cuts, cut_every_way
+    from cocoa_engine.studies.signal.indicators import Layers
+    from cocoa_engine.studies.signal.items import collect
+    from cocoa_engine.studies.signal.plots import draw
+    from cocoa_engine.studies.signal.report import measure, to_markdown
 
     Layers.of(config, engine.num_layers)  # refused before the work, not after
     with fed(engine, records, config, chat=chat, bare=context_lift) as answers:

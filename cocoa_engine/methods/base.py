@@ -9,7 +9,7 @@ if TYPE_CHECKING:  # settings are read without loading torch
     from torch import Tensor
 
     from cocoa_engine.config import CocoaConfig
-    from cocoa_engine.model import LanguageModel
+    from cocoa_engine.model.language_model import LanguageModel
 
 
 class DecodingMethod(ABC):

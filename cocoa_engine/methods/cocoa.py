@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cocoa_engine import scores
+from cocoa_engine import equations
 from cocoa_engine.methods.base import DecodingMethod
 
 
@@ -12,4 +12,4 @@ class Cocoa(DecodingMethod):
     name = "cocoa"
 
     def score(self, log_prob: float, mlds: float, alpha: float) -> float:
-        return scores.cocoa(log_prob, mlds, alpha)
+        return equations.cocoa(log_prob, mlds, alpha)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cocoa_engine import scores
+from cocoa_engine import equations
 from cocoa_engine.methods.base import DecodingMethod
 
 
@@ -12,4 +12,4 @@ class CocoaSig(DecodingMethod):
     name = "cocoa-sig"
 
     def score(self, log_prob: float, mlds: float, alpha: float) -> float:
-        return scores.cocoa_sig(log_prob, mlds, alpha)
+        return equations.cocoa_sig(log_prob, mlds, alpha)

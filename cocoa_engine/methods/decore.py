@@ -6,14 +6,14 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from cocoa_engine.errors import UnsupportedModelError
-from cocoa_engine.heads import masked_heads
 from cocoa_engine.methods.base import ContrastingMethod
+from cocoa_engine.methods.retrieval_heads import masked_heads
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from cocoa_engine.config import CocoaConfig
-    from cocoa_engine.model import LanguageModel
+    from cocoa_engine.model.language_model import LanguageModel
 
 
 class Decore(ContrastingMethod):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from cocoa_engine.config import CocoaConfig
-    from cocoa_engine.model import LanguageModel
+    from cocoa_engine.model.language_model import LanguageModel
 
 
 class Dola(ContrastingMethod):

@@ -29,7 +29,8 @@ from cocoa_engine.rendering.words import (
     taken,
     visible,
 )
-from cocoa_engine.results import Candidate, Generation, Span
+from cocoa_engine.results import Generation
+from cocoa_engine.spans import Candidate, Span
 
 _PAGE = """<!DOCTYPE html>
 <html>

@@ -18,7 +18,8 @@ from cocoa_engine.rendering.words import (
     taken,
     visible,
 )
-from cocoa_engine.results import Generation, Span
+from cocoa_engine.results import Generation
+from cocoa_engine.spans import Span
 
 _MEANS = re.compile(r"([\\`*_\[\]<>#|~&$])")
 _MEANS_FIRST = re.compile(r"^(\d*)([-+=:.)])")  # at the start of a line: a list, a heading's underline, a table

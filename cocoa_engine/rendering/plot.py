@@ -6,15 +6,16 @@ import io
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from cocoa_engine.extras import need
+from cocoa_engine.optional import need
 from cocoa_engine.rendering.scale import RiskScale
 from cocoa_engine.rendering.words import METRIC_NAMES, REACHED, visible
-from cocoa_engine.results import Generation, LayerCurve, Span
+from cocoa_engine.results import Generation, LayerCurve
+from cocoa_engine.spans import Span
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from cocoa_engine.risk.calibrator import Validation
+    from cocoa_engine.calibration.calibrator import Validation
 
 COLORS = ("#c9ccd4", "#ffdf7e", "#f2a03d", "#c0392b")
 LABEL = 36  # characters

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cocoa_engine.results import Span
+from cocoa_engine.spans import Span
 
 LEVELS = 4
 SHOWN = 0.001  # figures are shown to three decimals: below that, risks differ by rounding alone

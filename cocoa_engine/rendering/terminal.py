@@ -31,7 +31,8 @@ from cocoa_engine.rendering.words import (
     taken,
     visible,
 )
-from cocoa_engine.results import Generation, Span
+from cocoa_engine.results import Generation
+from cocoa_engine.spans import Span
 
 # Lightness and underline carry the order, so that it survives colour blindness; yellow and red bring their own
 # foreground, so that they read alike on dark and on light terminals.

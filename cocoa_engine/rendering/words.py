@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.rendering.scale import RiskScale
-from cocoa_engine.results import Candidate, Generation, Measured, Span
+from cocoa_engine.results import Generation
+from cocoa_engine.spans import Candidate, Measured, Span
 
 METRIC_NAMES = {"f_mlds": "fMLDS", "con_mlds": "ConMLDS"}
 FINISH_REASONS = {

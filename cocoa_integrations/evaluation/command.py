@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from cocoa_engine.cli.labelled import short_name
+from cocoa_engine.cli.dataset_options import short_name
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import LoadOptions, Model, with_options
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.embedded import MODEL_NAME
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_integrations.evaluation.progress import progress_bar
 
 _SWEPT = ("method", "metric", "alpha")

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.faults import unknown
+from cocoa_engine.messages import unknown
 from cocoa_integrations.evaluation.arms import Arm
 
 NUM_LAYERS = {"CodeLlama-7b": 32, "Llama-3-8b": 32, "Mistral-7b": 32}
@@ -62,7 +62,7 @@ def figures_of(task: str, model: str, arm: Arm, layers: Sequence[int] | None = N
 
 def _window(layers: Sequence[int] | None, num_layers: int) -> str:
     """Middle layers as the paper's table writes them; nothing for its usual ones, the middle third."""
-    from cocoa_engine.disagreement import middle_layers  # which loads torch: bad input is refused without it
+    from cocoa_engine.equations import middle_layers  # which loads torch: bad input is refused without it
 
     if layers is None or tuple(layers) == middle_layers(num_layers):
         return ""

@@ -236,8 +236,10 @@ def _score(
     Args:
         known: by what takes passes of its own and the sample's id, the span of each choice; those found are added.
     """
-    from cocoa_engine.assembly import weighed_otherwise  # these load torch: a finished run is read without it
-    from cocoa_engine.contrast_scoring import needs_more
+    from cocoa_engine.decoding.result_builder import (
+        weighed_otherwise,  # these load torch: a finished run is read without it
+    )
+    from cocoa_engine.scoring.rescoring import needs_more
 
     for sample in samples:
         choices = sample.choices

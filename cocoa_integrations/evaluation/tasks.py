@@ -9,7 +9,7 @@ from functools import partial
 from pydantic import BaseModel, ConfigDict, Field
 
 from cocoa_engine.errors import ConfigError, DataError
-from cocoa_engine.faults import unknown
+from cocoa_engine.messages import unknown
 from cocoa_integrations.evaluation import metrics, prompts
 from cocoa_integrations.evaluation.files import Record
 from cocoa_integrations.evaluation.generated_code import code_of

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.errors import GenerationTimeoutError, HallucinationRiskError, UnsupportedFeatureError
-from cocoa_engine.extras import need
+from cocoa_engine.optional import need
 from cocoa_integrations.langchain.callbacks import RiskCallbackHandler, get_risk_callback
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.gates import risk_gate

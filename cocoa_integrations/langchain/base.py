@@ -19,9 +19,9 @@ from pydantic.fields import FieldInfo
 from typing_extensions import Self
 
 from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation, Runtime, Span, SpanStream, __version__
-from cocoa_engine.embedded import MODEL_NAME
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
-from cocoa_engine.faults import explain
+from cocoa_engine.messages import explain
+from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_integrations.langchain.identity import changes_since_loading, engine_id, remember_loaded, settings_digest
 from cocoa_integrations.langchain.lazy_engine import LazyEngine, lazy_engine
 from cocoa_integrations.langchain.time_limit import TimeLimit

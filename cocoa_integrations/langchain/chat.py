@@ -18,7 +18,7 @@ from typing_extensions import Self
 
 from cocoa_engine import Generation, Span
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.faults import unknown
+from cocoa_engine.messages import unknown
 from cocoa_integrations.langchain.base import TOOL_DETAILS, TOOLS, CocoaModel, usage_of
 from cocoa_integrations.langchain.messages import to_chat, to_entries
 from cocoa_integrations.langchain.structured import json_parser, json_schema_of, structured, tool_parser, with_title

@@ -11,7 +11,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.faults import unknown
+from cocoa_engine.messages import unknown
 from cocoa_integrations.langchain.runnables import find_risk, get_risk, get_spans
 from cocoa_integrations.limits import Limit, Mark, Metric, highest, require_mark
 from cocoa_integrations.metadata import RISK_KEY

@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.grounding import context_lift_of_text
+from cocoa_engine.scoring.context_lift import context_lift_of_text
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.messages import to_chat
 from cocoa_integrations.langchain.runnables import get_risk, get_spans

@@ -14,7 +14,7 @@ from langgraph.types import Command
 from typing_extensions import NotRequired
 
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.faults import unknown
+from cocoa_engine.messages import unknown
 from cocoa_integrations.langchain.base import FRAMEWORK, TOOL_DETAILS, TOOLS, CallOptions
 from cocoa_integrations.langchain.gates import ABSTENTION, MARK, RiskGate
 from cocoa_integrations.langchain.runnables import find_risk, get_risk

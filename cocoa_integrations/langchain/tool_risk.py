@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.messages import AIMessage, ToolMessage
 
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.extras import need
+from cocoa_engine.optional import need
 from cocoa_integrations.langchain.runnables import argument_risks, find_risk
 from cocoa_integrations.limits import Limit, Metric, figure
 

@@ -30,8 +30,8 @@ from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, PromptError, Runtime, SpanStream
 from cocoa_engine.errors import UnsupportedFeatureError
-from cocoa_engine.faults import explain
-from cocoa_engine.loading import ACCESS_OPTIONS
+from cocoa_engine.messages import explain
+from cocoa_engine.model.loading import ACCESS_OPTIONS
 from cocoa_integrations.llama_index.async_stream import AsyncSpanStream
 from cocoa_integrations.llama_index.callbacks import Start, Watchers
 from cocoa_integrations.llama_index.generate_kwargs import BESIDE_SETTINGS, DecodeOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cocoa_engine import CocoaEngine, ConfigError
-from cocoa_engine.loading import load_tokenizer
+from cocoa_engine.model.loading import load_tokenizer
 
 
 def engine_for(engine: CocoaEngine | None, *, model: Any, tokenizer: Any, **loading: Any) -> CocoaEngine:

@@ -17,7 +17,7 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from cocoa_engine import ConfigError
-from cocoa_engine.faults import unknown
+from cocoa_engine.messages import unknown
 from cocoa_integrations.limits import Limit
 from cocoa_integrations.llama_index.llm import CocoaLLM
 from cocoa_integrations.llama_index.query_engine import RiskQueryEngine

@@ -17,9 +17,9 @@ from tqdm import tqdm
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
-from cocoa_engine.faults import unknown
-from cocoa_engine.generation_config import logits_processors
-from cocoa_engine.loading import SOURCE_OPTIONS
+from cocoa_engine.messages import unknown
+from cocoa_engine.model.generation_config import logits_processors
+from cocoa_engine.model.loading import SOURCE_OPTIONS
 from cocoa_integrations.settings import split_settings
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cocoa_engine import CocoaEngine
+from cocoa_engine.decoding.grammar import json_rule
 from cocoa_engine.errors import ChatTemplateError
-from cocoa_engine.grammar import json_rule
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class CallFormat:
         required: bool,
         other: str | None,
     ) -> str:
-        """The grammar of an answer in this format, for :class:`~cocoa_engine.grammar.GrammarProcessor`.
+        """The grammar of an answer in this format, for :class:`~cocoa_engine.decoding.grammar.GrammarProcessor`.
 
         Args:
             functions: those that may be called: ``name`` and ``parameters``, a JSON schema.

@@ -7,8 +7,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from cocoa_engine import CocoaEngine
+from cocoa_engine.decoding.grammar import json_rule
 from cocoa_engine.errors import ChatTemplateError
-from cocoa_engine.grammar import json_rule
 from cocoa_integrations.tool_calling.formats import HERMES, CallFormat, template_format
 from cocoa_integrations.tool_calling.prompt import as_plain_text, schema_text, tools_text, with_instructions
 from cocoa_integrations.tool_calling.reading import Reading, read

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.faults import unknown
+from cocoa_engine.messages import unknown
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.testing import Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, Span
-from cocoa_engine.cli.reading import bar
+from cocoa_engine.cli.prefill_progress import bar
 from tests.alike import assert_alike
 
 Cocoa = Callable[..., Result]
@@ -232,7 +232,7 @@ def test_a_long_prompt_is_seen_to_be_read(cocoa: Cocoa, engine: CocoaEngine, mon
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr("cocoa_engine.cli.ask.draws_on_screen", lambda console: True)
     assert "reading the prompt" not in cocoa("ask", QUESTION, *SHORT).stdout
-    monkeypatch.setattr("cocoa_engine.backends.shared_cache.PREFILL_CHUNK", 16)
+    monkeypatch.setattr("cocoa_engine.execution.backends.shared_cache.PREFILL_CHUNK", 16)
     answer = engine.chat(messages(QUESTION), max_new_tokens=12)
     shown = cocoa("ask", QUESTION, *SHORT).stdout
     assert "reading the prompt" in shown

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, ModelInfo, __version__
 from cocoa_engine.cli.options import LoadOptions, with_options
-from cocoa_engine.heads import RetrievalHeads, ScoredHead
+from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
 
 Cocoa = Callable[..., Result]
 
@@ -95,7 +95,7 @@ def test_heads_of_the_model_that_was_named(
     found = RetrievalHeads(
         model_name="m", num_layers=1, num_heads=1, samples=1, heads=[ScoredHead(layer=0, head=0, score=0.5)]
     )
-    monkeypatch.setattr("cocoa_engine.head_detection.find_retrieval_heads", lambda *_, **__: found)
+    monkeypatch.setattr("cocoa_engine.studies.retrieval_heads.find_retrieval_heads", lambda *_, **__: found)
     result = cocoa("heads", "some/model", "--out", str(tmp_path / "heads.json"))
     assert result.exit_code == 0, result.output
     assert [model for model, _ in loads] == ["some/model"]

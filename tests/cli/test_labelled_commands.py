@@ -15,9 +15,9 @@ import pytest
 from typer.testing import Result
 
 from cocoa_engine import CalibrationError, CalibrationWarning, CocoaEngine, RiskCalibrator
+from cocoa_engine.calibration.calibrator import Threshold
 from cocoa_engine.cli.app import run
-from cocoa_engine.labelled import read_labelled
-from cocoa_engine.risk.calibrator import Threshold
+from cocoa_engine.datasets import read_labelled
 from tests.risk.made_up import fitted
 
 Cocoa = Callable[..., Result]
@@ -470,7 +470,7 @@ def test_a_missing_extra_is_said(
 
     monkeypatch.setattr(builtins, "__import__", without)
     monkeypatch.setattr("importlib.import_module", lambda name: without(name))
-    monkeypatch.setattr("cocoa_engine.extras.import_module", lambda name: without(name))
+    monkeypatch.setattr("cocoa_engine.optional.import_module", lambda name: without(name))
     for command, package in (("signal", "scipy"), ("calibrate", "sklearn")):
         result = cocoa(command, "--data", str(answers), "--out", "never")
         assert result.exit_code == 2

@@ -17,20 +17,20 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
-from cocoa_engine.backends import KINDS, Chosen, Path, Reading, choose
-from cocoa_engine.backends.copied_cache import CopiedTree
-from cocoa_engine.backends.shared_cache import SPARE_SLOTS, SharedCache, SharedTree
-from cocoa_engine.forward.linears import Way
-from cocoa_engine.forward.store import KeyValues
-from cocoa_engine.forward.windows import Windows
-from cocoa_engine.forward.written import written_state
-from cocoa_engine.hidden_states import FinalLayer, Wanted
-from cocoa_engine.model import LanguageModel
-from cocoa_engine.native import operators
+from cocoa_engine.execution.backends import KINDS, Chosen, Path, ReadBack, choose
+from cocoa_engine.execution.backends.copied_cache import CopiedTree
+from cocoa_engine.execution.backends.shared_cache import SPARE_SLOTS, SharedCache, SharedTree
+from cocoa_engine.execution.forward.kv_store import KeyValues
+from cocoa_engine.execution.forward.linears import Way
+from cocoa_engine.execution.forward.weight_fingerprint import written_state
+from cocoa_engine.execution.forward.windows import Windows
+from cocoa_engine.execution.native import operators
+from cocoa_engine.model.hidden_states import CaptureSpec, FinalLayer
+from cocoa_engine.model.language_model import LanguageModel
 from tests.tiny_models import ARCHITECTURES, RECURRENT, tiny_model, tiny_tokenizer
 
 PROMPTS = [[5, 9, 40, 77, 12, 150, 3], [200, 201], list(range(30, 60))]
-WANTED = Wanted(2, 4, "post_norm")
+WANTED = CaptureSpec(2, 4, "post_norm")
 
 WAYS: list[Way] = ["packed", "shared", "stock"]
 if operators.why_not() is None:
@@ -319,7 +319,7 @@ def test_the_lean_pass_gives_the_modules_logits_and_states(
     outputs = []
     for kind in ("lean", "modules"):
         backend = shared(model, kind)
-        (tree,) = backend.open([PROMPTS[2]], 8, Wanted(*window, final))
+        (tree,) = backend.open([PROMPTS[2]], 8, CaptureSpec(*window, final))
         first = backend.prefill(tree)
         outputs.append((first, *backend.step([(tree, [(10,), (11,), (11, 12)])])[0]))
     for lean, modules in zip(*outputs, strict=True):
@@ -402,8 +402,8 @@ def test_unchanged_weights_are_packed_and_tried_once(linears: Way, monkeypatch: 
     engine = CocoaEngine(model, tiny_tokenizer(), runtime=runtime)
     engine.generate(PROMPTS[0], max_new_tokens=4)
     backend = engine._backend().backend
-    monkeypatch.setattr("cocoa_engine.forward.linears.FastLinear.__init__", unexpected)
-    monkeypatch.setattr("cocoa_engine.backends._try_all", unexpected)
+    monkeypatch.setattr("cocoa_engine.execution.forward.linears.FastLinear.__init__", unexpected)
+    monkeypatch.setattr("cocoa_engine.execution.backends._try_all", unexpected)
     engine.generate(PROMPTS[1], max_new_tokens=4)
     assert engine._backend().backend is backend
     CocoaEngine(model, tiny_tokenizer(), runtime=runtime).generate(PROMPTS[0], max_new_tokens=4)
@@ -471,7 +471,7 @@ def test_another_thread_gets_the_models_own_attention_meanwhile() -> None:
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "gemma3_text", "gpt2"])
 def test_a_long_prompt_is_fed_in_chunks(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cocoa_engine.backends import shared_cache
+    from cocoa_engine.execution.backends import shared_cache
 
     model = tiny_model(architecture)
     engine = CocoaEngine(model, tiny_tokenizer())
@@ -483,7 +483,7 @@ def test_a_long_prompt_is_fed_in_chunks(architecture: str, monkeypatch: pytest.M
 
 
 def test_chunks_shrink_where_their_masks_would_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cocoa_engine.backends import shared_cache
+    from cocoa_engine.execution.backends import shared_cache
 
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=0))
     prompt = [*range(20, 120), 7]
@@ -503,7 +503,7 @@ def test_chunks_shrink_where_their_masks_would_grow(monkeypatch: pytest.MonkeyPa
 
 def test_frequencies_that_depend_on_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long sequence does not change a short one beside it, and its prompt is fed whole."""
-    from cocoa_engine.backends import shared_cache
+    from cocoa_engine.execution.backends import shared_cache
 
     monkeypatch.setattr(shared_cache, "PREFILL_CHUNK", 16)
     longrope = {
@@ -584,7 +584,7 @@ def test_readings_are_long_paths(architecture: str, kind: str) -> None:
     backend.step([(tree, [(10,), (11,), (11, 12)])])
     starts: list[Path] = [(), (10,), (11, 12)]
     pieces = [text[:7], text[7:20], text[20:]]
-    read = [backend.step([(tree, [Reading(start, piece) for start in starts])])[0] for piece in pieces]
+    read = [backend.step([(tree, [ReadBack(start, piece) for start in starts])])[0] for piece in pieces]
     fed_tokens = 3 + len(starts) * len(text)
     assert tree.fed_tokens == fed_tokens
     tree.commit((11, 12))

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from cocoa_engine import Cancellation, CocoaEngine, RequestCancelledError
-from cocoa_engine import scheduler as scheduler_file
-from cocoa_engine.backends import shared_cache
-from cocoa_engine.forward.base import Segment
+from cocoa_engine.execution import scheduler as scheduler_file
+from cocoa_engine.execution.backends import shared_cache
+from cocoa_engine.execution.forward.base import Segment
 from tests.alike import assert_alike
 from tests.engine.test_scheduler import Asks, Held, Meets, answers, assert_all_alike, endless, engine_of, prompt
 from tests.forward_passes import record, steps

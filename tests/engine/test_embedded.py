@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from cocoa_engine import ModelLoadError, embedded
-from cocoa_engine.loading import load_pretrained
+from cocoa_engine.model.loading import load_pretrained
 
 EMOJI = "Grüße, 世界! 👩‍👩‍👧 naïve\n\n\tif x:  y = 12345"
 
@@ -292,7 +292,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = tmp_path_factory.mktemp("cache")
     code = (
         "import logging; logging.basicConfig(level='INFO', format='%(message)s')\n"
-        "from cocoa_engine.embedded import embedded_model_path; print(embedded_model_path())"
+        "from cocoa_engine.model.embedded import embedded_model_path; print(embedded_model_path())"
     )
     processes = [
         subprocess.Popen(

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cocoa_engine import scores
-from cocoa_engine.disagreement import con_mlds, disagreement, f_mlds, middle_layers
+from cocoa_engine import equations
+from cocoa_engine.equations import con_mlds, disagreement, f_mlds, middle_layers
 from cocoa_engine.methods import METHODS
 from tests.reference import dis
 
@@ -164,14 +164,14 @@ def test_everything_runs_in_float32(dtype):
 
 @given(st.lists(log_probs, min_size=1, max_size=20))
 def test_span_log_prob(token_log_probs):
-    total = scores.span_log_prob(token_log_probs, "sum")
+    total = equations.span_log_prob(token_log_probs, "sum")
     assert total == pytest.approx(math.fsum(token_log_probs), abs=1e-9)
-    assert scores.span_log_prob(token_log_probs, "mean") == pytest.approx(total / len(token_log_probs), abs=1e-9)
+    assert equations.span_log_prob(token_log_probs, "mean") == pytest.approx(total / len(token_log_probs), abs=1e-9)
 
 
 def test_span_without_tokens_has_no_log_prob():
     with pytest.raises(ValueError, match="at least one token"):
-        scores.span_log_prob([])
+        equations.span_log_prob([])
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,8 @@ def test_span_without_tokens_has_no_log_prob():
     ],
 )
 def test_scores_by_hand(log_prob, mlds, alpha, cocoa, cocoa_sig):
-    assert scores.cocoa(log_prob, mlds, alpha) == pytest.approx(cocoa, abs=1e-12)
-    assert scores.cocoa_sig(log_prob, mlds, alpha) == pytest.approx(cocoa_sig, abs=1e-12)
+    assert equations.cocoa(log_prob, mlds, alpha) == pytest.approx(cocoa, abs=1e-12)
+    assert equations.cocoa_sig(log_prob, mlds, alpha) == pytest.approx(cocoa_sig, abs=1e-12)
 
 
 @given(log_probs, mldss)
@@ -198,28 +198,28 @@ def test_alpha_0_ranks_by_log_prob_alone(log_prob, mlds):
 @given(log_probs, mldss, alphas, alphas)
 def test_scores_fall_with_alpha(log_prob, mlds, alpha, other):
     low, high = sorted((alpha, other))
-    for score in (scores.cocoa, scores.cocoa_sig):
+    for score in (equations.cocoa, equations.cocoa_sig):
         assert score(log_prob, mlds, high) <= score(log_prob, mlds, low) <= log_prob
 
 
 @given(log_probs, mldss, mldss, alphas)
 def test_scores_fall_with_disagreement(log_prob, mlds, other, alpha):
     low, high = sorted((mlds, other))
-    for score in (scores.cocoa, scores.cocoa_sig):
+    for score in (equations.cocoa, equations.cocoa_sig):
         assert score(log_prob, high, alpha) <= score(log_prob, low, alpha)
 
 
 @given(log_probs, mldss, alphas)
 def test_the_gate_multiplies_the_penalty_by_the_self_information(log_prob, mlds, alpha):
-    ungated = log_prob - scores.cocoa(log_prob, mlds, alpha)
-    gated = log_prob - scores.cocoa_sig(log_prob, mlds, alpha)
+    ungated = log_prob - equations.cocoa(log_prob, mlds, alpha)
+    gated = log_prob - equations.cocoa_sig(log_prob, mlds, alpha)
     assert gated == pytest.approx(-log_prob * ungated, abs=1e-9)
 
 
 @given(st.lists(st.tuples(log_probs, mldss), min_size=2, max_size=6), st.integers(1, 16), alphas)
 def test_sum_and_mean_rank_equally_long_candidates_alike_under_cocoa_sig(candidates, length, alpha):
-    by_sum = [scores.cocoa_sig(log_prob, mlds, alpha) for log_prob, mlds in candidates]
-    by_mean = [scores.cocoa_sig(log_prob / length, mlds, alpha) for log_prob, mlds in candidates]
+    by_sum = [equations.cocoa_sig(log_prob, mlds, alpha) for log_prob, mlds in candidates]
+    by_mean = [equations.cocoa_sig(log_prob / length, mlds, alpha) for log_prob, mlds in candidates]
     assert by_mean == pytest.approx([score / length for score in by_sum], abs=1e-9)
 
 
@@ -227,7 +227,7 @@ def test_sum_and_mean_rank_equally_long_candidates_alike_under_cocoa_sig(candida
 @given(st.lists(st.tuples(log_probs, mldss), min_size=1, max_size=6), alphas)
 def test_scores_of_tensors_are_those_of_numbers(candidates, alpha):
     log_prob, mlds = torch.tensor(candidates, dtype=torch.float64).unbind(-1)
-    for score in (scores.cocoa, scores.cocoa_sig):
+    for score in (equations.cocoa, equations.cocoa_sig):
         expected = torch.tensor([score(*candidate, alpha) for candidate in candidates], dtype=torch.float64)
         torch.testing.assert_close(score(log_prob, mlds, alpha), expected)
 
@@ -235,5 +235,5 @@ def test_scores_of_tensors_are_those_of_numbers(candidates, alpha):
 @given(log_probs, mldss, alphas)
 def test_each_method_ranks_by_its_equation(log_prob, mlds, alpha):
     assert METHODS["greedy"].score(log_prob, mlds, alpha) == log_prob
-    assert METHODS["cocoa"].score(log_prob, mlds, alpha) == scores.cocoa(log_prob, mlds, alpha)
-    assert METHODS["cocoa-sig"].score(log_prob, mlds, alpha) == scores.cocoa_sig(log_prob, mlds, alpha)
+    assert METHODS["cocoa"].score(log_prob, mlds, alpha) == equations.cocoa(log_prob, mlds, alpha)
+    assert METHODS["cocoa-sig"].score(log_prob, mlds, alpha) == equations.cocoa_sig(log_prob, mlds, alpha)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor, StoppingCriteria
 
 from cocoa_engine import CocoaEngine, Generation, Runtime, decode, decoding
-from cocoa_engine.backends import KINDS, Chosen
-from cocoa_engine.forward.base import Segment
-from cocoa_engine.model import LanguageModel
-from cocoa_engine.prompt_lookup import Guess, PromptLookup
+from cocoa_engine.decoding.prompt_lookup import Guess, PromptLookup
+from cocoa_engine.execution.backends import KINDS, Chosen
+from cocoa_engine.execution.forward.base import Segment
+from cocoa_engine.model.language_model import LanguageModel
 from tests.alike import assert_alike
 from tests.forward_passes import record, steps
 from tests.prompts import PROMPTS, chat
@@ -248,7 +248,7 @@ def test_a_branch_that_is_ahead_stays_ahead(engine: CocoaEngine, monkeypatch: py
         answer = engine.generate(PROMPTS[name], **settings)
         passes += answer.usage.forward_passes
         with monkeypatch.context() as patch:
-            patch.setattr(decode.Sequencer, "_further", lambda *_: [])
+            patch.setattr(decode.SpanDecoder, "_further", lambda *_: [])
             other = engine.generate(PROMPTS[name], **settings)
         assert_alike(answer, other)
         waiting += other.usage.forward_passes

@@ -12,7 +12,7 @@ import torch
 from transformers import LogitsProcessor
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, MissingExtraError
-from cocoa_engine.grammar import GrammarProcessor, json_schema_grammar, regex_grammar
+from cocoa_engine.decoding.grammar import GrammarProcessor, json_schema_grammar, regex_grammar
 from tests.alike import assert_alike
 from tests.in_threads import together
 from tests.tiny_models import EOS, sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer

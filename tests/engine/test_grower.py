@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from cocoa_engine import CocoaConfig, CocoaEngine, NonFiniteLogitsError
-from cocoa_engine.backends import Backend
-from cocoa_engine.grower import Grower, risk_points
-from cocoa_engine.results import Candidate
+from cocoa_engine.execution.backends import Backend
+from cocoa_engine.scoring.candidates import Grower, risk_points
+from cocoa_engine.spans import Candidate
 from tests.idle import assert_idle
 from tests.tiny_models import tiny_model, tiny_tokenizer
 

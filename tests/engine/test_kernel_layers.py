@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from cocoa_engine.backends import KINDS, Asked
-from cocoa_engine.backends.shared_cache import SharedCache
-from cocoa_engine.forward.lean import Lean
-from cocoa_engine.forward.linears import Way
-from cocoa_engine.forward.store import KeyValues
-from cocoa_engine.hidden_states import Wanted
-from cocoa_engine.model import LanguageModel
-from cocoa_engine.native import operators
-from cocoa_engine.native.layers import MOST_ROWS, Layers, Places
+from cocoa_engine.execution.backends import KINDS, FeedRequest
+from cocoa_engine.execution.backends.shared_cache import SharedCache
+from cocoa_engine.execution.forward.kv_store import KeyValues
+from cocoa_engine.execution.forward.lean import Lean
+from cocoa_engine.execution.forward.linears import Way
+from cocoa_engine.execution.native import operators
+from cocoa_engine.execution.native.layers import MOST_ROWS, Layers, Places
+from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.model.language_model import LanguageModel
 from tests.tiny_models import NUM_LAYERS, tiny_model
 from tests.torch_threads import threads
 
@@ -29,10 +29,10 @@ STEPS: list[list[list[tuple[int, ...]]]] = [  # of either sequence: the paths of
 ]
 KEPT = [(9, 2, 3), (4, 6)]
 WANTED = {
-    "middle": Wanted(2, 4, "post_norm"),
-    "to the last, before the norm": Wanted(0, NUM_LAYERS, "pre_norm"),
-    "to the last, after the norm": Wanted(3, NUM_LAYERS, "post_norm"),
-    "early layers": Wanted(2, 3, "post_norm", early=(4, 1)),
+    "middle": CaptureSpec(2, 4, "post_norm"),
+    "to the last, before the norm": CaptureSpec(0, NUM_LAYERS, "pre_norm"),
+    "to the last, after the norm": CaptureSpec(3, NUM_LAYERS, "post_norm"),
+    "early layers": CaptureSpec(2, 3, "post_norm", early=(4, 1)),
 }
 
 
@@ -47,14 +47,14 @@ def lean(backend: SharedCache) -> Lean:
     return backend.forward
 
 
-def outputs(backend: SharedCache, wanted: Wanted) -> list[torch.Tensor]:
+def outputs(backend: SharedCache, wanted: CaptureSpec) -> list[torch.Tensor]:
     """Two sequences in shared passes, a branch of each kept, and one more step on what was kept."""
     trees = backend.open(PROMPTS, 16, wanted)
     for tree in trees:
         backend.prefill(tree)
     found: list[torch.Tensor] = []
 
-    def step(asked: Sequence[Asked]) -> None:
+    def step(asked: Sequence[FeedRequest]) -> None:
         for output in backend.step(list(zip(trees, asked, strict=True))):
             found.extend((output.logits, output.hidden, *([] if output.others is None else [output.others])))
 
@@ -68,7 +68,7 @@ def outputs(backend: SharedCache, wanted: Wanted) -> list[torch.Tensor]:
     return found
 
 
-def assert_as_written_out(backend: SharedCache, wanted: Wanted, monkeypatch: pytest.MonkeyPatch) -> None:
+def assert_as_written_out(backend: SharedCache, wanted: CaptureSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, run = [], Layers.__call__
     monkeypatch.setattr(Layers, "__call__", lambda *args: (calls.append(args), run(*args))[1])
     found = outputs(backend, wanted)
@@ -82,7 +82,9 @@ def assert_as_written_out(backend: SharedCache, wanted: Wanted, monkeypatch: pyt
 
 @pytest.mark.parametrize("wanted", WANTED.values(), ids=WANTED)
 @pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "qwen2", "qwen3"])
-def test_the_same_as_the_written_out_pass(architecture: str, wanted: Wanted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_as_the_written_out_pass(
+    architecture: str, wanted: CaptureSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert_as_written_out(shared(tiny_model(architecture)), wanted, monkeypatch)
 
 

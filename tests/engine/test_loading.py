@@ -28,7 +28,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from cocoa_engine import ConfigError, ModelLoadError, UnsupportedModelError, embedded, loading
-from cocoa_engine.loading import load_pretrained, require_causal_lm
+from cocoa_engine.model.loading import load_pretrained, require_causal_lm
 
 SMALL = {
     "vocab_size": 8,

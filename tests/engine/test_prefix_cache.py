@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import CocoaEngine, Generation, Runtime
-from cocoa_engine import scheduler as scheduler_file
-from cocoa_engine.backends import prefixes, shared_cache
-from cocoa_engine.backends.prefixes import SHORTEST, PrefixCache, common_length
-from cocoa_engine.backends.shared_cache import SharedTree
-from cocoa_engine.forward.base import Segment
-from cocoa_engine.forward.store import KeyValues
-from cocoa_engine.hidden_states import Wanted
+from cocoa_engine.execution import scheduler as scheduler_file
+from cocoa_engine.execution.backends import prefixes, shared_cache
+from cocoa_engine.execution.backends.prefixes import SHORTEST, PrefixCache, common_length
+from cocoa_engine.execution.backends.shared_cache import SharedTree
+from cocoa_engine.execution.forward.base import Segment
+from cocoa_engine.execution.forward.kv_store import KeyValues
+from cocoa_engine.model.hidden_states import CaptureSpec
 from tests.alike import assert_alike
 from tests.forward_passes import record
 from tests.in_threads import join, start, together
@@ -255,7 +255,7 @@ def test_a_sequence_that_is_closed_meanwhile_is_not_copied_from() -> None:
 
     engine = engine_of(tiny_model("llama"))
     backend: Any = engine._backend().backend
-    other, tree = (backend.open([prompt], 8, Wanted(2, 4, "post_norm"))[0] for prompt in PROMPTS[:2])
+    other, tree = (backend.open([prompt], 8, CaptureSpec(2, 4, "post_norm"))[0] for prompt in PROMPTS[:2])
     backend.prefill(other)
     other.token_ids = Closing(other.token_ids)
     logits = backend.prefill(tree)
@@ -270,7 +270,7 @@ def test_an_abandoned_sequence_may_be_closed_while_another_is_kept(monkeypatch: 
     monkeypatch.setattr(prefixes, "_USED", 2)  # every store is copied
     engine = engine_of(tiny_model("llama"))
     backend: Any = engine._backend().backend
-    abandoned, tree = (backend.open([prompt], 8, Wanted(2, 4, "post_norm"))[0] for prompt in PROMPTS[:2])
+    abandoned, tree = (backend.open([prompt], 8, CaptureSpec(2, 4, "post_norm"))[0] for prompt in PROMPTS[:2])
     for each in (abandoned, tree):
         backend.prefill(each)
 
@@ -436,14 +436,14 @@ def test_trees_share_what_is_open_and_what_is_kept_whichever_is_longer() -> None
     engine = engine_of(tiny_model("llama"))
     engine.generate([*SYSTEM, *tokens(1, 20)], **SETTINGS)
     backend: Any = engine._backend().backend
-    (other,) = backend.open([[*SYSTEM, *tokens(2, 20)]], 8, Wanted(2, 4, "post_norm"))
+    (other,) = backend.open([[*SYSTEM, *tokens(2, 20)]], 8, CaptureSpec(2, 4, "post_norm"))
     backend.prefill(other)
     for prompt, length in (
         ([*SYSTEM, *tokens(1, 20), 5], 110),
         ([*SYSTEM, *tokens(2, 20), 5], 110),
         ([*SYSTEM, *tokens(3, 20)], 90),
     ):
-        (tree,) = backend.open([prompt], 8, Wanted(2, 4, "post_norm"))
+        (tree,) = backend.open([prompt], 8, CaptureSpec(2, 4, "post_norm"))
         assert isinstance(tree, SharedTree)
         logits = backend.prefill(tree)
         assert tree.cached_tokens == length

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime, head_detection
 from cocoa_engine.errors import ConfigError, PromptError, UnsupportedModelError
-from cocoa_engine.haystack import NEEDLES, Needle
-from cocoa_engine.head_detection import find_retrieval_heads
-from cocoa_engine.heads import RetrievalHeads, ScoredHead, masked_heads
 from cocoa_engine.methods.dola import early_layers
+from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead, masked_heads
+from cocoa_engine.studies.haystack import NEEDLES, Needle
+from cocoa_engine.studies.retrieval_heads import find_retrieval_heads
 from tests.alike import assert_alike
 from tests.prompts import PROMPTS
 from tests.reference import FullForward, Reference, assert_same

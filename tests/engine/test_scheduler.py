@@ -20,10 +20,10 @@ from transformers import (
 )
 
 from cocoa_engine import CocoaEngine, EngineBusyError, Generation, NonFiniteLogitsError, Runtime, SpanStream
-from cocoa_engine import scheduler as scheduler_file
-from cocoa_engine.backends import shared_cache
-from cocoa_engine.forward.base import Segment
-from cocoa_engine.scheduler import Scheduler, Work
+from cocoa_engine.execution import scheduler as scheduler_file
+from cocoa_engine.execution.backends import shared_cache
+from cocoa_engine.execution.forward.base import Segment
+from cocoa_engine.execution.scheduler import Scheduler, Work
 from tests.alike import assert_alike
 from tests.forward_passes import record, steps
 from tests.hooks import hook_count

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, NonFiniteLogitsError, Runtime, Usage
-from cocoa_engine.backends import KINDS, Chosen
-from cocoa_engine.backends.shared_cache import SharedCache
-from cocoa_engine.model import LanguageModel
+from cocoa_engine.execution.backends import KINDS, Chosen
+from cocoa_engine.execution.backends.shared_cache import SharedCache
+from cocoa_engine.model.language_model import LanguageModel
 from tests.alike import assert_alike
 from tests.engine.test_rival_methods import config_of
 from tests.forward_passes import record

@@ -16,14 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from cocoa_engine import CocoaEngine, Generation, Runtime
-from cocoa_engine.backends import KINDS, Chosen, Path, choose
-from cocoa_engine.backends.shared_cache import SharedCache, SharedTree
-from cocoa_engine.forward import static
-from cocoa_engine.forward.base import Segment
-from cocoa_engine.forward.linears import FastLinear
-from cocoa_engine.forward.static import StaticLean, StaticStore
-from cocoa_engine.hidden_states import FinalLayer, Wanted
-from cocoa_engine.model import LanguageModel
+from cocoa_engine.execution.backends import KINDS, Chosen, Path, choose
+from cocoa_engine.execution.backends.shared_cache import SharedCache, SharedTree
+from cocoa_engine.execution.forward import static
+from cocoa_engine.execution.forward.base import Segment
+from cocoa_engine.execution.forward.linears import FastLinear
+from cocoa_engine.execution.forward.static import StaticLean, StaticStore
+from cocoa_engine.model.hidden_states import CaptureSpec, FinalLayer
+from cocoa_engine.model.language_model import LanguageModel
 from tests.engine.test_backends import PROMPTS, WANTED, plain, same
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
@@ -43,7 +43,7 @@ def backend_of(model: PreTrainedModel, kind: str = "static_lean") -> SharedCache
     return backend
 
 
-def opened(backend: SharedCache, prompt: Sequence[int], room: int = 32, wanted: Wanted = WANTED) -> SharedTree:
+def opened(backend: SharedCache, prompt: Sequence[int], room: int = 32, wanted: CaptureSpec = WANTED) -> SharedTree:
     (tree,) = backend.open([prompt], room, wanted)
     backend.prefill(tree)
     assert isinstance(tree, SharedTree)
@@ -75,7 +75,7 @@ def tree_paths(width: int) -> list[list[Path]]:
 @pytest.mark.parametrize("architecture", FAMILY)
 def test_a_tree_gives_the_lean_pass_and_the_plain_one(architecture: str, final: FinalLayer) -> None:
     model = tiny_model(architecture)
-    wanted = Wanted(2, 6, final)
+    wanted = CaptureSpec(2, 6, final)
     for width in (1, 2, 4, 7):
         outputs: list[list[Tensor]] = []
         for kind in ("static_lean", "lean"):

@@ -238,7 +238,7 @@ def test_other_data_and_another_order_are_refused(cocoa: Cocoa, truthfulqa: Path
 
 
 def test_other_heads_are_refused(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
-    from cocoa_engine import heads
+    from cocoa_engine.methods import retrieval_heads as heads
 
     samples, file = load_samples("truthfulqa_mc", truthfulqa)[:1], tmp_path / "heads.json"
     found = heads.RetrievalHeads.model_validate_json(heads._EMBEDDED.read_text())

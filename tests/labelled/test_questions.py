@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from cocoa_engine.datasets import Question, read_questions, sample
 from cocoa_engine.errors import LabelledDataError
-from cocoa_engine.labelled import Question, read_questions, sample
 
 ROWS = [
     {"question": "Who wrote Dune?", "context": "Dune is a novel by Frank Herbert.", "answers": ["Frank Herbert"]},

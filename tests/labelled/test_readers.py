@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cocoa_engine import LabelledDataError
-from cocoa_engine.labelled import LabelledText, read_labelled, sample
+from cocoa_engine.datasets import LabelledText, read_labelled, sample
 
 HEADER = "Type,Category,Question,Best Answer,Correct Answers,Incorrect Answers,Source\n"
 ROW = 'Adversarial,History,Who flew first?,The Wrights,"The Wrights; Orville; ",Lindbergh; Earhart,x\n'

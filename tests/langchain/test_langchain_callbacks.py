@@ -15,7 +15,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tracers import context
 
-from cocoa_engine.backends.shared_cache import SharedCache
+from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback, get_spans
 
 

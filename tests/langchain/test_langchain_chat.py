@@ -17,8 +17,8 @@ from langchain_core.runnables import ConfigurableField, RunnableBranch, Runnable
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.backends.shared_cache import SharedCache
 from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
+from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_integrations.langchain import (
     ChatCocoa,
     GenerationTimeoutError,

@@ -11,8 +11,8 @@ from langchain_core.load import dumpd
 from transformers import StoppingCriteriaList, SuppressTokensLogitsProcessor
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
-from cocoa_engine.embedded import MODEL_NAME
 from cocoa_engine.errors import ConfigError, ModelLoadError, PromptError
+from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, UnsupportedFeatureError, get_spans
 from cocoa_integrations.langchain.lazy_engine import lazy_engine
 from cocoa_integrations.settings import config_of

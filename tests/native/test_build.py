@@ -17,8 +17,8 @@ import torch
 
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.cache_directory import CACHE_VARIABLE
-from cocoa_engine.forward import linears
-from cocoa_engine.native import build, operators
+from cocoa_engine.execution.forward import linears
+from cocoa_engine.execution.native import build, operators
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
 needs_kernels = pytest.mark.skipif(operators.why_not() is not None, reason=f"no kernels: {operators.why_not()}")
@@ -64,7 +64,7 @@ def test_other_sources_and_other_processors_have_libraries_of_their_own(
 
 @needs_kernels
 def test_processes_that_build_at_once_both_have_it(anew: Path) -> None:
-    program = "from cocoa_engine.native import operators; print(operators.why_not())"
+    program = "from cocoa_engine.execution.native import operators; print(operators.why_not())"
     running = [
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=os.environ.copy())
         for _ in range(2)

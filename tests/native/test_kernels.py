@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from cocoa_engine.native import operators
-from cocoa_engine.next_tokens import next_tokens
+from cocoa_engine.decoding.next_tokens import next_tokens
+from cocoa_engine.execution.native import operators
 from tests.torch_threads import threads
 
 pytestmark = pytest.mark.skipif(operators.why_not() is not None, reason=f"no kernels: {operators.why_not()}")

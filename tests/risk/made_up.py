@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from cocoa_engine import RiskCalibrator
-from cocoa_engine.risk.calibrator import FittedRisk, Settings
-from cocoa_engine.risk.features import ANSWER_FEATURES, SPAN_FEATURES
-from cocoa_engine.risk.fitting import LabelledFeatures, fit
+from cocoa_engine.calibration.calibrator import FittedRisk, Settings
+from cocoa_engine.calibration.features import ANSWER_FEATURES, SPAN_FEATURES
+from cocoa_engine.studies.fitting.fit import LabelledFeatures, fit
 
 SETTINGS = Settings(final_layer="post_norm", middle_layers=(10, 20), gamma=0.3, max_candidates=8)
 EMBEDDED = "SmolLM2-135M-Instruct"

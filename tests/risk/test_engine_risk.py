@@ -11,14 +11,21 @@ import pytest
 from langchain_core.messages import HumanMessage
 
 from cocoa_engine import CalibrationError, CalibrationWarning, CocoaConfig, CocoaEngine, ConfigError, RiskCalibrator
-from cocoa_engine.grower import Grower, risk_points
-from cocoa_engine.labelled import LabelledSpan, LabelledText
-from cocoa_engine.measure import ranking_mlds
-from cocoa_engine.profile import Profiler
-from cocoa_engine.results import Competition, Generation
-from cocoa_engine.risk.features import ANSWER_FEATURES, SPAN_FEATURES, answer_features, competition, span_features
-from cocoa_engine.risk.measured import labelled_features
-from cocoa_engine.signal.segments import Forced
+from cocoa_engine.calibration.features import (
+    ANSWER_FEATURES,
+    SPAN_FEATURES,
+    answer_features,
+    competition,
+    span_features,
+)
+from cocoa_engine.datasets import LabelledSpan, LabelledText
+from cocoa_engine.decoding.span_scoring import ranking_mlds
+from cocoa_engine.results import Generation
+from cocoa_engine.scoring.candidates import Grower, risk_points
+from cocoa_engine.scoring.text_profile import Profiler
+from cocoa_engine.spans import Competition
+from cocoa_engine.studies.fitting.measured import labelled_features
+from cocoa_engine.studies.signal.segments import TeacherForced
 from cocoa_integrations.langchain import ChatCocoa, get_risk
 from cocoa_integrations.llama_index import CocoaLLM, collect_risk
 from tests.prompts import chat
@@ -163,7 +170,7 @@ def test_a_given_text_has_the_features_of_the_same_decoded_one(engine: CocoaEngi
     (profile,) = Profiler(engine, config)(prompt, [text])
     (candidates,) = Grower(engine, config)(prompt, [text])
     parts = (LabelledSpan(0, 5),)
-    forced = Forced(
+    forced = TeacherForced(
         LabelledText("1", "1", generation.text, "?", None, parts, PROMPT), profile, profile.ends, None, candidates
     )
     found = labelled_features([forced], config, engine.num_layers)["span"]

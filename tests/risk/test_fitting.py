@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import CalibrationError, RiskCalibrator
-from cocoa_engine.risk.calibrator import FittedRisk, Isotonic, logistic
-from cocoa_engine.risk.features import ANSWER_FEATURES, SPAN_FEATURES
-from cocoa_engine.risk.fitting import STRENGTHS, LabelledFeatures, left_out, validate
-from cocoa_engine.risk.validation import brier, expected_calibration_error, reliability
+from cocoa_engine.calibration.calibrator import FittedRisk, Isotonic, logistic
+from cocoa_engine.calibration.features import ANSWER_FEATURES, SPAN_FEATURES
+from cocoa_engine.studies.fitting.fit import STRENGTHS, LabelledFeatures, left_out, validate
+from cocoa_engine.studies.fitting.validation import brier, expected_calibration_error, reliability
 from tests.risk.made_up import fitted, labelled_items, risk
 
 FIGURES = st.lists(st.floats(-1e6, 1e6), min_size=len(SPAN_FEATURES), max_size=len(SPAN_FEATURES))

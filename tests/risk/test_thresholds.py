@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import CalibrationError
-from cocoa_engine.risk.thresholds import choose, conformal, for_precision, for_recall, reached
+from cocoa_engine.studies.fitting.thresholds import choose, conformal, for_precision, for_recall, reached
 from tests.risk.made_up import labelled_items, risk
 
 SPANS = st.lists(

@@ -6,11 +6,11 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from cocoa_engine import CocoaConfig, CocoaEngine
-from cocoa_engine.labelled import LabelledSpan, LabelledText
-from cocoa_engine.profile import Profiler
-from cocoa_engine.signal.boundaries import CUTS, FIGURES, Cut, Cuts, Cutter, cut_every_way
-from cocoa_engine.signal.report import boundary_table
-from cocoa_engine.signal.segments import Forced, force, spans, token_labels
+from cocoa_engine.datasets import LabelledSpan, LabelledText
+from cocoa_engine.scoring.text_profile import Profiler
+from cocoa_engine.studies.signal.boundaries import CUTS, FIGURES, Cut, Cuts, Cutter, cut_every_way
+from cocoa_engine.studies.signal.report import boundary_table
+from cocoa_engine.studies.signal.segments import TeacherForced, force, spans, token_labels
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
 PROMPT = "The three longest rivers in Europe are"
@@ -26,7 +26,7 @@ def test_an_own_answer_is_cut_as_it_was_decoded(engine: CocoaEngine, cut: Cut, r
     made = [len(span.token_ids) for span in generation.spans]
     assert len(made) > 3
     (profile,) = Profiler(engine, config)(prompt, [generation.token_ids])
-    forced = Forced(_labelled(generation.text), profile, profile.ends)
+    forced = TeacherForced(_labelled(generation.text), profile, profile.ends)
     assert [end - start for start, end in Cutter(engine, config).spans(forced, cut)] == made
 
 

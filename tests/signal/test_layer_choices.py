@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cocoa_engine.disagreement import middle_layers
-from cocoa_engine.signal.indicators import Layers, layer_choices, shrinking_windows
+from cocoa_engine.equations import middle_layers
+from cocoa_engine.studies.signal.indicators import Layers, layer_choices, shrinking_windows
 
 
 def test_of_32_layers_they_are_the_papers() -> None:

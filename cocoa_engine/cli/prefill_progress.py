@@ -1,0 +1,36 @@
+"""How far the model has read a long prompt, while nothing of the answer is there yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from cocoa_engine.spans import Span
+
+if TYPE_CHECKING:
+    from cocoa_engine import SpanStream
+
+
+def is_long(stream: SpanStream) -> bool:
+    """Whether the prompt is read in several pieces."""
+    from cocoa_engine.execution.backends.shared_cache import PREFILL_CHUNK
+
+    return len(stream.prompt) > PREFILL_CHUNK
+
+
+def first_span(stream: SpanStream, console: Console) -> list[Span]:
+    """The first span, if there is one, under a bar that fills as the prompt is read and is gone afterwards."""
+    with Live(get_renderable=lambda: bar(*stream.prompt_progress), console=console, transient=True):
+        span = next(stream, None)
+    return [] if span is None else [span]
+
+
+def bar(read: int, total: int) -> Table:
+    """Tokens read of those there are, as a bar and in figures."""
+    line = Table.grid(padding=(0, 1))
+    line.add_row("reading the prompt", ProgressBar(total, read, width=30), f"{read:,} of {total:,} tokens")
+    return line

@@ -1,0 +1,19 @@
+"""Answers with labels of what in them is not true or not supported: one record type, one reader per published set."""
+
+from __future__ import annotations
+
+from cocoa_engine.datasets.formats import FORMATS, detect_format, read_labelled
+from cocoa_engine.datasets.questions import Question, read_questions
+from cocoa_engine.datasets.records import LabelledSpan, LabelledText, checked, sample
+
+__all__ = [
+    "FORMATS",
+    "LabelledSpan",
+    "LabelledText",
+    "Question",
+    "checked",
+    "detect_format",
+    "read_labelled",
+    "read_questions",
+    "sample",
+]

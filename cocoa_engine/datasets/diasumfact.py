@@ -1,0 +1,74 @@
+"""DiaSumFact (Zhu et al., 2023): dialogue summaries with factual errors, by sentence and by span, one JSON file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cocoa_engine.datasets.files import as_object, field, read_json
+from cocoa_engine.datasets.records import LabelledSpan, LabelledText
+from cocoa_engine.errors import LabelledDataError
+
+NO_ERROR = "No Error"
+
+
+def read(path: Path) -> list[LabelledText]:
+    """Every model's summary of every dialogue.
+
+    Where an error's span is empty or not found in its sentence, the whole sentence is the hallucinated part.
+
+    Raises:
+        LabelledDataError: a field is missing or of a wrong type, or a sentence is not in its summary.
+    """
+    file = path / "annotations.json" if path.is_dir() else path
+    records = []
+    for name, value in as_object(read_json(file), str(file)).items():
+        where = f"{file}, dialogue {name}"
+        dialogue = as_object(value, where)
+        lines = "\n".join(field(dialogue, "utterances", list, where))
+        query = field(dialogue, "query", str, where).strip()
+        task = f"Summarise what the dialogue says to this question: {query}" if query else "Summarise the dialogue."
+        for model, answer in field(dialogue, "annotations", dict, where).items():
+            at = f"{where}, {model}"
+            text = field(as_object(answer, at), "model_prediction", str, at)
+            spans = _spans(text, field(answer, "sentence_annotations", list, at), at)
+            records.append(
+                LabelledText(
+                    id=f"{name}/{model}",
+                    prompt=f"{lines}\n\n{task}\nSummary:",
+                    text=text,
+                    question=f"{task}\n\n{lines}",
+                    label=bool(spans),
+                    spans=tuple(spans),
+                    group=name,
+                    source=lines or None,
+                )
+            )
+    return records
+
+
+def _spans(text: str, sentences: list[Any], where: str) -> list[LabelledSpan]:
+    found: set[LabelledSpan] = set()
+    after = 0
+    for number, value in enumerate(sentences):
+        at = f"{where}, sentence {number}"
+        sentence = field(as_object(value, at), "sentence", str, at).strip()
+        rest = text[after:].strip()
+        if rest and sentence.startswith(rest):
+            sentence = rest  # some summaries end in the midst of their last sentence
+        start = text.find(sentence, after)
+        if start < 0:
+            raise LabelledDataError(f"{at} is not in the summary.")
+        after = start + len(sentence)
+        for error in field(value, "annotation", list, at):
+            kind = field(as_object(error, at), "error_class", str, at)
+            if kind == NO_ERROR:
+                continue
+            part = field(error, "error_span", str, at).strip()
+            place = sentence.find(part) if part else -1
+            found.add(
+                LabelledSpan(start + place, start + place + len(part), kind)
+                if place >= 0
+                else LabelledSpan(start, after, kind)
+            )
+    return sorted(found, key=lambda span: (span.start, span.end, span.kind))

@@ -1,0 +1,48 @@
+"""FaithBench (Bao et al., 2025): summaries by ten language models with annotated spans, JSON files ``batch_N.json``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cocoa_engine.datasets.files import as_object, field, read_json
+from cocoa_engine.datasets.records import LabelledSpan, LabelledText
+
+HALLUCINATED = "Unwanted"
+"""The kind that counts; ``Benign`` and ``Questionable`` spans are kept, but do not."""
+
+
+def read(path: Path) -> list[LabelledText]:
+    """The summaries of one file, or of all ``batch_*.json`` of a folder.
+
+    Raises:
+        LabelledDataError: a field is missing or of a wrong type.
+    """
+    records = []
+    for file in sorted(path.glob("batch_*.json")) if path.is_dir() else [path]:
+        samples = field(as_object(read_json(file), str(file)), "samples", list, str(file))
+        for number, value in enumerate(samples):
+            where = f"{file}, sample {number}"
+            sample = as_object(value, where)
+            source = field(sample, "source", str, where)
+            spans = [_span(as_object(one, where), where) for one in field(sample, "annotations", list, where)]
+            question = f"Summarise this passage in a few sentences, using only what it says.\n\n{source}"
+            records.append(
+                LabelledText(
+                    id=f"{file.stem}/{field(sample, 'sample_id', int, where)}",
+                    prompt=f"Passage: {source}\n\nSummary:",
+                    text=field(sample, "summary", str, where),
+                    question=question,
+                    label=any(span.hallucinated for span in spans),
+                    spans=tuple(sorted(spans, key=lambda span: (span.start, span.end))),
+                    group=source,
+                    source=source or None,
+                )
+            )
+    return records
+
+
+def _span(annotation: Any, where: str) -> LabelledSpan:
+    kinds = field(annotation, "label", list, where)
+    start, end = (field(annotation, f"summary_{side}", int, where) for side in ("start", "end"))
+    return LabelledSpan(start, end, str(kinds[0]) if kinds else "unnamed", HALLUCINATED in kinds)

@@ -1,0 +1,51 @@
+"""Labelled data of one's own: JSON lines with ``id``, ``prompt``, ``text`` and ``label`` or ``spans``.
+
+>>> {"id": "1", "prompt": "Who wrote Dune?", "text": "Frank Herbert, in 1865.", "spans": [[18, 22]]}
+
+``label`` is true for a hallucinated answer; ``spans`` are the hallucinated parts, ``[start, end]`` in characters, an
+empty list if there is none. ``group`` is optional: answers that share it share a prompt. ``source`` is optional too:
+the part of the prompt that the answer should be supported by, word for word.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cocoa_engine.datasets.files import field, read_json_lines
+from cocoa_engine.datasets.records import LabelledSpan, LabelledText
+from cocoa_engine.errors import LabelledDataError
+
+
+def read(path: Path) -> list[LabelledText]:
+    """The records of one file.
+
+    Raises:
+        LabelledDataError: a field is missing or of a wrong type, or one answer has both labels.
+    """
+    records = []
+    labels: dict[tuple[str, str], bool] = {}
+    for where, row in read_json_lines(path):
+        prompt = field(row, "prompt", str, where)
+        spans: tuple[LabelledSpan, ...] | None = None
+        if "spans" in row:
+            pairs = field(row, "spans", list, where)
+            if any(not isinstance(pair, list) or [type(end) for end in pair] != [int, int] for pair in pairs):
+                raise LabelledDataError(f"{where}: each of the spans must be [start, end].")
+            spans = tuple(LabelledSpan(*pair) for pair in sorted(pairs))
+        label = bool(spans) if spans is not None and "label" not in row else field(row, "label", bool, where)
+        text = field(row, "text", str, where)
+        if spans is None and labels.setdefault((prompt, text), label) != label:
+            raise LabelledDataError(f"{where}: the same answer to the same prompt had the other label before.")
+        records.append(
+            LabelledText(
+                id=str(field(row, "id", (str, int), where)),
+                prompt=prompt,
+                text=text,
+                question=prompt,
+                label=label,
+                spans=spans,
+                group=str(row.get("group", prompt)),
+                source=field(row, "source", str, where) if "source" in row else None,
+            )
+        )
+    return records

@@ -1,0 +1,38 @@
+"""mu-SHROOM (SemEval 2025 task 3): answers of language models with hallucinated character spans, JSON lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cocoa_engine.datasets.files import field, read_json_lines
+from cocoa_engine.datasets.records import LabelledSpan, LabelledText
+from cocoa_engine.errors import LabelledDataError
+
+
+def read(path: Path) -> list[LabelledText]:
+    """The answers of one file, or of all ``*.jsonl`` of a folder; the hard labels are the hallucinated parts.
+
+    Raises:
+        LabelledDataError: a field is missing or of a wrong type.
+    """
+    records = []
+    for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
+        for where, row in read_json_lines(file):
+            question = field(row, "model_input", str, where)
+            spans = []
+            for pair in field(row, "hard_labels", list, where):
+                if not (isinstance(pair, list) and len(pair) == 2 and all(type(end) is int for end in pair)):
+                    raise LabelledDataError(f"{where}: a hard label must be [start, end], not {pair!r}.")
+                spans.append(LabelledSpan(*pair))
+            records.append(
+                LabelledText(
+                    id=field(row, "id", str, where),
+                    prompt=f"Question: {question}\nAnswer:",
+                    text=field(row, "model_output_text", str, where),
+                    question=question,
+                    label=bool(spans),
+                    spans=tuple(sorted(spans, key=lambda span: span.start)),
+                    group=question,
+                )
+            )
+    return records

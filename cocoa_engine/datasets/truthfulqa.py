@@ -1,0 +1,50 @@
+"""TruthfulQA (Lin et al., 2022): questions with true and false answers, one CSV file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cocoa_engine.datasets.files import read_csv
+from cocoa_engine.datasets.records import LabelledText
+from cocoa_engine.errors import LabelledDataError
+
+FILE = "TruthfulQA.csv"
+COLUMNS = ("Question", "Best Answer", "Correct Answers", "Incorrect Answers")
+
+
+def read(path: Path) -> list[LabelledText]:
+    """Every answer of one file, or of a folder's ``TruthfulQA.csv``, as a record.
+
+    Of each question the best answer comes first, then the other true ones, then the false.
+    An answer that is listed as true and as false is two records, one with either label: of two questions the published
+    file lists "Unknown" so.
+
+    Raises:
+        LabelledDataError: a column is missing, or a question or its answers are empty.
+    """
+    records = []
+    file = path / FILE if path.is_dir() else path
+    for number, (where, row) in enumerate(read_csv(file, COLUMNS)):
+        if empty := [name for name in COLUMNS if not row[name].strip(" ;")]:
+            raise LabelledDataError(f"{where}: the column {empty[0]!r} is empty.")
+        question, best = row["Question"].strip(), row["Best Answer"].strip()
+        true = list(dict.fromkeys([best, *_answers(row["Correct Answers"])]))
+        false = list(dict.fromkeys(_answers(row["Incorrect Answers"])))
+        for label, answers in ((False, true), (True, false)):
+            for place, answer in enumerate(answers):
+                records.append(
+                    LabelledText(
+                        id=f"{number}-{'false' if label else 'true'}-{place}",
+                        prompt=f"Question: {question}\nAnswer:",
+                        text=answer,
+                        question=question,
+                        label=label,
+                        spans=None,
+                        group=str(number),
+                    )
+                )
+    return records
+
+
+def _answers(cell: str) -> list[str]:
+    return [answer.strip() for answer in cell.split(";") if answer.strip()]

@@ -1,0 +1,125 @@
+"""The next-token distribution at the end of a path, and the tokens that compete there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cocoa_engine.decoding.token_statistics import distributions
+from cocoa_engine.errors import NonFiniteLogitsError
+from cocoa_engine.execution.native import operators
+
+
+class Contrasted(NamedTuple):
+    """The token with the highest contrast: its log p under the model, and that contrast."""
+
+    token_id: int
+    log_prob: float
+    contrast: float
+
+
+@dataclass(frozen=True)
+class NextTokens:
+    """The most probable next tokens, most probable first; equally probable ones by ascending id.
+
+    Attributes:
+        token_ids: at least one.
+        log_probs: natural log p(w | x, y) of each, from the whole vocabulary's distribution.
+        entropy: of that distribution, in nats.
+        margin: log p of the most probable token less that of the second; inf where only one is allowed.
+        contrasted: the token that a contrasting method takes instead of the most probable one.
+    """
+
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    entropy: float
+    margin: float
+    contrasted: Contrasted | None = None
+
+    @property
+    def best(self) -> int:
+        """The token that is taken where nothing branches."""
+        return self.token_ids[0] if self.contrasted is None else self.contrasted.token_id
+
+    def competing(self, gamma: float, max_candidates: int) -> NextTokens:
+        """The candidate set C = {w : p(w) >= gamma * max p}, at most ``max_candidates`` of it.
+
+        gamma = 1 is plain greedy, so exact ties (common in bfloat16) do not compete there.
+        """
+        if gamma == 1:
+            max_candidates = 1
+        threshold = self.log_probs[0] + math.log(gamma)
+        size = sum(log_prob >= threshold for log_prob in self.log_probs[:max_candidates])
+        return NextTokens(self.token_ids[:size], self.log_probs[:size], self.entropy, self.margin)
+
+
+def next_tokens(logits: Tensor, count: int, *, native: bool = False) -> list[NextTokens | None]:
+    """The ``count`` most probable next tokens of each row of ``logits``; one copy to the host for all.
+
+    None for a row from which no token can be chosen: its logits are NaN or +inf, or allow no token at all.
+
+    Args:
+        logits: ``[W, V]``.
+        count: at least 2, for the margin.
+        native: by our own kernel, which :mod:`cocoa_engine.execution.native` has on this machine.
+    """
+    logits = logits.float()
+    count = min(count, logits.shape[-1])
+    rows = (operators.next_tokens if native and operators.ranks(logits) else _next_tokens)(logits, count).tolist()
+    result: list[NextTokens | None] = []
+    for *row, spread in rows:
+        half = len(row) // 2
+        if not math.isfinite(row[0]):
+            result.append(None)
+            continue
+        order = sorted(zip((-value for value in row[:half]), map(int, row[half:]), strict=True))
+        kept = [(token_id, -negative) for negative, token_id in order if negative < math.inf]
+        ids, values = tuple(token_id for token_id, _ in kept), tuple(value for _, value in kept)
+        result.append(NextTokens(ids, values, spread, values[0] - values[1] if len(values) > 1 else math.inf))
+    return result
+
+
+def _next_tokens(logits: Tensor, count: int) -> Tensor:
+    """``[W, 2 * count + 1]``: log p of the most probable tokens, their ids, and the entropy."""
+    top = logits.topk(count, dim=-1)  # [W, count]
+    log_sum, entropy = distributions(logits, top.values[:, 0])
+    log_probs = top.values - log_sum[:, None]
+    # ids < 2**53 are exact
+    return torch.cat([log_probs.double(), top.indices.double(), entropy[:, None].double()], dim=-1)
+
+
+def contrasted(
+    known: Sequence[NextTokens | None], logits: Tensor, contrasts: Tensor, ranked: Tensor
+) -> list[NextTokens | None]:
+    """The distributions with the tokens that a contrasting method takes; none where it can take no token.
+
+    Args:
+        known: of each row, by :func:`next_tokens`.
+        logits: ``[W, V]``, the model's.
+        contrasts: ``[W, V]``.
+        ranked: ``[W, V]``, the contrasts of the tokens that may be taken as processors leave them; -inf for others.
+    """
+    best, token_ids = ranked.max(dim=-1)
+    places = token_ids[:, None]
+    log_probs = logits.float().gather(1, places)[:, 0] - logits.float().logsumexp(dim=-1)
+    columns = (best, token_ids, log_probs, contrasts.gather(1, places)[:, 0])
+    rows = torch.stack([column.double() for column in columns], dim=1).tolist()
+    return [
+        None
+        if each is None or not all(map(math.isfinite, row))
+        else replace(each, contrasted=Contrasted(int(row[1]), row[2], row[3]))
+        for each, row in zip(known, rows, strict=True)
+    ]
+
+
+def non_finite(position: int) -> NonFiniteLogitsError:
+    """The error for a token, by its index in the whole sequence, that cannot be chosen."""
+    return NonFiniteLogitsError(
+        f"the logits for token {position} of the sequence (prompt included) are NaN or infinite, or a logits "
+        "processor forbids every token there; check the weights, or load the model in float32 or bfloat16."
+    )

@@ -1,0 +1,150 @@
+"""A prompt and its settings, checked before any work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from cocoa_engine.cancellation import Cancellation
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decoding.span_decoder import Rules
+from cocoa_engine.equations import middle_layers
+from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.execution.backends.shared_cache import SPARE_SLOTS
+from cocoa_engine.methods import METHODS
+from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts
+from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.prompts import prompt_ids
+from cocoa_engine.model.tokenizer import Tokens
+
+Callables = Callable[..., Any] | Sequence[Callable[..., Any]] | None
+
+
+@dataclass(frozen=True)
+class PerPrompt:
+    """Logits processors or stopping criteria of a batch, those of each prompt by themselves."""
+
+    each: Sequence[Callables]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One checked request.
+
+    Attributes:
+        prompt: token ids, at least one.
+        room: the tokens, dropped branches included, that memory is allotted for beyond its prompt.
+        cancellation: ends it.
+    """
+
+    prompt: list[int]
+    rules: Rules
+    wanted: CaptureSpec
+    room: int
+    cancellation: Cancellation = field(default_factory=Cancellation)
+
+
+def make_request(
+    model: LanguageModel,
+    tokens: Tokens,
+    prompt: Any,
+    config: CocoaConfig,
+    processors: Callables,
+    criteria: Callables,
+    generation_config: Any = None,
+    cancellation: Cancellation | None = None,
+) -> Request:
+    """Check a request.
+
+    Args:
+        generation_config: instead of the model's own.
+        cancellation: ends it; none makes one of its own.
+
+    Raises:
+        PromptError: the prompt is empty, of a wrong type, or leaves no room in the context window.
+        ConfigError: a setting does not fit the model, or ``generation_config`` is of another type.
+    """
+    if generation_config is not None and not isinstance(generation_config, GenerationConfig):
+        kind = type(generation_config).__name__
+        raise ConfigError(f"generation_config must be a transformers GenerationConfig, not {kind}.")
+    wanted = wanted_states(model, config)
+    ids = prompt_ids(model, tokens, prompt)
+    window = model.context_window
+    if window is not None:
+        if len(ids) >= window:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens and the model's context window is {window}: no room for an answer. "
+                f"Shorten the prompt by at least {len(ids) - window + 1} tokens."
+            )
+        left = window - len(ids) * (2 if METHODS[config.method].reads_back else 1)
+        if left < 1:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens and method={config.method!r} reads it twice: the model's context "
+                f"window is {window}. Shorten the prompt to less than half of it."
+            )
+        config = config.replace(max_new_tokens=min(config.max_new_tokens, left))
+    eos = eos_token_ids(model.model, tokens.tokenizer, generation_config)
+    generator = None
+    if config.temperature > 0:
+        generator = torch.Generator()
+        generator.manual_seed(model.fresh_seed() if config.seed is None else config.seed)
+    penalty = config.repetition_penalty or METHODS[config.method].repetition_penalty
+    texts = (*config.stop, *stop_texts(model.model, generation_config))
+    stops = {stop: tokens.special_token_id(stop) for stop in texts}
+    rules = Rules(
+        config=config,
+        eos=eos,
+        stop_texts=tuple(stop for stop, token_id in stops.items() if token_id is None),
+        stop_ids=frozenset(token_id for token_id in stops.values() if token_id is not None),
+        processors=[
+            *logits_processors(model.model, eos, ids, config.max_new_tokens, penalty, generation_config),
+            *(_own(processor, ids) for processor in _as_list("logits_processor", processors)),
+        ],
+        criteria=_as_list("stopping_criteria", criteria),
+        generator=generator,
+    )
+    branching = METHODS[config.method].branches and config.gamma < 1 and config.max_candidates > 1
+    span = min(config.max_span_tokens, config.max_new_tokens)
+    branches = min(config.max_candidates, model.vocab_size) if branching else 0
+    room = config.max_new_tokens + min(branches * span, SPARE_SLOTS)
+    return Request(ids, rules, wanted, room, Cancellation() if cancellation is None else cancellation)
+
+
+def _own(processor: Callable[..., Any], prompt: list[int]) -> Callable[..., Any]:
+    """The processor for one prompt, where it has one for each (a grammar keeps its place in the answer)."""
+    for_prompt = getattr(processor, "for_prompt", None)
+    return processor if for_prompt is None else for_prompt(prompt)
+
+
+def wanted_states(model: LanguageModel, config: CocoaConfig) -> CaptureSpec:
+    """What the decode needs of every step beside the logits.
+
+    Raises:
+        ConfigError: the window reaches beyond the last layer, or the method's layers or heads do not fit the model.
+        UnsupportedModelError: the method masks heads, and the model has none.
+    """
+    first, last = config.middle_layers or middle_layers(model.num_layers)
+    if last > model.num_layers:
+        raise ConfigError(
+            f"middle_layers: n={last} is beyond the model's {model.num_layers} layers; "
+            f"choose 0 <= m < n <= {model.num_layers}."
+        )
+    method = METHODS[config.method]
+    return CaptureSpec(
+        first, last, config.final_layer, method.early_layers(config, model), method.masked_heads(config, model)
+    )
+
+
+def _as_list(name: str, given: Callables) -> list[Callable[..., Any]]:
+    if given is None:
+        return []
+    # a transformers list is itself callable, so lists are looked for first
+    values = list(given) if isinstance(given, Sequence) else [given]
+    if any(not callable(value) for value in values):
+        raise ConfigError(f"{name} takes transformers processors or criteria (callables), or a list of them.")
+    return values

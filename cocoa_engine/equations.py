@@ -1,0 +1,134 @@
+"""The paper's equations as pure functions: disagreement of layers (MLDS), and the scores of candidate spans.
+
+They stand here once; everything else imports them. Logarithms are natural.
+
+A span's hidden states are first mean-pooled over its tokens, H[S, l] = mean_{i in S} h[i, l]; the Middle Layer
+Disagreement Scores then compare the pooled states of layers. They are computed in float32, whatever the model's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+if TYPE_CHECKING:  # settings and results are imported without loading torch
+    from numpy import float64
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+Number = TypeVar("Number", float, "Tensor", "NDArray[float64]")
+
+SpanLogProb = Literal["sum", "mean"]
+
+
+def middle_layers(num_layers: int) -> tuple[int, int]:
+    """The paper's middle window (m, n) = (floor(L / 3), floor(2L / 3)), both inclusive, of a model with L layers."""
+    return num_layers // 3, 2 * num_layers // 3
+
+
+def disagreement(a: Tensor, b: Tensor) -> Tensor:
+    """dis(a, b) = 1 - cos(H[S, a], H[S, b]), in [0, 2].
+
+    Args:
+        a, b: pooled hidden states, ``[..., d]``.
+
+    Returns:
+        ``[...]`` float32. A zero vector disagrees with everything by 1.
+    """
+    from torch.nn.functional import cosine_similarity
+
+    return 1.0 - cosine_similarity(a.float(), b.float(), dim=-1)
+
+
+def con_mlds(middle: Tensor) -> Tensor:
+    """Consecutive-layer score of spans; see :func:`con_mlds_of`.
+
+    Args:
+        middle: pooled states of layers m..n, ``[N, ..., d]``.
+
+    Returns:
+        ``[...]`` float32, in [0, 2).
+    """
+    return con_mlds_of(disagreement(middle[:-1], middle[1:]), (0, middle.shape[0] - 1))
+
+
+def f_mlds(middle: Tensor, final: Tensor) -> Tensor:
+    """Final-layer score of spans; see :func:`f_mlds_of`.
+
+    Args:
+        middle: pooled states of layers m..n, ``[N, ..., d]``.
+        final: pooled states of layer L, ``[..., d]``.
+
+    Returns:
+        ``[...]`` float32, in [0, 2].
+    """
+    to_final = disagreement(middle, final.unsqueeze(0).expand_as(middle))
+    return f_mlds_of(to_final, (0, middle.shape[0] - 1))
+
+
+@overload
+def con_mlds_of(consecutive: Sequence[float], window: tuple[int, int]) -> float: ...
+@overload
+def con_mlds_of(consecutive: Tensor, window: tuple[int, int]) -> Tensor: ...
+@overload
+def con_mlds_of(consecutive: NDArray[float64], window: tuple[int, int]) -> NDArray[float64]: ...
+def con_mlds_of(consecutive: Any, window: tuple[int, int]) -> Any:
+    """ConMLDS: (1 / N) * sum_{j=m}^{n-1} dis(j, j + 1), with N = n - m + 1.
+
+    The sum has n - m terms and is divided by N = n - m + 1, as printed in the paper.
+
+    Args:
+        consecutive: dis(j, j + 1) of each layer j, layers first: ``[L]`` or ``[L, ...]``.
+        window: (m, n), both inclusive.
+    """
+    m, n = window
+    return _total(consecutive[m:n]) / (n - m + 1)
+
+
+@overload
+def f_mlds_of(to_final: Sequence[float], window: tuple[int, int]) -> float: ...
+@overload
+def f_mlds_of(to_final: Tensor, window: tuple[int, int]) -> Tensor: ...
+@overload
+def f_mlds_of(to_final: NDArray[float64], window: tuple[int, int]) -> NDArray[float64]: ...
+def f_mlds_of(to_final: Any, window: tuple[int, int]) -> Any:
+    """fMLDS: (1 / N) * sum_{j=m}^{n} dis(j, L), with N = n - m + 1.
+
+    Args:
+        to_final: dis(j, L) of each layer j, layers first: ``[L]`` or ``[L, ...]``. dis(L, L) is 0 and may be left out.
+        window: (m, n), both inclusive.
+    """
+    m, n = window
+    return _total(to_final[m : n + 1]) / (n - m + 1)
+
+
+def _total(values: Any) -> Any:
+    return sum(values) if isinstance(values, Sequence) else values.sum(0)
+
+
+def span_log_prob(token_log_probs: Sequence[float], rule: SpanLogProb = "sum") -> float:
+    """log p_S of a span from the log-probabilities of its tokens.
+
+    ``"sum"`` is log p_S = sum_i log p(y_i | x, y_<i), as in the paper; ``"mean"`` divides it by the number of tokens.
+
+    Raises:
+        ValueError: if the span has no token.
+    """
+    if not token_log_probs:
+        raise ValueError("a span has at least one token")
+    total = float(sum(token_log_probs))
+    return total if rule == "sum" else total / len(token_log_probs)
+
+
+def cocoa(log_prob: Number, mlds: Number, alpha: float) -> Number:
+    """CoCoA score: log p_S - alpha * MLDS(S)."""
+    return log_prob - alpha * mlds
+
+
+def cocoa_sig(log_prob: Number, mlds: Number, alpha: float) -> Number:
+    """CoCoA-SIG score: log p_S * (1 + alpha * MLDS(S)).
+
+    The penalty alpha * MLDS(S) is gated by the span's self-information -log p_S: a span the model is sure of is
+    hardly moved, however much its layers disagree.
+    """
+    return log_prob * (1 + alpha * mlds)

@@ -1,0 +1,1 @@
+"""Running the model: backends over token trees, forward passes, kernels, and the scheduler of the shared batch."""

@@ -1,0 +1,96 @@
+"""A copy of the model's own cache for each branch: slower, but right for any cache that can be copied."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, StepOutput, TokenTree
+from cocoa_engine.model.hidden_states import CaptureSpec, capture
+from cocoa_engine.model.language_model import LanguageModel
+
+_CACHE_NAMES = ("past_key_values", "cache_params", "state")
+
+
+class CopiedTree(TokenTree):
+    """A sequence and one cache for each live path."""
+
+    def __init__(self, prompt: Sequence[int], wanted: CaptureSpec) -> None:
+        super().__init__(prompt)
+        self.prompt = list(prompt)
+        self.wanted = wanted
+        self.caches: dict[Path, Any] = {(): None}
+
+    def commit(self, path: Path, *, keep_rest: bool = False) -> None:
+        self.committed += len(path)
+        self.caches = {(): self.caches[path]}
+
+    def close(self) -> None:
+        self.caches = {}
+
+
+class CopiedCache(Backend):
+    """For models with recurrent state (Mamba, hybrids) or positions that a mask cannot express.
+
+    Raises:
+        NotImplementedError: the model has no cache to copy.
+    """
+
+    name = "copied_cache"
+    paths_per_step = 16  # each may hold a cache
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__(model)
+        self.cache_name = next((name for name in _CACHE_NAMES if name in model.forward_parameters), "")
+        if not self.cache_name:
+            raise NotImplementedError("the model takes no cache")
+
+    def open(self, prompts: Sequence[Sequence[int]], room: int, wanted: CaptureSpec) -> list[TokenTree]:
+        return [CopiedTree(prompt, wanted) for prompt in prompts]
+
+    def prefill_some(self, tree: TokenTree, most: int | None = None) -> Tensor:
+        assert isinstance(tree, CopiedTree)
+        with self.model.exclusive():
+            output = self._forward(tree.prompt, 0, None)
+        tree.caches = {(): getattr(output, self.cache_name)}
+        tree.forward_passes += 1
+        return output.logits[0, -1].float()
+
+    def step(self, requests: Sequence[tuple[TokenTree, FeedRequest]]) -> list[StepOutput]:
+        return [self._step(tree, paths) for tree, paths in requests]  # type: ignore[arg-type]
+
+    def _step(self, tree: CopiedTree, paths: Sequence[Path]) -> StepOutput:
+        children = Counter(path[:-1] for path in paths)
+        logits, hidden, others = [], [], []
+        for path in paths:
+            parent = path[:-1]
+            children[parent] -= 1
+            # the last child takes its parent's cache itself: a path is extended in one step only
+            shared = children[parent] or (tree.keep_committed and not parent)
+            cache = copy.deepcopy(tree.caches[parent]) if shared else tree.caches.pop(parent)
+            with self.model.exclusive(), capture(self.model, tree.wanted) as captured:
+                output = self._forward([path[-1]], tree.committed + len(path) - 1, cache)
+                logits.append(output.logits[0, -1].float())
+                hidden.append(captured.stacked(logits[-1].device)[:, 0, -1])
+                if (early := captured.early_logits(self.model, logits[-1].device)) is not None:
+                    others.append(early[:, 0, -1])
+            tree.caches[path] = getattr(output, self.cache_name)
+            tree.forward_passes += 1
+            tree.fed_tokens += 1
+        early_logits = torch.stack(others, dim=1) if others else None
+        return StepOutput(torch.stack(logits), torch.stack(hidden, dim=1), early_logits)
+
+    def _forward(self, token_ids: Sequence[int], start: int, cache: Any) -> Any:
+        device = self.model.device
+        return self.model.forward(
+            torch.tensor([token_ids], device=device),
+            logits_to_keep=1,
+            position_ids=torch.arange(start, start + len(token_ids), device=device)[None],
+            use_cache=True,
+            **({self.cache_name: cache} if cache is not None else {}),
+        )

@@ -1,0 +1,65 @@
+"""No cache at all: every step runs the whole sequence again. The last resort, right for every causal model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, StepOutput, TokenTree
+from cocoa_engine.model.hidden_states import CaptureSpec, capture
+
+
+class RecomputedTree(TokenTree):
+    """A sequence's token ids; nothing else is kept."""
+
+    def __init__(self, prompt: Sequence[int], wanted: CaptureSpec) -> None:
+        super().__init__(prompt)
+        self.token_ids = list(prompt)
+        self.wanted = wanted
+
+    def commit(self, path: Path, *, keep_rest: bool = False) -> None:
+        self.token_ids.extend(path)
+        self.committed += len(path)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Recompute(Backend):
+    """For models whose cache is of a kind we do not know."""
+
+    name = "recompute"
+
+    def open(self, prompts: Sequence[Sequence[int]], room: int, wanted: CaptureSpec) -> list[TokenTree]:
+        return [RecomputedTree(prompt, wanted) for prompt in prompts]
+
+    def prefill_some(self, tree: TokenTree, most: int | None = None) -> Tensor:
+        return self._feed(tree, ()).logits[0]
+
+    def step(self, requests: Sequence[tuple[TokenTree, FeedRequest]]) -> list[StepOutput]:
+        outputs = []
+        for tree, paths in requests:
+            fed = [self._feed(tree, path) for path in paths]  # type: ignore[arg-type]  # no readings
+            tree.fed_tokens += len(paths)
+            others = [each.others for each in fed if each.others is not None]
+            outputs.append(
+                StepOutput(
+                    torch.cat([each.logits for each in fed]),
+                    torch.cat([each.hidden for each in fed], dim=1),
+                    torch.cat(others, dim=1) if others else None,
+                )
+            )
+        return outputs
+
+    def _feed(self, tree: TokenTree, path: Path) -> StepOutput:
+        assert isinstance(tree, RecomputedTree)
+        token_ids = torch.tensor([[*tree.token_ids, *path]], device=self.model.device)
+        inputs = {"use_cache": False} if "use_cache" in self.model.forward_parameters else {}
+        with self.model.exclusive(), capture(self.model, tree.wanted, keep=slice(-1, None)) as captured:
+            output = self.model.forward(token_ids, logits_to_keep=1, **inputs)
+            tree.forward_passes += 1
+            logits = output.logits[:, -1].float()  # [1, V]
+            early = captured.early_logits(self.model, logits.device)
+            return StepOutput(logits, captured.stacked(logits.device)[:, 0], None if early is None else early[:, 0])

@@ -1,0 +1,292 @@
+"""All branches of all sequences in one forward pass; the branches of a sequence share its keys and values.
+
+The live tips of all sequences are fed as tokens of one packed pass: explicit positions, and a mask by which a tip sees
+its sequence's committed prefix and its own branch only. When a branch is kept its few slots are moved down to follow
+the prefix, and the other branches' slots are free again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, StepOutput, TokenTree
+from cocoa_engine.execution.backends.prefixes import SHORTEST, PrefixCache, common_length
+from cocoa_engine.execution.forward.base import Forward, Probe, Segment
+from cocoa_engine.execution.forward.kv_store import KeyValues
+from cocoa_engine.model.hidden_states import CaptureSpec
+
+logger = logging.getLogger(__name__)
+
+PREFILL_CHUNK = 2048
+"""Tokens of a prompt fed at once: what a long prompt needs beside its keys and values does not grow with it."""
+
+MASK_CELLS = 2**26
+"""At most so many cells, tokens x slots, has the mask of a chunk: chunks of very long prompts are smaller. Where scores
+are capped, as in Gemma 2, a mask is repeated for the query heads that share a key's head."""
+
+SPARE_SLOTS = 64
+"""Slots allotted beyond the longest possible text; a wider risk point near its end gets more when it comes."""
+
+
+class SharedTree(TokenTree):
+    """One sequence and its slots."""
+
+    keeps_rest = True
+
+    def __init__(self, backend: SharedCache, prompt: Sequence[int], store: KeyValues, wanted: CaptureSpec) -> None:
+        super().__init__(prompt)
+        self.backend = backend
+        self.token_ids = list(prompt)  # the committed ones
+        self.store = store
+        self.wanted = wanted
+        self.slots: dict[Path, list[int]] = {(): []}  # beyond the committed ones, of each fed path
+        self.read: dict[Path, list[range]] = {}  # the slots of what was read after each, in order
+        self.tail_positions: list[int] = []  # of the slots beyond the committed ones
+        self.used = 0
+        self.masked = _by_layer(wanted.masked)
+        self.twin: SharedTree | None = None  # the same tokens, with heads masked
+        self.probe: Probe | None = None
+
+    def segment(self, asked: FeedRequest, idle: int = 0) -> Segment:
+        """The last tokens of some paths, or some readings, to be fed next; :meth:`fed` makes them part of the tree.
+
+        Args:
+            idle: so many tokens that nobody sees follow those of paths; the next pass writes over their slots.
+        """
+        if isinstance(asked[0], ReadBack):
+            return self._reading(asked)  # type: ignore[arg-type]
+        return self._tips(asked, idle)  # type: ignore[arg-type]
+
+    def _tips(self, paths: Sequence[Path], idle: int) -> Segment:
+        slots = dict(self.slots)
+        for number, path in enumerate(paths):
+            slots[path] = [*slots[path[:-1]], self.used + number]
+        paths = [*paths, *[paths[0]] * idle]
+        self._make_room(len(paths))
+        alone = len(paths) == 1 and self.used == self.committed
+        positions = [self.committed + len(path) - 1 for path in paths]
+        segment = Segment(
+            self.store,
+            self.used,
+            [path[-1] for path in paths],
+            positions,
+            self.committed,
+            None if alone else [slots[path] for path in paths],
+            [*self.tail_positions, *positions],
+            masked=self.masked,
+        )
+        segment.probe = self.probe
+        return segment
+
+    def _reading(self, readings: Sequence[ReadBack]) -> Segment:
+        # a chain each: a list of what every token sees would grow with the square of a prompt's length
+        self._make_room(_width(readings))
+        positions = [place for reading in readings for place in self._positions(reading)]
+        chains = [(self._seen(reading.after), len(reading.token_ids)) for reading in readings]
+        return Segment(
+            self.store,
+            self.used,
+            [token_id for reading in readings for token_id in reading.token_ids],
+            positions,
+            self.committed,
+            tail_positions=[*self.tail_positions, *positions],
+            masked=self.masked,
+            chains=chains,
+        )
+
+    def _make_room(self, width: int) -> None:
+        if self.used + width > self.store.capacity:
+            self.store.reserve(max(self.used + width + SPARE_SLOTS, self.store.capacity * 3 // 2))
+
+    def _seen(self, path: Path) -> list[range]:
+        """The slots beyond the committed ones that the next reading of a path sees."""
+        return [*(range(slot, slot + 1) for slot in self.slots[path]), *self.read.get(path, ())]
+
+    def _positions(self, reading: ReadBack) -> range:
+        start = self.committed + len(reading.after) + sum(map(len, self.read.get(reading.after, ())))
+        return range(start, start + len(reading.token_ids))
+
+    def fed(self, paths: FeedRequest) -> None:
+        """Note that the paths have been fed, in the order of their segment."""
+        for path in paths:
+            if isinstance(path, ReadBack):
+                self.tail_positions.extend(self._positions(path))
+                slots = range(self.used, self.used + len(path.token_ids))
+                self.read.setdefault(path.after, []).append(slots)
+                self.used = slots.stop
+            else:
+                self.slots[path] = [*self.slots[path[:-1]], self.used]
+                self.tail_positions.append(self.committed + len(path) - 1)
+                self.used += 1
+        self.forward_passes += 1
+        self.fed_tokens += _width(paths)
+
+    @torch.no_grad()
+    def commit(self, path: Path, *, keep_rest: bool = False) -> None:
+        depth = len(path)
+        self.store.compact(self.slots[path], self.committed)
+        self.token_ids += path
+        self.committed += depth
+        rest = {fed[depth:]: slots[depth:] for fed, slots in self.slots.items() if fed[:depth] == path}
+        self.slots = rest if keep_rest else {(): []}
+        self.read = {}
+        self.used = 1 + max((slot for slots in self.slots.values() for slot in slots), default=self.committed - 1)
+        self.tail_positions = self.tail_positions[depth : depth + self.used - self.committed]
+        if self.twin is not None:
+            self.twin.commit(path, keep_rest=keep_rest)
+
+    def close(self) -> None:
+        self.backend.closed(self)
+
+
+class SharedCache(Backend):
+    """The fast backend, for attention-only models."""
+
+    name = "shared_cache"
+
+    def __init__(self, forward: Forward, prefix_cache_bytes: int = 0) -> None:
+        super().__init__(forward.model)
+        self.forward = forward
+        self.max_sequences = forward.max_sequences
+        self.prefixes = PrefixCache(0 if forward.whole_prompts else prefix_cache_bytes)
+        self._open: weakref.WeakSet[SharedTree] = weakref.WeakSet()
+        # of the set and of the stores in it; again by one thread, if it collects a stream that closes its tree
+        self._lock = threading.RLock()
+
+    @property
+    def forward_name(self) -> str:
+        return self.forward.name
+
+    @property
+    def native(self) -> bool:
+        return self.forward.native
+
+    @property
+    def masks_heads(self) -> bool:
+        return self.forward.masks_heads
+
+    def open(self, prompts: Sequence[Sequence[int]], room: int, wanted: CaptureSpec) -> list[TokenTree]:
+        plain = wanted._replace(masked=())
+        trees = [SharedTree(self, prompt, self.forward.new_store(len(prompt) + room), plain) for prompt in prompts]
+        if wanted.masked:
+            for tree, prompt in zip(trees, prompts, strict=True):
+                tree.twin = SharedTree(self, prompt, self.forward.new_store(len(prompt) + room), wanted)
+        with self._lock:
+            self._open.update(trees)
+        return [*trees]
+
+    def closed(self, tree: SharedTree) -> None:
+        """Free a tree's slots, but for its beginning, which is kept for later prompts."""
+        with self._lock:
+            if tree not in self._open:
+                return
+            self._open.discard(tree)
+        known = tree.token_ids[: min(tree.used, tree.committed)]  # a prompt may have been fed in part only
+        tree.used = 0  # first: who sees the empty store sees this too
+        store, tree.store = tree.store, KeyValues(0, 0)
+        try:
+            self.prefixes.keep(known, store, given=not self.forward.pools_stores)
+        except (MemoryError, RuntimeError) as fault:  # torch's out of memory is the latter
+            logger.debug("no memory for a copy of %d tokens' keys and values: %s", len(known), fault)
+        finally:
+            self.forward.release(store)
+            if tree.twin is not None:
+                store, tree.twin.store = tree.twin.store, KeyValues(0, 0)
+                self.forward.release(store)
+
+    def prefill_some(self, tree: TokenTree, most: int | None = None) -> Tensor | None:
+        assert isinstance(tree, SharedTree)
+        with self.model.exclusive():
+            self._go_on_as_others(tree)
+        start = tree.used
+        end = None if self.forward.whole_prompts else start + _chunk(start, most)
+        chunk = tree.token_ids[start:end]
+        positions = range(start, start + len(chunk))
+        with self.forward.exclusive():
+            passed = self.forward([Segment(tree.store, start, chunk, positions, start)], None)
+        tree.forward_passes += 1
+        tree.used += len(chunk)
+        tree.prompt_read = tree.used
+        if tree.used < tree.committed:
+            return None
+        if tree.twin is not None:  # which reads the prompt as it is, too
+            with self.model.exclusive():
+                tree.twin.store.fill(tree.store, tree.used)
+            tree.twin.used = tree.used
+        return passed.logits[-1].float()
+
+    def _go_on_as_others(self, tree: SharedTree) -> None:
+        """Copy the keys and values of the longest beginning that another sequence shares, its last token left out.
+
+        Before every piece of the prompt: others that begin alike and are read by turns with it may be ahead by now.
+        """
+        start = tree.used
+        if not self.prefixes.max_bytes or tree.committed <= start + SHORTEST:
+            return
+        prompt = tree.token_ids[:-1]
+        found = self.prefixes.longest(prompt) if start == 0 else None
+        best, length = found if found is not None else (None, start + SHORTEST - 1)
+        with self._lock:  # until it is copied: a store that is released may be another sequence's at once
+            for other in list(self._open):
+                store = other.store
+                shared = min(common_length(other.token_ids, prompt), other.used)
+                if other is not tree and shared > length:
+                    best, length = store, shared
+            if best is not None:
+                tree.store.fill(best, length, start)
+                tree.used = length
+                tree.cached_tokens += length - start
+
+    def step(self, requests: Sequence[tuple[TokenTree, FeedRequest]]) -> list[StepOutput]:
+        most = self.max_sequences or len(requests)
+        outputs: list[StepOutput] = []
+        for first in range(0, len(requests), most):
+            outputs += self._step(requests[first : first + most])
+        return outputs
+
+    def _step(self, requests: Sequence[tuple[TokenTree, FeedRequest]]) -> list[StepOutput]:
+        trees: list[SharedTree] = [tree for tree, _ in requests]  # type: ignore[misc]
+        asked = [paths for _, paths in requests]
+        twins = [(tree.twin, paths) for tree, paths in zip(trees, asked, strict=True) if tree.twin is not None]
+        with self.forward.exclusive():
+            rows = [*zip(trees, asked, strict=True), *twins]
+            idle = self.forward.idle_rows(sum(_width(paths) for _, paths in rows))
+            segments = [tree.segment(paths) for tree, paths in rows[:-1]]
+            segments.append(rows[-1][0].segment(rows[-1][1], idle))
+            passed = self.forward(segments, trees[0].wanted)
+        assert passed.hidden is not None
+        logits = passed.logits.float()
+        outputs, start, masked = [], 0, sum(map(_width, asked))  # the twins' rows follow all others
+        for tree, paths in zip(trees, asked, strict=True):
+            tree.fed(paths)
+            end = start + _width(paths)
+            others = None if passed.early is None else passed.early[:, start:end]
+            if tree.twin is not None:
+                tree.twin.fed(paths)
+                tree.fed_tokens += end - start
+                others = logits[None, masked : masked + end - start]
+                masked += end - start
+            outputs.append(StepOutput(logits[start:end], passed.hidden[:, start:end], others))
+            start = end
+        return outputs
+
+
+def _width(asked: FeedRequest) -> int:
+    """How many tokens are fed."""
+    return sum(len(one.token_ids) if isinstance(one, ReadBack) else 1 for one in asked)
+
+
+def _chunk(start: int, most: int | None) -> int:
+    """How many tokens of a prompt to feed next, at most."""
+    width = min(most or PREFILL_CHUNK, PREFILL_CHUNK)
+    return max(1, min(width, MASK_CELLS // (start + width)))
+
+
+def _by_layer(heads: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
+    return {layer: [head for other, head in heads if other == layer] for layer, _ in heads}

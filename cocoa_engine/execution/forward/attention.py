@@ -1,0 +1,150 @@
+"""Attention of the tips of a sequence over its one set of keys and values, which no head and no branch copies."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cocoa_engine.execution.forward.base import Segment
+from cocoa_engine.execution.native import operators
+
+FOLDED_WIDTH = 32
+"""Up to this many tokens the query heads of a key-value head are folded into the query's length."""
+
+LONG = 768
+"""From this many slots on, a CPU's threads share the slots where the key-value heads do not divide evenly by them."""
+
+_flash: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+
+
+def attend(
+    segment: Segment,
+    layer: int,
+    query: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None = None,
+    native: bool = False,
+) -> Tensor:
+    """softmax(q k^T * scale + mask) v of one segment, whose keys and values have been written.
+
+    Args:
+        query: ``[heads, W, head_dim]``.
+        window: of a layer with sliding attention.
+        softcap: c in c * tanh(score / c), as in Gemma 2.
+        native: few tokens by our own kernel, which :mod:`cocoa_engine.execution.native` has on this machine.
+
+    Returns:
+        ``[W, heads * value_dim]``.
+    """
+    heads, width, _ = query.shape
+    if masked := segment.masked.get(layer):
+        query = query.index_fill(0, torch.tensor(masked, device=query.device), 0)  # a zero query attends uniformly
+    keys, values = segment.store.read(layer, segment.end)  # [G, S, head_dim]
+    groups = heads // keys.shape[0]
+    if segment.probe is not None:
+        segment.probe(layer, _most_attended(query, keys, segment.mask(window, groups, query.dtype, query.device)))
+    if width > FOLDED_WIDTH and softcap is None:
+        causal = segment.is_prompt(window)
+        mask = None if causal else segment.mask(window, 1, query.dtype, query.device)
+        out = F.scaled_dot_product_attention(
+            query[None],
+            keys[None],
+            values[None],
+            attn_mask=mask,
+            is_causal=causal,
+            scale=scale,
+            enable_gqa=groups > 1,
+        )
+        return out[0].transpose(0, 1).reshape(width, -1)
+    if native and softcap is None and operators.attends(query, keys, values):
+        return operators.attend(query, keys, values, *segment.mask_from(window), scale=scale)
+    parts = _parts(keys, values) if softcap is None else 1
+    end = parts * -(-segment.end // parts)
+    if parts > 1 and end <= segment.store.capacity:
+        keys, values = segment.store.read(layer, end)
+        mask = segment.mask(window, groups, query.dtype, query.device, end)
+        return _unfolded(_in_parts(_folded(query, groups), keys, values, mask, scale, parts), groups)
+    mask = segment.mask(window, groups, query.dtype, query.device)
+    return attend_folded(query, keys, values, mask, scale=scale, softcap=softcap)
+
+
+def attend_folded(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *, scale: float, softcap: float | None = None
+) -> Tensor:
+    """The same for few tokens: the query heads of a key-value head are folded into the query's length.
+
+    Args:
+        query: ``[heads, W, head_dim]``.
+        keys, values: ``[kv_heads, S, head_dim]``.
+        mask: additive, ``[heads / kv_heads * W, S]``; none sees everything.
+
+    Returns:
+        ``[W, heads * value_dim]``.
+    """
+    groups = query.shape[0] // keys.shape[0]
+    folded = _folded(query, groups)
+    if softcap is None:
+        out = F.scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask, scale=scale)[0]
+    else:
+        scores = softcap * torch.tanh(folded @ keys.transpose(1, 2) * (scale / softcap))  # [G, groups * W, S]
+        scores = scores if mask is None else scores + mask
+        out = scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype) @ values
+    return _unfolded(out, groups)
+
+
+def _most_attended(query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
+    """``[heads]``, the slot that each head of a lone token attends to most."""
+    scores = _folded(query, query.shape[0] // keys.shape[0]) @ keys.transpose(1, 2)  # [G, groups, S]
+    return (scores if mask is None else scores + mask).argmax(-1).flatten().cpu()
+
+
+def _parts(keys: Tensor, values: Tensor) -> int:
+    """How many parts the slots are divided into, so that all threads have equally much to do."""
+    if keys.device.type != "cpu" or keys.shape[1] < LONG or keys.shape[2] != values.shape[2] or _flash is None:
+        return 1  # a GPU's kernel divides them itself
+    threads = torch.get_num_threads()
+    return min(threads // math.gcd(threads, keys.shape[0]), keys.shape[1] // (LONG // 2))
+
+
+def _in_parts(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, parts: int) -> Tensor:
+    """Attention over each part of the slots as if it were a head of its own, put together by the parts' weights.
+
+    With z_i the sum of exp(score) over part i: softmax(scores) v = sum_i z_i / (sum_j z_j) * softmax(scores_i) v_i.
+
+    Args:
+        query: ``[G, R, head_dim]``.
+        keys, values: ``[G, S, head_dim]``.
+        mask: additive, ``[R, S]``.
+
+    Returns:
+        ``[G, R, head_dim]``.
+    """
+    heads, rows, head_dim = query.shape
+    divided = (heads, parts, -1, head_dim)
+    out, log_sums = _flash(  # [G, parts, R, head_dim], [G, parts, R]
+        query[:, None].expand(heads, parts, rows, head_dim),
+        keys.view(divided),
+        values.view(divided),
+        attn_mask=None if mask is None else mask.view(rows, parts, -1).transpose(0, 1)[None],
+        scale=scale,
+    )
+    weights = log_sums.softmax(dim=1)
+    return (out * weights[..., None]).sum(dim=1).to(query.dtype)
+
+
+def _folded(query: Tensor, groups: int) -> Tensor:
+    """``[G * groups, W, head_dim]`` to ``[G, groups * W, head_dim]``, without a copy of a contiguous query."""
+    return query.reshape(query.shape[0] // groups, -1, query.shape[2])
+
+
+def _unfolded(out: Tensor, groups: int) -> Tensor:
+    """``[G, groups * W, value_dim]`` to ``[W, G * groups * value_dim]``."""
+    heads, rows, value_dim = out.shape
+    width = rows // groups
+    return out.view(heads, groups, width, value_dim).permute(2, 0, 1, 3).reshape(width, -1)

@@ -1,0 +1,287 @@
+"""The model's own Hugging Face modules, run over packed tokens with our attention or with the model's own."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from cocoa_engine.execution.forward.attention import attend
+from cocoa_engine.execution.forward.base import Forward, PassOutput, Segment
+from cocoa_engine.execution.forward.linears import FastLinear, Way, fast_linear, is_plain
+from cocoa_engine.execution.forward.windows import Windows
+from cocoa_engine.model.hidden_states import CaptureSpec, capture
+from cocoa_engine.model.language_model import LanguageModel
+
+
+class Modules(Forward):
+    """The modules, with attention over each sequence's own keys and values.
+
+    Raises:
+        NotImplementedError: the model does not take its attention from transformers' ``AttentionInterface``, or one of
+            its layers cannot hold branches.
+    """
+
+    name = "modules"
+
+    def __init__(self, model: LanguageModel, way: Way) -> None:
+        super().__init__(model)
+        if "position_ids" not in model.forward_parameters:
+            raise NotImplementedError("the model takes no position_ids")
+        self.windows = Windows(model.config)
+        self._length_matters = _length_matters(model.config)
+        self.linears = _FastLinears(model.model, way)
+        self.native = way == "native"
+
+    @property
+    def whole_prompts(self) -> bool:
+        return self._length_matters
+
+    @property
+    def max_sequences(self) -> int | None:
+        return 1 if self._length_matters else None  # else the longest one's would be the frequencies of all
+
+    def idle_rows(self, rows: int) -> int:
+        return self.linears.idle_rows(rows)
+
+    def __call__(self, segments: Sequence[Segment], wanted: CaptureSpec | None) -> PassOutput:
+        with self._own_attention(segments):
+            return self._run(segments, wanted, _SegmentCache(segments, self.model.num_layers), None)
+
+    def _run(self, segments: Sequence[Segment], wanted: CaptureSpec | None, cache: Cache, mask: Any) -> PassOutput:
+        model, device = self.model, self.model.device
+        token_ids = torch.tensor([[token_id for segment in segments for token_id in segment.token_ids]], device=device)
+        positions = torch.tensor([[place for segment in segments for place in segment.positions]], device=device)
+        kept = 1 if wanted is None and len(segments) == 1 else token_ids.shape[1]
+        capturing = nullcontext() if wanted is None else capture(model, wanted)
+        with self.linears.in_place(), capturing as captured:
+            output = model.forward(
+                token_ids,
+                logits_to_keep=kept,
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=True,
+            )
+            early = None if captured is None else captured.early_logits(model, output.logits.device)
+        logits = output.logits[0, -kept:]  # [kept, V]
+        if captured is None:
+            return PassOutput(logits[_last_rows(segments, kept)], None)
+        return PassOutput(logits, captured.stacked(logits.device)[:, 0], None if early is None else early[:, 0])
+
+    @contextmanager
+    def _own_attention(self, segments: Sequence[Segment]) -> Iterator[None]:
+        """Let the model's attention modules call :func:`attend` during this thread's pass."""
+        config = self.model.config
+        original = config._attn_implementation
+        plan = _Plan(segments, self.windows, self.native)
+        config._attn_implementation = _registered(original)
+        _current.plan = plan
+        try:
+            yield
+        finally:
+            _current.plan = None
+            config._attn_implementation = original
+        if not plan.used:
+            raise NotImplementedError("the model does not take its attention from transformers' AttentionInterface")
+
+
+class MaskedModules(Modules):
+    """The modules with the model's own attention: one sequence in a pass, its branches kept apart by a mask."""
+
+    name = "masked_modules"
+    masks_heads = False
+
+    @property
+    def max_sequences(self) -> int | None:
+        return 1
+
+    def __call__(self, segments: Sequence[Segment], wanted: CaptureSpec | None) -> PassOutput:
+        (segment,) = segments
+        return self._run(
+            segments, wanted, _SegmentCache(segments, self.model.num_layers, read=True), self._mask(segment)
+        )
+
+    def _mask(self, segment: Segment) -> Tensor | dict[str, Tensor] | None:
+        def mask(window: int | None) -> Tensor | None:
+            made = segment.mask(window, 1, self.model.dtype, self.model.device)
+            return None if made is None else made[None, None]
+
+        if all(segment.is_prompt(window) for window in self.windows.by_kind.values()):
+            return None
+        masks = {kind: mask(window) for kind, window in self.windows.by_kind.items()}
+        if all(made is None for made in masks.values()):
+            return None
+        width, end = segment.width, segment.end
+        empty = torch.zeros(1, 1, width, end, dtype=self.model.dtype, device=self.model.device)
+        filled = {kind: empty if made is None else made for kind, made in masks.items()}
+        return filled if len(filled) > 1 else next(iter(filled.values()))
+
+
+class _Plan:
+    """What the attention modules of the pass now running look at."""
+
+    def __init__(self, segments: Sequence[Segment], windows: Windows, native: bool) -> None:
+        self.segments = segments
+        self.windows = windows
+        self.native = native
+        self.used = False
+
+
+class _Current(threading.local):
+    plan: _Plan | None = None
+
+
+_current = _Current()
+
+
+def _registered(original: str) -> str:
+    """The name of our attention over an implementation, which other threads' passes keep getting."""
+    name = f"cocoa_over_{original}"
+    if name not in ALL_ATTENTION_FUNCTIONS:
+        AttentionInterface.register(name, _attention_over(original))
+        if original in ALL_MASK_ATTENTION_FUNCTIONS:
+            AttentionMaskInterface.register(name, _mask_over(original))
+    return name
+
+
+def _attention_over(original: str) -> Callable[..., Any]:
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        scaling: float | None = None,
+        softcap: float | None = None,
+        **options: Any,
+    ) -> Any:
+        plan = _current.plan
+        if plan is None:  # somebody else's pass through the same model
+            own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+            function = ALL_ATTENTION_FUNCTIONS.get_interface(original, own)
+            if softcap is not None:
+                options["softcap"] = softcap
+            return function(module, query, key, value, attention_mask, scaling=scaling, **options)
+        if options.get("s_aux") is not None:
+            raise NotImplementedError("attention sinks")
+        plan.used = True
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        window = plan.windows[layer]
+        rows, start = [], 0
+        for segment in plan.segments:
+            own_query = query[0, :, start : start + segment.width]  # [heads, W, head_dim]
+            rows.append(
+                attend(segment, layer, own_query, scale=scale, window=window, softcap=softcap, native=plan.native)
+            )
+            start += segment.width
+        out = rows[0] if len(rows) == 1 else torch.cat(rows)
+        return out.view(1, query.shape[2], query.shape[1], -1), None
+
+    return attention
+
+
+def _mask_over(original: str) -> Callable[..., Any]:
+    def mask(*args: Any, **kwargs: Any) -> Any:
+        return None if _current.plan is not None else ALL_MASK_ATTENTION_FUNCTIONS[original](*args, **kwargs)
+
+    return mask
+
+
+class _SegmentLayer(CacheLayerMixin):
+    """Writes a layer's keys and values to the sequences that they belong to."""
+
+    is_sliding = False  # sliding windows are a matter of the mask here: every slot is kept
+
+    def __init__(self, segments: Sequence[Segment], layer: int, read: bool) -> None:
+        super().__init__()
+        self.segments = segments
+        self.layer = layer
+        self.read = read
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """The stores allot themselves."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Take ``[1, heads, T, head_dim]``; returns it, or the one sequence's ``[1, heads, end, head_dim]``."""
+        start = 0
+        for segment in self.segments:
+            end = start + segment.width
+            segment.store.write(self.layer, segment.start, key_states[0, :, start:end], value_states[0, :, start:end])
+            start = end
+        if not self.read:
+            return key_states, value_states
+        keys, values = self.segments[0].store.read(self.layer, self.segments[0].end)
+        return keys[None], values[None]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.segments[0].start + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.segments[0].start
+
+    def get_max_length(self) -> int:
+        return self.segments[0].store.capacity
+
+
+class _SegmentCache(Cache):
+    def __init__(self, segments: Sequence[Segment], num_layers: int, *, read: bool = False) -> None:
+        super().__init__(layers=[_SegmentLayer(segments, layer, read) for layer in range(num_layers)])
+
+
+class _FastLinears:
+    """Fast forwards for a model's plain linear layers, in place only while a pass of ours runs."""
+
+    def __init__(self, model: nn.Module, way: Way) -> None:
+        layers = [module for module in model.modules() if way != "stock" and is_plain(module)]
+        self._linears = [fast_linear([layer], way) for layer in layers]  # type: ignore[list-item]
+        self.forwards = [(layer, _forward_of(linear)) for layer, linear in zip(layers, self._linears, strict=True)]
+
+    def idle_rows(self, rows: int) -> int:
+        """As :meth:`FastLinear.idle_rows`."""
+        return self._linears[0].idle_rows(rows) if self._linears else 0
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        try:
+            for layer, forward in self.forwards:
+                layer.__dict__["forward"] = forward
+            yield
+        finally:
+            for layer, _ in self.forwards:
+                layer.__dict__.pop("forward", None)
+
+
+def _forward_of(linear: FastLinear) -> Callable[[Tensor], Tensor]:
+    def forward(x: Tensor) -> Tensor:
+        return linear(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
+
+    return forward
+
+
+def _last_rows(segments: Sequence[Segment], kept: int) -> list[int]:
+    if kept == 1:
+        return [0]
+    ends, total = [], 0
+    for segment in segments:
+        total += segment.width
+        ends.append(total - 1)
+    return ends
+
+
+def _length_matters(config: Any) -> bool:
+    """Whether rotary frequencies depend on the longest position of a pass (dynamic NTK, LongRoPE)."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    by_layer_kind = [part for part in rope.values() if isinstance(part, dict)]
+    return any(part.get("rope_type") in ("dynamic", "longrope") for part in (rope, *by_layer_kind))

@@ -1,0 +1,409 @@
+"""Decoding steps of fixed shape on fixed memory, so that on a GPU each is captured once and replayed as a CUDA graph.
+
+A step of one sequence is padded to a width bucket and attends over a bucket of slots; what differs from step to step
+(token ids, positions, slots, what each token sees) is one small copy to the device, from which the mask is made there.
+Prompts, batches, wider steps and stores that had to grow run through :class:`Lean` on the same memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cocoa_engine.execution.forward.attention import attend_folded
+from cocoa_engine.execution.forward.base import PassOutput, Segment
+from cocoa_engine.execution.forward.kv_store import KeyValues
+from cocoa_engine.execution.forward.lean import Lean
+from cocoa_engine.execution.forward.linears import Way
+from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.model.language_model import LanguageModel
+
+WIDTHS = (1, 4, 8, 16, 32)
+"""Tokens in a step; the tokens that are lacking are copies of the first."""
+
+DEPTHS = (28, 124)
+"""Slots beyond the committed ones that a token sees, its own included."""
+
+GRAIN = 256
+"""Stores have a multiple of this many slots; a step attends over this many, or twice, four times ... as many."""
+
+MOST_IDLE = 4
+"""Stores that are kept, with their graphs, for the sequences to come."""
+
+MOST_IDLE_BYTES = 2 * 2**30
+"""Memory of those stores beyond which only the last one is kept."""
+
+MOST_STEPS = 32
+"""Steps, each of another shape, that a store keeps."""
+
+logger = logging.getLogger(__name__)
+
+
+class StaticLean(Lean):
+    """The written-out pass with a static step.
+
+    Results are copies: no later step of this or another sequence changes them.
+
+    Raises:
+        NotImplementedError: as for :class:`Lean`.
+    """
+
+    pools_stores = True
+
+    def __init__(self, model: LanguageModel, way: Way) -> None:
+        super().__init__(model, way)
+        self.device = self.embedding.device
+        self.captures = self.device.type == "cuda"
+        self.shared = _shared_by(self)
+        self.rotary = self.shared.rotary
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """What runs the steps; after a failed capture the plain lean pass does."""
+        return "lean" if self.shared.failed else "static_lean"
+
+    def new_store(self, capacity: int) -> KeyValues:
+        """Slots for one sequence, zeroed, from the pool if there are enough in one of its stores."""
+        if self.shared.failed:
+            return super().new_store(capacity)
+        capacity = -(-capacity // GRAIN) * GRAIN
+        with torch.inference_mode(False), torch.no_grad(), self._on_device():
+            store = self.shared.take(capacity)
+            if store is not None:
+                store.data.zero_()  # type: ignore[union-attr]
+                return store
+            try:
+                return self._store(capacity)
+            except torch.OutOfMemoryError:
+                self.shared.drop_idle()
+                return self._store(capacity)
+
+    def release(self, store: KeyValues) -> None:
+        if isinstance(store, StaticStore) and store.data is not None and not self.shared.failed:
+            self.shared.put(store)
+
+    def __call__(self, segments: Sequence[Segment], wanted: CaptureSpec | None) -> PassOutput:
+        if wanted is not None and len(segments) == 1 and not wanted.early and not self.shared.failed:
+            passed = self._static(segments[0], wanted)
+            if passed is not None:
+                return passed
+        return super().__call__(segments, wanted)
+
+    def _static(self, segment: Segment, wanted: CaptureSpec) -> PassOutput | None:
+        """One step of a sequence; none if it has to run otherwise."""
+        store = segment.store
+        if not isinstance(store, StaticStore) or store.data is None or segment.end > store.capacity:
+            return None
+        if segment.masked or segment.probe is not None or segment.chains is not None:
+            return None
+        seen = _seen(segment, bounded=self.windows.smallest is not None)
+        if seen is None:
+            return None
+        width = _bucket(segment.width, WIDTHS)
+        depth = _bucket(max(len(own) for _, own in seen), DEPTHS)
+        if width is None or depth is None:
+            return None
+        with self._on_device():
+            inputs = self._inputs(segment, seen, width, depth, store.capacity)
+            step = self._step(store, Shape(width, depth, _span(segment.end, store.capacity), wanted), inputs)
+            if step is None:
+                return None
+            step(self, inputs)
+            # copies: another step, perhaps another thread's, writes to the same memory
+            return PassOutput(step.logits[: segment.width].clone(), step.hidden[:, : segment.width].clone())
+
+    def _inputs(
+        self,
+        segment: Segment,
+        seen: Sequence[tuple[int, Sequence[int]]],
+        width: int,
+        depth: int,
+        spare: int,
+    ) -> Tensor:
+        """``[4 + depth, width]`` on the host: token id, position, slot, committed slots, own slots from the last on."""
+        columns = []
+        for number, (committed, own) in enumerate(seen):
+            padded = (*own, *[own[0]] * (depth - len(own)))
+            columns.append(
+                (segment.token_ids[number], segment.positions[number], segment.start + number, committed, *padded)
+            )
+        # a lacking token is the first once more, so that it is as finite as that; its slot is one that nobody sees
+        lacking = (*columns[0][:2], spare, *columns[0][3:])
+        rows = list(zip(*columns, *[lacking] * (width - len(columns)), strict=True))
+        return torch.tensor(rows, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+
+    def _step(self, store: StaticStore, shape: Shape, inputs: Tensor) -> Step | None:
+        """The store's step of a shape, captured at its first use; none if it cannot be captured."""
+        step = store.steps.pop(shape, None)
+        if step is None:
+            try:
+                step = Step(self, store, shape)
+                if self.captures:
+                    step.capture(self, inputs)
+            except Exception as fault:  # whatever a driver or an operator raises: the lean pass needs no graph
+                self._give_up(fault)
+                return None
+            while len(store.steps) >= MOST_STEPS:
+                store.steps.pop(next(iter(store.steps)))
+        store.steps[shape] = step  # the last is the most recently used
+        return step
+
+    def _give_up(self, fault: Exception) -> None:
+        self.shared.failed = True
+        self.shared.drop_idle()
+        logger.warning(
+            "CUDA graphs cannot be used here; steps run kernel by kernel: %s",
+            (str(fault).strip() or type(fault).__name__).splitlines()[0],
+        )
+
+    def _store(self, capacity: int) -> StaticStore:
+        return StaticStore(len(self.layers), capacity, self.kv_heads, self.head_dim, self.embedding)
+
+    def _on_device(self) -> AbstractContextManager[Any]:
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+
+class StaticStore(KeyValues):
+    """Slots at a fixed address, all layers' in one tensor, and the steps that were made for them.
+
+    Attributes:
+        data: ``[2, L, kv_heads, capacity + 1, head_dim]``, keys and values, the last slot for lacking tokens; none once
+            the store had to grow.
+        steps: by shape, least recently used first.
+    """
+
+    def __init__(self, num_layers: int, capacity: int, kv_heads: int, head_dim: int, like: Tensor) -> None:
+        super().__init__(num_layers, capacity)
+        # zeros, and zeroed again for another sequence: every step multiplies the masked slots too, and 0 * NaN is NaN
+        data = like.new_zeros(2, num_layers, kv_heads, capacity + 1, head_dim)
+        self.keys[:], self.values[:] = ([*part[:, :, :capacity].unbind()] for part in data)
+        self.blocks[0] = (data,)  # all layers', compacted in one go
+        self.data: Tensor | None = data
+        self.steps: dict[Shape, Step] = {}
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for that many slots; graphs know the old address only, so the store does without from then on."""
+        if capacity > self.capacity:
+            self.data = None
+            self.steps.clear()
+        super().reserve(capacity)
+
+
+class Shape(NamedTuple):
+    """What tells one step of a store from another."""
+
+    width: int
+    depth: int
+    span: int
+    wanted: CaptureSpec
+
+
+class Step:
+    """One step of fixed shape on one store: its input, the pass, and the CUDA graph of it once it is captured.
+
+    Nothing here refers to the model, so that a pool of stores does not keep it alive.
+
+    Attributes:
+        inputs: ``[4 + depth, width]`` int64, see :meth:`StaticLean._inputs`.
+        logits: ``[width, V]`` float32.
+        hidden: ``[N + 1, width, d]`` float32.
+    """
+
+    def __init__(self, lean: StaticLean, store: StaticStore, shape: Shape) -> None:
+        assert store.data is not None
+        self.keys, self.values = store.data
+        self.shape = shape
+        device = store.data.device
+        self.inputs = torch.zeros(4 + shape.depth, shape.width, dtype=torch.int64, device=device)
+        self.places = torch.arange(shape.span, device=device)
+        lean.rotary.reserve(store.capacity)  # a position is never beyond its slot
+        self.cos, self.sin = lean.rotary.cos, lean.rotary.sin  # the graph's for good, also if longer tables are made
+        self.logits, self.hidden = lean.shared.outputs(lean, shape)
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, lean: StaticLean, inputs: Tensor) -> None:
+        """Run the step; ``logits`` and ``hidden`` then hold what it says."""
+        self.inputs.copy_(inputs, non_blocking=True)
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            self.run(lean)
+
+    def capture(self, lean: StaticLean, inputs: Tensor) -> None:
+        """Make the graph. The warm-up writes what the first replay writes again."""
+        shared, current = lean.shared, torch.cuda.current_stream()
+        side = shared.side_stream()
+        self.inputs.copy_(inputs, non_blocking=True)
+        side.wait_stream(current)
+        with torch.cuda.stream(side):  # around the capture too: one that fails leaves its stream current
+            self.run(lean)  # libraries set themselves up at their first call, which must not be captured
+            graph = torch.cuda.CUDAGraph()
+            memory = shared.graph_memory()
+            # other threads may use the GPU meanwhile
+            with torch.cuda.graph(graph, pool=memory, stream=side, capture_error_mode="thread_local"):
+                self.run(lean)
+        current.wait_stream(side)
+        self.graph = graph
+        shared.captured.add(self)
+
+    def run(self, lean: StaticLean) -> None:
+        """The step itself: fixed addresses and shapes, and no word from the device to the host."""
+        token_ids, positions, slots, committed = self.inputs[:4].unbind()  # each [W]
+        masks = {
+            window: self._mask(positions, committed, window, lean) for window in set(lean.windows.by_kind.values())
+        }
+        span = self.shape.span
+
+        def attention(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            all_keys, all_values = self.keys[layer], self.values[layer]  # [G, slots, head_dim]
+            all_keys.index_copy_(1, slots, keys)
+            all_values.index_copy_(1, slots, values)
+            mask = masks[lean.windows[layer]]
+            return attend_folded(query, all_keys[:, :span], all_values[:, :span], mask, scale=lean.scale)
+
+        last, states, _ = lean.decode(token_ids, self.cos[positions], self.sin[positions], attention, self.shape.wanted)
+        assert states is not None
+        self.logits.copy_(lean.head(last))
+        self.hidden.copy_(states)
+
+    def _mask(self, positions: Tensor, committed: Tensor, window: int | None, lean: StaticLean) -> Tensor:
+        """Additive mask ``[groups * W, span]``, as :meth:`Segment.mask` makes it on the host."""
+        seen = self.places < committed[:, None]  # [W, span]
+        if window is not None:  # a committed slot is its own position
+            seen &= self.places > positions[:, None] - window
+        lowest = torch.finfo(self.keys.dtype).min
+        mask = torch.full(seen.shape, lowest, dtype=self.keys.dtype, device=seen.device).masked_fill_(seen, 0)
+        own = self.inputs[4:] if window is None else self.inputs[4 : 4 + window]  # the n-th is n positions back
+        return mask.scatter_(1, own.t(), 0).repeat(lean.heads // lean.kv_heads, 1)
+
+
+class _Shared:
+    """What the steps of one model share, and its idle stores."""
+
+    def __init__(self, lean: Lean, made_of: tuple[Any, ...]) -> None:
+        self.made_of = made_of
+        self.weights = (lean.head, lean.layers)  # held, so that what it was made of can be told by identity
+        self.rotary = lean.rotary
+        self.failed = False
+        self.captured: weakref.WeakSet[Step] = weakref.WeakSet()
+        self._outputs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._idle: list[StaticStore] = []  # least recently used first
+        self._lock = threading.RLock()  # of the idle ones; a stream that is collected may release one at any time
+        self._memory: Any = None
+        self._side: torch.cuda.Stream | None = None
+
+    def take(self, capacity: int) -> StaticStore | None:
+        """The smallest idle store that is large enough, rather one with more graphs."""
+        with self._lock:
+            fitting = [store for store in self._idle if store.capacity >= capacity]
+            if not fitting:
+                return None
+            best = min(fitting, key=lambda store: (store.capacity, -len(store.steps)))
+            self._idle = [store for store in self._idle if store is not best]
+            return best
+
+    def put(self, store: StaticStore) -> None:
+        """Keep a store for another sequence."""
+        with self._lock:
+            if any(store is idle for idle in self._idle):
+                return
+            self._idle = [*self._idle, store][-MOST_IDLE:]
+            while len(self._idle) > 1 and sum(idle.nbytes for idle in self._idle) > MOST_IDLE_BYTES:
+                self._idle.pop(0)
+
+    def drop_idle(self) -> None:
+        """Free the idle stores."""
+        with self._lock:
+            self._idle = []
+
+    def outputs(self, lean: StaticLean, shape: Shape) -> tuple[Tensor, Tensor]:
+        """``[width, V]`` and ``[N + 1, width, d]``, for every step of that width.
+
+        Outside the graphs' memory, which a replay of any of them may write to.
+        """
+        states = shape.wanted.last - shape.wanted.first + 2
+        key = (shape.width, states)
+        if key not in self._outputs:
+            vocab_size, size = lean.head.total, lean.embedding.shape[1]
+            new = lean.embedding.new_empty
+            self._outputs[key] = (
+                new(shape.width, vocab_size, dtype=torch.float32),
+                new(states, shape.width, size, dtype=torch.float32),
+            )
+        return self._outputs[key]
+
+    def side_stream(self) -> torch.cuda.Stream:
+        """The stream of all captures: graphs share memory only if they are of one stream."""
+        if self._side is None:
+            self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        return self._side
+
+    def graph_memory(self) -> Any:
+        """The handle of the memory that all graphs work in; it is gone when the last of them is, so then a new one."""
+        if self._memory is None or not self.captured:
+            self._memory = torch.cuda.graph_pool_handle()
+        return self._memory
+
+
+# by model; the values hold its weights' memory, but not the model
+_all: weakref.WeakKeyDictionary[nn.Module, _Shared] = weakref.WeakKeyDictionary()
+_all_lock = threading.Lock()
+
+
+def _shared_by(lean: Lean) -> _Shared:
+    """What the steps of a model share; made anew if its weights are others than those the graphs were captured with."""
+    norms = [
+        norm for layer in lean.layers for norm in (layer.attention_norm, layer.mlp_norm, layer.q_norm, layer.k_norm)
+    ]
+    linears = [linear for layer in lean.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+    made_of = (
+        *(id(linear) for linear in (lean.head, *linears)),
+        *(None if norm is None else norm.data_ptr() for norm in (lean.norm, lean.embedding, *norms)),
+    )
+    with _all_lock:
+        shared = _all.get(lean.model.model)
+        if shared is None or shared.made_of != made_of:
+            shared = _all[lean.model.model] = _Shared(lean, made_of)
+        return shared
+
+
+def _seen(segment: Segment, *, bounded: bool) -> list[tuple[int, Sequence[int]]] | None:
+    """What each token sees: that many first slots, and its own slots beyond them from the last on.
+
+    Args:
+        bounded: whether a layer has a window. Then the n-th own slot must be n positions back; none if it is not.
+    """
+    start, committed = segment.start, segment.committed
+    if segment.own_slots is None:
+        chain = list(segment.positions) == list(range(start, segment.end))
+        return None if bounded and not chain else [(slot, [slot]) for slot in range(start, segment.end)]
+    seen: list[tuple[int, Sequence[int]]] = []
+    for position, slots in zip(segment.positions, segment.own_slots, strict=True):
+        own = slots[::-1]
+        if bounded:
+            offsets = [slot - committed for slot in own]
+            if any(not 0 <= offset < len(segment.tail_positions) for offset in offsets):
+                return None
+            if [position - segment.tail_positions[offset] for offset in offsets] != list(range(len(own))):
+                return None
+        seen.append((committed, own))
+    return seen
+
+
+def _bucket(size: int, buckets: Sequence[int]) -> int | None:
+    return next((bucket for bucket in buckets if bucket >= size), None)
+
+
+def _span(end: int, capacity: int) -> int:
+    """How many slots a step attends over."""
+    span = GRAIN
+    while span < end:
+        span *= 2
+    return min(span, capacity)

@@ -1,0 +1,127 @@
+"""Capture of the hidden states that MLDS needs, and only those, during one forward pass."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cocoa_engine.errors import UnsupportedModelError
+from cocoa_engine.model.language_model import LanguageModel, device_of
+
+FinalLayer = Literal["post_norm", "pre_norm"]
+
+
+class CaptureSpec(NamedTuple):
+    """What a step returns beside the logits.
+
+    Attributes:
+        first, last: the states of these middle layers m..n, both inclusive;
+        final: and of the final one, before or after the model's norm.
+        early: layers whose states are made logits too, without the final norm.
+        masked: (layer, head) pairs; the logits of the model with these heads masked are wanted too.
+    """
+
+    first: int
+    last: int
+    final: FinalLayer
+    early: tuple[int, ...] = ()
+    masked: tuple[tuple[int, int], ...] = ()
+
+
+class Captured:
+    """The states of one forward pass, filled while it runs."""
+
+    def __init__(self, wanted: CaptureSpec) -> None:
+        self.wanted = wanted
+        self.states: dict[int, Tensor] = {}
+
+    def stacked(self, device: torch.device) -> Tensor:
+        """``[N + 1, B, W, d]`` float32 on ``device``: layers m..n, then the final one."""
+        order = [*range(self.wanted.first, self.wanted.last + 1), FINAL]
+        states = [self.states[key].to(device=device, dtype=torch.float32) for key in order]
+        if states[-1].shape != states[0].shape:
+            raise UnsupportedModelError(
+                f"the model's final hidden state has width {states[-1].shape[-1]}, its middle layers "
+                f'{states[0].shape[-1]}: they cannot be compared. Use final_layer="pre_norm".'
+            )
+        return torch.stack(states)
+
+    def early_logits(self, model: LanguageModel, device: torch.device) -> Tensor | None:
+        """``[E, B, W, V]`` float32 on ``device``, of the early layers; none if there are none.
+
+        Call it inside the model's pass.
+
+        Raises:
+            UnsupportedModelError: the layers are not as wide as the output layer's input.
+        """
+        if not self.wanted.early:
+            return None
+        head = model.model.get_output_embeddings()
+        runs_on = device_of(head)
+        states = torch.stack([self.states[layer].to(runs_on, model.dtype) for layer in self.wanted.early])
+        if states.shape[-1] != head.weight.shape[-1]:
+            raise UnsupportedModelError(
+                f"the model's layers have width {states.shape[-1]}, its output layer takes {head.weight.shape[-1]}: "
+                'its early layers say nothing of the next token, which method="dola" needs.'
+            )
+        logits: Tensor = head(states)
+        return logits.to(device, torch.float32)
+
+
+FINAL = -1
+
+
+@contextmanager
+def capture(model: LanguageModel, wanted: CaptureSpec, keep: slice = slice(None)) -> Iterator[Captured]:
+    """Capture ``wanted`` in the forward pass run inside the context.
+
+    Layer l is Hugging Face's ``hidden_states[l]``: 0 the embeddings as they enter the first layer, l the output of the
+    l-th layer; L is taken after the model's final norm (``"post_norm"``, Hugging Face's ``hidden_states[-1]``) or
+    before. Hooks are on the needed layers only, see only this thread's pass, and are gone when the context ends.
+
+    Args:
+        keep: the positions to keep, so that a long prompt's states are not held.
+    """
+    captured = Captured(wanted)
+    thread = threading.get_ident()
+    everything = keep == slice(None)
+
+    def kept(state: Tensor) -> Tensor:
+        return state if everything else state[:, keep]  # a slice costs as much as the rest of a hook
+
+    def keeper(*keys: int) -> Any:
+        def hook(_module: Any, _args: Any, output: Any) -> None:
+            if threading.get_ident() == thread:
+                captured.states.update(dict.fromkeys(keys, kept(_first_tensor(output))))
+
+        return hook
+
+    def keep_input(_module: Any, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() == thread:
+            captured.states[0] = kept(args[0] if args else kwargs["hidden_states"])
+
+    num_layers = model.num_layers
+    with ExitStack() as hooks:
+        if wanted.first == 0 or 0 in wanted.early:
+            hook = model.layers[0].register_forward_pre_hook(keep_input, with_kwargs=True)
+            hooks.callback(hook.remove)
+        last = {num_layers, FINAL} if wanted.last == num_layers else {FINAL}
+        middle = range(wanted.first, min(wanted.last, num_layers - 1) + 1)
+        for layer in sorted({*middle, *wanted.early} - {0}):
+            hooks.callback(model.layers[layer - 1].register_forward_hook(keeper(layer)).remove)
+        final = model.layers[-1] if wanted.final == "pre_norm" else model.decoder
+        hooks.callback(final.register_forward_hook(keeper(*last)).remove)
+        yield captured
+
+
+def _first_tensor(output: Any) -> Tensor:
+    """The hidden states in a layer's or decoder's output, whatever it is wrapped in."""
+    if isinstance(output, Tensor):
+        return output
+    state = getattr(output, "last_hidden_state", None)
+    return state if isinstance(state, Tensor) else output[0]

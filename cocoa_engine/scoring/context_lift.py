@@ -1,0 +1,171 @@
+"""How much a retrieved context changed what the model makes of each span of its answer.
+
+The answer is fed again, by teacher forcing, after the prompt *without* the context, cut into the same spans. The lift
+of a span S with context c, question q and the answer y before it,
+
+    log p(S | c, q, y) - log p(S | q, y),
+
+is its pointwise mutual information with the context: the quantity that context-aware decoding (Shi et al., 2023)
+amplifies. Near 0 the model would have said the same anyway; below 0 it says it against the context. Beside it stand the
+differences of both MLDS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.results import Generation
+from cocoa_engine.spans import Measured
+
+if TYPE_CHECKING:
+    from cocoa_engine.config import CocoaConfig
+    from cocoa_engine.decoding.span_decoder import DecidedSpan
+    from cocoa_engine.engine import CocoaEngine
+
+
+class ContextLift(BaseModel):
+    """What the context changed of one span: the figure with it less the figure without it."""
+
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+
+    log_prob: float = Field(description="Of log p_S, under the settings' span_log_prob, in nats. Above 0: supported.")
+    con_mlds: float = Field(description="Of ConMLDS.")
+    f_mlds: float = Field(description="Of fMLDS.")
+    token_log_probs: list[float] = Field(description="Of log p of each token of the span.")
+
+    @classmethod
+    def between(cls, with_context: Measured | DecidedSpan, without: Measured | DecidedSpan) -> ContextLift:
+        """The difference of one span's figures."""
+        tokens = zip(with_context.token_log_probs, without.token_log_probs, strict=True)
+        return cls(
+            log_prob=with_context.log_prob - without.log_prob,
+            con_mlds=with_context.con_mlds - without.con_mlds,
+            f_mlds=with_context.f_mlds - without.f_mlds,
+            token_log_probs=[a - b for a, b in tokens],
+        )
+
+
+def context_lift(
+    engine: CocoaEngine,
+    generation: Generation,
+    without_context: str | Sequence[int],
+    *,
+    with_context: str | Sequence[int] | None = None,
+) -> list[ContextLift]:
+    """The lift of every span of an answer, in one forward pass more.
+
+    Args:
+        engine: the engine that answered, or one with the same model.
+        generation: the answer, from any method of the engine.
+        without_context: the prompt without the context, as text or token ids.
+        with_context: the prompt that was answered, to measure the figures with the context again, in a second pass.
+            Needed where logits processors (a repetition penalty, say) shaped the answer (``generation.processed``),
+            whose log-probabilities are then not the model's own.
+
+    Returns:
+        One for each of ``generation.spans``.
+
+    Raises:
+        ConfigError: logits processors shaped the answer, and ``with_context`` is not given.
+        PromptError: a prompt is empty, or does not fit the context window with the answer.
+        NonFiniteLogitsError: the model's logits are NaN or infinite.
+    """
+    if generation.processed and with_context is None:
+        raise ConfigError(
+            "a repetition penalty or another logits processor shaped this answer, so its log-probabilities are not the "
+            "model's own; give with_context=, the prompt that was answered, to have them measured again."
+        )
+    spans = [span.token_ids for span in generation.spans]
+    without = _measured(engine, without_context, spans, generation.config)
+    known: Sequence[Measured | DecidedSpan] = generation.spans
+    if with_context is not None:
+        known = _measured(engine, with_context, spans, generation.config)
+    return [ContextLift.between(*both) for both in zip(known, without, strict=True)]
+
+
+def context_lift_of_text(
+    engine: CocoaEngine,
+    spans: Sequence[str],
+    with_context: str | Sequence[int],
+    without_context: str | Sequence[int],
+    config: CocoaConfig | None = None,
+) -> list[ContextLift | None]:
+    """The lift of every span of an answer of which only the text is left, in two forward passes.
+
+    The text is cut into tokens anew, as :meth:`CocoaEngine.score` does; a token counts for the span in which it ends.
+
+    Args:
+        engine: any engine; it need not have written the text.
+        spans: the texts of the spans, which make up the answer.
+        with_context: the prompt with the context.
+        without_context: the prompt without it.
+        config: the layers and ``span_log_prob`` to compare with, by default the engine's.
+
+    Returns:
+        One for each of ``spans``; None for a span in which no token ends (an empty one).
+
+    Raises:
+        PromptError: there is no text, a prompt is empty, or does not fit the context window with the text.
+        NonFiniteLogitsError: the model's logits are NaN or infinite.
+    """
+    config = engine.config if config is None else config
+    token_ids = _cut(engine, spans, with_context)
+    full, bare = (
+        iter(_measured(engine, prompt, [ids for ids in token_ids if ids], config))
+        for prompt in (with_context, without_context)
+    )
+    return [ContextLift.between(next(full), next(bare)) if ids else None for ids in token_ids]
+
+
+def _measured(
+    engine: CocoaEngine, prompt: str | Sequence[int], spans: list[list[int]], config: CocoaConfig
+) -> list[DecidedSpan]:
+    from cocoa_engine.decoding.request import wanted_states
+    from cocoa_engine.model.prompts import prompt_ids
+    from cocoa_engine.scoring.teacher_forcing import score_spans
+
+    if not spans:
+        return []
+    model = engine._language_model
+    wanted = wanted_states(model, config)._replace(early=(), masked=())
+    before = prompt_ids(model, engine._tokens, prompt)
+    count = sum(map(len, spans))
+    window = engine.context_window
+    if window is not None and len(before) + count > window:
+        raise PromptError(
+            f"prompt ({len(before)} tokens) and answer ({count}) exceed the model's context window of {window}."
+        )
+    return score_spans(model, before, spans, config, wanted, [0] * len(spans))
+
+
+def _cut(engine: CocoaEngine, spans: Sequence[str], prompt: str | Sequence[int]) -> list[list[int]]:
+    """The tokens of each span of a text that goes on from a prompt."""
+    from cocoa_engine.model.detokenizer import TextTrack
+    from cocoa_engine.model.prompts import prompt_ids
+
+    text = "".join(spans)
+    before = prompt_ids(engine._language_model, engine._tokens, prompt)
+    token_ids, _ = engine._given(prompt, before, text, "answer")
+    track = TextTrack(engine.decode)
+    cut: list[list[int]] = [[] for _ in spans]
+    ends = [sum(map(len, spans[: number + 1])) for number in range(len(spans))]
+    number = dropped = shown = 0
+    unfinished: list[int] = []  # tokens whose characters are not complete yet
+    for token_id in token_ids:
+        track.push(token_id)
+        unfinished.append(token_id)
+        if len(track.text) == shown:
+            continue
+        shown = len(track.text)
+        if text[0].isspace() and not track.text[0].isspace():
+            dropped = 1  # some decoders leave out a text's first space
+        while number < len(spans) - 1 and shown + dropped > ends[number]:
+            number += 1
+        cut[number] += unfinished
+        unfinished = []
+    cut[number] += unfinished
+    return cut

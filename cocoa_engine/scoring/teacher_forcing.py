@@ -1,0 +1,95 @@
+"""Log-probability and disagreement of a given text after a prompt: one forward pass, no generation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decoding.span_decoder import DecidedSpan
+from cocoa_engine.decoding.span_scoring import log_prob_and_score, mlds
+from cocoa_engine.decoding.token_statistics import TokenFigures, token_figures
+from cocoa_engine.errors import NonFiniteLogitsError
+from cocoa_engine.model.hidden_states import CaptureSpec, capture
+from cocoa_engine.model.language_model import LanguageModel
+
+_CHUNK = 256  # rows of float32 logits held at once: 256 x 128k is 128 MiB
+
+
+def score_text(
+    model: LanguageModel, prompt: list[int], text: list[int], config: CocoaConfig, wanted: CaptureSpec, text_end: int
+) -> DecidedSpan:
+    """Score ``text`` as one span after ``prompt``, by the model's own distribution; see :func:`score_spans`."""
+    return score_spans(model, prompt, [text], config, wanted, [text_end])[0]
+
+
+def score_spans(
+    model: LanguageModel,
+    prompt: list[int],
+    spans: Sequence[list[int]],
+    config: CocoaConfig,
+    wanted: CaptureSpec,
+    text_ends: Sequence[int],
+) -> list[DecidedSpan]:
+    """Score a text that is cut into spans, each after ``prompt`` and the spans before it, in one forward pass.
+
+    Args:
+        spans: their tokens, at least one each.
+        text_ends: where the characters of each end in the text.
+
+    Raises:
+        NonFiniteLogitsError: a token's log-probability is NaN or infinite.
+    """
+    text = [token_id for span in spans for token_id in span]
+    lengths = [len(span) for span in spans]
+    token_ids = torch.tensor([[*prompt, *text]], device=model.device)
+    inputs = {"use_cache": False} if "use_cache" in model.forward_parameters else {}
+    with model.exclusive(), capture(model, wanted, keep=slice(len(prompt), None)) as captured:
+        logits = model.forward(token_ids, logits_to_keep=len(text) + 1, **inputs).logits[0]
+        predicting = logits[-len(text) - 1 : -1]  # [t, V]: each row predicts one token of the text
+        figures = _in_chunks(predicting, torch.tensor(text, device=logits.device))
+        states = torch.split(captured.stacked(logits.device)[:, 0], lengths, dim=1)
+        con, f = mlds(torch.stack([state.mean(dim=1) for state in states], dim=1))  # of [N + 1, B, d]
+    if not all(-float("inf") < value <= 0 for value in figures.log_probs):
+        position = len(prompt) + _first_bad(model, prompt, text)
+        raise NonFiniteLogitsError(
+            f"the logits for token {position} of the sequence (prompt included) are NaN or infinite; "
+            "check the weights, or load the model in float32 or bfloat16."
+        )
+    decided = []
+    start = 0
+    for number, span in enumerate(spans):
+        own = TokenFigures(*(values[start : start + len(span)] for values in figures))
+        start += len(span)
+        log_prob, score = log_prob_and_score(config, own.log_probs, con[number], f[number])
+        decided.append(DecidedSpan(span, *own, log_prob, con[number], f[number], score, [], None, text_ends[number]))
+    return decided
+
+
+def _in_chunks(logits: Tensor, token_ids: Tensor) -> TokenFigures:
+    """The figures of each token under its row of ``logits`` ``[t, V]``."""
+    figures = TokenFigures([], [], [])
+    for start in range(0, len(token_ids), _CHUNK):
+        rows, ids = logits[start : start + _CHUNK], token_ids[start : start + _CHUNK]
+        of_chunk = token_figures(rows, ids, torch.arange(len(ids), device=ids.device))
+        for values, more in zip(figures, of_chunk, strict=True):
+            values.extend(more)
+    return figures
+
+
+def _first_bad(model: LanguageModel, prompt: list[int], text: list[int]) -> int:
+    """The first token of the text whose logits are not finite.
+
+    In the pass over the whole text a NaN reaches positions before it too (attention multiplies it by 0), so prefixes
+    are run by themselves, halving the range.
+    """
+    good, bad = -1, len(text) - 1
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        token_ids = torch.tensor([[*prompt, *text[:middle]]], device=model.device)
+        with model.exclusive():
+            finite = bool(model.forward(token_ids, logits_to_keep=1).logits[0, -1].isfinite().all())
+        good, bad = (middle, bad) if finite else (good, middle)
+    return bad

@@ -1,0 +1,241 @@
+"""Given texts after a prompt, token by token: probabilities, what competed at each place, the states of all layers.
+
+:meth:`CocoaEngine.score` gives the figures of a text as one span under one choice of layers. Here a text can be cut
+into spans, and its layers compared in every way, after one pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decoding.answer_history import AnswerSoFar
+from cocoa_engine.decoding.token_statistics import token_figures
+from cocoa_engine.equations import con_mlds_of, disagreement, f_mlds_of
+from cocoa_engine.errors import NonFiniteLogitsError, UnsupportedModelError
+from cocoa_engine.model.detokenizer import TextTrack
+from cocoa_engine.model.hidden_states import CaptureSpec, FinalLayer, capture
+from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.prompts import prompt_ids
+from cocoa_engine.scoring.text_tree import Step, beginnings, groups, steps
+
+if TYPE_CHECKING:
+    from cocoa_engine.engine import CocoaEngine
+
+
+@dataclass(frozen=True)
+class TextProfile:
+    """One text, fed token by token; t tokens.
+
+    Attributes:
+        prompt: the token ids that it was fed after.
+        token_ids, log_probs, entropies, margins: of each token, as in :class:`~cocoa_engine.results.Measured`.
+        competing: of each, how many tokens competed where it was chosen: p(w) >= gamma max p, at most max_candidates.
+        spreads: log p of the most probable of those less that of the least probable, in nats.
+        gaps: log p of the most probable token there less that of the token itself; 0 where it is that token.
+        copied: of each, the length of the prompt's run that it ends, as in ``Span.token_copied``.
+        text: as the tokens decode; some decoders drop its first space.
+        ends: where its complete characters end after each token.
+        states: ``[L + 1, t, d]`` float32, on the CPU: layer 0 is the embedding, L the last before the final norm.
+        normed: ``[t, d]``, the last after the final norm.
+    """
+
+    prompt: list[int]
+    token_ids: list[int]
+    log_probs: list[float]
+    entropies: list[float]
+    margins: list[float]
+    competing: list[int]
+    spreads: list[float]
+    gaps: list[float]
+    copied: list[int]
+    text: str
+    ends: list[int]
+    states: Tensor
+    normed: Tensor
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return self.states.shape[0] - 1
+
+    @cached_property
+    def tokens(self) -> LayerProfile:
+        """The layers of each token by itself."""
+        return LayerProfile.of(self.states, self.normed)
+
+    def span(self, start: int, end: int) -> LayerProfile:
+        """The layers of the tokens ``start`` to ``end`` (exclusive) as one span, mean-pooled."""
+        states = self.states[:, start:end].mean(dim=1, keepdim=True)
+        return LayerProfile.of(states, self.normed[start:end].mean(dim=0, keepdim=True))
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """How the layers of B spans disagree with one another.
+
+    Attributes:
+        consecutive: ``[L, B]``, dis(j, j + 1) for j = 0..L-1.
+        to_pre_norm: ``[L, B]``, dis(j, L) for j = 0..L-1, layer L before the final norm.
+        to_post_norm: the same, after it.
+    """
+
+    consecutive: Tensor
+    to_pre_norm: Tensor
+    to_post_norm: Tensor
+
+    @classmethod
+    def of(cls, states: Tensor, normed: Tensor) -> LayerProfile:
+        """Compare pooled states ``[L + 1, B, d]``, and the last of them after the norm, ``[B, d]``."""
+        middle, last = states[:-1], states[-1]
+        return cls(
+            disagreement(middle, states[1:]),
+            disagreement(middle, last[None].expand_as(middle)),
+            disagreement(middle, normed[None].expand_as(middle)),
+        )
+
+    def con_mlds(self, window: tuple[int, int]) -> Tensor:
+        """ConMLDS of each span for layers m..n, ``[B]``; n < L."""
+        return con_mlds_of(self.consecutive, window)
+
+    def f_mlds(self, window: tuple[int, int], final: FinalLayer) -> Tensor:
+        """fMLDS of each span for layers m..n, ``[B]``; n < L."""
+        return f_mlds_of(self.to_pre_norm if final == "pre_norm" else self.to_post_norm, window)
+
+
+class Profiler:
+    """Feeds texts to an engine's model and says all that there is to say of their tokens.
+
+    Args:
+        engine: it is only read.
+        config: its ``gamma`` and ``max_candidates`` say which tokens compete.
+
+    Raises:
+        UnsupportedModelError: the model's final norm was not found.
+    """
+
+    def __init__(self, engine: CocoaEngine, config: CocoaConfig) -> None:
+        self._engine, self._config = engine, config
+        self._model: LanguageModel = engine._language_model
+        self._norm = _final_norm(self._model)
+
+    def __call__(self, prompt: str | Sequence[int], texts: Sequence[str | Sequence[int]]) -> list[TextProfile]:
+        """Profiles of some texts after one prompt, which is encoded once.
+
+        Raises:
+            PromptError: a text is empty, or does not fit the context window after the prompt.
+            NonFiniteLogitsError: the model's logits are NaN or infinite.
+        """
+        engine, config = self._engine, self._config
+        before = prompt_ids(self._model, engine._tokens, prompt)
+        ids = [engine._given(prompt, before, text, "text")[0] for text in texts]
+        backend = engine._backend().backend
+        together = list(groups(ids, backend.paths_per_step))
+        room = max(len(beginnings(ids[number] for number in group)) for group in together)
+        # both ends of the residual stream: the norm after it is applied here
+        tree = backend.open([before], room, CaptureSpec(0, self._model.num_layers, "pre_norm"))[0]
+        tree.keep_committed = True
+        profiles: dict[int, TextProfile] = {}
+        try:
+            first = backend.prefill(tree)
+            for group in together:
+                paths = beginnings(ids[number] for number in group)
+                columns: list[list[float]] = [[], [], [], [], [], []]
+                states = []
+                for step in steps(backend, tree, paths, first):
+                    figures = token_figures(step.logits, step.token_ids, step.parents)
+                    competing = _competing(step, config.gamma, config.max_candidates)
+                    for column, values in zip(columns, (*figures, *competing), strict=True):
+                        column.extend(values)
+                    states.append(step.hidden[:-1].cpu())
+                tree.drop_branches()
+                rows = {path: row for row, path in enumerate(paths)}
+                fed = torch.cat(states, dim=1)  # [L + 1, P, d]
+                for number in group:
+                    own = [rows[path] for path in beginnings([ids[number]])]
+                    profiles[number] = self._profile(
+                        before, ids[number], [[c[row] for row in own] for c in columns], fed[:, own]
+                    )
+        finally:
+            tree.close()
+        return [profiles[number] for number in range(len(texts))]
+
+    def _profile(
+        self, prompt: list[int], token_ids: list[int], columns: list[list[float]], states: Tensor
+    ) -> TextProfile:
+        log_probs, entropies, margins, competing, spreads, gaps = columns
+        if not all(-math.inf < value <= 0 for value in log_probs):
+            raise NonFiniteLogitsError(
+                "the logits of a text are NaN or infinite; load the model in float32 or bfloat16."
+            )
+        track = TextTrack(self._engine.decode)
+        ends = []
+        for token_id in token_ids:
+            track.push(token_id)
+            ends.append(len(track.text))
+        return TextProfile(
+            prompt,
+            token_ids,
+            log_probs,
+            entropies,
+            margins,
+            [int(count) for count in competing],
+            spreads,
+            gaps,
+            AnswerSoFar(prompt).extend(token_ids, log_probs, entropies)[0],
+            track.text,
+            ends,
+            states,
+            _normed(self._norm, states[-1]),
+        )
+
+
+def _competing(step: Step, gamma: float, most: int) -> tuple[list[float], list[float], list[float]]:
+    """Of each token fed: how many competed where it was chosen, their spread, its own distance from the best; nats."""
+    logits, rows = step.logits.float(), step.parents
+    top = logits.topk(min(most if gamma < 1 else 1, logits.shape[1]), dim=1).values
+    below = top[:, :1] - top  # [W, most], 0 first
+    competes = below <= -math.log(gamma)
+    spread = below.masked_fill(~competes, 0).amax(dim=1)
+    gaps = top[rows, 0] - logits[rows, step.token_ids]
+    return competes.sum(dim=1)[rows].tolist(), spread[rows].tolist(), gaps.tolist()
+
+
+@torch.no_grad()
+def _normed(norm: nn.Module, states: Tensor) -> Tensor:
+    weight = next(norm.parameters())
+    result: Any = norm(states.to(device=weight.device, dtype=weight.dtype))
+    return torch.as_tensor(result).float().cpu()
+
+
+def _final_norm(model: LanguageModel) -> nn.Module:
+    """The module that turns the last layer's output into the model's final state; found by trying.
+
+    Raises:
+        UnsupportedModelError: none of the decoder's own norms does.
+    """
+    token_ids = torch.tensor([[0, 1, 2]], device=model.device)
+    last = model.num_layers
+    with (
+        model.exclusive(),
+        capture(model, CaptureSpec(last - 1, last, "pre_norm")) as before,
+        capture(model, CaptureSpec(last - 1, last, "post_norm")) as after,
+    ):
+        model.forward(token_ids, logits_to_keep=1)
+    pre, post = (captured.stacked(torch.device("cpu"))[-1] for captured in (before, after))
+    for module in model.decoder.modules():
+        if "norm" in type(module).__name__.lower() and next(module.parameters(), None) is not None:
+            size = next(module.parameters()).shape
+            if size == pre.shape[-1:] and torch.allclose(_normed(module, pre), post, rtol=1e-2, atol=1e-2):
+                return module
+    raise UnsupportedModelError(
+        f"the final norm of {type(model.model).__name__} was not found among its decoder's modules; "
+        "layers cannot be compared before and after it."
+    )

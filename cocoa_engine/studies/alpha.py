@@ -1,0 +1,111 @@
+"""The paper's heuristic for alpha (its appendix on the penalty weight): the scale of |log p_S| against that of MLDS.
+
+A sample is decoded with alpha = 1 and (MLDS, |log p_S|) of every candidate span is collected. The paper takes "the
+ratio of MLDS and |log p_S|", in whose neighbourhood the penalty neither overwhelms the fluency nor is negligible beside
+it, and finds 1.125 to 1.768 on its models; it does not say which of the two is divided by which, nor how spans are
+summed up. Here it is |log p_S| / MLDS, the alpha at which CoCoA's penalty is as large as log p_S: a reconstruction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decoding.span_scoring import ranking_mlds
+from cocoa_engine.errors import CalibrationError
+from cocoa_engine.optional import need
+
+if TYPE_CHECKING:
+    from cocoa_engine.engine import CocoaEngine
+
+
+class CandidateScale(NamedTuple):
+    """One candidate span: its MLDS by the configured metric, and |log p_S| in nats."""
+
+    mlds: float
+    log_prob: float
+
+
+class AlphaRange(NamedTuple):
+    """Ratios |log p_S| / MLDS over all candidate spans.
+
+    Attributes:
+        low, median, high: their quartiles: the neighbourhood to take alpha from, and its middle.
+        of_means: the mean |log p_S| divided by the mean MLDS.
+        candidates: how many spans.
+    """
+
+    low: float
+    median: float
+    high: float
+    of_means: float
+    candidates: int
+
+
+def collect(
+    engine: CocoaEngine,
+    prompts: Sequence[str | Sequence[int]],
+    config: CocoaConfig,
+    *,
+    batch_size: int = 4,
+    advance: Callable[[int], None] = lambda count: None,
+) -> list[CandidateScale]:
+    """Decode prompts with alpha = 1 and collect every candidate of every risk point.
+
+    Args:
+        prompts: texts or token ids.
+        config: everything but alpha.
+        advance: told how many prompts were answered.
+    """
+    settings = config.replace(alpha=1.0)
+    found = []
+    for start in range(0, len(prompts), batch_size):
+        some = list(prompts[start : start + batch_size])
+        for generation in engine.generate_batch(some, config=settings):
+            for span in generation.spans:
+                for candidate in span.candidates:
+                    mlds = ranking_mlds(settings, candidate.con_mlds, candidate.f_mlds)
+                    found.append(CandidateScale(mlds, abs(candidate.log_prob)))
+        advance(len(some))
+    return found
+
+
+def suggest(candidates: Sequence[CandidateScale]) -> AlphaRange:
+    """The range of alpha that the candidates suggest.
+
+    Raises:
+        CalibrationError: there are none: no prompt led to a risk point.
+    """
+    values = np.array([one for one in candidates if one.mlds > 0], dtype=np.float64)
+    if not len(values):
+        raise CalibrationError("no candidate spans: none of the prompts led to a risk point. Give more prompts.")
+    low, median, high = np.quantile(values[:, 1] / values[:, 0], [0.25, 0.5, 0.75])
+    of_means = float(values[:, 1].mean() / values[:, 0].mean())
+    return AlphaRange(float(low), float(median), float(high), of_means, len(values))
+
+
+def draw(candidates: Sequence[CandidateScale], found: AlphaRange, metric: str, path: Path) -> None:
+    """The paper's scatter plot, with lines of equal ratio at the quartiles.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    need("matplotlib", extra="risk", what="the scatter plot")
+    from matplotlib.figure import Figure
+
+    values = np.array(candidates, dtype=np.float64)
+    figure = Figure(figsize=(6, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.scatter(values[:, 0], values[:, 1], s=8, alpha=0.4, rasterized=True)  # thousands of points
+    ends = np.array([values[:, 0].min(), values[:, 0].max()])
+    for name in ("low", "median", "high"):
+        ratio = getattr(found, name)
+        axes.plot(ends, ratio * ends, linestyle="-" if name == "median" else ":", label=f"{name}: {ratio:.2f}")
+    axes.set_xlabel(metric)
+    axes.set_ylabel("|log p_S| in nats")
+    axes.legend(title="|log p_S| / MLDS")
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,336 @@
+"""Fitting a risk on labelled spans or answers, and validating it on prompts it has not seen. Needs scikit-learn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cocoa_engine.calibration.calibrator import Estimate, FittedRisk, Isotonic, Level, Rival, Rule, Validation
+from cocoa_engine.errors import CalibrationError
+from cocoa_engine.optional import need
+from cocoa_engine.studies.fitting.thresholds import choose
+from cocoa_engine.studies.fitting.validation import brier, expected_calibration_error, reliability
+from cocoa_engine.studies.signal.ranking import Bootstrap, Interval, RankedWithin
+
+Floats = NDArray[np.float64]
+
+Columns = Mapping[str, Floats]
+
+MOST_REPEATS, ENOUGH_RISKS = 5, 20_000
+"""What one division into folds says of few items hangs on the division: they are divided again, at most so many times,
+up to so many risks in all."""
+
+RIVALS: dict[str, Callable[[Columns], Floats]] = {
+    "-log p": lambda x: -x["mean_log_prob"] * np.exp(x["log_tokens"]),
+    "-mean log p": lambda x: -x["mean_log_prob"],
+    "-min log p": lambda x: -x["min_log_prob"],
+    "mean entropy": lambda x: x["mean_entropy"],
+    "-mean margin": lambda x: -x["mean_margin"],
+    "fMLDS": lambda x: x["f_mlds"],
+    "ConMLDS": lambda x: x["con_mlds"],
+}
+"""What ranks spans or answers without any fit: the scores of a single pass that the field uses, and either MLDS."""
+
+
+@dataclass(frozen=True)
+class LabelledFeatures:
+    """Labelled items: spans, or answers as wholes.
+
+    Attributes:
+        names: of the features.
+        features: ``[n, len(names)]``.
+        labels: ``[n]``, whether each is hallucinated.
+        groups: the prompt of each.
+    """
+
+    names: Sequence[str]
+    features: Floats
+    labels: NDArray[np.bool_]
+    groups: list[str]
+
+    def only(self, chosen: NDArray[np.bool_]) -> LabelledFeatures:
+        """Some of them."""
+        groups = [group for group, kept in zip(self.groups, chosen, strict=True) if kept]
+        return LabelledFeatures(self.names, self.features[chosen], self.labels[chosen], groups)
+
+    @property
+    def columns(self) -> Columns:
+        """Each feature by its name, ``[n]``."""
+        return dict(zip(self.names, self.features.T, strict=True))
+
+    def times(self, repeats: int) -> LabelledFeatures:
+        """All of them several times, one after the other."""
+        features, labels = np.tile(self.features, (repeats, 1)), np.tile(self.labels, repeats)
+        return LabelledFeatures(self.names, features, labels, self.groups * repeats)
+
+    @staticmethod
+    def pooled(sets: Sequence[LabelledFeatures]) -> LabelledFeatures:
+        """The items of several data sets, whose prompts are different ones also where they are called alike."""
+        return LabelledFeatures(
+            sets[0].names,
+            np.concatenate([one.features for one in sets]),
+            np.concatenate([one.labels for one in sets]),
+            [f"{number}/{group}" for number, one in enumerate(sets) for group in one.groups],
+        )
+
+
+@dataclass(frozen=True)
+class _Fit:
+    means: Floats
+    scales: Floats
+    weights: Floats
+    intercept: float
+    isotonic: Isotonic | None
+
+    def __call__(self, features: Floats) -> Floats:
+        z = self.intercept + ((features - self.means) / self.scales) @ self.weights
+        risks: Floats = 1 / (1 + np.exp(-np.clip(z, -700, 700)))
+        if self.isotonic is None:
+            return risks
+        return np.interp(risks, self.isotonic.x, self.isotonic.y)
+
+
+def fit(
+    items: LabelledFeatures,
+    *,
+    data: str,
+    isotonic: bool = False,
+    folds: int = 5,
+    draws: int = 1000,
+    seed: int = 0,
+    threshold: tuple[Rule, float] | None = None,
+) -> FittedRisk:
+    """Fit a risk on all items; its validation figures come from folds of prompts that were left out in turn.
+
+    Args:
+        isotonic: an isotonic map on top of the logistic model, fitted on risks of items that the latter has not seen.
+        folds: of the cross-validation, grouped by prompt; few items are divided into them several times.
+        draws: of the bootstrap, over prompts.
+        threshold: a rule and its target. For ``"conformal"`` a third of the prompts is not fitted on, but chosen on;
+            else the threshold is chosen on the left-out risks of the cross-validation.
+
+    Raises:
+        CalibrationError: there are fewer prompts than folds, or a fold would have items of one class only.
+        MissingExtraError: scikit-learn is not installed.
+    """
+    need("sklearn.linear_model", extra="risk", what="fitting a calibrator")
+    prompts = list(dict.fromkeys(items.groups))
+    kept, chosen_on = items, None
+    if threshold and threshold[0] == "conformal":
+        drawn = set(np.random.default_rng(seed).permutation(prompts)[: len(prompts) // 3].tolist())
+        inside = np.array([group in drawn for group in items.groups])
+        kept, chosen_on = items.only(~inside), items.only(inside)
+    _require(kept, folds, isotonic=isotonic)
+    repeats = max(1, min(MOST_REPEATS, ENOUGH_RISKS // len(kept.labels)))
+    parts = [left_out(kept, isotonic=isotonic, folds=folds, seed=number) for number in range(repeats)]
+    risks = np.concatenate([of_items for of_items, _ in parts])
+    strata = np.concatenate([number * folds + of_items for number, (_, of_items) in enumerate(parts)])
+    fitted = _fit(kept, isotonic=isotonic)
+    chosen = None
+    if threshold:
+        on = kept.times(repeats) if chosen_on is None else chosen_on
+        chosen = choose(*threshold, risks if chosen_on is None else fitted(on.features), on.labels, on.groups)
+    return FittedRisk(
+        data=data,
+        features=list(items.names),
+        means=fitted.means.tolist(),
+        scales=fitted.scales.tolist(),
+        weights=fitted.weights.tolist(),
+        intercept=fitted.intercept,
+        isotonic=fitted.isotonic,
+        validation=validate(kept, risks, strata, repeats=repeats, draws=draws, seed=seed),
+        threshold=chosen,
+    )
+
+
+def fit_levels(
+    found: Mapping[Level, LabelledFeatures],
+    about: Mapping[Level, str],
+    *,
+    isotonic: bool = False,
+    folds: int = 5,
+    draws: int = 1000,
+    seed: int = 0,
+    threshold: tuple[Rule, float] | None = None,
+) -> tuple[dict[Level, FittedRisk], list[str]]:
+    """Fit a risk of each level that can be fitted; arguments as for :func:`fit`.
+
+    Args:
+        found: the labelled items.
+        about: what these are.
+
+    Returns:
+        The risks, and why there is none of the other levels, in words.
+
+    Raises:
+        CalibrationError: nothing is labelled, or no level can be fitted.
+    """
+    if not found:
+        raise CalibrationError("nothing here is labelled.")
+    fitted: dict[Level, FittedRisk] = {}
+    missing = []
+    for level, items in found.items():
+        try:
+            fitted[level] = fit(
+                items,
+                data=about[level],
+                isotonic=isotonic,
+                folds=folds,
+                draws=draws,
+                seed=seed,
+                threshold=threshold,
+            )
+        except CalibrationError as error:
+            missing.append(f"No risk of {level}s: {error}")
+    if not fitted:
+        raise CalibrationError(" ".join(missing))
+    return fitted, missing
+
+
+def left_out(
+    items: LabelledFeatures, *, isotonic: bool, folds: int = 5, seed: int = 0
+) -> tuple[Floats, NDArray[np.intp]]:
+    """Of each item, its risk by a fit on the prompts of the other folds, ``[n]``; and its fold, ``[n]``.
+
+    Args:
+        seed: of the division into folds.
+    """
+    risks, of_item = np.empty(len(items.labels)), np.empty(len(items.labels), dtype=np.intp)
+    for number, (rest, fold) in enumerate(_folds(items, folds, seed)):
+        risks[fold] = _fit(items.only(rest), isotonic=isotonic)(items.features[fold])
+        of_item[fold] = number
+    return risks, of_item
+
+
+def risks_of(fitted: FittedRisk, items: LabelledFeatures) -> Floats:
+    """The risk of each item by a fit from elsewhere, ``[n]``."""
+    return np.array([fitted(row) for row in items.features.tolist()])
+
+
+def validate(
+    items: LabelledFeatures,
+    risks: Floats,
+    folds: NDArray[np.intp] | None = None,
+    *,
+    repeats: int = 1,
+    draws: int,
+    seed: int,
+) -> Validation:
+    """The figures of risks that were worked out for items not fitted on, beside those of each rival.
+
+    Args:
+        risks: ``[repeats * n]``.
+        folds: of each risk, ``[repeats * n]``, if each fold's come from a fit of its own: items of one fold are ranked
+            then, the rivals' like the risk's.
+        repeats: how often the items were divided into folds, one after the other.
+    """
+    items = items.times(repeats)
+    bootstrap = Bootstrap(items.groups, draws, seed)
+    labels = items.labels.astype(np.float64)
+    strata = np.zeros(len(labels), dtype=np.intp) if folds is None else folds
+
+    def ranked(values: Floats) -> RankedWithin:
+        return RankedWithin(values, labels, 1 - labels, strata)
+
+    own = ranked(risks)
+    rivals = {}
+    for name, score in RIVALS.items():
+        rival = ranked(score(items.columns))
+        rivals[name] = Rival(
+            auroc=_estimate(bootstrap.interval(rival, "auroc")),
+            difference=_estimate(bootstrap.difference(own, rival, "auroc")),
+        )
+    curve = reliability(risks, labels)
+    return Validation(
+        folds=0 if folds is None else len(set(folds.tolist())) // repeats,
+        repeats=repeats,
+        prompts=len(set(items.groups)),
+        items=len(labels) // repeats,
+        hallucinated=int(labels.sum()) // repeats,
+        auroc=_estimate(bootstrap.interval(own, "auroc")),
+        auprc=_estimate(bootstrap.interval(own, "auprc")),
+        brier=brier(risks, labels),
+        brier_of_base_rate=brier(np.full(len(labels), labels.mean()), labels),
+        ece=expected_calibration_error(curve),
+        reliability=[one.model_copy(update={"items": round(one.items / repeats)}) for one in curve],
+        rivals=rivals,
+    )
+
+
+def _fit(items: LabelledFeatures, *, isotonic: bool) -> _Fit:
+    from sklearn.isotonic import IsotonicRegression
+
+    plain = _logistic(items, _best_strength(items))
+    if not isotonic:
+        return plain
+    unseen, _ = left_out(items, isotonic=False, folds=4)
+    curve: Any = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(unseen, items.labels)
+    x, first = np.unique(curve.X_thresholds_, return_index=True)
+    y = np.maximum.accumulate(np.clip(curve.y_thresholds_[first], 0, 1))
+    return _Fit(plain.means, plain.scales, plain.weights, plain.intercept, Isotonic(x=x.tolist(), y=y.tolist()))
+
+
+STRENGTHS = (0.03, 0.3, 3.0)
+"""Of the logistic model's fit against its penalty (scikit-learn's C); the best is found anew in every fit."""
+
+
+def _best_strength(items: LabelledFeatures) -> float:
+    """The one with the lowest log loss on prompts left out."""
+    losses = dict.fromkeys(STRENGTHS, 0.0)
+    for rest, fold in _folds(items, 3):
+        inside, labels = items.only(rest), items.labels[fold]
+        for strength in STRENGTHS:
+            risks = np.clip(_logistic(inside, strength)(items.features[fold]), 1e-12, 1 - 1e-12)
+            losses[strength] -= float(np.log(np.where(labels, risks, 1 - risks)).sum())
+    return min(STRENGTHS, key=lambda strength: losses[strength])
+
+
+def _logistic(items: LabelledFeatures, strength: float) -> _Fit:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    scaler: Any = StandardScaler().fit(items.features)
+    model: Any = LogisticRegression(C=strength, max_iter=1000).fit(scaler.transform(items.features), items.labels)
+    return _Fit(scaler.mean_, scaler.scale_, model.coef_[0], float(model.intercept_[0]), None)
+
+
+def _folds(items: LabelledFeatures, folds: int, seed: int = 0) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
+    """Of each fold, which items are in the rest and which in it; no prompt is in both."""
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    splitter: Any = StratifiedGroupKFold(n_splits=folds, shuffle=True, random_state=seed)
+    parts = []
+    for _, fold in splitter.split(items.features, items.labels, items.groups):
+        inside = np.zeros(len(items.labels), dtype=bool)
+        inside[fold] = True
+        parts.append((~inside, inside))
+    return parts
+
+
+def _require(items: LabelledFeatures, folds: int, *, isotonic: bool) -> None:
+    """Refuse items that cannot be fitted on."""
+    if folds < 2:
+        raise CalibrationError(f"a cross-validation has at least 2 folds, not {folds}.")
+    if not np.isfinite(items.features).all():
+        raise CalibrationError("a feature of an item is not finite; it cannot be fitted on.")
+    within = 4 if isotonic else 3  # what is left of a fold is divided again, for the isotonic map or the strength
+    least = max(2 * folds, math.ceil(within * folds / (folds - 1)))
+    for what, chosen in (("hallucinated", items.labels), ("supported", ~items.labels)):
+        prompts = len({group for group, is_one in zip(items.groups, chosen, strict=True) if is_one})
+        if prompts < least:
+            raise CalibrationError(
+                f"{prompts} prompts have {what} items; {folds} folds of a cross-validation need at least {least}."
+            )
+
+
+def _estimate(interval: Interval) -> Estimate:
+    if interval.low is None or interval.high is None:
+        raise CalibrationError(
+            "too few prompts for an interval: it is drawn over prompts, and draws need both classes. Give more prompts."
+        )
+    return Estimate(estimate=interval.estimate, low=interval.low, high=interval.high)

@@ -1,0 +1,133 @@
+"""From which risk on to flag a span: by a wanted precision or recall, or by conformal risk control."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cocoa_engine.calibration.calibrator import Rule, Threshold
+from cocoa_engine.errors import CalibrationError
+
+
+class Reached(NamedTuple):
+    """What flagging from a threshold on gives on some spans; the precision is none if nothing is flagged."""
+
+    precision: float | None
+    recall: float
+
+
+def require(rule: str, target: float) -> None:
+    """Refuse a rule that there is not, or a target that cannot be.
+
+    Raises:
+        CalibrationError: says what is wrong.
+    """
+    if rule not in get_args(Rule):
+        raise CalibrationError(f"a threshold is chosen by {', '.join(get_args(Rule))}, not by {rule!r}.")
+    if not 0 < target <= 1 or (rule == "conformal" and target == 1):
+        what = (
+            "the share that may be missed must be above 0 and below 1"
+            if rule == "conformal"
+            else f"a {rule} is above 0 and at most 1"
+        )
+        raise CalibrationError(f"{what}, not {target:g}.")
+
+
+def reached(risks: ArrayLike, labels: ArrayLike, threshold: float) -> Reached:
+    """Precision and recall of flagging every span whose risk is at least the threshold."""
+    flagged = np.asarray(risks, dtype=np.float64) >= threshold
+    hallucinated = np.asarray(labels, dtype=bool)
+    hits = int((flagged & hallucinated).sum())
+    return Reached(hits / int(flagged.sum()) if flagged.any() else None, hits / max(1, int(hallucinated.sum())))
+
+
+def for_precision(risks: ArrayLike, labels: ArrayLike, target: float) -> float:
+    """The lowest threshold whose precision reaches the target on these spans; there is no guarantee for others.
+
+    Raises:
+        CalibrationError: no threshold does.
+    """
+    values, hallucinated = np.asarray(risks, dtype=np.float64), np.asarray(labels, dtype=np.float64)
+    _hallucinated(values, hallucinated)
+    thresholds, of_span = np.unique(values, return_inverse=True)
+    hits = np.bincount(of_span, hallucinated)[::-1].cumsum()[::-1]  # among those flagged from each threshold on
+    precision = hits / np.bincount(of_span)[::-1].cumsum()[::-1]
+    enough = np.flatnonzero(precision >= target)
+    if not len(enough):
+        raise CalibrationError(
+            f"no threshold reaches a precision of {target:g}; the highest there is is {precision.max():.3f}."
+        )
+    return float(thresholds[enough[0]])
+
+
+def for_recall(risks: ArrayLike, labels: ArrayLike, target: float) -> float:
+    """The highest threshold whose recall reaches the target on these spans; there is no guarantee for others."""
+    values = np.sort(_hallucinated(risks, labels))[::-1]
+    needed = int(np.ceil(target * len(values) - 1e-9))
+    return float(values[max(needed, 1) - 1])
+
+
+def conformal(risks: ArrayLike, labels: ArrayLike, groups: Sequence[Hashable], target: float) -> float:
+    """A threshold for which the expected share of hallucinated spans that are missed is at most the target.
+
+    Conformal risk control (Angelopoulos et al., 2022). The loss of a prompt is the share of its hallucinated spans
+    whose risk is below the threshold, 0 if it has none; it is at most 1 and does not fall as the threshold rises. With
+    the mean loss R(t) over n prompts, the threshold is the highest t with (n R(t) + 1) / (n + 1) <= target.
+
+    Guarantee: E[loss of a new prompt] <= target, whatever the risks are worth, over the draw of these n prompts and
+    the new one, if (1) all n + 1 are exchangeable, and (2) the calibrator was not fitted on any of them. It holds on
+    average over prompts, not for each prompt or each kind of prompt, and says nothing of how much is flagged in vain.
+    With a target below 1 / (n + 1) no threshold is safe but 0, which flags every span.
+
+    Args:
+        risks: of spans, in [0, 1].
+        labels: whether each is hallucinated.
+        groups: the prompt of each.
+        target: the share that may be missed, above 0 and below 1.
+
+    Raises:
+        CalibrationError: the target is out of range, or no span is given.
+    """
+    require("conformal", target)
+    values, hallucinated = np.asarray(risks, dtype=np.float64), np.asarray(labels, dtype=bool)
+    if not len(values):
+        raise CalibrationError("a threshold needs spans to be chosen on.")
+    names = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+    of_span = np.array([names[group] for group in groups])
+    in_prompt = np.bincount(of_span[hallucinated], minlength=len(names))
+    weights = 1 / np.maximum(in_prompt[of_span[hallucinated]], 1)  # of each hallucinated span in its prompt's loss
+    order = np.argsort(values[hallucinated])
+    candidates, weights = values[hallucinated][order], weights[order]
+    n = len(names)
+    # flagged from a span's own risk on, all hallucinated spans strictly below it are missed
+    below = np.searchsorted(candidates, candidates, side="left")
+    missed = np.concatenate([[0.0], np.cumsum(weights)])[below]  # n R(t)
+    safe = candidates[(missed + 1) / (n + 1) <= target]
+    return float(safe[-1]) if len(safe) else 0.0
+
+
+def choose(rule: Rule, target: float, risks: ArrayLike, labels: ArrayLike, groups: Sequence[Hashable]) -> Threshold:
+    """A threshold by one of the rules, with what it reaches on the spans it was chosen on.
+
+    Raises:
+        CalibrationError: it cannot be reached.
+    """
+    require(rule, target)
+    if rule == "conformal":
+        value = conformal(risks, labels, groups, target)
+    else:
+        value = (for_precision if rule == "precision" else for_recall)(risks, labels, target)
+    precision, recall = reached(risks, labels, value)
+    return Threshold(
+        value=value, rule=rule, target=target, precision=precision, recall=recall, prompts=len(set(groups))
+    )
+
+
+def _hallucinated(risks: ArrayLike, labels: ArrayLike) -> NDArray[np.float64]:
+    values: NDArray[np.float64] = np.asarray(risks, dtype=np.float64)[np.asarray(labels, dtype=bool)]
+    if not len(values):
+        raise CalibrationError("a threshold needs hallucinated spans to be chosen on.")
+    return values

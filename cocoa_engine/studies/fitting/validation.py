@@ -1,0 +1,35 @@
+"""How well a risk is calibrated: Brier score, expected calibration error, reliability curve."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cocoa_engine.calibration.calibrator import ReliabilityBin
+
+
+def brier(risks: ArrayLike, labels: ArrayLike) -> float:
+    """Mean of (risk - label)^2."""
+    return float(np.mean((np.asarray(risks, dtype=np.float64) - np.asarray(labels, dtype=np.float64)) ** 2))
+
+
+def reliability(risks: ArrayLike, labels: ArrayLike, bins: int = 10) -> list[ReliabilityBin]:
+    """Items in bins of equal size by their risk, lowest first; items of equal risk stay in one bin."""
+    values, truth = np.asarray(risks, dtype=np.float64), np.asarray(labels, dtype=np.float64)
+    edges = np.unique(np.quantile(values, np.linspace(0, 1, bins + 1)[1:-1]))
+    of_item = np.searchsorted(edges, values, side="left")
+    return [
+        ReliabilityBin(
+            items=int(inside.sum()),
+            mean_risk=float(values[inside].mean()),
+            share_hallucinated=float(truth[inside].mean()),
+        )
+        for inside in (of_item == place for place in range(len(edges) + 1))
+        if inside.any()
+    ]
+
+
+def expected_calibration_error(curve: list[ReliabilityBin]) -> float:
+    """ECE = sum over bins of (items in it / all items) * abs(mean risk - share hallucinated)."""
+    total = sum(one.items for one in curve)
+    return sum(one.items * abs(one.mean_risk - one.share_hallucinated) for one in curve) / total

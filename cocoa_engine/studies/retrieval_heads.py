@@ -1,0 +1,158 @@
+"""Finding a model's retrieval heads: those that look at the very token of a needle that is then copied.
+
+After Wu et al., "Retrieval Head Mechanistically Explains Long-Context Factuality" (2024). A sentence, the needle, is
+hidden in a longer text and asked for. While the model answers greedily, a head scores 1 / |needle| at each token if the
+position it attends to most lies in the needle and holds that token. Only runs in which the needle was found again
+count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decoding.request import wanted_states
+from cocoa_engine.engine import CocoaEngine
+from cocoa_engine.errors import PromptError, UnsupportedModelError
+from cocoa_engine.execution.backends.shared_cache import SharedCache, SharedTree
+from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
+from cocoa_engine.model.generation_config import eos_token_ids
+from cocoa_engine.studies.haystack import HAY, NEEDLES, Needle
+
+LENGTHS = (256, 512, 1024)
+DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
+FOUND_AGAIN = 0.5
+"""ROUGE-1 recall of the needle's words in the answer above which a run counts."""
+
+
+class _Run(NamedTuple):
+    prompt: list[int]
+    needle: range  # its positions in the prompt
+
+
+def find_retrieval_heads(
+    engine: CocoaEngine,
+    lengths: Sequence[int] = LENGTHS,
+    depths: Sequence[float] = DEPTHS,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> RetrievalHeads:
+    """Score every head of an engine's model.
+
+    Args:
+        lengths: of the texts that needles are hidden in, in tokens.
+        depths: where in them, from 0 to 1.
+        on_progress: called with the runs done and their total.
+
+    Raises:
+        UnsupportedModelError: the model's attention is not run by us, or it finds no needle again.
+        PromptError: a text does not fit the context window.
+    """
+    backend = engine._backend().backend
+    if not isinstance(backend, SharedCache) or not backend.masks_heads:
+        raise UnsupportedModelError(
+            f"heads can be looked at where attention goes through transformers' AttentionInterface; this model runs by "
+            f"{backend.forward_name!r} (see `cocoa info`)."
+        )
+    model = engine._language_model
+    num_heads = int(model.config.num_attention_heads)
+    total = torch.zeros(model.num_layers, num_heads, dtype=torch.float64)
+    runs = [(length, depth, needle) for length in lengths for depth in depths for needle in NEEDLES]
+    samples = 0
+    for number, (length, depth, needle) in enumerate(runs):
+        run = _hidden(engine, needle, length, depth)
+        scores, answer = _answered(engine, backend, run)
+        if _recall(needle.text, answer) > FOUND_AGAIN:
+            total += scores
+            samples += 1
+        on_progress(number + 1, len(runs))
+    if not samples:
+        raise UnsupportedModelError(
+            f"{engine.model_name} found none of {len(runs)} needles again: it has no retrieval heads to speak of, or "
+            "the texts are too long for it; try shorter ones (--lengths)."
+        )
+    mean = (total / samples).tolist()
+    heads = [
+        ScoredHead(layer=layer, head=head, score=score)
+        for layer, row in enumerate(mean)
+        for head, score in enumerate(row)
+    ]
+    heads.sort(key=lambda head: (-head.score, head.layer, head.head))
+    return RetrievalHeads(
+        model_name=engine.model_name, num_layers=model.num_layers, num_heads=num_heads, samples=samples, heads=heads
+    )
+
+
+def _hidden(engine: CocoaEngine, needle: Needle, length: int, depth: float) -> _Run:
+    """A prompt of about ``length`` tokens with the needle in it, and the needle's place."""
+    hay = engine.encode(" ".join(HAY), add_special_tokens=False)
+    hay = (hay * (length // len(hay) + 1))[:length]
+    at = int(depth * len(hay))
+    before, after = engine.decode(hay[:at]), engine.decode(hay[at:])
+    question = f"{needle.question} Answer with the sentence of the text that says so, word for word."
+    text = f"{before} {needle.text} {after}\n\n{question}"
+    if engine.has_chat_template:
+        text = engine.render_chat([{"role": "user", "content": text}])
+        prompt = engine.encode(text, add_special_tokens=False)
+    else:
+        prompt = engine.encode(f"{text}\nAnswer:")
+    window = engine.context_window
+    if window is not None and len(prompt) + 64 > window:
+        raise PromptError(
+            f"a text of {length} tokens does not fit the model's context window of {window}; give shorter --lengths."
+        )
+    return _Run(prompt, _place(engine, prompt, needle.text))
+
+
+def _place(engine: CocoaEngine, prompt: list[int], needle: str) -> range:
+    """The tokens in which a text stands: the shortest run that decodes to something that has it."""
+    end = next((n for n in range(1, len(prompt) + 1) if needle in engine.decode(prompt[:n])), None)
+    if end is None:
+        raise UnsupportedModelError(
+            f"the tokenizer of {engine.model_name} changes the text it is given; its heads cannot be looked at."
+        )
+    start = next(n for n in range(end - 1, -1, -1) if needle in engine.decode(prompt[n:end]))
+    return range(start, end)
+
+
+def _answered(engine: CocoaEngine, backend: SharedCache, run: _Run) -> tuple[Tensor, str]:
+    """``[L, heads]``, what each head scored while the model answered greedily, and the answer."""
+    model = backend.model
+    scores = torch.zeros(model.num_layers, int(model.config.num_attention_heads), dtype=torch.float64)
+    needle_ids = torch.tensor(run.prompt)
+    ends = eos_token_ids(model.model, engine.tokenizer)
+    (tree,) = backend.open([run.prompt[:-1]], 2 * len(run.needle) + 16, wanted_states(backend.model, CocoaConfig()))
+    assert isinstance(tree, SharedTree)
+    try:
+        backend.prefill(tree)
+        token_id, answer = run.prompt[-1], list[int]()
+        while len(answer) < 2 * len(run.needle) + 8:
+            attended: dict[int, Tensor] = {}
+            tree.probe = lambda layer, places, seen=attended: seen.__setitem__(layer, places)
+            output = backend.step([(tree, [(token_id,)])])[0]
+            tree.commit((token_id,))
+            token_id = int(output.logits[0].argmax())
+            if token_id in ends:
+                break
+            answer.append(token_id)
+            for layer, places in attended.items():
+                inside = (places >= run.needle.start) & (places < run.needle.stop)
+                copied = needle_ids[places.clamp(max=len(run.prompt) - 1)] == token_id
+                scores[layer] += (inside & copied) / len(run.needle)
+    finally:
+        tree.close()
+    return scores.clamp(max=1), engine.decode(answer)
+
+
+def _recall(expected: str, actual: str) -> float:
+    """ROUGE-1 recall: the share of the expected words that are there."""
+    words = Counter(_words(expected))
+    return sum((words & Counter(_words(actual))).values()) / sum(words.values())
+
+
+def _words(text: str) -> Iterator[str]:
+    return (word.strip(".,;:!?\"'()").lower() for word in text.split())

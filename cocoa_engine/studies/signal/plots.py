@@ -1,0 +1,68 @@
+"""Pictures of the measurement: how well each indicator ranks, and how scores of either class are spread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.optional import need
+from cocoa_engine.studies.signal.indicators import Layers, composites
+from cocoa_engine.studies.signal.items import Items, Level
+
+
+def draw(record: Mapping[str, Any], items: Mapping[Level, Items], config: CocoaConfig, folder: Path) -> list[Path]:
+    """Draw the pictures into a folder; returns their files.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    need("matplotlib", extra="risk", what="drawing")
+    files = []
+    for level, one in record["levels"].items():
+        files.append(_ranking(level, one, folder))
+        if level != "character":
+            files.append(_scores(items[level], config, folder))
+    return files
+
+
+def _ranking(level: str, one: Mapping[str, Any], folder: Path) -> Path:
+    """A bar from the low to the high end of each indicator's AUROC."""
+    from matplotlib.figure import Figure
+
+    rows = list(one["ranking"].items())[::-1]
+    figure = Figure(figsize=(7, 0.32 * len(rows) + 1.2), layout="constrained")
+    axes = figure.subplots()
+    for place, (_, row) in enumerate(rows):
+        interval = row["auroc"]
+        if interval["low"] is not None:
+            axes.plot([interval["low"], interval["high"]], [place, place], color="tab:blue", linewidth=3)
+        axes.plot(interval["estimate"], place, "o", color="black", markersize=4)
+    axes.axvline(0.5, color="grey", linestyle=":")
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.set_xlabel(f"AUROC by {level}, 95 % bootstrap interval over prompts")
+    path = folder / f"auroc-{level}.svg"
+    figure.savefig(path)
+    return path
+
+
+def _scores(items: Items, config: CocoaConfig, folder: Path) -> Path:
+    """Histograms of the four composite scores, supported against hallucinated."""
+    from matplotlib.figure import Figure
+
+    values = composites(items, Layers.of(config, items.num_layers), config.alpha, config.span_log_prob)
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    for axes, (name, score) in zip(figure.subplots(2, 2).flat, values.items(), strict=True):
+        bins = np.linspace(float(np.quantile(score, 0.01)), float(score.max()), 40)
+        for label, weight in (("supported", items.supported), ("hallucinated", items.hallucinated)):
+            axes.hist(score, bins=bins, weights=weight / weight.sum(), alpha=0.5, label=label)
+        axes.set_title(name)
+        axes.set_xlabel("score")
+        axes.set_ylabel(f"share of {items.level}s")
+    figure.axes[0].legend()
+    path = folder / f"scores-{items.level}.svg"
+    figure.savefig(path)
+    return path

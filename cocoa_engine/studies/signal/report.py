@@ -1,0 +1,210 @@
+"""The measurement as a whole: from items to a record of figures, and that record as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.studies.signal.indicators import Layers, composites, indicators, layer_choices, means, pairs, parts
+from cocoa_engine.studies.signal.items import Floats, Items, Level
+from cocoa_engine.studies.signal.paired import PairedTest, paired_test
+from cocoa_engine.studies.signal.ranking import Bootstrap, Interval, Ranked, caution
+
+RIVALS = ("-log p", "-mean log p")
+"""What everything is compared with: log p_S, which is in every composite score, and the same by length. Where context
+lift is measured, also the raw risk, fMLDS."""
+
+
+def measure(items: Mapping[Level, Items], config: CocoaConfig, *, draws: int = 1000, seed: int = 0) -> dict[str, Any]:
+    """Everything that the report says, as plain values.
+
+    Args:
+        items: of each level.
+        config: the layers, alpha and length rule that are the paper's or one's own.
+        draws: of the bootstrap.
+        seed: of those.
+    """
+    levels, left_out = {}, {}
+    for level, those in items.items():
+        if those.both_classes:
+            levels[level] = _level(those, Layers.of(config, those.num_layers), config, draws, seed)
+        elif those.groups:
+            left_out[level] = f"every one is {'hallucinated' if those.hallucinated.any() else 'supported'}"
+        else:
+            left_out[level] = "none is labelled"
+    return {
+        "alpha": config.alpha,
+        "span_log_prob": config.span_log_prob,
+        "draws": draws,
+        "seed": seed,
+        "levels": levels,
+        "left_out": left_out,
+    }
+
+
+def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: int) -> dict[str, Any]:
+    bootstrap = Bootstrap(items.groups, draws, seed)
+    ranked = {
+        name: Ranked(values, items.hallucinated, items.supported)
+        for name, values in indicators(items, layers, config.alpha, config.span_log_prob).items()
+    }
+    against = RIVALS if items.bare is None else (*RIVALS, "fMLDS")
+    rivals = [name for name in against if name in ranked]
+    rows = {
+        name: {
+            "auroc": bootstrap.interval(one, "auroc")._asdict(),
+            "auprc": bootstrap.interval(one, "auprc")._asdict(),
+            "less": {rival: bootstrap.difference(one, ranked[rival], "auroc")._asdict() for rival in rivals},
+        }
+        for name, one in ranked.items()
+    }
+    positive, negative = float(items.hallucinated.sum()), float(items.supported.sum())
+    return {
+        "items": len(items.groups),
+        "prompts": len(set(items.groups)),
+        "hallucinated": positive,
+        "supported": negative,
+        "share_hallucinated": positive / (positive + negative),
+        "middle_layers": list(layers.window),
+        "final_layer": layers.final,
+        "rivals": rivals,
+        "ranking": rows,
+        "paired": _paired(items, layers, config),
+        "layers": {} if items.level == "character" else _layers(items, layers, config, bootstrap),
+    }
+
+
+def _paired(items: Items, layers: Layers, config: CocoaConfig) -> dict[str, Any]:
+    sides = [] if items.level == "character" else pairs(items)
+    if len(sides) < 2:
+        return {}
+    values = {**composites(items, layers, config.alpha, config.span_log_prob), **parts(items, layers)}
+    values["mean log p alone"] = items.log_prob / items.tokens
+    return {name: _test(score, sides)._asdict() for name, score in values.items()}
+
+
+def _test(score: Floats, sides: list[tuple[list[int], list[int]]]) -> PairedTest:
+    return paired_test(means(score, [good for good, _ in sides]), means(score, [bad for _, bad in sides]))
+
+
+def _layers(items: Items, own: Layers, config: CocoaConfig, bootstrap: Bootstrap) -> dict[str, Any]:
+    """AUROC of the disagreement alone and of CoCoA-SIG by either length rule, for each choice of layers."""
+    sides = pairs(items)
+    rows: dict[str, Any] = {}
+    for name, layers in layer_choices(items.num_layers, own).items():
+        f = items.f_mlds(layers.window, layers.final)
+        values = {"ConMLDS": items.con_mlds(layers.window), "fMLDS": f}
+        for length in ("sum", "mean"):
+            score = composites(items, layers, config.alpha, length)["CoCoA-SIG, fMLDS"]
+            values[f"CoCoA-SIG, fMLDS, {length}"] = -score
+        rows[name] = {
+            "middle_layers": list(layers.window),
+            "final_layer": layers.final,
+            "auroc": {
+                figure: bootstrap.interval(Ranked(risk, items.hallucinated, items.supported), "auroc")._asdict()
+                for figure, risk in values.items()
+            },
+            "paired_f_mlds": _test(-f, sides)._asdict() if len(sides) > 1 else None,
+        }
+    return rows
+
+
+def to_markdown(record: Mapping[str, Any]) -> str:
+    """The record as tables."""
+    about = record["about"]
+    lines = [
+        f"# Does the signal work? On {about['format']}",
+        "",
+        f"{about['model']}, {about['answers']} answers to {about['prompts']} prompts ({about['data']}), "
+        f"{'as a chat' if about['chat'] else 'plain prompts'}; alpha {record['alpha']:g}, log p of a span as the "
+        f"{record['span_log_prob']} over its tokens. "
+        f"Intervals: 95 % bootstrap over prompts, {record['draws']} draws.",
+        "",
+        f"`{about['command']}`",
+    ]
+    for level, one in record["levels"].items():
+        m, n = one["middle_layers"]
+        lines += [
+            "",
+            f"## By {level}",
+            "",
+            f"{one['items']} {'tokens' if level == 'character' else level + 's'} of {one['prompts']} prompts, "
+            f"{100 * one['share_hallucinated']:.1f} % hallucinated{' characters' if level == 'character' else ''}; "
+            f"layers {m}..{n}, {one['final_layer']}.",
+            *([] if (warning := caution(one["prompts"])) is None else ["", f"**{warning}**"]),
+            "",
+            f"| higher is riskier | AUROC | AUPRC | {' | '.join(f'AUROC less that of `{r}`' for r in one['rivals'])} |",
+            f"| {' | '.join(['---'] * (3 + len(one['rivals'])))} |",
+        ]
+        for name, row in one["ranking"].items():
+            less = " | ".join(_shown(interval, "+.3f") for interval in row["less"].values())
+            lines.append(f"| {name} | {_shown(row['auroc'])} | {_shown(row['auprc'])} | {less} |")
+        if one["paired"]:
+            lines += _paired_table(level, one["paired"])
+        if one["layers"]:
+            lines += _layer_table(one["layers"])
+    lines += [line for level, why in record["left_out"].items() for line in ("", f"Nothing by {level}: {why}.")]
+    if record.get("boundaries"):
+        lines += boundary_table(record["boundaries"])
+    elif "boundaries" in record:
+        lines += ["", "Nothing on where spans end: no character is hallucinated, or none is supported."]
+    return "\n".join([*lines, ""])
+
+
+def _paired_table(level: str, paired: Mapping[str, Any]) -> list[str]:
+    what = "first supported and first hallucinated answer" if level == "answer" else "supported and hallucinated spans"
+    lines = [
+        "",
+        f"Wilcoxon signed-rank test, {what} of each {'prompt' if level == 'answer' else 'answer'}. Z above 0: the "
+        "supported side scores higher, as it should.",
+        "",
+        "| score | pairs | supported higher | Z | r = abs(Z)/√N | p, two-sided | p, one-sided (right direction) |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, test in paired.items():
+        lines.append(
+            f"| {name} | {test['pairs']} | {100 * test['right']:.1f} % | {test['z']:+.2f} | "
+            f"{test['effect_size']:.3f} | {test['p_two_sided']:.1e} | {test['p_right']:.1e} |"
+        )
+    return lines
+
+
+def _layer_table(layers: Mapping[str, Any]) -> list[str]:
+    figures = list(next(iter(layers.values()))["auroc"])
+    lines = [
+        "",
+        "AUROC by choice of layers and length rule (ConMLDS does not see the final layer):",
+        "",
+        f"| layers | m..n | {' | '.join(figures)} | -fMLDS alone, paired: Z, r |",
+        f"| {' | '.join(['---'] * (len(figures) + 3))} |",
+    ]
+    for name, row in layers.items():
+        m, n = row["middle_layers"]
+        test = row["paired_f_mlds"]
+        paired = f"{test['z']:+.2f}, {test['effect_size']:.3f}" if test else "–"
+        cells = " | ".join(_shown(row["auroc"][figure]) for figure in figures)
+        lines.append(f"| {name} | {m}..{n} | {cells} | {paired} |")
+    return lines
+
+
+def boundary_table(boundaries: Mapping[str, Any]) -> list[str]:
+    """What :meth:`~cocoa_engine.studies.signal.boundaries.Cuts.measure` found, as lines."""
+    figures = list(next(iter(boundaries.values()))["auroc"])
+    lines = [
+        "",
+        "## Where spans end",
+        "",
+        "AUROC by character, each with the figure of its span; branches of `left` and `right` grown by the model.",
+        "",
+        f"| spans | how many | tokens each | {' | '.join(figures)} |",
+        f"| {' | '.join(['---'] * (3 + len(figures)))} |",
+    ]
+    for cut, row in boundaries.items():
+        cells = " | ".join(_shown(row["auroc"][figure]) for figure in figures)
+        lines.append(f"| {cut} | {row['spans']:,} | {row['tokens_per_span']:.1f} | {cells} |")
+    return lines
+
+
+def _shown(interval: Mapping[str, Any], form: str = ".3f") -> str:
+    return Interval(**interval).shown(form)

@@ -24,7 +24,8 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
-from cocoa_engine.model.language_model import NEEDED, embedded, require_decoder_only
+from cocoa_engine.model import embedded
+from cocoa_engine.model.language_model import NEEDED, require_decoder_only
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

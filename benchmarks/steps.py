@@ -7,7 +7,7 @@ import torch
 from benchmarks.measure import Bench
 from benchmarks.prompts import long_prompt
 from cocoa_engine import CocoaConfig, Runtime
-from cocoa_engine.decoding.request import wanted_states
+from cocoa_engine.decoding.request import capture_spec
 from cocoa_engine.execution.backends import choose
 from cocoa_engine.execution.backends.shared_cache import SharedCache, SharedTree
 from cocoa_engine.model.language_model import LanguageModel
@@ -24,8 +24,8 @@ class Steps:
         if not isinstance(backend, SharedCache):
             raise SystemExit(f"steps are measured on models whose branches share a cache, not by {backend.name}")
         self._backend = backend
-        self._wanted = wanted_states(model, CocoaConfig())
-        (tree,) = backend.open([long_prompt(bench.loaded, prompt_tokens)], MOST_TIPS, self._wanted)
+        self._capture = capture_spec(model, CocoaConfig())
+        (tree,) = backend.open([long_prompt(bench.loaded, prompt_tokens)], MOST_TIPS, self._capture)
         assert isinstance(tree, SharedTree)
         self._tree = tree
         self._tokens = backend.prefill(tree).topk(MOST_TIPS).indices.tolist()
@@ -34,7 +34,7 @@ class Steps:
         """One pass over so many next tokens; the states it captured, ``[layers, tips, d]``."""
         paths = [(token_id,) for token_id in self._tokens[:tips]]
         with self._backend.forward.exclusive():
-            return self._backend.forward([self._tree.segment(paths)], self._wanted if capturing else None).hidden
+            return self._backend.forward([self._tree.segment(paths)], self._capture if capturing else None).hidden
 
     def close(self) -> None:
         """Give the prompt's memory back."""

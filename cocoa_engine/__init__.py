@@ -35,9 +35,10 @@ from cocoa_engine.spans import Candidate, Competition, Preceding, Span, Usage
 
 if TYPE_CHECKING:
     from cocoa_engine.calibration import CalibrationWarning, RiskCalibrator
-    from cocoa_engine.engine import CocoaEngine, SpanStream
+    from cocoa_engine.engine import CocoaEngine
     from cocoa_engine.info import ModelInfo
     from cocoa_engine.scoring.context_lift import ContextLift, context_lift
+    from cocoa_engine.stream import SpanStream
 
 __version__ = "0.1.0"
 
@@ -83,7 +84,7 @@ _LAZY = {
     "ContextLift": "scoring.context_lift",
     "ModelInfo": "info",
     "RiskCalibrator": "calibration",
-    "SpanStream": "engine",
+    "SpanStream": "stream",
     "context_lift": "scoring.context_lift",
 }
 

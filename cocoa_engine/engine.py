@@ -1,49 +1,33 @@
-"""The public face of the engine: a model, a tokenizer, and questions put to them."""
+"""The public face of the engine: a model, a tokenizer, and what can be asked of them."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import warnings
-from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from cocoa_engine.calibration import CalibrationWarning, RiskCalibrator
-from cocoa_engine.calibration.features import competition
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.answer_history import AnswerSoFar
-from cocoa_engine.decoding.request import Callables, PerPrompt, Request, make_request, wanted_states
-from cocoa_engine.decoding.result_builder import make_span
-from cocoa_engine.decoding.task import DecodeTask, require_ability
-from cocoa_engine.errors import ConfigError, PromptError, RequestCancelledError
-from cocoa_engine.execution.backends import Chosen, choose, state_of
-from cocoa_engine.execution.scheduler import Scheduler
+from cocoa_engine.decoding.batch import decode_batch
+from cocoa_engine.decoding.request import Callables, PerPrompt, Request, for_each, make_request
+from cocoa_engine.decoding.task import DecodeTask
+from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.execution.session import Session
 from cocoa_engine.info import ModelInfo
-from cocoa_engine.methods import METHODS
 from cocoa_engine.model.generation_config import eos_token_ids
-from cocoa_engine.model.hidden_states import CaptureSpec
-from cocoa_engine.model.language_model import LanguageModel
-from cocoa_engine.model.prompts import is_many, prompt_ids, require_tokens
-from cocoa_engine.model.tokenizer import Tokens
+from cocoa_engine.model.prompts import Messages, Prompt, Texts, is_chat
 from cocoa_engine.results import Generation, LayerCurve
 from cocoa_engine.runtime import Runtime
-from cocoa_engine.scoring.candidates import Grower, risk_points
-from cocoa_engine.scoring.layer_curve import layer_curve
-from cocoa_engine.scoring.rescoring import needs_more, rescored
-from cocoa_engine.scoring.teacher_forcing import score_text
-from cocoa_engine.scoring.text_tree import GivenText, ScoredText, score_texts
-from cocoa_engine.spans import Competition, Span, Usage
+from cocoa_engine.scoring import given_texts, layer_curve
+from cocoa_engine.spans import Span
+from cocoa_engine.stream import SpanStream
 
 if TYPE_CHECKING:
     from cocoa_engine.decoding.grammar import GrammarProcessor
-
-Prompt = str | Sequence[int]
-Texts = list[str] | tuple[str, ...] | Sequence[Sequence[int]]  # not Sequence[str]: a str is one
-Messages = Sequence[Mapping[str, Any]]
 
 
 class CocoaEngine:
@@ -77,13 +61,10 @@ class CocoaEngine:
         model_name: str | None = None,
         calibrator: RiskCalibrator | str | Path | None = None,
     ) -> None:
-        self._language_model = LanguageModel(model)
-        self.runtime = Runtime() if runtime is None else _checked_runtime(runtime)
-        self._tokens = Tokens(tokenizer)
-        self.config = CocoaConfig() if config is None else _checked(config)
-        self._scheduler = Scheduler(self.runtime.max_batch_size, self.runtime.max_queue)
-        self._chosen: tuple[Any, Chosen] | None = None
-        self.model_name = model_name or getattr(model, "name_or_path", "") or type(model).__name__
+        self.session = Session(
+            model, tokenizer, Runtime() if runtime is None else _checked(runtime, Runtime), model_name
+        )
+        self.config = CocoaConfig() if config is None else _checked(config, CocoaConfig)
         self.calibrator = _checked_calibrator(calibrator)
         self._warned: set[str] = set()
         self._warn_of_mismatch(config)  # settings that nobody gave may be replaced at every call
@@ -145,48 +126,57 @@ class CocoaEngine:
     @property
     def model(self) -> Any:
         """The model, as given."""
-        return self._language_model.model
+        return self.session.model.model
 
     @property
     def tokenizer(self) -> Any:
         """The tokenizer, as given."""
-        return self._tokens.tokenizer
+        return self.session.tokens.tokenizer
+
+    @property
+    def runtime(self) -> Runtime:
+        """How the model is run."""
+        return self.session.runtime
+
+    @property
+    def model_name(self) -> str:
+        """The model's name, for the record."""
+        return self.session.model_name
 
     @property
     def num_layers(self) -> int:
         """L, the number of decoder layers."""
-        return self._language_model.num_layers
+        return self.session.model.num_layers
 
     @property
     def context_window(self) -> int | None:
         """The most tokens that prompt and answer may have together, if the model says."""
-        return self._language_model.context_window
+        return self.session.model.context_window
 
     @property
     def has_chat_template(self) -> bool:
         """Whether :meth:`chat` can be used."""
-        return self._tokens.has_chat_template
+        return self.session.tokens.has_chat_template
 
     def without_calibrator(self) -> CocoaEngine:
         """This engine without its calibrator: itself if it has none, else one that shares everything else."""
         if self.calibrator is None:
             return self
-        self._backend()  # chosen once for both
         other = copy.copy(self)
         other.calibrator = None
         return other
 
     def info(self) -> ModelInfo:
         """What the engine knows of the model; tries once whether branches can share its cache."""
-        return ModelInfo.of(self._language_model, self._tokens, self.model_name, self._backend())
+        return ModelInfo.of(self.session)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
-        return self._tokens.encode(text, add_special_tokens=add_special_tokens)
+        return self.session.tokens.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
-        return self._tokens.decode(token_ids)
+        return self.session.tokens.decode(token_ids)
 
     def constrain(
         self,
@@ -208,18 +198,10 @@ class CocoaEngine:
             ConfigError: not exactly one is given, it is not valid, or the tokenizer is not fast.
             MissingExtraError: llguidance is not installed (the extra ``tools``).
         """
-        from cocoa_engine.decoding.grammar import GrammarProcessor, json_schema_grammar, regex_grammar
+        from cocoa_engine.decoding.grammar import constraint
 
-        grammars = [
-            json_schema_grammar(json_schema) if json_schema is not None else None,
-            regex_grammar(regex) if regex is not None else None,
-            grammar,
-        ]
-        given = [each for each in grammars if each is not None]
-        if len(given) != 1:
-            raise ConfigError("constrain takes exactly one of json_schema, regex and grammar")
         ends = eos_token_ids(self.model, self.tokenizer)
-        return GrammarProcessor(given[0], self.tokenizer, eos_token_ids=ends)
+        return constraint(self.tokenizer, ends, json_schema=json_schema, regex=regex, grammar=grammar)
 
     def generate(
         self,
@@ -252,8 +234,10 @@ class CocoaEngine:
             RequestCancelledError: by ``cancellation``.
         """
         config = self._settings(config, settings)
-        request = self._request(prompt, config, logits_processor, stopping_criteria, generation_config, cancellation)
-        (generation,) = self._decode_all([request], config, 1)
+        request = make_request(
+            self.session, prompt, config, logits_processor, stopping_criteria, generation_config, cancellation
+        )
+        (generation,) = self._decode([request], config, 1)
         assert isinstance(generation, Generation)
         return generation
 
@@ -273,8 +257,10 @@ class CocoaEngine:
         The work is done as spans are asked for. Closing the stream stops it; a suspended one blocks nobody.
         """
         config = self._settings(config, settings)
-        request = self._request(prompt, config, logits_processor, stopping_criteria, generation_config, cancellation)
-        return SpanStream(self, request, config)
+        request = make_request(
+            self.session, prompt, config, logits_processor, stopping_criteria, generation_config, cancellation
+        )
+        return SpanStream(self, request, config, self.calibrator)
 
     def generate_batch(
         self,
@@ -307,12 +293,12 @@ class CocoaEngine:
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ConfigError(f"batch_size must be a whole number, at least 1 (got {batch_size!r})")
         config = self._settings(config, settings)
-        processors, criteria = (_of_each(given, len(prompts)) for given in (logits_processor, stopping_criteria))
+        processors, criteria = (for_each(given, len(prompts)) for given in (logits_processor, stopping_criteria))
         requests = [
-            self._request(prompt, config, own_processors, own_criteria, generation_config, cancellation)
-            for prompt, own_processors, own_criteria in zip(prompts, processors, criteria, strict=True)
+            make_request(self.session, *each, generation_config, cancellation)
+            for each in zip(prompts, repeat(config), processors, criteria)
         ]
-        return self._decode_all(requests, config, batch_size, keep_errors=return_exceptions)
+        return self._decode(requests, config, batch_size, keep_errors=return_exceptions)
 
     @overload
     def score(
@@ -349,29 +335,7 @@ class CocoaEngine:
             PromptError: prompt or text is empty, or the two do not fit the context window.
             NonFiniteLogitsError: the model's logits are NaN.
         """
-        config = self._settings(config, settings)
-        model = self._language_model
-        wanted = wanted_states(model, config)
-        plain = wanted._replace(early=(), masked=())
-        before = prompt_ids(model, self._tokens, prompt)
-        if not is_many(text):
-            ids, shown = self._given(prompt, before, text, "text to score")
-            self._must_fit(before, ids, config)
-            alone = ScoredText(score_text(model, before, ids, config, plain, len(shown)), 1)
-            (one,) = self._by_method(before, [alone], config, wanted)
-            (among,) = self._competition(before, [ids], config)
-            return self._scored(before, shown, one, config, among)
-        given = [self._given(prompt, before, one, f"text to score at index {n}") for n, one in enumerate(text)]
-        for ids, _ in given:
-            self._must_fit(before, ids, config)
-        texts = [GivenText(ids, len(shown)) for ids, shown in given]
-        scored = score_texts(self._backend().backend, before, texts, config, plain)
-        scored = self._by_method(before, scored, config, wanted)
-        competed = self._competition(before, [ids for ids, _ in given], config)
-        return [
-            self._scored(before, shown, one, config, among)
-            for (_, shown), one, among in zip(given, scored, competed, strict=True)
-        ]
+        return given_texts.score(self.session, prompt, text, self._settings(config, settings), self.calibrator)
 
     def layer_profile(self, prompt: Prompt | Messages, generation: Generation, span: Span | int) -> LayerCurve:
         """How the layers disagree about one span of an answer, layer by layer: what its MLDS are means of.
@@ -390,39 +354,8 @@ class CocoaEngine:
             ChatTemplateError: the tokenizer has no chat template, or it refuses the messages.
             UnsupportedModelError: the model's final state is not as wide as its layers.
         """
-        spans = generation.spans
-        number = span if isinstance(span, int) else spans.index(span) if span in spans else len(spans)
-        if not -len(spans) <= number < len(spans):
-            raise ConfigError(f"the answer has no such span: give one of its spans, or a number below {len(spans)}.")
-        given = self.encode_chat(cast("Messages", prompt)) if _is_chat(prompt) else prompt
-        before = prompt_ids(self._language_model, self._tokens, given)
-        if len(before) != generation.usage.prompt_tokens:
-            raise PromptError(
-                f"the answer was made after a prompt of {generation.usage.prompt_tokens} tokens, not of {len(before)}; "
-                "give the same one (after a chat its messages, or engine.encode_chat of them with its template_kwargs)."
-            )
-        number %= len(spans)
-        earlier = [token_id for one in spans[:number] for token_id in one.token_ids]
-        return layer_curve(self._language_model, before + earlier, spans[number], generation.config)
-
-    def _by_method(
-        self, prompt: list[int], scored: list[ScoredText], config: CocoaConfig, wanted: CaptureSpec
-    ) -> list[ScoredText]:
-        """Scored texts with the method's own score, where that takes more passes."""
-        if not needs_more(config):
-            return scored
-        backend = self._backend().backend
-        require_ability(config.method, backend, wanted)
-        return rescored(backend, prompt, scored, config, wanted)
-
-    def _must_fit(self, prompt: list[int], text: list[int], config: CocoaConfig) -> None:
-        """Refuse what a method that reads the prompt twice has no room for."""
-        window = self.context_window
-        if METHODS[config.method].reads_back and window is not None and 2 * len(prompt) + len(text) > window:
-            raise PromptError(
-                f"the prompt ({len(prompt)} tokens), which method={config.method!r} reads twice, and the text to score "
-                f"({len(text)}) exceed the model's context window of {window}."
-            )
+        token_ids = self.encode_chat(prompt) if is_chat(prompt) else prompt
+        return layer_curve.of_generation(self.session, token_ids, generation, span)
 
     def render_chat(self, messages: Messages, **template_kwargs: Any) -> str:
         """Chat messages as one text, by the tokenizer's chat template, ending where the answer begins.
@@ -430,7 +363,7 @@ class CocoaEngine:
         Raises:
             ChatTemplateError: the tokenizer has no chat template, or it refuses the messages.
         """
-        return self._tokens.render_chat(messages, **template_kwargs)
+        return self.session.tokens.render_chat(messages, **template_kwargs)
 
     def encode_chat(self, messages: Messages, **template_kwargs: Any) -> list[int]:
         """Token ids of :meth:`render_chat`; the template brings its own special tokens."""
@@ -449,23 +382,10 @@ class CocoaEngine:
         return self.stream(self.encode_chat(messages, **(template_kwargs or {})), **options)
 
     def _settings(self, config: CocoaConfig | None, settings: dict[str, Any]) -> CocoaConfig:
-        base = self.config if config is None else _checked(config)
+        base = self.config if config is None else _checked(config, CocoaConfig)
         config = base.replace(**settings) if settings else base
         self._warn_of_mismatch(config)
         return config
-
-    def _request(
-        self,
-        prompt: Prompt,
-        config: CocoaConfig,
-        processors: Callables,
-        criteria: Callables,
-        generation_config: Any,
-        cancellation: Cancellation | None,
-    ) -> Request:
-        return make_request(
-            self._language_model, self._tokens, prompt, config, processors, criteria, generation_config, cancellation
-        )
 
     def _warn_of_mismatch(self, config: CocoaConfig | None) -> None:
         """Warn, once for each difference, that the calibrator was fitted with another model or other settings."""
@@ -476,265 +396,31 @@ class CocoaEngine:
             self._warned.update(fresh)
             warnings.warn(CalibrationWarning.of(fresh), stacklevel=4)
 
-    def _given(self, prompt: Prompt, before: list[int], text: Any, what: str) -> tuple[list[int], str]:
-        """Token ids of a text to score after a prompt whose ids are ``before``, and the text as it is shown."""
-        if not isinstance(text, str) or not text:
-            ids = prompt_ids(self._language_model, self._tokens, text, what)
-        elif isinstance(prompt, str):
-            ids = require_tokens(self._tokens.continuation(prompt, before, text), what)
-        else:
-            ids = require_tokens(self.encode(text, add_special_tokens=False), what)
-        window = self.context_window
-        if window is not None and len(before) + len(ids) > window:
-            raise PromptError(
-                f"prompt ({len(before)} tokens) and {what} ({len(ids)}) exceed the model's context window of {window}."
-            )
-        return ids, text if isinstance(text, str) else self.decode(ids)
-
-    def _competition(
-        self, prompt: list[int], texts: Sequence[list[int]], config: CocoaConfig
-    ) -> Sequence[Competition | None]:
-        """What would have competed in given texts, if a calibrator asks for it."""
-        if self.calibrator is None or self.calibrator.answer is None:
-            return [None] * len(texts)
-        if not METHODS[config.method].branches:
-            return [Competition()] * len(texts)
-        return [competition(risk_points(candidates)) for candidates in Grower(self, config)(prompt, texts)]
-
-    def _scored(
-        self, prompt: list[int], shown: str, scored: ScoredText, config: CocoaConfig, competed: Competition | None
-    ) -> Generation:
-        decided, forward_passes = scored
-        copied, _ = AnswerSoFar(prompt).extend(decided.token_ids, decided.token_log_probs, decided.token_entropies)
-        decided = replace(decided, token_copied=copied)
-        count = len(decided.token_ids)
-        generation = Generation(
-            text=shown,
-            token_ids=decided.token_ids,
-            spans=[make_span(decided, (0, len(shown), shown), config, self._span_calibrator, given=True)],
-            finish_reason=None,
-            usage=Usage(
-                prompt_tokens=len(prompt),
-                completion_tokens=count,
-                forward_passes=forward_passes,
-                fed_tokens=count,
-            ),
-            config=config,
-            model_name=self.model_name,
-            competition=competed,
-        )
-        return self._judged(generation)
-
-    @property
-    def _span_calibrator(self) -> RiskCalibrator | None:
-        """The calibrator if it knows the risk of a span."""
-        return self.calibrator if self.calibrator is not None and self.calibrator.span is not None else None
-
-    def _judged(self, generation: Generation) -> Generation:
-        """The answer with its risk as a whole, if the calibrator knows that."""
-        if self.calibrator is None or self.calibrator.answer is None or not generation.spans:
-            return generation
-        return generation.model_copy(update={"answer_risk": self.calibrator.answer_risk(generation)})
-
-    def _backend(self) -> Chosen:
-        """The backend for the model as it is now."""
-        with self._language_model.lock:
-            state = state_of(self._language_model)
-            if self._chosen is None or self._chosen[0] != state:
-                self._chosen = state, choose(self._language_model, self.runtime)
-            return self._chosen[1]
-
-    def _open(self, request: Request, config: CocoaConfig) -> DecodeTask:
-        return DecodeTask(
-            request,
-            config,
-            self._backend().backend,
-            self._scheduler,
-            self.decode,
-            draft_tokens=self.runtime.draft_tokens,
-            model_name=self.model_name,
-            calibrator=self._span_calibrator,
-        )
-
-    def _decode_all(
-        self, requests: Sequence[Request], config: CocoaConfig, most: int, *, keep_errors: bool = False
+    def _decode(
+        self, requests: Sequence[Request], config: CocoaConfig, batch_size: int, *, keep_errors: bool = False
     ) -> list[Generation | Exception]:
-        """Decode requests together, each joining as soon as there is a place and leaving when it is done."""
-        results: dict[int, Generation | Exception] = {}
-        running: dict[int, DecodeTask] = {}
-        waiting = deque(enumerate(requests))
-        scheduler = self._scheduler
-        try:
-            while waiting or running:
-                # only at the beginning: later it would throw away what is done
-                may_refuse = len(waiting) == len(requests)
-                while (
-                    waiting
-                    and len(running) < most
-                    and scheduler.enter(
-                        wait=not running, may_refuse=may_refuse, cancellation=waiting[0][1].cancellation
-                    )
-                ):
-                    number, request = waiting.popleft()
-                    try:
-                        running[number] = self._open(request, config)
-                    except BaseException:
-                        scheduler.leave()
-                        raise
-                scheduler.feed([decoding.work for decoding in running.values() if decoding.work is not None])
-                for number, decoding in list(running.items()):
-                    try:
-                        decoding.advance()
-                        if decoding.work is not None:
-                            continue
-                        decoding.ready()
-                        results[number] = self._judged(decoding.generation())
-                    except Exception as error:
-                        if not keep_errors:
-                            raise
-                        results[number] = error
-                    del running[number]
-                    decoding.close()
-                    scheduler.leave()
-        finally:
-            for decoding in running.values():
-                decoding.close()
-                scheduler.leave()
-        return [results[number] for number in range(len(requests))]
-
-    def _spans(self, shared: _Shared, request: Request, config: CocoaConfig) -> Generator[Span, None, None]:
-        """Decode one request, holding a place only while a span is asked for; leaves the generation in ``shared``.
-
-        It ends when the stream is closed; the request's own cancellation is an error.
-        """
-        decoding: DecodeTask | None = None
-        try:
-            with request.cancellation.heard_by(shared.closing.cancel):
-                while decoding is None or decoding.work is not None:
-                    with self._scheduler.place(may_refuse=decoding is None, cancellation=shared.closing):
-                        if decoding is None:
-                            decoding = self._open(replace(request, cancellation=shared.closing), config)
-                            shared.decoding = decoding
-                        spans: list[Span] = []
-                        while not spans and decoding.work is not None:
-                            self._scheduler.feed([decoding.work])
-                            decoding.advance()
-                            spans = decoding.ready()
-                    if decoding.work is None:
-                        shared.generation = self._judged(decoding.generation())
-                    yield from spans
-        except RequestCancelledError:
-            if request.cancellation.cancelled or not shared.closing.cancelled:
-                raise
-        finally:
-            if decoding is not None:
-                shared.read, shared.decoding = decoding.prompt_read, None
-                decoding.close()
+        return decode_batch(
+            requests,
+            lambda request: DecodeTask(request, config, self.session, self.calibrator),
+            self.session.scheduler,
+            batch_size,
+            keep_errors=keep_errors,
+        )
 
 
-def _is_chat(prompt: Prompt | Messages) -> bool:
-    """Whether a prompt is chat messages, not yet text or token ids."""
-    return isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(one, Mapping) for one in prompt)
+SettingsT = TypeVar("SettingsT", CocoaConfig, Runtime)
 
 
-def _of_each(given: Callables | PerPrompt, count: int) -> Sequence[Callables]:
-    """The processors or criteria of each prompt of a batch."""
-    if not isinstance(given, PerPrompt):
-        return [given] * count
-    if len(given.each) != count:
-        raise ConfigError(f"processors or criteria are given for {len(given.each)} prompts; there are {count}.")
-    return given.each
+def _checked(given: SettingsT, kind: type[SettingsT]) -> SettingsT:
+    if not isinstance(given, kind):
+        name = "config" if kind is CocoaConfig else "runtime"
+        raise ConfigError(f"{name} must be a {kind.__name__}, not {type(given).__name__}.")
+    return given
 
 
-def _checked(config: Any) -> CocoaConfig:
-    if not isinstance(config, CocoaConfig):
-        raise ConfigError(f"config must be a CocoaConfig, not {type(config).__name__}.")
-    return config
-
-
-def _checked_runtime(runtime: Any) -> Runtime:
-    if not isinstance(runtime, Runtime):
-        raise ConfigError(f"runtime must be a Runtime, not {type(runtime).__name__}.")
-    return runtime
-
-
-def _checked_calibrator(calibrator: Any) -> RiskCalibrator | None:
+def _checked_calibrator(calibrator: RiskCalibrator | str | Path | None) -> RiskCalibrator | None:
     if calibrator is None or isinstance(calibrator, RiskCalibrator):
         return calibrator
     if not isinstance(calibrator, (str, Path)):
         raise ConfigError(f"calibrator must be a RiskCalibrator or its file, not {type(calibrator).__name__}.")
     return RiskCalibrator.load(calibrator)
-
-
-@dataclass
-class _Shared:
-    """What a stream and its work tell each other. Apart, for an abandoned stream to be freed at once: no cycle."""
-
-    generation: Generation | None = None
-    decoding: DecodeTask | None = None  # while there is one
-    read: int = 0  # of the prompt, once there is none any more
-    closing: Cancellation = field(default_factory=Cancellation)
-
-
-class SpanStream(Iterator[Span]):
-    """The spans of an answer, each as soon as it is decided; also a context manager."""
-
-    def __init__(self, engine: CocoaEngine, request: Request, config: CocoaConfig) -> None:
-        self._shared = _Shared()
-        self._engine, self._request = engine, request
-        self._spans = engine._spans(self._shared, request, config)
-
-    @property
-    def engine(self) -> CocoaEngine:
-        """The engine that decodes."""
-        return self._engine
-
-    @property
-    def prompt(self) -> list[int]:
-        """Token ids of the prompt."""
-        return self._request.prompt
-
-    @property
-    def prompt_progress(self) -> tuple[int, int]:
-        """How many tokens of the prompt have been read, and how many there are. Any thread may ask at any time."""
-        decoding = self._shared.decoding
-        return self._shared.read if decoding is None else decoding.prompt_read, len(self.prompt)
-
-    @property
-    def processed(self) -> bool:
-        """Whether logits processors act: the log-probabilities are then not those of the model's own distribution."""
-        return bool(self._request.rules.processors)
-
-    @property
-    def generation(self) -> Generation | None:
-        """The whole answer, once its last span was decided; none before."""
-        return self._shared.generation
-
-    @property
-    def closed(self) -> bool:
-        """Whether the work was stopped."""
-        return self._shared.closing.cancelled
-
-    def __next__(self) -> Span:
-        span = next(self._spans)
-        if self.closed:  # by another thread meanwhile, which could not stop the work from outside
-            self.close()
-            self._request.cancellation.check()
-            raise StopIteration
-        return span
-
-    def close(self) -> None:
-        """Stop the work; the stream yields nothing more.
-
-        Any thread may call it, also while another asks for a span: that one ends before its next forward pass, and if
-        it waits for a place, at once.
-        """
-        self._shared.closing.cancel()
-        with contextlib.suppress(ValueError):  # another thread is inside: it was told
-            self._spans.close()
-
-    def __enter__(self) -> SpanStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -7,10 +7,8 @@ from typing import Literal, cast
 from pydantic import BaseModel, ConfigDict, Field
 
 from cocoa_engine.equations import middle_layers
-from cocoa_engine.execution.backends import Chosen
 from cocoa_engine.execution.forward.linears import why_not_native
-from cocoa_engine.model.language_model import LanguageModel
-from cocoa_engine.model.tokenizer import Tokens
+from cocoa_engine.execution.session import Session
 
 BackendName = Literal["shared_cache", "copied_cache", "recompute"]
 ForwardName = Literal["static_lean", "lean", "modules", "masked_modules", "plain"]
@@ -44,10 +42,11 @@ class ModelInfo(BaseModel):
     native_obstacle: str | None = Field(description="Why not by our own kernels; none if they can be used.")
 
     @classmethod
-    def of(cls, model: LanguageModel, tokens: Tokens, name: str, chosen: Chosen) -> ModelInfo:
-        """Read the facts off a model."""
+    def of(cls, session: Session) -> ModelInfo:
+        """Read the facts off a model; tries once which backend runs it."""
+        model, chosen = session.model, session.chosen
         return cls(
-            model_name=name,
+            model_name=session.model_name,
             architecture=type(model.model).__name__,
             num_layers=model.num_layers,
             hidden_size=int(model.config.hidden_size),
@@ -57,7 +56,7 @@ class ModelInfo(BaseModel):
             num_parameters=sum(parameter.numel() for parameter in model.model.parameters()),
             dtype=str(model.dtype).removeprefix("torch."),
             device=str(model.device),
-            has_chat_template=tokens.has_chat_template,
+            has_chat_template=session.tokens.has_chat_template,
             backend=cast(BackendName, chosen.backend.name),
             backend_reason=chosen.reason,
             forward=cast(ForwardName, chosen.backend.forward_name),

@@ -14,7 +14,7 @@ NEAR = 4
 """So many tokens before a span are summed up."""
 
 
-class AnswerSoFar:
+class AnswerHistory:
     """A growing answer to a prompt.
 
     Args:

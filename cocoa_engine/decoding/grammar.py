@@ -132,6 +132,31 @@ class _Position:
             )
 
 
+def constraint(
+    tokenizer: Any,
+    eos_token_ids: Collection[int],
+    *,
+    json_schema: Mapping[str, Any] | None = None,
+    regex: str | None = None,
+    grammar: str | None = None,
+) -> GrammarProcessor:
+    """A processor for exactly one of a JSON schema, a regular expression and a grammar.
+
+    Raises:
+        ConfigError: not exactly one is given, it is not valid, or the tokenizer is not fast.
+        MissingExtraError: llguidance is not installed (the extra ``tools``).
+    """
+    grammars = [
+        json_schema_grammar(json_schema) if json_schema is not None else None,
+        regex_grammar(regex) if regex is not None else None,
+        grammar,
+    ]
+    given = [each for each in grammars if each is not None]
+    if len(given) != 1:
+        raise ConfigError("constrain takes exactly one of json_schema, regex and grammar")
+    return GrammarProcessor(given[0], tokenizer, eos_token_ids=eos_token_ids)
+
+
 def json_schema_grammar(schema: Mapping[str, Any]) -> str:
     """The grammar of a JSON value that fits a schema, written on one line."""
     return f"start: {json_rule(schema)}"

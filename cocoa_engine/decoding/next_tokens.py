@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cocoa_engine.decoding.token_statistics import distributions
+from cocoa_engine.decoding.token_statistics import row_statistics
 from cocoa_engine.errors import NonFiniteLogitsError
 from cocoa_engine.execution.native import operators
 
@@ -87,7 +87,7 @@ def next_tokens(logits: Tensor, count: int, *, native: bool = False) -> list[Nex
 def _next_tokens(logits: Tensor, count: int) -> Tensor:
     """``[W, 2 * count + 1]``: log p of the most probable tokens, their ids, and the entropy."""
     top = logits.topk(count, dim=-1)  # [W, count]
-    log_sum, entropy = distributions(logits, top.values[:, 0])
+    log_sum, entropy = row_statistics(logits, top.values[:, 0])
     log_probs = top.values - log_sum[:, None]
     # ids < 2**53 are exact
     return torch.cat([log_probs.double(), top.indices.double(), entropy[:, None].double()], dim=-1)

@@ -11,25 +11,38 @@ from transformers import GenerationConfig
 
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.span_decoder import Rules
+from cocoa_engine.decoding.rules import Rules
 from cocoa_engine.equations import middle_layers
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.execution.backends.shared_cache import SPARE_SLOTS
+from cocoa_engine.execution.session import Session
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
-from cocoa_engine.model.prompts import prompt_ids
-from cocoa_engine.model.tokenizer import Tokens
+from cocoa_engine.model.prompts import Prompt, prompt_ids
 
 Callables = Callable[..., Any] | Sequence[Callable[..., Any]] | None
 
 
 @dataclass(frozen=True)
 class PerPrompt:
-    """Logits processors or stopping criteria of a batch, those of each prompt by themselves."""
+    """The logits processors or stopping criteria of each prompt of a batch."""
 
     each: Sequence[Callables]
+
+
+def for_each(given: Callables | PerPrompt, count: int) -> Sequence[Callables]:
+    """The processors or criteria of each of ``count`` prompts.
+
+    Raises:
+        ConfigError: they are given for another number of prompts.
+    """
+    if not isinstance(given, PerPrompt):
+        return [given] * count
+    if len(given.each) != count:
+        raise ConfigError(f"processors or criteria are given for {len(given.each)} prompts; there are {count}.")
+    return given.each
 
 
 @dataclass(frozen=True)
@@ -38,32 +51,33 @@ class Request:
 
     Attributes:
         prompt: token ids, at least one.
-        room: the tokens, dropped branches included, that memory is allotted for beyond its prompt.
+        capture: the hidden states that every step returns.
+        reserve_tokens: how many tokens beyond the prompt, dropped branches included, memory is allotted for.
         cancellation: ends it.
     """
 
     prompt: list[int]
     rules: Rules
-    wanted: CaptureSpec
-    room: int
+    capture: CaptureSpec
+    reserve_tokens: int
     cancellation: Cancellation = field(default_factory=Cancellation)
 
 
 def make_request(
-    model: LanguageModel,
-    tokens: Tokens,
-    prompt: Any,
+    session: Session,
+    prompt: Prompt,
     config: CocoaConfig,
-    processors: Callables,
-    criteria: Callables,
-    generation_config: Any = None,
+    processors: Callables = None,
+    criteria: Callables = None,
+    generation_config: GenerationConfig | None = None,
     cancellation: Cancellation | None = None,
 ) -> Request:
     """Check a request.
 
     Args:
-        generation_config: instead of the model's own.
-        cancellation: ends it; none makes one of its own.
+        processors, criteria: transformers logits processors and stopping criteria.
+        generation_config: used instead of the model's own.
+        cancellation: ends the request; `None` makes a new one.
 
     Raises:
         PromptError: the prompt is empty, of a wrong type, or leaves no room in the context window.
@@ -72,7 +86,8 @@ def make_request(
     if generation_config is not None and not isinstance(generation_config, GenerationConfig):
         kind = type(generation_config).__name__
         raise ConfigError(f"generation_config must be a transformers GenerationConfig, not {kind}.")
-    wanted = wanted_states(model, config)
+    model, tokens = session.model, session.tokens
+    capture = capture_spec(model, config)
     ids = prompt_ids(model, tokens, prompt)
     window = model.context_window
     if window is not None:
@@ -103,7 +118,7 @@ def make_request(
         stop_ids=frozenset(token_id for token_id in stops.values() if token_id is not None),
         processors=[
             *logits_processors(model.model, eos, ids, config.max_new_tokens, penalty, generation_config),
-            *(_own(processor, ids) for processor in _as_list("logits_processor", processors)),
+            *(_for_prompt(processor, ids) for processor in _as_list("logits_processor", processors)),
         ],
         criteria=_as_list("stopping_criteria", criteria),
         generator=generator,
@@ -111,18 +126,18 @@ def make_request(
     branching = METHODS[config.method].branches and config.gamma < 1 and config.max_candidates > 1
     span = min(config.max_span_tokens, config.max_new_tokens)
     branches = min(config.max_candidates, model.vocab_size) if branching else 0
-    room = config.max_new_tokens + min(branches * span, SPARE_SLOTS)
-    return Request(ids, rules, wanted, room, Cancellation() if cancellation is None else cancellation)
+    reserve = config.max_new_tokens + min(branches * span, SPARE_SLOTS)
+    return Request(ids, rules, capture, reserve, Cancellation() if cancellation is None else cancellation)
 
 
-def _own(processor: Callable[..., Any], prompt: list[int]) -> Callable[..., Any]:
-    """The processor for one prompt, where it has one for each (a grammar keeps its place in the answer)."""
+def _for_prompt(processor: Callable[..., Any], prompt: list[int]) -> Callable[..., Any]:
+    """The processor for one prompt: a grammar, which tracks its state in the answer, has one for each."""
     for_prompt = getattr(processor, "for_prompt", None)
     return processor if for_prompt is None else for_prompt(prompt)
 
 
-def wanted_states(model: LanguageModel, config: CocoaConfig) -> CaptureSpec:
-    """What the decode needs of every step beside the logits.
+def capture_spec(model: LanguageModel, config: CocoaConfig) -> CaptureSpec:
+    """What a decode needs of every step beside the logits.
 
     Raises:
         ConfigError: the window reaches beyond the last layer, or the method's layers or heads do not fit the model.

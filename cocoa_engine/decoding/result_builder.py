@@ -1,11 +1,18 @@
-"""From decided spans to the result a user gets: places in the text, usage, the whole generation."""
+"""From decided spans to the result that a user gets: offsets in the text, usage, the whole generation."""
 
 from __future__ import annotations
 
 from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.span_decoder import DecidedSpan, SpanDecoder
-from cocoa_engine.decoding.span_scoring import log_prob_and_score, ranking_mlds, reaches_max_risk, reported_risk
+from cocoa_engine.decoding.branch import DecidedSpan
+from cocoa_engine.decoding.span_decoder import SpanDecoder
+from cocoa_engine.decoding.span_scoring import (
+    calibrates_spans,
+    log_prob_and_score,
+    ranking_mlds,
+    reaches_max_risk,
+    reported_risk,
+)
 from cocoa_engine.execution.backends import TokenTree
 from cocoa_engine.model.detokenizer import SpanTexts
 from cocoa_engine.results import Generation
@@ -19,7 +26,7 @@ class ResultBuilder:
         config: the settings as the user gave them.
         prompt_tokens: length of the prompt.
         model_name: for the record.
-        calibrator: gives the spans' risk; none leaves the raw MLDS.
+        calibrator: gives the risk of the spans and of the answer; `None` leaves the raw MLDS.
     """
 
     def __init__(
@@ -29,56 +36,61 @@ class ResultBuilder:
         model_name: str | None,
         calibrator: RiskCalibrator | None = None,
     ) -> None:
-        self._calibrator = calibrator
         self._config = config
         self._prompt_tokens = prompt_tokens
         self._model_name = model_name
+        self._calibrator = calibrator
         self._texts = SpanTexts()
-        self.spans: list[Span] = []
+        self._spans: list[Span] = []
 
-    def ready(self, sequencer: SpanDecoder) -> list[Span]:
+    def ready(self, decoder: SpanDecoder) -> list[Span]:
         """The spans that have become final since the last call."""
-        ends = [decided.text_end for decided in sequencer.decided]
-        places = self._texts.ready(sequencer.track, ends, sequencer.has_ended())
+        ends = [decided.text_end for decided in decoder.decided]
+        ranges = self._texts.ready(decoder.track, ends, decoder.has_ended())
         fresh = [
-            make_span(decided, place, self._config, self._calibrator)
-            for decided, place in zip(sequencer.decided[len(self.spans) :], places, strict=False)
+            make_span(decided, text_range, self._config, self._calibrator)
+            for decided, text_range in zip(decoder.decided[len(self._spans) :], ranges, strict=False)
         ]
-        self.spans.extend(fresh)
+        self._spans.extend(fresh)
         return fresh
 
-    def generation(self, sequencer: SpanDecoder, tree: TokenTree) -> Generation:
+    def generation(self, decoder: SpanDecoder, tree: TokenTree) -> Generation:
         """The whole answer, once the sequence has ended and every span was fetched."""
-        token_ids = [token_id for span in self.spans for token_id in span.token_ids]
-        return Generation(
-            text="".join(span.text for span in self.spans),
+        token_ids = [token_id for span in self._spans for token_id in span.token_ids]
+        generation = Generation(
+            text="".join(span.text for span in self._spans),
             token_ids=token_ids,
-            spans=self.spans,
-            finish_reason=sequencer.finish_reason,
+            spans=self._spans,
+            finish_reason=decoder.finish_reason,
             usage=Usage(
                 prompt_tokens=self._prompt_tokens,
                 completion_tokens=len(token_ids),
-                risk_points=sum(span.kind == "risk_point" for span in self.spans),
+                risk_points=sum(span.kind == "risk_point" for span in self._spans),
                 cached_tokens=tree.cached_tokens,
                 forward_passes=tree.forward_passes,
                 fed_tokens=tree.fed_tokens,
             ),
             config=self._config,
             model_name=self._model_name,
-            processed=bool(sequencer.rules.processors),
+            processed=bool(decoder.rules.processors),
         )
+        return with_answer_risk(generation, self._calibrator)
 
 
 def make_span(
     decided: DecidedSpan,
-    place: tuple[int, int, str],
+    text_range: tuple[int, int, str],
     config: CocoaConfig,
     calibrator: RiskCalibrator | None = None,
     *,
     given: bool = False,
 ) -> Span:
-    """A decided span at its place ``(start, end, text)``."""
-    start, end, text = place
+    """A decided span with its range ``(start, end, text)`` in the answer.
+
+    Args:
+        given: whether it is a text that was scored as given.
+    """
+    start, end, text = text_range
     risk = reported_risk(config, calibrator, decided)
     return Span(
         text=text,
@@ -98,15 +110,22 @@ def make_span(
         token_copied=decided.token_copied,
         preceding=decided.preceding,
         risk=risk,
-        calibrated=calibrator is not None,
+        calibrated=calibrates_spans(calibrator),
         reaches_max_risk=reaches_max_risk(config, risk),
     )
 
 
-def weighed_otherwise(span: Span, config: CocoaConfig) -> Span:
-    """A text that was scored, under another method, metric or alpha: what the model said of it stays as it is.
+def with_answer_risk(generation: Generation, calibrator: RiskCalibrator | None) -> Generation:
+    """The answer with its risk as a whole, if the calibrator has one."""
+    if calibrator is None or calibrator.answer is None or not generation.spans:
+        return generation
+    return generation.model_copy(update={"answer_risk": calibrator.answer_risk(generation)})
 
-    For methods whose score is made of log p_S and the disagreement alone.
+
+def scored_under(span: Span, config: CocoaConfig) -> Span:
+    """A text that was scored, under another method, metric or alpha; its measured statistics stay as they are.
+
+    For methods whose score consists of log p_S and the disagreement alone.
     """
     log_prob, score = log_prob_and_score(config, span.token_log_probs, span.con_mlds, span.f_mlds)
     risk = span.risk if span.calibrated else ranking_mlds(config, span.con_mlds, span.f_mlds)

@@ -1,20 +1,18 @@
-"""From what was measured of a span to the figures it is reported with, under the given settings."""
+"""What a span is reported with: its log-probability, MLDS, score and risk under the given settings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from cocoa_engine import equations
+from cocoa_engine.calibration import RiskCalibrator
+from cocoa_engine.calibration.features import SpanFigures
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.methods import METHODS
-
-if TYPE_CHECKING:
-    from cocoa_engine.calibration import RiskCalibrator
-    from cocoa_engine.calibration.features import SpanFigures
 
 
 def mlds(pooled: Tensor) -> tuple[list[float], list[float]]:
@@ -55,9 +53,16 @@ def ranking_mlds(config: CocoaConfig, con_mlds: float, f_mlds: float) -> float:
     return f_mlds if config.metric == "f_mlds" else con_mlds
 
 
+def calibrates_spans(calibrator: RiskCalibrator | None) -> TypeGuard[RiskCalibrator]:
+    """Whether there is a calibrator, and it was fitted on spans."""
+    return calibrator is not None and calibrator.span is not None
+
+
 def reported_risk(config: CocoaConfig, calibrator: RiskCalibrator | None, span: SpanFigures) -> float:
-    """The risk a span is reported with: the calibrator's, in [0, 1], or without one the raw MLDS that ranks."""
-    return ranking_mlds(config, span.con_mlds, span.f_mlds) if calibrator is None else calibrator.risk(span)
+    """The risk that a span is reported with: calibrated, in [0, 1], or else the raw MLDS that ranks."""
+    if calibrates_spans(calibrator):
+        return calibrator.risk(span)
+    return ranking_mlds(config, span.con_mlds, span.f_mlds)
 
 
 def reaches_max_risk(config: CocoaConfig, risk: float) -> bool:

@@ -11,14 +11,14 @@ _NOTHING = -1e4
 """Stands in for -inf below the best logit: e^-10000 is 0 in float32, and 0 times it is 0, where 0 * inf is NaN."""
 
 
-class Distributions(NamedTuple):
+class RowStatistics(NamedTuple):
     """W next-token distributions, float32, logarithms natural."""
 
     log_sum: Tensor  # [W], log of the sum of e^logits
     entropy: Tensor  # [W], -sum of p log p, in nats; a forbidden token (logit -inf) adds nothing
 
 
-def distributions(logits: Tensor, best: Tensor) -> Distributions:
+def row_statistics(logits: Tensor, best: Tensor) -> RowStatistics:
     """What normalises each row of logits, and how spread it is.
 
     With x = logits - best and Z the sum of e^x, the entropy is log Z - sum(x e^x) / Z: hardly anything is lost to
@@ -36,7 +36,7 @@ def distributions(logits: Tensor, best: Tensor) -> Distributions:
     if logits.device.type != "cpu" or products.isnan().any():
         products = _row_products(weights, below.clamp_(min=_NOTHING))
     log_total = total.log()
-    return Distributions(best + log_total, (log_total - products / total).clamp_(min=0))
+    return RowStatistics(best + log_total, (log_total - products / total).clamp_(min=0))
 
 
 def _row_products(left: Tensor, right: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def _row_products(left: Tensor, right: Tensor) -> Tensor:
     return torch.linalg.vecdot(left, right)
 
 
-class TokenFigures(NamedTuple):
+class TokenStatistics(NamedTuple):
     """Of each of t tokens, and of the distributions they were chosen from."""
 
     log_probs: list[float]
@@ -54,7 +54,7 @@ class TokenFigures(NamedTuple):
     margins: list[float]
 
 
-def token_figures(logits: Tensor, token_ids: Tensor, rows: Tensor) -> TokenFigures:
+def token_statistics(logits: Tensor, token_ids: Tensor, rows: Tensor) -> TokenStatistics:
     """Log-probability of some tokens, and entropy and margin of the distribution each is taken from.
 
     Args:
@@ -64,7 +64,7 @@ def token_figures(logits: Tensor, token_ids: Tensor, rows: Tensor) -> TokenFigur
     """
     logits = logits.float()
     best = logits.topk(min(2, logits.shape[1]), dim=1).values  # [W, 2]
-    log_sum, entropy = distributions(logits, best[:, 0])
+    log_sum, entropy = row_statistics(logits, best[:, 0])
     log_probs = (logits[rows, token_ids] - log_sum[rows]).clamp(max=0)
     margin = best[:, 0] - best[:, -1]
-    return TokenFigures(*torch.stack([log_probs, entropy[rows], margin[rows]]).tolist())
+    return TokenStatistics(*torch.stack([log_probs, entropy[rows], margin[rows]]).tolist())

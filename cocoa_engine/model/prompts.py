@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
+
+from typing_extensions import TypeIs
 
 from cocoa_engine.errors import PromptError
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.tokenizer import Tokens
+
+Prompt = str | Sequence[int]
+"""Text, which the tokenizer adds its special tokens to, or token ids, which are taken as they are."""
+
+Texts = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
+"""Several texts or token id sequences. Not ``Sequence[str]``, which a single text is, too."""
+
+Messages = Sequence[Mapping[str, Any]]
+"""Chat messages, each with ``role`` and ``content``."""
 
 
 def prompt_ids(model: LanguageModel, tokens: Tokens, prompt: Any, what: str = "prompt") -> list[int]:
@@ -51,3 +62,34 @@ def _checked_ids(model: LanguageModel, prompt: Any, what: str) -> list[int]:
     if outside:
         raise PromptError(f"token id {outside[0]} is outside the model's vocabulary of {model.vocab_size}.")
     return [int(value) for value in values]
+
+
+def is_chat(prompt: Prompt | Messages) -> TypeIs[Messages]:
+    """Whether a prompt is chat messages, not yet text or token ids."""
+    return isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(one, Mapping) for one in prompt)
+
+
+def text_ids(
+    model: LanguageModel, tokens: Tokens, prompt: Prompt, before: list[int], text: Any, what: str = "text"
+) -> tuple[list[int], str]:
+    """Token ids of a text that follows a prompt, and the text as it is shown.
+
+    Args:
+        before: token ids of the prompt.
+        what: what an error calls the text.
+
+    Raises:
+        PromptError: the text is empty, or does not fit the context window after the prompt.
+    """
+    if not isinstance(text, str) or not text:
+        ids = prompt_ids(model, tokens, text, what)
+    elif isinstance(prompt, str):
+        ids = require_tokens(tokens.continuation(prompt, before, text), what)
+    else:
+        ids = require_tokens(tokens.encode(text, add_special_tokens=False), what)
+    window = model.context_window
+    if window is not None and len(before) + len(ids) > window:
+        raise PromptError(
+            f"prompt ({len(before)} tokens) and {what} ({len(ids)}) exceed the model's context window of {window}."
+        )
+    return ids, text if isinstance(text, str) else tokens.decode(ids)

@@ -1,55 +1,55 @@
-"""The branches that decoding grows where tokens compete, for a given text: what its tokens were up against.
+"""The candidates that decoding grows where tokens compete, for a given text: what its tokens competed with.
 
-The text is fed token by token. At each of its places where several tokens compete, the decode loop's own branches grow;
-those of many places and texts in the same forward passes, where what they have in common is fed once.
+The text is fed token by token. At each token where several compete, the decode loop's own branches grow. The branches
+of many tokens and texts grow in the same forward passes, in which what they share is fed once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decoding.branch import Branch
+from cocoa_engine.decoding.distributions import TokenOutput
 from cocoa_engine.decoding.next_tokens import NextTokens, next_tokens, non_finite
-from cocoa_engine.decoding.request import wanted_states
-from cocoa_engine.decoding.span_decoder import Branch, Rules, SpanDecoder, TokenOutput
+from cocoa_engine.decoding.request import capture_spec
+from cocoa_engine.decoding.rules import Rules
+from cocoa_engine.decoding.span_decoder import SpanDecoder
 from cocoa_engine.execution.backends import Path, StepOutput, TokenTree
+from cocoa_engine.execution.session import Session
 from cocoa_engine.model.detokenizer import TextTrack
 from cocoa_engine.model.generation_config import eos_token_ids
-from cocoa_engine.scoring.text_tree import beginnings, groups
+from cocoa_engine.scoring.text_tree import beginnings, groups, opened
 from cocoa_engine.spans import Candidate
 
-if TYPE_CHECKING:
-    from cocoa_engine.engine import CocoaEngine
-
-
 Known = dict[Path, TokenOutput]
-"""What the model said of each path from the end of what is committed."""
+"""What the model said of each path after the committed tokens."""
 
 
 MOST_FED = 8192
-"""Tokens that the branches of so many places as grow together have at most: what is known of them is held."""
+"""The most tokens of branches that grow together: the model's output for each is kept in memory until they end."""
 
 USUAL_ROWS = 10
-"""Tokens of branches for each token of a text that memory is allotted for at first."""
+"""Tokens of branches for each token of a text that memory is reserved for at first."""
 
 
 class _Growing(NamedTuple):
-    """The branches at one place of a text, and the paths they wait for."""
+    """The branches at one token of a text, and the paths that they wait for."""
 
     base: Path
-    sequencer: SpanDecoder
+    decoder: SpanDecoder
     loop: Generator[Sequence[Path], StepOutput | list[TokenOutput], list[Branch]]
-    asked: Sequence[Path]
+    paths: Sequence[Path]
 
 
 class Grower:
     """Grows the candidates of every risk point of given texts, as CoCoA-SIG would weigh them there.
 
     Args:
-        engine: it is only read.
+        session: the model, and how it is run.
         config: which tokens compete, where branches end, and by which metric, alpha and length rule they are scored.
             Probabilities are the model's own, without processors; stop texts end no branch.
 
@@ -57,12 +57,12 @@ class Grower:
         ConfigError: the layers do not fit the model.
     """
 
-    def __init__(self, engine: CocoaEngine, config: CocoaConfig) -> None:
+    def __init__(self, session: Session, config: CocoaConfig) -> None:
+        self._session = session
         self._config = config.replace(method="cocoa-sig")
-        self._model, self._decode = engine._language_model, engine.decode
-        self._wanted = wanted_states(self._model, self._config)
-        self._eos = eos_token_ids(self._model.model, engine.tokenizer)
-        self._backend = engine._backend().backend
+        self._capture = capture_spec(session.model, self._config)
+        self._eos = eos_token_ids(session.model.model, session.tokens.tokenizer)
+        self._backend = session.backend
         most = MOST_FED // (config.max_candidates * config.max_span_tokens)
         self._width = max(1, min(self._backend.paths_per_step, most))
 
@@ -85,9 +85,8 @@ class Grower:
         """The candidates at each token of some texts; those of a longer one piece by piece, each then committed."""
         width = self._width
         tokens = sum(map(len, texts))
-        (tree,) = self._backend.open([prompt], tokens + USUAL_ROWS * min(tokens, width), self._wanted)
-        tree.keep_committed = True
-        try:
+        reserve = tokens + USUAL_ROWS * min(tokens, width)
+        with opened(self._backend, prompt, reserve, self._capture) as tree:
             if not tree.keeps_rest:
                 if len(texts) > 1:
                     return [grown for text in texts for grown in self._grown(prompt, [text])]
@@ -111,8 +110,6 @@ class Grower:
                     before, committed = known[part].next, [*committed, *part]
                     tree.commit(part)
             return grown
-        finally:
-            tree.close()
 
     def _grow(
         self, tree: TokenTree, committed: list[int], parts: Sequence[Path], before: NextTokens | None, known: Known
@@ -128,15 +125,15 @@ class Grower:
         growing = [one for one in begun if one is not None]
         found: dict[Path, list[Candidate]] = {}
         while growing:
-            wanted = dict.fromkeys(one.base + path for one in growing for path in one.asked)
+            wanted = dict.fromkeys(one.base + path for one in growing for path in one.paths)
             self._feed(tree, [path for path in wanted if path not in known], known)
             waiting, growing = growing, []
             for one in waiting:
                 try:
-                    asked = one.loop.send([known[one.base + path] for path in one.asked])
-                    growing.append(one._replace(asked=asked))
+                    paths = one.loop.send([known[one.base + path] for path in one.paths])
+                    growing.append(one._replace(paths=paths))
                 except StopIteration as done:
-                    found[one.base] = one.sequencer.weighed(done.value)
+                    found[one.base] = one.decoder.weigh(done.value)
         return found
 
     def _begin(self, committed: list[int], base: Path, following: NextTokens | None) -> _Growing | None:
@@ -144,15 +141,15 @@ class Grower:
         ids = [*committed, *base]
         if following is None:
             raise non_finite(len(ids))
-        config, window = self._config, self._model.context_window
+        config, window = self._config, self._session.model.context_window
         candidates = following.competing(config.gamma, config.max_candidates)
         if len(candidates.token_ids) < 2:
             return None
         left = config.max_span_tokens if window is None else min(config.max_span_tokens, window - len(ids))
         rules = Rules(config.replace(max_new_tokens=left), self._eos)
-        sequencer = SpanDecoder(ids, rules, TextTrack(self._decode))
-        loop = sequencer.grow(candidates)
-        return _Growing(base, sequencer, loop, next(loop))
+        decoder = SpanDecoder(ids, rules, TextTrack(self._session.tokens.decode))
+        loop = decoder.grow(candidates)
+        return _Growing(base, decoder, loop, next(loop))
 
     def _feed(self, tree: TokenTree, paths: Sequence[Path], known: Known) -> None:
         """Feed paths, and note what the model says of each."""

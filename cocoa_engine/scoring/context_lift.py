@@ -13,18 +13,19 @@ differences of both MLDS.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decoding.branch import DecidedSpan
+from cocoa_engine.decoding.request import capture_spec
 from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.execution.session import Session, SessionOwner
+from cocoa_engine.model.detokenizer import TextTrack
+from cocoa_engine.model.prompts import Prompt, prompt_ids, text_ids
 from cocoa_engine.results import Generation
+from cocoa_engine.scoring.teacher_forcing import score_spans
 from cocoa_engine.spans import Measured
-
-if TYPE_CHECKING:
-    from cocoa_engine.config import CocoaConfig
-    from cocoa_engine.decoding.span_decoder import DecidedSpan
-    from cocoa_engine.engine import CocoaEngine
 
 
 class ContextLift(BaseModel):
@@ -50,7 +51,7 @@ class ContextLift(BaseModel):
 
 
 def context_lift(
-    engine: CocoaEngine,
+    engine: SessionOwner,
     generation: Generation,
     without_context: str | Sequence[int],
     *,
@@ -80,15 +81,15 @@ def context_lift(
             "model's own; give with_context=, the prompt that was answered, to have them measured again."
         )
     spans = [span.token_ids for span in generation.spans]
-    without = _measured(engine, without_context, spans, generation.config)
+    without = _measured(engine.session, without_context, spans, generation.config)
     known: Sequence[Measured | DecidedSpan] = generation.spans
     if with_context is not None:
-        known = _measured(engine, with_context, spans, generation.config)
+        known = _measured(engine.session, with_context, spans, generation.config)
     return [ContextLift.between(*both) for both in zip(known, without, strict=True)]
 
 
 def context_lift_of_text(
-    engine: CocoaEngine,
+    engine: SessionOwner,
     spans: Sequence[str],
     with_context: str | Sequence[int],
     without_context: str | Sequence[int],
@@ -113,44 +114,35 @@ def context_lift_of_text(
         NonFiniteLogitsError: the model's logits are NaN or infinite.
     """
     config = engine.config if config is None else config
-    token_ids = _cut(engine, spans, with_context)
+    token_ids = _cut(engine.session, spans, with_context)
     full, bare = (
-        iter(_measured(engine, prompt, [ids for ids in token_ids if ids], config))
+        iter(_measured(engine.session, prompt, [ids for ids in token_ids if ids], config))
         for prompt in (with_context, without_context)
     )
     return [ContextLift.between(next(full), next(bare)) if ids else None for ids in token_ids]
 
 
-def _measured(
-    engine: CocoaEngine, prompt: str | Sequence[int], spans: list[list[int]], config: CocoaConfig
-) -> list[DecidedSpan]:
-    from cocoa_engine.decoding.request import wanted_states
-    from cocoa_engine.model.prompts import prompt_ids
-    from cocoa_engine.scoring.teacher_forcing import score_spans
-
+def _measured(session: Session, prompt: Prompt, spans: list[list[int]], config: CocoaConfig) -> list[DecidedSpan]:
     if not spans:
         return []
-    model = engine._language_model
-    wanted = wanted_states(model, config)._replace(early=(), masked=())
-    before = prompt_ids(model, engine._tokens, prompt)
+    model = session.model
+    capture = capture_spec(model, config)._replace(early=(), masked=())
+    before = prompt_ids(model, session.tokens, prompt)
     count = sum(map(len, spans))
-    window = engine.context_window
+    window = model.context_window
     if window is not None and len(before) + count > window:
         raise PromptError(
             f"prompt ({len(before)} tokens) and answer ({count}) exceed the model's context window of {window}."
         )
-    return score_spans(model, before, spans, config, wanted, [0] * len(spans))
+    return score_spans(model, before, spans, config, capture, [0] * len(spans))
 
 
-def _cut(engine: CocoaEngine, spans: Sequence[str], prompt: str | Sequence[int]) -> list[list[int]]:
-    """The tokens of each span of a text that goes on from a prompt."""
-    from cocoa_engine.model.detokenizer import TextTrack
-    from cocoa_engine.model.prompts import prompt_ids
-
+def _cut(session: Session, spans: Sequence[str], prompt: Prompt) -> list[list[int]]:
+    """The tokens of each span of a text that continues a prompt."""
     text = "".join(spans)
-    before = prompt_ids(engine._language_model, engine._tokens, prompt)
-    token_ids, _ = engine._given(prompt, before, text, "answer")
-    track = TextTrack(engine.decode)
+    before = prompt_ids(session.model, session.tokens, prompt)
+    token_ids, _ = text_ids(session.model, session.tokens, prompt, before, text, "answer")
+    track = TextTrack(session.tokens.decode)
     cut: list[list[int]] = [[] for _ in spans]
     ends = [sum(map(len, spans[: number + 1])) for number in range(len(spans))]
     number = dropped = shown = 0

@@ -5,12 +5,41 @@ from __future__ import annotations
 import torch
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.request import wanted_states
+from cocoa_engine.decoding.request import capture_spec
 from cocoa_engine.equations import disagreement
+from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.execution.session import Session
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 from cocoa_engine.model.language_model import LanguageModel
-from cocoa_engine.results import LayerCurve
+from cocoa_engine.model.prompts import Prompt, prompt_ids
+from cocoa_engine.results import Generation, LayerCurve
 from cocoa_engine.spans import Span
+
+
+def of_generation(session: Session, prompt: Prompt, generation: Generation, span: Span | int) -> LayerCurve:
+    """The curve of one span of an answer; see :meth:`CocoaEngine.layer_profile`.
+
+    Args:
+        prompt: what the answer was made after.
+        span: one of the answer's spans, or its index.
+
+    Raises:
+        ConfigError: the answer has no such span.
+        PromptError: the prompt is not as long as the one of the answer.
+    """
+    spans = generation.spans
+    number = span if isinstance(span, int) else spans.index(span) if span in spans else len(spans)
+    if not -len(spans) <= number < len(spans):
+        raise ConfigError(f"the answer has no such span: give one of its spans, or a number below {len(spans)}.")
+    before = prompt_ids(session.model, session.tokens, prompt)
+    if len(before) != generation.usage.prompt_tokens:
+        raise PromptError(
+            f"the answer was made after a prompt of {generation.usage.prompt_tokens} tokens, not of {len(before)}; "
+            "give the same one (after a chat its messages, or engine.encode_chat of them with its template_kwargs)."
+        )
+    number %= len(spans)
+    earlier = [token_id for one in spans[:number] for token_id in one.token_ids]
+    return layer_curve(session.model, before + earlier, spans[number], generation.config)
 
 
 def layer_curve(model: LanguageModel, before: list[int], span: Span, config: CocoaConfig) -> LayerCurve:
@@ -20,7 +49,7 @@ def layer_curve(model: LanguageModel, before: list[int], span: Span, config: Coc
         before: the prompt's tokens and those of the spans before.
         config: its window and final layer.
     """
-    wanted = wanted_states(model, config)
+    wanted = capture_spec(model, config)
     token_ids = torch.tensor([[*before, *span.token_ids]], device=model.device)
     inputs = {"use_cache": False} if "use_cache" in model.forward_parameters else {}
     every = CaptureSpec(0, model.num_layers, config.final_layer)

@@ -1,4 +1,4 @@
-"""Scores of given texts under the methods that need more than the model's own distribution of them."""
+"""Scores of given texts under methods that need more than the model's own distribution of them."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from cocoa_engine.equations import span_log_prob
 from cocoa_engine.execution.backends import Backend
 from cocoa_engine.methods import METHODS, ContrastingMethod
 from cocoa_engine.model.hidden_states import CaptureSpec
-from cocoa_engine.scoring.text_tree import GivenText, ScoredText, beginnings, groups, score_texts
+from cocoa_engine.scoring.shared_prompt import GivenText, ScoredText, score_texts
+from cocoa_engine.scoring.text_tree import TextTree
 
 
 def needs_more(config: CocoaConfig) -> bool:
-    """Whether the configured method's score is not made of log p_S and the disagreement alone."""
+    """Whether the configured method's score consists of more than log p_S and the disagreement."""
     method = METHODS[config.method]
     return isinstance(method, ContrastingMethod) or method.reads_back
 
 
 def rescored(
-    backend: Backend, prompt: list[int], scored: Sequence[ScoredText], config: CocoaConfig, wanted: CaptureSpec
+    backend: Backend, prompt: list[int], scored: Sequence[ScoredText], config: CocoaConfig, capture: CaptureSpec
 ) -> list[ScoredText]:
-    """Scored texts with the configured method's score; the forward passes that takes are added."""
+    """Scored texts with the configured method's score; its forward passes are added to theirs."""
     method = METHODS[config.method]
     texts = [decided.token_ids for decided, _ in scored]
     result = []
     if isinstance(method, ContrastingMethod):
-        found = _contrasts(backend, method, prompt, texts, config, wanted)
+        found = _contrasts(backend, method, prompt, texts, config, capture)
         for (decided, passes), (contrasts, more) in zip(scored, found, strict=True):
             score = span_log_prob(contrasts, config.span_log_prob)
             result.append(ScoredText(replace(decided, score=score), passes + more))
         return result
     read_back = [GivenText([*text, *prompt], 0) for text in ([], *texts)]
-    without, *after = score_texts(backend, prompt, read_back, config, wanted)
+    without, *after = score_texts(backend, prompt, read_back, config, capture)
     log_prob_without = sum(without.decided.token_log_probs)
     for (decided, passes), read in zip(scored, after, strict=True):
         pmi = sum(read.decided.token_log_probs[len(decided.token_ids) :]) - log_prob_without
@@ -52,44 +53,26 @@ def _contrasts(
     prompt: list[int],
     texts: Sequence[list[int]],
     config: CocoaConfig,
-    wanted: CaptureSpec,
+    capture: CaptureSpec,
 ) -> list[tuple[list[float], int]]:
     """The contrasts of each text's tokens, all tokens allowed, and the forward passes they took.
 
-    The prompt is read once, but for its last token: what that says is contrasted too, so it begins every text.
+    The prompt is prefilled once, but for its last token: its output is contrasted too, so it begins every text.
     """
     fed = [[prompt[-1], *text[:-1]] for text in texts]
-    width = max(1, backend.paths_per_step // (1 + len(wanted.early)))  # rows of logits for every layer
-    together = list(groups(fed, width))
-    room = max(len(beginnings(fed[number] for number in group)) for group in together)
-    tree = backend.open([prompt[:-1]], room, wanted)[0]
-    tree.keep_committed = True
-    found: dict[int, tuple[list[float], int]] = {}
-    try:
-        if len(prompt) > 1:
-            backend.prefill(tree)
-        prompt_passes = tree.forward_passes
-        for group in together:
-            paths = beginnings(fed[number] for number in group)
-            rows = {path: row for row, path in enumerate(paths)}
-            own = {number: [rows[path] for path in beginnings([fed[number]])] for number in group}
-            contrasts: dict[int, list[float]] = {number: [] for number in group}
-            passes = dict.fromkeys(group, prompt_passes)
-            for start in range(0, len(paths), width):
-                before = tree.forward_passes
-                output = backend.step([(tree, paths[start : start + width])])[0]
-                assert output.others is not None
-                of_step = method.contrast(output.logits.float(), output.others, config)  # [W, V]
-                for number in group:
-                    here = [depth for depth, row in enumerate(own[number]) if start <= row < start + width]
-                    if here:
-                        places = torch.tensor([own[number][depth] - start for depth in here], device=of_step.device)
-                        targets = torch.tensor([texts[number][depth] for depth in here], device=of_step.device)
-                        contrasts[number] += of_step[places, targets].tolist()
-                        # one pass for the whole step, or one for each path of it
-                        passes[number] += min(tree.forward_passes - before, len(here))
-            tree.drop_branches()
-            found |= {number: (contrasts[number], passes[number]) for number in group}
-    finally:
-        tree.close()
-    return [found[number] for number in range(len(texts))]
+    width = max(1, backend.paths_per_step // (1 + len(capture.early)))  # rows of logits for every layer
+    contrasts: list[list[float]] = [[] for _ in texts]
+    passes = [0] * len(texts)
+    with TextTree(backend, prompt[:-1], fed, capture, rows_per_step=width) as tree:
+        for group in tree.groups():
+            for step in group.steps():
+                assert step.output.others is not None
+                of_step = method.contrast(step.output.logits.float(), step.output.others, config)  # [W, V]
+                for number in group.numbers:
+                    if here := group.within(step, number):
+                        done = len(contrasts[number])
+                        rows = torch.tensor(here, device=of_step.device)
+                        targets = torch.tensor(texts[number][done : done + len(here)], device=of_step.device)
+                        contrasts[number] += of_step[rows, targets].tolist()
+                        passes[number] += group.passes(step, number)
+        return [(found, tree.prompt_passes + more) for found, more in zip(contrasts, passes, strict=True)]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.span_decoder import DecidedSpan
+from cocoa_engine.decoding.branch import DecidedSpan
 from cocoa_engine.decoding.span_scoring import log_prob_and_score, mlds
-from cocoa_engine.decoding.token_statistics import TokenFigures, token_figures
+from cocoa_engine.decoding.token_statistics import TokenStatistics, token_statistics
 from cocoa_engine.errors import NonFiniteLogitsError
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 from cocoa_engine.model.language_model import LanguageModel
@@ -61,19 +61,19 @@ def score_spans(
     decided = []
     start = 0
     for number, span in enumerate(spans):
-        own = TokenFigures(*(values[start : start + len(span)] for values in figures))
+        own = TokenStatistics(*(values[start : start + len(span)] for values in figures))
         start += len(span)
         log_prob, score = log_prob_and_score(config, own.log_probs, con[number], f[number])
         decided.append(DecidedSpan(span, *own, log_prob, con[number], f[number], score, [], None, text_ends[number]))
     return decided
 
 
-def _in_chunks(logits: Tensor, token_ids: Tensor) -> TokenFigures:
+def _in_chunks(logits: Tensor, token_ids: Tensor) -> TokenStatistics:
     """The figures of each token under its row of ``logits`` ``[t, V]``."""
-    figures = TokenFigures([], [], [])
+    figures = TokenStatistics([], [], [])
     for start in range(0, len(token_ids), _CHUNK):
         rows, ids = logits[start : start + _CHUNK], token_ids[start : start + _CHUNK]
-        of_chunk = token_figures(rows, ids, torch.arange(len(ids), device=ids.device))
+        of_chunk = token_statistics(rows, ids, torch.arange(len(ids), device=ids.device))
         for values, more in zip(figures, of_chunk, strict=True):
             values.extend(more)
     return figures

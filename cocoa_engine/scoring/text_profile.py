@@ -1,7 +1,7 @@
-"""Given texts after a prompt, token by token: probabilities, what competed at each place, the states of all layers.
+"""Given texts after a prompt, token by token: probabilities, competing tokens, and the states of all layers.
 
-:meth:`CocoaEngine.score` gives the figures of a text as one span under one choice of layers. Here a text can be cut
-into spans, and its layers compared in every way, after one pass.
+:meth:`CocoaEngine.score` measures a text as one span under one choice of layers. Here, after one pass, a text can be
+cut into spans and its layers compared in every way.
 """
 
 from __future__ import annotations
@@ -10,24 +10,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.answer_history import AnswerSoFar
-from cocoa_engine.decoding.token_statistics import token_figures
+from cocoa_engine.decoding.answer_history import AnswerHistory
+from cocoa_engine.decoding.token_statistics import token_statistics
 from cocoa_engine.equations import con_mlds_of, disagreement, f_mlds_of
 from cocoa_engine.errors import NonFiniteLogitsError, UnsupportedModelError
+from cocoa_engine.execution.session import Session
 from cocoa_engine.model.detokenizer import TextTrack
 from cocoa_engine.model.hidden_states import CaptureSpec, FinalLayer, capture
 from cocoa_engine.model.language_model import LanguageModel
-from cocoa_engine.model.prompts import prompt_ids
-from cocoa_engine.scoring.text_tree import Step, beginnings, groups, steps
-
-if TYPE_CHECKING:
-    from cocoa_engine.engine import CocoaEngine
+from cocoa_engine.model.prompts import Prompt, prompt_ids, text_ids
+from cocoa_engine.scoring.text_tree import Step, TextTree
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class TextProfile:
         competing: of each, how many tokens competed where it was chosen: p(w) >= gamma max p, at most max_candidates.
         spreads: log p of the most probable of those less that of the least probable, in nats.
         gaps: log p of the most probable token there less that of the token itself; 0 where it is that token.
-        copied: of each, the length of the prompt's run that it ends, as in ``Span.token_copied``.
+        copied: of each, the length of the run of the prompt that it ends, as in ``Span.token_copied``.
         text: as the tokens decode; some decoders drop its first space.
         ends: where its complete characters end after each token.
         states: ``[L + 1, t, d]`` float32, on the CPU: layer 0 is the embedding, L the last before the final norm.
@@ -111,90 +109,88 @@ class LayerProfile:
 
 
 class Profiler:
-    """Feeds texts to an engine's model and says all that there is to say of their tokens.
+    """Feeds texts to a model and measures everything that there is to measure of their tokens.
 
     Args:
-        engine: it is only read.
+        session: the model, and how it is run.
         config: its ``gamma`` and ``max_candidates`` say which tokens compete.
 
     Raises:
         UnsupportedModelError: the model's final norm was not found.
     """
 
-    def __init__(self, engine: CocoaEngine, config: CocoaConfig) -> None:
-        self._engine, self._config = engine, config
-        self._model: LanguageModel = engine._language_model
-        self._norm = _final_norm(self._model)
+    def __init__(self, session: Session, config: CocoaConfig) -> None:
+        self._session, self._config = session, config
+        self._norm = _final_norm(session.model)
 
-    def __call__(self, prompt: str | Sequence[int], texts: Sequence[str | Sequence[int]]) -> list[TextProfile]:
+    def __call__(self, prompt: Prompt, texts: Sequence[str | Sequence[int]]) -> list[TextProfile]:
         """Profiles of some texts after one prompt, which is encoded once.
 
         Raises:
             PromptError: a text is empty, or does not fit the context window after the prompt.
             NonFiniteLogitsError: the model's logits are NaN or infinite.
         """
-        engine, config = self._engine, self._config
-        before = prompt_ids(self._model, engine._tokens, prompt)
-        ids = [engine._given(prompt, before, text, "text")[0] for text in texts]
-        backend = engine._backend().backend
-        together = list(groups(ids, backend.paths_per_step))
-        room = max(len(beginnings(ids[number] for number in group)) for group in together)
+        model, tokens = self._session.model, self._session.tokens
+        before = prompt_ids(model, tokens, prompt)
+        ids = [text_ids(model, tokens, prompt, before, text)[0] for text in texts]
         # both ends of the residual stream: the norm after it is applied here
-        tree = backend.open([before], room, CaptureSpec(0, self._model.num_layers, "pre_norm"))[0]
-        tree.keep_committed = True
+        spec = CaptureSpec(0, model.num_layers, "pre_norm")
         profiles: dict[int, TextProfile] = {}
-        try:
-            first = backend.prefill(tree)
-            for group in together:
-                paths = beginnings(ids[number] for number in group)
-                columns: list[list[float]] = [[], [], [], [], [], []]
+        with TextTree(self._session.backend, before, ids, spec) as tree:
+            for group in tree.groups():
+                columns = _Columns([], [], [], [], [], [])
                 states = []
-                for step in steps(backend, tree, paths, first):
-                    figures = token_figures(step.logits, step.token_ids, step.parents)
-                    competing = _competing(step, config.gamma, config.max_candidates)
-                    for column, values in zip(columns, (*figures, *competing), strict=True):
+                for step in group.steps():
+                    for column, values in zip(columns, self._measured(step), strict=True):
                         column.extend(values)
-                    states.append(step.hidden[:-1].cpu())
-                tree.drop_branches()
-                rows = {path: row for row, path in enumerate(paths)}
+                    states.append(step.output.hidden[:-1].cpu())
                 fed = torch.cat(states, dim=1)  # [L + 1, P, d]
-                for number in group:
-                    own = [rows[path] for path in beginnings([ids[number]])]
-                    profiles[number] = self._profile(
-                        before, ids[number], [[c[row] for row in own] for c in columns], fed[:, own]
-                    )
-        finally:
-            tree.close()
+                for number, rows in group.rows.items():
+                    own = _Columns(*([column[row] for row in rows] for column in columns))
+                    profiles[number] = self._profile(before, ids[number], own, fed[:, rows])
         return [profiles[number] for number in range(len(texts))]
 
-    def _profile(
-        self, prompt: list[int], token_ids: list[int], columns: list[list[float]], states: Tensor
-    ) -> TextProfile:
-        log_probs, entropies, margins, competing, spreads, gaps = columns
-        if not all(-math.inf < value <= 0 for value in log_probs):
+    def _measured(self, step: Step) -> _Columns:
+        """The statistics of each token of a step."""
+        statistics = token_statistics(step.logits, step.token_ids, step.parents)
+        return _Columns(*statistics, *_competing(step, self._config.gamma, self._config.max_candidates))
+
+    def _profile(self, prompt: list[int], token_ids: list[int], columns: _Columns, states: Tensor) -> TextProfile:
+        if not all(-math.inf < value <= 0 for value in columns.log_probs):
             raise NonFiniteLogitsError(
                 "the logits of a text are NaN or infinite; load the model in float32 or bfloat16."
             )
-        track = TextTrack(self._engine.decode)
+        track = TextTrack(self._session.tokens.decode)
         ends = []
         for token_id in token_ids:
             track.push(token_id)
             ends.append(len(track.text))
         return TextProfile(
-            prompt,
-            token_ids,
-            log_probs,
-            entropies,
-            margins,
-            [int(count) for count in competing],
-            spreads,
-            gaps,
-            AnswerSoFar(prompt).extend(token_ids, log_probs, entropies)[0],
-            track.text,
-            ends,
-            states,
-            _normed(self._norm, states[-1]),
+            prompt=prompt,
+            token_ids=token_ids,
+            log_probs=columns.log_probs,
+            entropies=columns.entropies,
+            margins=columns.margins,
+            competing=[int(count) for count in columns.competing],
+            spreads=columns.spreads,
+            gaps=columns.gaps,
+            copied=AnswerHistory(prompt).extend(token_ids, columns.log_probs, columns.entropies)[0],
+            text=track.text,
+            ends=ends,
+            states=states,
+            normed=_normed(self._norm, states[-1]),
         )
+
+
+class _Columns(NamedTuple):
+    """Statistics of tokens, as the attributes of :class:`TextProfile` of the same names."""
+
+    log_probs: list[float]
+    entropies: list[float]
+    margins: list[float]
+    competing: list[float]
+    spreads: list[float]
+    gaps: list[float]
 
 
 def _competing(step: Step, gamma: float, most: int) -> tuple[list[float], list[float], list[float]]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.request import wanted_states
+from cocoa_engine.decoding.request import capture_spec
 from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.errors import PromptError, UnsupportedModelError
 from cocoa_engine.execution.backends.shared_cache import SharedCache, SharedTree
@@ -52,13 +52,13 @@ def find_retrieval_heads(
         UnsupportedModelError: the model's attention is not run by us, or it finds no needle again.
         PromptError: a text does not fit the context window.
     """
-    backend = engine._backend().backend
+    backend = engine.session.backend
     if not isinstance(backend, SharedCache) or not backend.masks_heads:
         raise UnsupportedModelError(
             f"heads can be looked at where attention goes through transformers' AttentionInterface; this model runs by "
             f"{backend.forward_name!r} (see `cocoa info`)."
         )
-    model = engine._language_model
+    model = engine.session.model
     num_heads = int(model.config.num_attention_heads)
     total = torch.zeros(model.num_layers, num_heads, dtype=torch.float64)
     runs = [(length, depth, needle) for length in lengths for depth in depths for needle in NEEDLES]
@@ -125,7 +125,7 @@ def _answered(engine: CocoaEngine, backend: SharedCache, run: _Run) -> tuple[Ten
     scores = torch.zeros(model.num_layers, int(model.config.num_attention_heads), dtype=torch.float64)
     needle_ids = torch.tensor(run.prompt)
     ends = eos_token_ids(model.model, engine.tokenizer)
-    (tree,) = backend.open([run.prompt[:-1]], 2 * len(run.needle) + 16, wanted_states(backend.model, CocoaConfig()))
+    (tree,) = backend.open([run.prompt[:-1]], 2 * len(run.needle) + 16, capture_spec(backend.model, CocoaConfig()))
     assert isinstance(tree, SharedTree)
     try:
         backend.prefill(tree)

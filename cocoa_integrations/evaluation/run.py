@@ -237,7 +237,7 @@ def _score(
         known: by what takes passes of its own and the sample's id, the span of each choice; those found are added.
     """
     from cocoa_engine.decoding.result_builder import (
-        weighed_otherwise,  # these load torch: a finished run is read without it
+        scored_under,  # these load torch: a finished run is read without it
     )
     from cocoa_engine.scoring.rescoring import needs_more
 
@@ -254,7 +254,7 @@ def _score(
                 continue
         spans = known[family, sample.id]
         if not family:
-            spans = [weighed_otherwise(span, config) for span in spans]
+            spans = [scored_under(span, config) for span in spans]
         scores = [span.score for span in spans]
         yield {
             "answer": choices[scores.index(max(scores))].strip(),

@@ -98,7 +98,7 @@ class Cutter:
 
     def __init__(self, engine: CocoaEngine, config: CocoaConfig) -> None:
         self._most = config.max_span_tokens
-        self._growers = {cut: Grower(engine, config.replace(span_boundary=cut)) for cut in ("left", "right")}
+        self._growers = {cut: Grower(engine.session, config.replace(span_boundary=cut)) for cut in ("left", "right")}
 
     def spans(self, forced: TeacherForced, cut: Cut) -> Iterator[tuple[int, int]]:
         """The tokens of each span of an answer, the end exclusive; together they are the answer."""

@@ -80,8 +80,8 @@ def force(
     Raises:
         PromptError: an answer does not fit the context window after its prompt.
     """
-    profiler = Profiler(engine, config)
-    grower = Grower(engine, config) if grow and METHODS[config.method].branches else None
+    profiler = Profiler(engine.session, config)
+    grower = Grower(engine.session, config) if grow and METHODS[config.method].branches else None
     for _, same in groupby(records, key=lambda record: record.prompt):
         together = list(same)
         first = together[0]

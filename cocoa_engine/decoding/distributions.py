@@ -1,0 +1,116 @@
+"""Next-token distributions of one sequence: the model's logits, contrasts and logits processors put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cocoa_engine.decoding.next_tokens import NextTokens, contrasted, next_tokens, non_finite
+from cocoa_engine.decoding.rules import Rules
+from cocoa_engine.execution.backends import Path, StepOutput
+from cocoa_engine.methods import METHODS, ContrastingMethod
+
+
+@dataclass(frozen=True)
+class TokenOutput:
+    """What the model said after one fed token.
+
+    Attributes:
+        logits: ``[V]``, kept only where they are needed again.
+        hidden: ``[N + 1, d]``; `None` after the prompt.
+        others: ``[K, V]``, what a contrasting method compares the logits with; kept together with them.
+        next: the distribution; `None` where processors take part in it, or where it is not finite.
+    """
+
+    logits: Tensor | None
+    hidden: Tensor | None = None
+    next: NextTokens | None = None
+    others: Tensor | None = None
+
+
+class Distributions:
+    """Forms the distributions of one request.
+
+    Args:
+        native: the kernels read the logits; see :func:`~cocoa_engine.decoding.next_tokens.next_tokens`.
+    """
+
+    def __init__(self, rules: Rules, *, native: bool = False) -> None:
+        self._rules = rules
+        self._method = METHODS[rules.config.method]
+        self._count = max(2, rules.config.max_candidates)
+        self._native = native
+
+    def outputs(self, step: StepOutput) -> list[TokenOutput]:
+        """What a forward pass says of each token that it fed."""
+        count = len(step.logits)
+        known = [None] * count if self._rules.processors else self._top(step.logits, step.others)
+        found = []
+        for row, following in enumerate(known):
+            again = following is None or self._method.reads_back
+            logits = step.logits[row] if again else None
+            others = step.others[:, row] if again and step.others is not None else None
+            found.append(TokenOutput(logits, step.hidden[:, row], following, others))
+        return found
+
+    def after(self, prefix: Sequence[int], paths: Sequence[Path], outputs: Sequence[TokenOutput]) -> list[NextTokens]:
+        """The distribution after each path.
+
+        Args:
+            prefix: the committed token ids, prompt included, which the paths follow.
+            paths: ``W`` of them.
+            outputs: of the last token of each.
+
+        Raises:
+            NonFiniteLogitsError: no token can be chosen from one of them.
+        """
+        if self._rules.processors:
+            others = [each.others for each in outputs if each.others is not None]
+            known = self._top(
+                torch.stack([logits_of(each) for each in outputs]),
+                torch.stack(others, dim=1) if others else None,
+                prefix,
+                paths,
+            )
+        else:
+            known = [
+                each.next or self._top(logits_of(each)[None], None if each.others is None else each.others[:, None])[0]
+                for each in outputs
+            ]
+        result = []
+        for path, distribution in zip(paths, known, strict=True):
+            if distribution is None:
+                raise non_finite(len(prefix) + len(path))
+            result.append(distribution)
+        return result
+
+    def _top(
+        self, logits: Tensor, others: Tensor | None = None, prefix: Sequence[int] = (), paths: Sequence[Path] = ()
+    ) -> list[NextTokens | None]:
+        """The distribution of each row.
+
+        Args:
+            logits: ``[W, V]``.
+            others: ``[K, W, V]``, what a contrasting method compares them with.
+            prefix, paths: as in :meth:`after`, if processors take part.
+        """
+        if others is None or not isinstance(self._method, ContrastingMethod):
+            processed = self._rules.processed(prefix, paths, logits) if paths else logits
+            return next_tokens(processed, self._count, native=self._native)
+        config = self._rules.config
+        contrasts = self._method.contrast(logits.float(), others, config)
+        allowed = self._method.plausible(logits.float(), config)
+        ranked = self._rules.processed(prefix, paths, contrasts.clone()) if paths else contrasts
+        if allowed is not None:  # unless processors forbid every plausible token
+            kept = ranked.masked_fill(~allowed, -torch.inf)
+            ranked = torch.where((kept > -torch.inf).any(-1, keepdim=True), kept, ranked)
+        return contrasted(next_tokens(logits, self._count, native=self._native), logits, contrasts, ranked)
+
+
+def logits_of(output: TokenOutput) -> Tensor:
+    """The kept logits of a token, ``[V]`` float32."""
+    assert output.logits is not None
+    return output.logits.float()

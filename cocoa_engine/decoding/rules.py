@@ -1,0 +1,78 @@
+"""What a request asks of every next token, apart from the settings: ends, processors, criteria."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.execution.backends import Path
+
+
+@dataclass
+class Rules:
+    """The rules of one request.
+
+    Attributes:
+        config: the settings; ``max_new_tokens`` already fits the context window.
+        eos: tokens that end the text.
+        stop_texts: texts that end it and are cut off.
+        stop_ids: special tokens that were given as such texts.
+        processors: called as ``(ids [1, t], logits [1, V])`` before p is formed.
+        criteria: called as ``(ids [1, t], None)`` after a token is taken; true ends the text.
+        generator: draws the branch when ``temperature`` is above 0.
+    """
+
+    config: CocoaConfig
+    eos: frozenset[int]
+    stop_texts: tuple[str, ...] = ()
+    stop_ids: frozenset[int] = frozenset()
+    processors: Sequence[Callable[..., Any]] = ()
+    criteria: Sequence[Callable[..., Any]] = ()
+    generator: torch.Generator | None = None
+
+    def processed(self, prefix: Sequence[int], paths: Sequence[Path], scores: Tensor) -> Tensor:
+        """The scores as the processors leave them, ``[W, V]``.
+
+        Args:
+            prefix: token ids that all rows follow, prompt included.
+            paths: those that each row follows after them.
+            scores: ``[W, V]``.
+
+        Raises:
+            ConfigError: a processor does not return a tensor of the shape of its scores.
+        """
+        rows = []
+        for path, row in zip(paths, scores, strict=True):
+            ids, processed = torch.tensor([[*prefix, *path]], device=row.device), row[None]
+            for processor in self.processors:
+                processed = processor(ids, processed)
+                if not isinstance(processed, Tensor) or processed.shape != row[None].shape:
+                    raise ConfigError(
+                        f"the logits processor {type(processor).__name__} must return a tensor of the shape of its "
+                        f"scores, {list(row[None].shape)}."
+                    )
+            rows.append(processed)
+        return torch.cat(rows)
+
+    def criteria_met(self, prefix: Sequence[int], path: Path) -> bool:
+        """Whether a stopping criterion ends the text after ``path``, which follows ``prefix``.
+
+        Raises:
+            ConfigError: a criterion returns neither a bool nor a tensor of them.
+        """
+        if not self.criteria:
+            return False
+        ids = torch.tensor([[*prefix, *path]])
+        return any(_all_true(criterion, criterion(ids, None)) for criterion in self.criteria)
+
+
+def _all_true(criterion: Callable[..., Any], met: Any) -> bool:
+    if not isinstance(met, (bool, Tensor)):
+        raise ConfigError(f"the stopping criterion {type(criterion).__name__} must return a bool or a tensor of them.")
+    return bool(torch.as_tensor(met).all())

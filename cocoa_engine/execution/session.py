@@ -1,0 +1,69 @@
+"""What all calls of an engine share: the model, its tokenizer, how the model is run, and the places in the batch."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.execution.backends import Backend, Chosen, choose, state_of
+from cocoa_engine.execution.scheduler import Scheduler
+from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.tokenizer import Tokens
+from cocoa_engine.runtime import Runtime
+
+
+class SessionOwner(Protocol):
+    """What the layers below the engine need of it."""
+
+    @property
+    def session(self) -> Session:
+        """The model, and how it is run."""
+
+    @property
+    def config(self) -> CocoaConfig:
+        """The default settings."""
+
+    @property
+    def runtime(self) -> Runtime:
+        """How the model is run."""
+
+
+class Session:
+    """A model and its tokenizer, ready to run.
+
+    Args:
+        model: a decoder-only ``PreTrainedModel`` with a language-modelling head.
+        tokenizer: its tokenizer.
+        runtime: how the model is run.
+        model_name: for the record; by default the model's own ``name_or_path``.
+
+    Attributes:
+        model: the language model, checked.
+        tokens: the tokenizer, safe for threads.
+        scheduler: the batch that all calls share.
+
+    Raises:
+        UnsupportedModelError: the model is not a causal language model, or has fewer than 3 layers.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, runtime: Runtime, model_name: str | None = None) -> None:
+        self.model = LanguageModel(model)
+        self.tokens = Tokens(tokenizer)
+        self.runtime = runtime
+        self.scheduler = Scheduler(runtime.max_batch_size, runtime.max_queue)
+        self.model_name = model_name or getattr(model, "name_or_path", "") or type(model).__name__
+        self._chosen: tuple[tuple[Any, ...], Chosen] | None = None
+
+    @property
+    def chosen(self) -> Chosen:
+        """The backend for the model as it is now, and the reason for it; tried out when it is first asked for."""
+        with self.model.lock:
+            state = state_of(self.model)
+            if self._chosen is None or self._chosen[0] != state:
+                self._chosen = state, choose(self.model, self.runtime)
+            return self._chosen[1]
+
+    @property
+    def backend(self) -> Backend:
+        """What runs the model."""
+        return self.chosen.backend

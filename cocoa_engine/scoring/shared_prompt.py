@@ -1,0 +1,127 @@
+"""Log-probability and disagreement of many given texts after one prompt, which is encoded once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decoding.branch import DecidedSpan
+from cocoa_engine.decoding.span_scoring import log_prob_and_score, mlds
+from cocoa_engine.decoding.token_statistics import TokenStatistics, token_statistics
+from cocoa_engine.errors import NonFiniteLogitsError
+from cocoa_engine.execution.backends import Backend
+from cocoa_engine.execution.backends.recompute import Recompute
+from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.scoring.teacher_forcing import score_text
+from cocoa_engine.scoring.text_tree import TextGroup, TextTree
+
+
+class GivenText(NamedTuple):
+    """A text to score: its tokens, and the length of its text in characters."""
+
+    token_ids: list[int]
+    text_end: int
+
+
+class ScoredText(NamedTuple):
+    """What was measured of a text, and in how many forward passes, those of the prompt included."""
+
+    decided: DecidedSpan
+    forward_passes: int
+
+
+class _Measured(NamedTuple):
+    """What the forward passes said of one text."""
+
+    tokens: TokenStatistics
+    hidden: Tensor  # [N + 1, d] float32: sums over the text's tokens
+    forward_passes: int
+
+
+def score_texts(
+    backend: Backend, prompt: list[int], texts: Sequence[GivenText], config: CocoaConfig, capture: CaptureSpec
+) -> list[ScoredText]:
+    """Score each text as one span after ``prompt``, as :func:`.score_text` does for one text.
+
+    A forward pass that fed tokens of several texts counts for each of them.
+
+    Raises:
+        NonFiniteLogitsError: a token's log-probability is NaN or infinite; the message says of which text.
+    """
+    if isinstance(backend, Recompute):  # nothing of the prompt can be kept, and each text takes one pass by itself
+        return [ScoredText(_alone(backend, prompt, texts, n, config, capture), 1) for n in range(len(texts))]
+    scored: dict[int, ScoredText] = {}
+    with TextTree(backend, prompt, [text.token_ids for text in texts], capture) as tree:
+        for group in tree.groups():
+            measured = _measure(group)
+            if not all(-float("inf") < value <= 0 for one in measured for value in one.tokens.log_probs):
+                _raise_of_first_bad(backend, prompt, texts, group.numbers, config, capture)
+            con, f = mlds(torch.stack([one.hidden / len(one.tokens.log_probs) for one in measured], dim=1))
+            for number, one, c, final in zip(group.numbers, measured, con, f, strict=True):
+                log_prob, score = log_prob_and_score(config, one.tokens.log_probs, c, final)
+                text = texts[number]
+                decided = DecidedSpan(text.token_ids, *one.tokens, log_prob, c, final, score, [], None, text.text_end)
+                scored[number] = ScoredText(decided, tree.prompt_passes + one.forward_passes)
+    return [scored[number] for number in range(len(texts))]
+
+
+def _measure(group: TextGroup) -> list[_Measured]:
+    """Feed a group of texts."""
+    figures = TokenStatistics([], [], [])
+    hidden: dict[int, Tensor] = {}
+    passes = dict.fromkeys(group.numbers, 0)
+    for step in group.steps():
+        for values, more in zip(figures, token_statistics(step.logits, step.token_ids, step.parents), strict=True):
+            values.extend(more)
+        for number in group.numbers:
+            if here := group.within(step, number):
+                state = step.output.hidden[:, here].sum(dim=1)
+                hidden[number] = hidden[number] + state if number in hidden else state
+                passes[number] += group.passes(step, number)
+    return [
+        _Measured(
+            TokenStatistics(*([values[row] for row in group.rows[number]] for values in figures)),
+            hidden[number],
+            passes[number],
+        )
+        for number in group.numbers
+    ]
+
+
+def _raise_of_first_bad(
+    backend: Backend,
+    prompt: list[int],
+    texts: Sequence[GivenText],
+    numbers: Sequence[int],
+    config: CocoaConfig,
+    capture: CaptureSpec,
+) -> None:
+    """Say of which text the logits are bad.
+
+    In a pass over several texts the NaN of one reaches all (attention multiplies it by 0), so each is run by itself.
+    """
+    for number in sorted(numbers):
+        _alone(backend, prompt, texts, number, config, capture)
+    raise NonFiniteLogitsError(
+        f"the logits of the texts to score at {', '.join(map(str, sorted(numbers)))} are NaN or infinite when the "
+        "texts are fed together; load the model in float32 or bfloat16."
+    )
+
+
+def _alone(
+    backend: Backend,
+    prompt: list[int],
+    texts: Sequence[GivenText],
+    number: int,
+    config: CocoaConfig,
+    capture: CaptureSpec,
+) -> DecidedSpan:
+    text = texts[number]
+    try:
+        return score_text(backend.model, prompt, text.token_ids, config, capture, text.text_end)
+    except NonFiniteLogitsError as error:
+        raise NonFiniteLogitsError(f"of the texts to score, at index {number}: {error}") from None

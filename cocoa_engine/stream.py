@@ -1,0 +1,140 @@
+"""The spans of an answer, each as soon as it is decided."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Generic
+
+from typing_extensions import TypeVar
+
+from cocoa_engine.calibration import RiskCalibrator
+from cocoa_engine.cancellation import Cancellation
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decoding.request import Request
+from cocoa_engine.decoding.task import DecodeTask
+from cocoa_engine.errors import RequestCancelledError
+from cocoa_engine.execution.session import Session, SessionOwner
+from cocoa_engine.results import Generation
+from cocoa_engine.spans import Span
+
+EngineT = TypeVar("EngineT", bound=SessionOwner, default=SessionOwner)
+
+
+class SpanStream(Iterator[Span], Generic[EngineT]):
+    """The spans of an answer, each as soon as it is decided; also a context manager.
+
+    Args:
+        engine: the engine that decodes.
+        request: checked already.
+        config: the settings as the user gave them.
+        calibrator: gives the risk of spans and answer.
+    """
+
+    def __init__(
+        self, engine: EngineT, request: Request, config: CocoaConfig, calibrator: RiskCalibrator | None
+    ) -> None:
+        self._state = _State()
+        self._engine, self._request = engine, request
+        self._spans = _decoded(self._state, engine.session, request, config, calibrator)
+
+    @property
+    def engine(self) -> EngineT:
+        """The engine that decodes."""
+        return self._engine
+
+    @property
+    def prompt(self) -> list[int]:
+        """Token ids of the prompt."""
+        return self._request.prompt
+
+    @property
+    def prompt_progress(self) -> tuple[int, int]:
+        """How many tokens of the prompt have been read, and how many there are. Any thread may ask at any time."""
+        task = self._state.task
+        return self._state.read if task is None else task.prompt_read, len(self.prompt)
+
+    @property
+    def processed(self) -> bool:
+        """Whether logits processors act: the log-probabilities are then not those of the model's own distribution."""
+        return bool(self._request.rules.processors)
+
+    @property
+    def generation(self) -> Generation | None:
+        """The whole answer, once its last span was decided; `None` before."""
+        return self._state.generation
+
+    @property
+    def closed(self) -> bool:
+        """Whether the work was stopped."""
+        return self._state.closing.cancelled
+
+    def __next__(self) -> Span:
+        span = next(self._spans)
+        if self.closed:  # by another thread meanwhile, which could not stop the work from outside
+            self.close()
+            self._request.cancellation.check()
+            raise StopIteration
+        return span
+
+    def close(self) -> None:
+        """Stop the work; the stream yields nothing more.
+
+        Any thread may call it, also while another one asks for a span. That call ends before its next forward pass, or
+        at once if it waits for a place in the batch.
+        """
+        self._state.closing.cancel()
+        with contextlib.suppress(ValueError):  # another thread is inside, and was told
+            self._spans.close()
+
+    def __enter__(self) -> SpanStream[EngineT]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass
+class _State:
+    """What a stream and its work share. It is an object of its own so that an abandoned stream is freed at once."""
+
+    generation: Generation | None = None
+    task: DecodeTask | None = None  # while it runs
+    read: int = 0  # tokens of the prompt, once the task is closed
+    closing: Cancellation = field(default_factory=Cancellation)
+
+
+def _decoded(
+    state: _State, session: Session, request: Request, config: CocoaConfig, calibrator: RiskCalibrator | None
+) -> Generator[Span, None, None]:
+    """Decode one request, holding a place in the batch only while a span is asked for.
+
+    It ends when the stream is closed; the request's own cancellation is an error.
+    """
+    task: DecodeTask | None = None
+    try:
+        with request.cancellation.heard_by(state.closing.cancel):
+            while task is None or task.work is not None:
+                with session.scheduler.place(may_refuse=task is None, cancellation=state.closing):
+                    if task is None:
+                        task = DecodeTask(replace(request, cancellation=state.closing), config, session, calibrator)
+                        state.task = task
+                    spans: list[Span] = []
+                    while not spans and task.work is not None:
+                        session.scheduler.feed([task.work])
+                        task.advance()
+                        spans = task.ready()
+                if task.work is None:
+                    state.generation = task.generation()
+                yield from spans
+    except RequestCancelledError:
+        if request.cancellation.cancelled or not state.closing.cancelled:
+            raise
+    finally:
+        if task is not None:
+            state.read, state.task = task.prompt_read, None
+            task.close()

@@ -1,4 +1,4 @@
-"""What of a span depends on what stands before it: how far it repeats the prompt, and how the answer went so far."""
+"""Statistics of a span that depend on the text before it: what it repeats of the prompt, and the preceding tokens."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from functools import cached_property
 from cocoa_engine.spans import Preceding
 
 LONGEST = 3
-"""Longer runs count as this: a run of three tokens is hardly ever met by chance."""
+"""Longer runs count as this length: a run of three tokens hardly ever repeats by chance."""
 
 NEAR = 4
-"""So many tokens before a span are summed up."""
+"""How many tokens before a span are averaged."""
 
 
 class AnswerHistory:
@@ -31,11 +31,12 @@ class AnswerHistory:
     def extend(
         self, token_ids: Sequence[int], log_probs: Sequence[float], entropies: Sequence[float]
     ) -> tuple[list[int], Preceding]:
-        """Add the tokens of a span; figures are those of :class:`~cocoa_engine.results.Measured`, ``[t]``.
+        """Add the tokens of a span, with their statistics as in :class:`~cocoa_engine.spans.Measured`, ``[t]``.
 
         Returns:
-            Of each token, how many of the answer's tokens up to it, itself included, the prompt has in a row (at most
-            :data:`LONGEST`, 0 if the prompt does not hold the token); and what stood before the span.
+            For each token, how many of the answer's tokens up to and including it stand in a row in the prompt (at most
+            :data:`LONGEST`; 0 if the prompt does not contain the token). And the statistics of the text before the
+            span.
         """
         before = preceding(self._log_probs, self._entropies, self._copied)
         copied = [self._run(token_id) for token_id in token_ids]
@@ -56,7 +57,7 @@ class AnswerHistory:
 
 
 def preceding(log_probs: Sequence[float], entropies: Sequence[float], copied: Sequence[int]) -> Preceding:
-    """What stands before a span, from the figures of all tokens before it."""
+    """The statistics of the text before a span, from those of all tokens before it."""
     near = copied[-NEAR:]
     if not near:
         return Preceding()

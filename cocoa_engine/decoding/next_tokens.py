@@ -1,4 +1,4 @@
-"""The next-token distribution at the end of a path, and the tokens that compete there."""
+"""The next-token distribution after a path, and the tokens that compete there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cocoa_engine.execution.native import operators
 
 
 class Contrasted(NamedTuple):
-    """The token with the highest contrast: its log p under the model, and that contrast."""
+    """The token with the highest contrast, its log p under the model, and its contrast."""
 
     token_id: int
     log_prob: float
@@ -32,7 +32,7 @@ class NextTokens:
         log_probs: natural log p(w | x, y) of each, from the whole vocabulary's distribution.
         entropy: of that distribution, in nats.
         margin: log p of the most probable token less that of the second; inf where only one is allowed.
-        contrasted: the token that a contrasting method takes instead of the most probable one.
+        contrasted: the token that a contrasting method chooses instead of the most probable one.
     """
 
     token_ids: tuple[int, ...]
@@ -43,7 +43,7 @@ class NextTokens:
 
     @property
     def best(self) -> int:
-        """The token that is taken where nothing branches."""
+        """The token that is chosen where nothing branches."""
         return self.token_ids[0] if self.contrasted is None else self.contrasted.token_id
 
     def competing(self, gamma: float, max_candidates: int) -> NextTokens:
@@ -59,14 +59,14 @@ class NextTokens:
 
 
 def next_tokens(logits: Tensor, count: int, *, native: bool = False) -> list[NextTokens | None]:
-    """The ``count`` most probable next tokens of each row of ``logits``; one copy to the host for all.
+    """The ``count`` most probable next tokens of each row of ``logits``; one copy to the host for all rows.
 
-    None for a row from which no token can be chosen: its logits are NaN or +inf, or allow no token at all.
+    `None` for a row from which no token can be chosen: its logits are NaN or +inf, or allow no token at all.
 
     Args:
         logits: ``[W, V]``.
         count: at least 2, for the margin.
-        native: by our own kernel, which :mod:`cocoa_engine.execution.native` has on this machine.
+        native: by the native kernel, where :mod:`cocoa_engine.execution.native` could be built.
     """
     logits = logits.float()
     count = min(count, logits.shape[-1])
@@ -96,13 +96,13 @@ def _next_tokens(logits: Tensor, count: int) -> Tensor:
 def contrasted(
     known: Sequence[NextTokens | None], logits: Tensor, contrasts: Tensor, ranked: Tensor
 ) -> list[NextTokens | None]:
-    """The distributions with the tokens that a contrasting method takes; none where it can take no token.
+    """The distributions with the tokens that a contrasting method chooses; `None` where it can choose no token.
 
     Args:
-        known: of each row, by :func:`next_tokens`.
+        known: the distribution of each row, by :func:`next_tokens`.
         logits: ``[W, V]``, the model's.
         contrasts: ``[W, V]``.
-        ranked: ``[W, V]``, the contrasts of the tokens that may be taken as processors leave them; -inf for others.
+        ranked: ``[W, V]``, the contrasts of the allowed tokens after the processors; -inf for other tokens.
     """
     best, token_ids = ranked.max(dim=-1)
     places = token_ids[:, None]
@@ -118,7 +118,7 @@ def contrasted(
 
 
 def non_finite(position: int) -> NonFiniteLogitsError:
-    """The error for a token, by its index in the whole sequence, that cannot be chosen."""
+    """The error for a token that cannot be chosen, by its index in the whole sequence."""
     return NonFiniteLogitsError(
         f"the logits for token {position} of the sequence (prompt included) are NaN or infinite, or a logits "
         "processor forbids every token there; check the weights, or load the model in float32 or bfloat16."

@@ -1,7 +1,7 @@
-"""Guesses of the next tokens by prompt lookup: what followed the last few tokens when they came before.
+"""Guesses of the next tokens by prompt lookup: what followed the last few tokens at their last occurrence.
 
-An answer over a given context repeats much of it. A guess costs one more row in a forward pass that is run anyway; the
-decode takes it only where it would have chosen that very token (Saxena, "Prompt Lookup Decoding", 2023).
+An answer about a given context repeats much of it. A guess costs one more row in a forward pass that is run anyway. The
+decode takes a guess only where it would have chosen that very token (Saxena, "Prompt Lookup Decoding", 2023).
 """
 
 from __future__ import annotations
@@ -10,38 +10,38 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 _AT_FIRST = {3: 0.4, 2: 0.4, 1: 0.1}
-"""Accuracy taken for granted, by the number of tokens that must have come before; the longer match goes first."""
+"""Initial accuracy by the number of matching tokens; longer matches are tried first."""
 
 _LONGEST = max(_AT_FIRST)
 
 _MEMORY = 0.8
-"""Of the accuracy so far, in the accuracy after another guess."""
+"""Weight of the accuracy so far when another guess is judged."""
 
 _OF_USE = 0.5
-"""How often a right guess for one of several branches saves a pass: the branch must be kept, and no other be needed."""
+"""How often a right guess for one of several branches saves a pass: the branch must be kept and the others finished."""
 
 
 class Guess(NamedTuple):
-    """Tokens that may follow, and how many before them have come before; none and 0 if nothing has."""
+    """Tokens that may follow, and how many tokens before them matched; empty and 0 without a match."""
 
     token_ids: tuple[int, ...]
     matched: int
 
 
 class PromptLookup:
-    """An index of every run of 1 to 3 tokens in a growing sequence, and in what it might have been.
+    """An index of every run of 1 to 3 tokens in a growing sequence, and in the branches that were not kept.
 
     Args:
-        token_ids: what is there already.
-        most: guesses at a time, 0 for none.
+        token_ids: the sequence so far.
+        most: guesses at a time; 0 turns lookup off.
 
     Attributes:
-        accuracy: by the tokens matched, the share of guesses that were right, recent ones counting more.
+        accuracy: the share of guesses that were right, by the number of matching tokens; recent guesses weigh more.
     """
 
     def __init__(self, token_ids: Iterable[int], most: int) -> None:
         self._ids: list[int] = []
-        # run -> where what follows it begins, the last time
+        # run -> the position after its last occurrence
         self._follows: dict[tuple[int, ...], tuple[list[int], int]] = {}
         self._most = most
         self.accuracy = dict(_AT_FIRST)
@@ -57,7 +57,7 @@ class PromptLookup:
         self._index(self._ids, start)
 
     def note(self, token_ids: Sequence[int]) -> None:
-        """Learn from a branch that was not kept: what it says, the sequence may yet say, too."""
+        """Learn from a branch that was not kept: the sequence may still say what it says."""
         if self._most:
             before = self._ids[-_LONGEST:]
             self._index([*before, *token_ids], len(before))
@@ -82,12 +82,13 @@ class PromptLookup:
         return Guess((), 0)
 
     def worth(self, matched: int, paths: int, cost: float) -> int:
-        """How many tokens of a guess to feed, as each of so many paths may have guesses fed.
+        """How many tokens of a guess are worth feeding.
 
-        The n-th one saves a pass if it and those before it are right, and its path is the one that is kept.
+        The n-th token saves a pass if it and those before it are right, and its path is the one that is kept.
 
         Args:
-            matched: of the guess.
+            matched: how many tokens of the guess matched.
+            paths: how many paths have guesses fed.
             cost: of a token, as a share of a pass.
         """
         count, needed = 0, cost if paths == 1 else cost * paths / _OF_USE

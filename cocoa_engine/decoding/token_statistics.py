@@ -19,9 +19,9 @@ class RowStatistics(NamedTuple):
 
 
 def row_statistics(logits: Tensor, best: Tensor) -> RowStatistics:
-    """What normalises each row of logits, and how spread it is.
+    """Normalization and entropy of each row of logits.
 
-    With x = logits - best and Z the sum of e^x, the entropy is log Z - sum(x e^x) / Z: hardly anything is lost to
+    With x = logits - best and Z the sum of e^x, the entropy is log Z - sum(x e^x) / Z. This form loses little to
     rounding where one token has nearly all of the probability. (torch's softmax kernels sum less exactly than ``sum``.)
 
     Args:
@@ -47,7 +47,7 @@ def _row_products(left: Tensor, right: Tensor) -> Tensor:
 
 
 class TokenStatistics(NamedTuple):
-    """Of each of t tokens, and of the distributions they were chosen from."""
+    """Statistics of t tokens, and of the distributions that they were chosen from."""
 
     log_probs: list[float]
     entropies: list[float]

@@ -1,4 +1,4 @@
-"""Text of a growing token sequence: stop texts, multi-byte characters, and where each span begins and ends."""
+"""Text of a growing token sequence: stop texts, multi-byte characters, and the offsets of each span."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _INCOMPLETE = "\ufffd"
 
 
 class TextTrack:
-    """Decodes tokens as they come. :meth:`fork` follows a branch without touching the trunk.
+    """Decodes tokens as they arrive. :meth:`fork` follows a branch and leaves the original unchanged.
 
-    Only a short window of tokens is decoded at each step. A character whose bytes are spread over tokens appears when
-    its last byte has come.
+    Only a short window of tokens is decoded at each step. A character whose bytes are spread over several tokens
+    appears with its last byte.
 
     Args:
         decode: token ids to text.
@@ -27,9 +27,9 @@ class TextTrack:
     def __init__(self, decode: Decode, stops: Sequence[str] = ()) -> None:
         self._decode = decode
         self._stops = tuple(stops)
-        self._window: list[int] = []  # the last tokens whose text is all in ``text``, then those of which some is not
-        self._length = 0  # the number of the former
-        self._shown = ""  # what of the window's text is in ``text``
+        self._window: list[int] = []  # the last tokens whose text is complete in ``text``, then the incomplete ones
+        self._length = 0  # the number of complete ones
+        self._shown = ""  # the part of the window's text that is in ``text``
         self.text = ""
         self.stop_at: int | None = None
 
@@ -51,19 +51,19 @@ class TextTrack:
             return
         self._add(complete[len(self._shown) :])
         self._shown = complete
-        # What a decoder makes of a token can depend on the one before it (a leading space is dropped at the start of a
-        # text), so the window always begins with tokens whose text is known, and only the difference is taken.
+        # The text of a token can depend on the one before it (a leading space is dropped at the start of a text), so the
+        # window always begins with tokens whose text is known, and only the difference is added.
         if complete == text:
             self._window = self._window[self._length :]
             self._length = len(self._window)
             self._shown = self._decode(self._window)
 
     def pending(self) -> str:
-        """The text of bytes that do not make a character (yet), as the decoder shows it."""
+        """The text of bytes that do not form a character yet, as the decoder shows it."""
         return "" if self.stop_at is not None else self._decode(self._window)[len(self._shown) :]
 
     def safe_length(self) -> int:
-        """How much of the text is final: an end that could be the beginning of a stop text is not."""
+        """The length of the text that is final. An end that could be the beginning of a stop text is not."""
         if self.stop_at is not None:
             return self.stop_at
         length = len(self.text)
@@ -82,9 +82,9 @@ class TextTrack:
 
 
 class SpanTexts:
-    """Says where each span lies in the text, as soon as that is final.
+    """Gives the offsets of each span in the text as soon as they are final.
 
-    A span's text is held back while its end could be the beginning of a stop text, so nothing shown is ever taken back.
+    A span whose end could be the beginning of a stop text waits, so that no text is shown and then withdrawn.
     """
 
     def __init__(self) -> None:
@@ -96,8 +96,8 @@ class SpanTexts:
         Args:
             track: the text so far.
             ends: where the complete characters of each span decided so far end in it.
-            finished: whether the last span is among them. Then every span is final, and the last one takes the text of
-                bytes that never made a character.
+            finished: whether the last span is among them. Then every span is final, and the last one includes the text of
+                bytes that never formed a character.
         """
         text, ends = track.text, list(ends)
         cut = track.safe_length()

@@ -1,4 +1,4 @@
-"""The parts of a generation config, by default the model's own, that decoding without sampling honours."""
+"""The parts of a generation config, by default the model's own, that apply to decoding without sampling."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from transformers import (
 
 
 def eos_token_ids(model: Any, tokenizer: Any, config: Any = None) -> frozenset[int]:
-    """Tokens that end a text: those of the generation config, as for ``generate``; without one, the tokenizer's."""
+    """The tokens that end a text: those of the generation config, as in ``generate``, or else the tokenizer's."""
     value = getattr(config or getattr(model, "generation_config", None) or tokenizer, "eos_token_id", None)
     if value is None:
         return frozenset()
@@ -50,8 +50,8 @@ def logits_processors(
     """The processors that ``generate(do_sample=False)`` builds from a generation config, in its order.
 
     Args:
-        repetition_penalty: instead of the generation config's.
-        config: instead of the model's own.
+        repetition_penalty: used instead of the generation config's.
+        config: used instead of the model's own.
     """
     config = config or getattr(model, "generation_config", None) or GenerationConfig()
     processors = LogitsProcessorList()

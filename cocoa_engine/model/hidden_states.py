@@ -1,4 +1,4 @@
-"""Capture of the hidden states that MLDS needs, and only those, during one forward pass."""
+"""Captures the hidden states that MLDS needs, and only those, during one forward pass."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class CaptureSpec(NamedTuple):
     """What a step returns beside the logits.
 
     Attributes:
-        first, last: the states of these middle layers m..n, both inclusive;
-        final: and of the final one, before or after the model's norm.
-        early: layers whose states are made logits too, without the final norm.
-        masked: (layer, head) pairs; the logits of the model with these heads masked are wanted too.
+        first, last: the middle layers m..n, both inclusive, whose states are returned.
+        final: whether the final layer's state is taken before or after the model's norm.
+        early: layers whose states are projected to logits too, without the final norm.
+        masked: (layer, head) pairs; the logits of the model with these heads masked are returned too.
     """
 
     first: int
@@ -36,13 +36,13 @@ class CaptureSpec(NamedTuple):
 class Captured:
     """The states of one forward pass, filled while it runs."""
 
-    def __init__(self, wanted: CaptureSpec) -> None:
-        self.wanted = wanted
+    def __init__(self, spec: CaptureSpec) -> None:
+        self.spec = spec
         self.states: dict[int, Tensor] = {}
 
     def stacked(self, device: torch.device) -> Tensor:
         """``[N + 1, B, W, d]`` float32 on ``device``: layers m..n, then the final one."""
-        order = [*range(self.wanted.first, self.wanted.last + 1), FINAL]
+        order = [*range(self.spec.first, self.spec.last + 1), FINAL]
         states = [self.states[key].to(device=device, dtype=torch.float32) for key in order]
         if states[-1].shape != states[0].shape:
             raise UnsupportedModelError(
@@ -52,22 +52,22 @@ class Captured:
         return torch.stack(states)
 
     def early_logits(self, model: LanguageModel, device: torch.device) -> Tensor | None:
-        """``[E, B, W, V]`` float32 on ``device``, of the early layers; none if there are none.
+        """``[E, B, W, V]`` float32 on ``device``, of the early layers; `None` if the spec has none.
 
         Call it inside the model's pass.
 
         Raises:
             UnsupportedModelError: the layers are not as wide as the output layer's input.
         """
-        if not self.wanted.early:
+        if not self.spec.early:
             return None
         head = model.model.get_output_embeddings()
         runs_on = device_of(head)
-        states = torch.stack([self.states[layer].to(runs_on, model.dtype) for layer in self.wanted.early])
+        states = torch.stack([self.states[layer].to(runs_on, model.dtype) for layer in self.spec.early])
         if states.shape[-1] != head.weight.shape[-1]:
             raise UnsupportedModelError(
                 f"the model's layers have width {states.shape[-1]}, its output layer takes {head.weight.shape[-1]}: "
-                'its early layers say nothing of the next token, which method="dola" needs.'
+                'its early layers cannot be projected to logits, which method="dola" needs.'
             )
         logits: Tensor = head(states)
         return logits.to(device, torch.float32)
@@ -77,17 +77,17 @@ FINAL = -1
 
 
 @contextmanager
-def capture(model: LanguageModel, wanted: CaptureSpec, keep: slice = slice(None)) -> Iterator[Captured]:
-    """Capture ``wanted`` in the forward pass run inside the context.
+def capture(model: LanguageModel, spec: CaptureSpec, keep: slice = slice(None)) -> Iterator[Captured]:
+    """Capture the states of ``spec`` in the forward pass run inside the context.
 
     Layer l is Hugging Face's ``hidden_states[l]``: 0 the embeddings as they enter the first layer, l the output of the
     l-th layer; L is taken after the model's final norm (``"post_norm"``, Hugging Face's ``hidden_states[-1]``) or
     before. Hooks are on the needed layers only, see only this thread's pass, and are gone when the context ends.
 
     Args:
-        keep: the positions to keep, so that a long prompt's states are not held.
+        keep: the positions to keep, so that the states of a long prompt take no memory.
     """
-    captured = Captured(wanted)
+    captured = Captured(spec)
     thread = threading.get_ident()
     everything = keep == slice(None)
 
@@ -107,14 +107,14 @@ def capture(model: LanguageModel, wanted: CaptureSpec, keep: slice = slice(None)
 
     num_layers = model.num_layers
     with ExitStack() as hooks:
-        if wanted.first == 0 or 0 in wanted.early:
+        if spec.first == 0 or 0 in spec.early:
             hook = model.layers[0].register_forward_pre_hook(keep_input, with_kwargs=True)
             hooks.callback(hook.remove)
-        last = {num_layers, FINAL} if wanted.last == num_layers else {FINAL}
-        middle = range(wanted.first, min(wanted.last, num_layers - 1) + 1)
-        for layer in sorted({*middle, *wanted.early} - {0}):
+        last = {num_layers, FINAL} if spec.last == num_layers else {FINAL}
+        middle = range(spec.first, min(spec.last, num_layers - 1) + 1)
+        for layer in sorted({*middle, *spec.early} - {0}):
             hooks.callback(model.layers[layer - 1].register_forward_hook(keeper(layer)).remove)
-        final = model.layers[-1] if wanted.final == "pre_norm" else model.decoder
+        final = model.layers[-1] if spec.final == "pre_norm" else model.decoder
         hooks.callback(final.register_forward_hook(keeper(*last)).remove)
         yield captured
 

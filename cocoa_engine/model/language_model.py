@@ -1,7 +1,7 @@
 """A causal language model as the decoder needs it: its layers, its limits, and one guarded forward pass.
 
-Nothing here knows about decoding. The user's model is only read: its flags, config and hooks are the same after every
-call as before it.
+This module is independent of decoding. The user's model is only read: its flags, config and hooks are the same after
+every call as before it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LanguageModel:
 
     @property
     def device(self) -> torch.device:
-        """Where token ids go: the device of the input embeddings."""
+        """The device for token ids: that of the input embeddings."""
         return device_of(self.model.get_input_embeddings())
 
     @property
@@ -67,7 +67,7 @@ class LanguageModel:
     def fresh_seed(self) -> int:
         """A random seed; where several processes each hold a part of the model (tensor parallelism), one for all.
 
-        They must decide alike: processes that kept different branches would wait for each other for ever.
+        Processes that keep different branches would wait for each other forever.
         """
         seed = [torch.Generator().seed()]
         mesh = next((part.device_mesh for part in self.model.parameters() if hasattr(part, "device_mesh")), None)
@@ -81,7 +81,7 @@ class LanguageModel:
 
         Args:
             token_ids: ``[B, W]``.
-            logits_to_keep: logits are wanted for that many last positions only.
+            logits_to_keep: logits are computed for that many last positions only.
             **inputs: further inputs of the model; those its ``forward`` does not take are left out.
 
         Returns:
@@ -95,15 +95,15 @@ class LanguageModel:
 
     @contextmanager
     def exclusive(self, *, runs_modules: bool = True) -> Iterator[None]:
-        """Hold the model for one forward pass: no other thread of ours runs it; no dropout, no autograd graph.
+        """Lock the model for one forward pass: no other thread of the engine runs it; no dropout, no autograd graph.
 
         Args:
-            runs_modules: whether the pass runs any that could drop something out; not if it works on their weights.
+            runs_modules: whether the pass runs modules, which may apply dropout. A pass over the bare weights does not.
         """
-        # not inference mode, also not a caller's: its tensors could not be written to outside of it later
+        # also not in a caller's inference mode: its tensors could not be written to outside of it later
         with self.lock, torch.inference_mode(False), torch.no_grad():
             modules = self.model.modules() if self.model.training else self._modules
-            # to look through all of them takes 1 % of a step
+            # looking through all modules takes 1 % of a step
             training = [module for module in modules if module.training] if runs_modules else []
             for module in training:
                 module.training = False

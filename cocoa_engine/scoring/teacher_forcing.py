@@ -19,10 +19,10 @@ _CHUNK = 256  # rows of float32 logits held at once: 256 x 128k is 128 MiB
 
 
 def score_text(
-    model: LanguageModel, prompt: list[int], text: list[int], config: CocoaConfig, wanted: CaptureSpec, text_end: int
+    model: LanguageModel, prompt: list[int], text: list[int], config: CocoaConfig, spec: CaptureSpec, text_end: int
 ) -> DecidedSpan:
     """Score ``text`` as one span after ``prompt``, by the model's own distribution; see :func:`score_spans`."""
-    return score_spans(model, prompt, [text], config, wanted, [text_end])[0]
+    return score_spans(model, prompt, [text], config, spec, [text_end])[0]
 
 
 def score_spans(
@@ -30,7 +30,7 @@ def score_spans(
     prompt: list[int],
     spans: Sequence[list[int]],
     config: CocoaConfig,
-    wanted: CaptureSpec,
+    spec: CaptureSpec,
     text_ends: Sequence[int],
 ) -> list[DecidedSpan]:
     """Score a text that is cut into spans, each after ``prompt`` and the spans before it, in one forward pass.
@@ -46,13 +46,13 @@ def score_spans(
     lengths = [len(span) for span in spans]
     token_ids = torch.tensor([[*prompt, *text]], device=model.device)
     inputs = {"use_cache": False} if "use_cache" in model.forward_parameters else {}
-    with model.exclusive(), capture(model, wanted, keep=slice(len(prompt), None)) as captured:
+    with model.exclusive(), capture(model, spec, keep=slice(len(prompt), None)) as captured:
         logits = model.forward(token_ids, logits_to_keep=len(text) + 1, **inputs).logits[0]
         predicting = logits[-len(text) - 1 : -1]  # [t, V]: each row predicts one token of the text
-        figures = _in_chunks(predicting, torch.tensor(text, device=logits.device))
+        statistics = _in_chunks(predicting, torch.tensor(text, device=logits.device))
         states = torch.split(captured.stacked(logits.device)[:, 0], lengths, dim=1)
         con, f = mlds(torch.stack([state.mean(dim=1) for state in states], dim=1))  # of [N + 1, B, d]
-    if not all(-float("inf") < value <= 0 for value in figures.log_probs):
+    if not all(-float("inf") < value <= 0 for value in statistics.log_probs):
         position = len(prompt) + _first_bad(model, prompt, text)
         raise NonFiniteLogitsError(
             f"the logits for token {position} of the sequence (prompt included) are NaN or infinite; "
@@ -61,7 +61,7 @@ def score_spans(
     decided = []
     start = 0
     for number, span in enumerate(spans):
-        own = TokenStatistics(*(values[start : start + len(span)] for values in figures))
+        own = TokenStatistics(*(values[start : start + len(span)] for values in statistics))
         start += len(span)
         log_prob, score = log_prob_and_score(config, own.log_probs, con[number], f[number])
         decided.append(DecidedSpan(span, *own, log_prob, con[number], f[number], score, [], None, text_ends[number]))
@@ -69,14 +69,14 @@ def score_spans(
 
 
 def _in_chunks(logits: Tensor, token_ids: Tensor) -> TokenStatistics:
-    """The figures of each token under its row of ``logits`` ``[t, V]``."""
-    figures = TokenStatistics([], [], [])
+    """The statistics of each token under its row of ``logits`` ``[t, V]``."""
+    statistics = TokenStatistics([], [], [])
     for start in range(0, len(token_ids), _CHUNK):
         rows, ids = logits[start : start + _CHUNK], token_ids[start : start + _CHUNK]
         of_chunk = token_statistics(rows, ids, torch.arange(len(ids), device=ids.device))
-        for values, more in zip(figures, of_chunk, strict=True):
+        for values, more in zip(statistics, of_chunk, strict=True):
             values.extend(more)
-    return figures
+    return statistics
 
 
 def _first_bad(model: LanguageModel, prompt: list[int], text: list[int]) -> int:

@@ -51,8 +51,8 @@ class TextTrack:
             return
         self._add(complete[len(self._shown) :])
         self._shown = complete
-        # The text of a token can depend on the one before it (a leading space is dropped at the start of a text), so the
-        # window always begins with tokens whose text is known, and only the difference is added.
+        # The text of a token can depend on the one before it (a leading space is dropped at the start of a text). So
+        # the window always begins with tokens whose text is known, and only the difference is added.
         if complete == text:
             self._window = self._window[self._length :]
             self._length = len(self._window)
@@ -96,8 +96,8 @@ class SpanTexts:
         Args:
             track: the text so far.
             ends: where the complete characters of each span decided so far end in it.
-            finished: whether the last span is among them. Then every span is final, and the last one includes the text of
-                bytes that never formed a character.
+            finished: whether the last span is among them. Then every span is final, and the last one includes the text
+                of bytes that never formed a character.
         """
         text, ends = track.text, list(ends)
         cut = track.safe_length()

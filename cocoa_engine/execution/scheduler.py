@@ -250,7 +250,7 @@ class Scheduler:
             self._turn.notify_all()
 
     def _pick(self) -> list[Work]:
-        """The next pass, removed from the pending work: a piece of one prompt, or the steps of all that can share a pass.
+        """The next pass, removed from the pending work: a piece of one prompt, or the steps that can share a pass.
 
         Cancelled work is left out, since its caller removes it; so the pass may be empty.
         """

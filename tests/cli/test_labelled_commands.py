@@ -18,7 +18,7 @@ from cocoa_engine import CalibrationError, CalibrationWarning, CocoaEngine, Risk
 from cocoa_engine.cli.app import run
 from cocoa_engine.labelled import read_labelled
 from cocoa_engine.risk.calibrator import Threshold
-from tests.risk.made_up import fitted
+from tests.helpers.made_up_risk import fitted
 
 Cocoa = Callable[..., Result]
 

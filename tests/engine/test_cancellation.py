@@ -13,12 +13,13 @@ from cocoa_engine import Cancellation, CocoaEngine, RequestCancelledError
 from cocoa_engine import scheduler as scheduler_file
 from cocoa_engine.backends import shared_cache
 from cocoa_engine.forward.base import Segment
-from tests.alike import assert_alike
-from tests.engine.test_scheduler import Asks, Held, Meets, answers, assert_all_alike, endless, engine_of, prompt
-from tests.forward_passes import record, steps
-from tests.idle import assert_idle
-from tests.in_threads import join, start, wait_until
-from tests.tiny_models import tiny_model
+from tests.helpers.alike import answers, assert_alike, assert_all_alike
+from tests.helpers.engines import endless, engine_of, prompt
+from tests.helpers.forward_passes import record, steps
+from tests.helpers.idle import assert_idle
+from tests.helpers.in_threads import join, start, wait_until
+from tests.helpers.processors import Asks, Held, Meets
+from tests.helpers.tiny_models import tiny_model
 
 Ask = Callable[..., Any]
 

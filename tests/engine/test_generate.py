@@ -10,8 +10,9 @@ import torch
 from transformers import LogitsProcessor, MaxLengthCriteria
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
-from tests.alike import assert_alike
-from tests.hooks import hook_count
+from tests.helpers.alike import assert_alike
+from tests.helpers.hooks import hook_count
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 QUESTION = "Question: Who wrote the novel Moby Dick?\nAnswer:"
 MESSAGES = [{"role": "user", "content": "Name two colours."}]
@@ -315,8 +316,6 @@ def test_the_model_is_left_as_it_was(engine: CocoaEngine) -> None:
 
 
 def test_a_model_in_training_mode_is_decoded_without_dropout(engine: CocoaEngine) -> None:
-    from tests.tiny_models import tiny_model, tiny_tokenizer
-
     model = tiny_model("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
     tiny = CocoaEngine(model, tiny_tokenizer())
     expected = tiny.generate("abc", max_new_tokens=12)
@@ -331,8 +330,6 @@ def test_a_model_in_training_mode_is_decoded_without_dropout(engine: CocoaEngine
 
 
 def test_nor_with_dropout_where_a_pass_works_on_the_weights_alone() -> None:
-    from tests.tiny_models import tiny_model, tiny_tokenizer
-
     model = tiny_model("llama", attention_dropout=0.5)
     tiny = CocoaEngine(model, tiny_tokenizer())
     assert tiny.info().forward == "lean"
@@ -343,8 +340,6 @@ def test_nor_with_dropout_where_a_pass_works_on_the_weights_alone() -> None:
 
 
 def test_the_tokenizer_is_left_as_it_was(engine: CocoaEngine) -> None:
-    from tests.tiny_models import tiny_model, tiny_tokenizer
-
     tokenizer = tiny_tokenizer()
     tokenizer.backend_tokenizer.enable_truncation(3)
     tokenizer.backend_tokenizer.enable_padding(length=7)

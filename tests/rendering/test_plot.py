@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, MissingExtraError, PromptError
-from tests.rendering.made_up import generation
-from tests.risk.made_up import risk
-from tests.tiny_models import tiny_model, tiny_tokenizer
+from tests.helpers.made_up_answers import generation
+from tests.helpers.made_up_risk import risk
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 PROMPT = "The three primary colours are"
 
@@ -113,7 +113,7 @@ def test_notebooks_show_a_figure_and_pyplot_stays_untouched() -> None:
     program = (
         "import sys\n"
         "import cocoa_engine\n"
-        "from tests.rendering.made_up import generation\n"
+        "from tests.helpers.made_up_answers import generation\n"
         "one = generation(('a', 0.8), (' b', 0.9))\n"
         "assert not {'matplotlib', 'rich', 'torch'} & set(sys.modules)\n"
         "assert one.plot()._repr_png_().startswith(b'\\x89PNG')\n"

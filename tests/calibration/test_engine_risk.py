@@ -21,6 +21,7 @@ from cocoa_engine.risk.measured import labelled_features
 from cocoa_engine.signal.segments import Forced
 from cocoa_integrations.langchain import ChatCocoa, get_risk
 from cocoa_integrations.llama_index import CocoaLLM, collect_risk
+from tests.helpers.inside import backend_inside
 from tests.helpers.made_up_risk import SETTINGS, fitted
 from tests.helpers.prompts import chat
 
@@ -87,7 +88,7 @@ def test_every_way_to_a_result_carries_it(
         assert calibrated.score(PROMPT, "Canberra.", method="greedy").competition == Competition()
     plain_again = calibrated.without_calibrator()
     assert plain_again.calibrator is None
-    assert plain_again._backend() is calibrated._backend()
+    assert backend_inside(plain_again) is backend_inside(calibrated)
     assert plain_again.without_calibrator() is plain_again
     assert calibrated.calibrator is calibrator
     assert plain_again.score(PROMPT, "Canberra.").competition is None

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor, StoppingCriteria
 
 from cocoa_engine import CocoaEngine, Generation, Runtime, decode, decoding
-from cocoa_engine.backends import KINDS, Chosen
 from cocoa_engine.forward.base import Segment
-from cocoa_engine.model import LanguageModel
 from cocoa_engine.prompt_lookup import Guess, PromptLookup
 from tests.helpers.alike import assert_alike
+from tests.helpers.backends import made
 from tests.helpers.forward_passes import record, steps
+from tests.helpers.inside import use_backend
 from tests.helpers.prompts import PROMPTS, chat
 from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 
@@ -287,17 +287,15 @@ def test_a_pass_feeds_no_more_than_has_room() -> None:
 
 
 @pytest.mark.parametrize(("architecture", "kind"), [("mamba", "copied_cache"), ("llama", "recompute")])
-def test_slower_ways_feed_nothing_ahead(
-    architecture: str, kind: str, monkeypatch: pytest.MonkeyPatch, one_by_one: Any
-) -> None:
+def test_slower_ways_feed_nothing_ahead(architecture: str, kind: str, one_by_one: Any) -> None:
     model = tiny_model(architecture)
-    chosen = Chosen(KINDS[kind](LanguageModel(model), "stock"), "set by the test", "stock")
-    monkeypatch.setattr(CocoaEngine, "_backend", lambda _: chosen)
+    chosen = made(model, kind, "stock")
     seen = [*prompt(1), *prompt(1)]
     for boundary in BOUNDARIES:
         settings: dict[str, Any] = {"max_new_tokens": 12, "span_boundary": boundary, "gamma": 0.1}
-        answer = engine_of(model, 8).generate(seen, **settings)
-        assert answer == one_by_one(lambda: engine_of(model, 0).generate(seen, **settings))  # noqa: B023
+        guessing, plain = (use_backend(engine_of(model, drafts), chosen) for drafts in (8, 0))
+        answer = guessing.generate(seen, **settings)
+        assert answer == one_by_one(lambda: plain.generate(seen, **settings))  # noqa: B023
         assert answer.usage.fed_tokens >= len(answer.token_ids)
 
 

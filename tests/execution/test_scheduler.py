@@ -26,8 +26,8 @@ from tests.helpers.alike import answers, assert_alike, assert_all_alike
 from tests.helpers.engines import endless, engine_of, prompt
 from tests.helpers.forward_passes import record, steps
 from tests.helpers.hooks import hook_count
-from tests.helpers.idle import assert_idle
 from tests.helpers.in_threads import join, start, together, wait_until
+from tests.helpers.inside import assert_idle, backend_inside, calls_waiting, open_sequences, sequences_running
 from tests.helpers.processors import Asks, Held, Meets
 from tests.helpers.prompts import PROMPTS as REAL_PROMPTS
 from tests.helpers.tiny_models import tiny_model
@@ -351,7 +351,7 @@ def test_an_interrupt_in_a_shared_pass_loses_no_work_of_others(in_prompt: bool) 
     interrupted: list[bool] = []
 
     def interrupt(segments: Sequence[Segment], is_prompt: bool) -> None:
-        others = engine._scheduler.running > 1
+        others = sequences_running(engine) > 1
         if not interrupted and others and (is_prompt if in_prompt else len(segments) > 1):
             interrupted.append(True)
             raise KeyboardInterrupt
@@ -449,7 +449,7 @@ def test_a_queue_of_one() -> None:
     expected = engine.generate_batch([prompt(1), prompt(2)], max_new_tokens=6)
     held, outcome = Held(engine), []
     waiting = start(partial(engine.generate_batch, [prompt(1), prompt(2)], max_new_tokens=6), outcome)
-    wait_until(lambda: len(engine._scheduler._queue) == 1)
+    wait_until(lambda: calls_waiting(engine) == 1)
     with pytest.raises(EngineBusyError, match="running: 1, waiting: 1"):
         engine.generate(prompt(3))
     held.let_go()
@@ -557,7 +557,7 @@ def test_a_suspended_stream_holds_no_place() -> None:
     expected = [engine.generate(prompt(n), max_new_tokens=16) for n in range(3)]
     streams = [engine.stream(prompt(n), max_new_tokens=16) for n in range(2)]
     spans = [[next(stream)] for stream in streams]
-    assert engine._scheduler.running == 0
+    assert sequences_running(engine) == 0
     assert_alike(engine.generate(prompt(2), max_new_tokens=16), expected[2])
     for stream, seen in zip(streams, spans, strict=True):
         seen += stream
@@ -575,7 +575,7 @@ def test_a_stream_that_has_begun_waits_for_its_turn_where_calls_may_not() -> Non
     next(stream)
     held, outcome = Held(engine), []
     thread = start(lambda: list(stream), outcome)
-    wait_until(lambda: len(engine._scheduler._queue) == 1)
+    wait_until(lambda: calls_waiting(engine) == 1)
     held.let_go()
     join([thread])
     assert stream.generation is not None
@@ -588,7 +588,7 @@ def test_an_abandoned_stream_frees_all(how: str) -> None:
     engine = engine_of(tiny_model("llama"), max_batch_size=1)
     stream: Any = engine.stream(prompt(0), max_new_tokens=16)
     next(stream)
-    assert len(engine._backend().backend._open) == 1  # type: ignore[attr-defined]
+    assert open_sequences(engine) == 1
     gc.disable()
     try:
         if how == "dropped":  # at once: not when the garbage collector comes round
@@ -691,7 +691,7 @@ def test_a_processor_may_ask_the_engine_itself(places: int) -> None:
 
 def test_nothing_is_left_after_many_requests() -> None:
     engine = engine_of(tiny_model("llama"), max_batch_size=3, prefix_cache_mb=1)
-    backend: Any = engine._backend().backend
+    backend = backend_inside(engine)
     calls = [partial(engine.generate, prompt(n, 70), max_new_tokens=12) for n in range(12)]
     for _ in range(3):
         for answer in together([*calls, lambda: next(engine.stream(prompt(5), max_new_tokens=9))]):

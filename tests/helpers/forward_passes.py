@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.forward.base import Segment
+from tests.helpers.inside import backend_inside
 
 
 class Pass(NamedTuple):
@@ -23,7 +24,7 @@ def record(engine: CocoaEngine, before: Callable[[Sequence[Segment], bool], None
         before: called first of all in each pass with its segments and whether it is a prompt's; what it raises, the
             pass raises.
     """
-    forward: Any = engine._backend().backend.forward  # type: ignore[attr-defined]
+    forward: Any = backend_inside(engine).forward
     passes: list[Pass] = []
 
     class Recorded(type(forward)):  # type: ignore[misc]

@@ -39,7 +39,7 @@ def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
     outcomes: list[list[Any]] = [[] for _ in calls]
 
     def begin(call: Callable[[], Any]) -> Any:
-        barrier.wait()
+        barrier.wait(PATIENCE)
         return call()
 
     join([start(lambda call=call: begin(call), own) for call, own in zip(calls, outcomes, strict=True)])

@@ -28,6 +28,7 @@ from transformers import (
 
 from cocoa_engine import ModelLoadError, embedded
 from cocoa_engine.loading import load_pretrained
+from tests.helpers.processes import LIMIT
 
 EMOJI = "Grüße, 世界! 👩‍👩‍👧 naïve\n\n\tif x:  y = 12345"
 
@@ -304,7 +305,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         for _ in range(2)
     ]
-    outputs = [process.communicate() for process in processes]
+    outputs = [process.communicate(timeout=LIMIT) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     folders = {out.strip() for out, _ in outputs}
     assert len(folders) == 1

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     BartConfig,
     BertConfig,
+    BertLMHeadModel,
     CLIPConfig,
     GPT2Config,
     GPT2LMHeadModel,
@@ -28,7 +29,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from cocoa_engine import ConfigError, ModelLoadError, UnsupportedModelError, embedded, loading
-from cocoa_engine.loading import load_pretrained, require_causal_lm
+from cocoa_engine.loading import load_pretrained
 
 SMALL = {
     "vocab_size": 8,
@@ -172,8 +173,11 @@ def test_other_kinds_of_model_before_weights_are_read(tmp_path: Path, config: An
         load_pretrained(tmp_path)
 
 
-def test_bert_made_as_a_decoder_is_a_causal_lm() -> None:
-    require_causal_lm(BertConfig(is_decoder=True), "decoder")
+def test_bert_made_as_a_decoder_is_a_causal_lm(tmp_path: Path) -> None:
+    config = BertConfig(is_decoder=True, **SMALL)
+    BertLMHeadModel(config).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    assert isinstance(load_pretrained(tmp_path)[0], BertLMHeadModel)
 
 
 def test_model_without_language_model_head(tiny: Path) -> None:

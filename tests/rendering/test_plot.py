@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 from typing import Any
 
@@ -14,6 +13,7 @@ from matplotlib.image import imread
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, MissingExtraError, PromptError
 from tests.helpers.made_up_answers import generation
 from tests.helpers.made_up_risk import risk
+from tests.helpers.processes import python
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 PROMPT = "The three primary colours are"
@@ -121,7 +121,7 @@ def test_notebooks_show_a_figure_and_pyplot_stays_untouched() -> None:
         "one.to_html(), one.to_markdown()\n"
         "assert 'rich' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    assert python(program) == ""
 
 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from cocoa_engine import CocoaConfig, CocoaEngine, NonFiniteLogitsError
 from cocoa_engine.backends import Backend
 from cocoa_engine.grower import Grower, risk_points
 from cocoa_engine.results import Candidate
-from tests.helpers.idle import assert_idle
+from tests.helpers.inside import assert_idle, backend_inside
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 PROMPT = [5, 6, 7, 8]
@@ -86,7 +86,7 @@ def test_a_long_text_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_texts_share_is_fed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
-    backend = engine._backend().backend
+    backend = backend_inside(engine)
     fed: list[int] = []
     step = backend.step
     grower = Grower(engine, CocoaConfig(max_span_tokens=5, max_candidates=3))

@@ -18,6 +18,7 @@ from cocoa_engine.model import LanguageModel
 from tests.helpers.alike import assert_alike
 from tests.helpers.forward_passes import record
 from tests.helpers.hooks import hook_count
+from tests.helpers.inside import use_backend
 from tests.helpers.prompts import chat
 from tests.helpers.reference import FullForward, Reference, assert_same
 from tests.helpers.rivals import config_of
@@ -58,7 +59,7 @@ def test_every_way_and_any_width_of_a_step(kind: str, width: int, monkeypatch: p
     alone = [engine.score(PROMPT, text) for text in texts]
     backend = KINDS[kind](LanguageModel(model), "shared")
     monkeypatch.setattr(type(backend), "paths_per_step", width)
-    monkeypatch.setattr(engine, "_backend", lambda: Chosen(backend, "set by the test", "shared"))
+    use_backend(engine, Chosen(backend, "set by the test", "shared"))
     for one, expected in zip(engine.score(PROMPT, texts), alone, strict=True):
         assert_alike(one, expected, tolerance=1e-4)
 

@@ -27,7 +27,9 @@ from cocoa_engine.forward.written import written_state
 from cocoa_engine.hidden_states import FinalLayer, Wanted
 from cocoa_engine.model import LanguageModel
 from cocoa_engine.native import operators
+from tests.helpers import in_threads
 from tests.helpers.backends import PROMPTS, WANTED, made, plain, same
+from tests.helpers.inside import backend_inside, use_backend
 from tests.helpers.tiny_models import ARCHITECTURES, RECURRENT, tiny_model, tiny_tokenizer
 
 WAYS: list[Way] = ["packed", "shared", "stock"]
@@ -84,7 +86,7 @@ def test_alibi_positions_need_their_own_caches() -> None:
 
 
 @pytest.mark.parametrize("architecture", [*LEAN, "gemma2", "gemma3_text", "gpt2", "qwen3_next"])
-def test_all_ways_agree(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ways_agree(architecture: str) -> None:
     model = tiny_model(architecture)
     ways = [("copied_cache", "stock"), ("recompute", "stock")]
     if architecture not in RECURRENT:
@@ -93,8 +95,7 @@ def test_all_ways_agree(architecture: str, monkeypatch: pytest.MonkeyPatch) -> N
         ways += [("lean", way) for way in WAYS]
     results = []
     for kind, way in ways:
-        engine = CocoaEngine(model, tiny_tokenizer())
-        monkeypatch.setattr(CocoaEngine, "_backend", lambda _, kind=kind, way=way: made(model, kind, way))
+        engine = use_backend(CocoaEngine(model, tiny_tokenizer()), made(model, kind, way))
         results.append(
             [
                 *engine.generate_batch(PROMPTS, max_new_tokens=24),
@@ -107,15 +108,15 @@ def test_all_ways_agree(architecture: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("boundary", get_args(CocoaConfig.model_fields["span_boundary"].annotation))
-def test_local_attention_past_its_window(boundary: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_attention_past_its_window(boundary: str) -> None:
     """GPT-Neo's own mask goes by the place in the cache, so branches in one cache would take each other's places."""
     model = tiny_model("gpt_neo")
     prompts = [[3 + 7 * number % 200 for number in range(length)] for length in (12, 25, 60)]
     settings: Any = {"max_new_tokens": 24, "span_boundary": boundary}
     answers = CocoaEngine(model, tiny_tokenizer()).generate_batch(prompts, **settings)
     assert any(span.candidates for answer in answers for span in answer.spans)
-    monkeypatch.setattr(CocoaEngine, "_backend", lambda _: made(model, "recompute", "stock"))
-    expected = CocoaEngine(model, tiny_tokenizer()).generate_batch(prompts, **settings)
+    recomputing = use_backend(CocoaEngine(model, tiny_tokenizer()), made(model, "recompute", "stock"))
+    expected = recomputing.generate_batch(prompts, **settings)
     assert all(same(a, b) for a, b in zip(answers, expected, strict=True))
 
 
@@ -381,11 +382,11 @@ def test_unchanged_weights_are_packed_and_tried_once(linears: Way, monkeypatch: 
     model, runtime = tiny_model("llama"), Runtime(linears=linears)
     engine = CocoaEngine(model, tiny_tokenizer(), runtime=runtime)
     engine.generate(PROMPTS[0], max_new_tokens=4)
-    backend = engine._backend().backend
+    backend = backend_inside(engine)
     monkeypatch.setattr("cocoa_engine.forward.linears.FastLinear.__init__", unexpected)
     monkeypatch.setattr("cocoa_engine.backends._try_all", unexpected)
     engine.generate(PROMPTS[1], max_new_tokens=4)
-    assert engine._backend().backend is backend
+    assert backend_inside(engine) is backend
     CocoaEngine(model, tiny_tokenizer(), runtime=runtime).generate(PROMPTS[0], max_new_tokens=4)
 
 
@@ -433,9 +434,7 @@ def test_another_thread_gets_the_models_own_attention_meanwhile() -> None:
     during: list[torch.Tensor] = []
 
     def other() -> None:
-        thread = threading.Thread(target=lambda: during.append(plain(model, PROMPTS[0])))
-        thread.start()
-        thread.join()
+        in_threads.join([in_threads.start(lambda: plain(model, PROMPTS[0]), during)])
 
     hook = model.transformer.h[1].register_forward_pre_hook(
         lambda *_: other() if threading.current_thread() is threading.main_thread() and not during else None

@@ -21,6 +21,7 @@ from cocoa_engine.hidden_states import Wanted
 from tests.helpers.alike import assert_alike
 from tests.helpers.forward_passes import record
 from tests.helpers.in_threads import join, start, together
+from tests.helpers.inside import backend_inside, kept_prompts, open_sequences, prefixes_of, sequences_running
 from tests.helpers.prompts import chat
 from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 
@@ -37,11 +38,6 @@ SETTINGS: dict[str, Any] = {"max_new_tokens": 10}
 
 def engine_of(model: Any, megabytes: int = 256) -> CocoaEngine:
     return CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=megabytes))
-
-
-def cache_of(engine: CocoaEngine) -> PrefixCache:
-    cache: PrefixCache = engine._backend().backend.prefixes  # type: ignore[attr-defined]
-    return cache
 
 
 def fed(engine: CocoaEngine) -> list[int]:
@@ -149,7 +145,7 @@ def test_off() -> None:
     for answer in (*engine.generate_batch(PROMPTS[:2], **SETTINGS), engine.generate(PROMPTS[0], **SETTINGS)):
         assert answer.usage.cached_tokens == 0
     assert widths == [len(PROMPTS[0]), len(PROMPTS[1]), len(PROMPTS[0])]
-    assert cache_of(engine).nbytes == 0
+    assert prefixes_of(engine).nbytes == 0
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
@@ -254,7 +250,7 @@ def test_a_sequence_that_is_closed_meanwhile_is_not_copied_from() -> None:
             return super().__iter__()
 
     engine = engine_of(tiny_model("llama"))
-    backend: Any = engine._backend().backend
+    backend = backend_inside(engine)
     other, tree = (backend.open([prompt], 8, Wanted(2, 4, "post_norm"))[0] for prompt in PROMPTS[:2])
     backend.prefill(other)
     other.token_ids = Closing(other.token_ids)
@@ -262,14 +258,14 @@ def test_a_sequence_that_is_closed_meanwhile_is_not_copied_from() -> None:
     with torch.no_grad():
         expected = engine.model(torch.tensor([PROMPTS[1]])).logits[0, -1]
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
-    assert other not in backend._open
+    assert open_sequences(engine) == 1
 
 
 def test_an_abandoned_sequence_may_be_closed_while_another_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the garbage collector, in the thread that holds the locks: it does not wait for itself."""
     monkeypatch.setattr(prefixes, "_USED", 2)  # every store is copied
     engine = engine_of(tiny_model("llama"))
-    backend: Any = engine._backend().backend
+    backend = backend_inside(engine)
     abandoned, tree = (backend.open([prompt], 8, Wanted(2, 4, "post_norm"))[0] for prompt in PROMPTS[:2])
     for each in (abandoned, tree):
         backend.prefill(each)
@@ -283,8 +279,8 @@ def test_an_abandoned_sequence_may_be_closed_while_another_is_kept(monkeypatch: 
     outcome: list[Any] = []
     join([start(tree.close, outcome)])
     assert outcome == [None]
-    assert len(cache_of(engine)._entries) == 2
-    assert not backend._open
+    assert len(kept_prompts(prefixes_of(engine))) == 2
+    assert open_sequences(engine) == 0
 
 
 def test_no_memory_for_a_copy_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,8 +295,7 @@ def test_no_memory_for_a_copy_is_no_error(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(prefixes, "_USED", 2)  # every store is copied
     for one, other in zip(engine.generate_batch(PROMPTS, **SETTINGS), expected, strict=True):
         assert_alike(one, other)
-    backend: Any = engine._backend().backend
-    assert (engine._scheduler.running, len(backend._open), cache_of(engine).nbytes) == (0, 0, 0)
+    assert (sequences_running(engine), open_sequences(engine), prefixes_of(engine).nbytes) == (0, 0, 0)
 
 
 # The cache by itself.
@@ -364,8 +359,7 @@ def test_an_answers_store_is_given_to_the_cache_where_no_other_sequence_will_use
     again = engine.generate(prompt, max_new_tokens=8)
     assert again.token_ids == first.token_ids
     assert again.usage.cached_tokens == 199
-    backend: Any = engine._backend().backend
-    monkeypatch.setattr(type(backend.forward), "pools_stores", True)
+    monkeypatch.setattr(type(backend_inside(engine).forward), "pools_stores", True)
     other = tokens(2, 200)
     engine.generate(other, max_new_tokens=8)
     assert len(copies) == 1
@@ -391,7 +385,7 @@ def test_the_least_recently_used_goes_first_and_memory_stays_within_its_bound() 
     assert cache.longest(too_big) is None
     short = tokens(9, SHORTEST - 1)
     cache.keep(short, store_of(short))
-    assert [len(ids) for ids in cache._entries] == [300]
+    assert [len(ids) for ids in kept_prompts(cache)] == [300]
 
 
 def test_a_sequence_that_goes_on_replaces_its_beginning() -> None:
@@ -399,7 +393,7 @@ def test_a_sequence_that_goes_on_replaces_its_beginning() -> None:
     whole = tokens(1, 200)
     for length in (70, 150, 200, 120, 200):
         cache.keep(whole[:length], store_of(whole[:length]))
-    assert [len(ids) for ids in cache._entries] == [200]
+    assert [len(ids) for ids in kept_prompts(cache)] == [200]
     assert cache.nbytes == store_of(whole).nbytes
 
 
@@ -423,7 +417,7 @@ def test_the_cache_by_brute_force(sequences: list[list[int]], asked: list[int], 
         for ids in sequences:
             cache.keep(ids, store_of(ids))
         assert cache.nbytes <= cache.max_bytes
-        entries = list(cache._entries)
+        entries = kept_prompts(cache)
         assert not any(a is not b and common_length(a, b) == len(a) for a in entries for b in entries)
         found = cache.longest(asked)
         best = max((common_length(ids, asked) for ids in entries), default=0)
@@ -435,7 +429,7 @@ def test_the_cache_by_brute_force(sequences: list[list[int]], asked: list[int], 
 def test_trees_share_what_is_open_and_what_is_kept_whichever_is_longer() -> None:
     engine = engine_of(tiny_model("llama"))
     engine.generate([*SYSTEM, *tokens(1, 20)], **SETTINGS)
-    backend: Any = engine._backend().backend
+    backend = backend_inside(engine)
     (other,) = backend.open([[*SYSTEM, *tokens(2, 20)]], 8, Wanted(2, 4, "post_norm"))
     backend.prefill(other)
     for prompt, length in (

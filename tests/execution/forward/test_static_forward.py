@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
-import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from cocoa_engine import CocoaEngine, Generation, Runtime
-from cocoa_engine.backends import KINDS, Chosen, Path, choose
+from cocoa_engine import CocoaEngine, Runtime
+from cocoa_engine.backends import KINDS, Path, choose
 from cocoa_engine.backends.shared_cache import SharedCache, SharedTree
 from cocoa_engine.forward import static
 from cocoa_engine.forward.base import Segment
@@ -24,7 +24,9 @@ from cocoa_engine.forward.linears import FastLinear
 from cocoa_engine.forward.static import StaticLean, StaticStore
 from cocoa_engine.hidden_states import FinalLayer, Wanted
 from cocoa_engine.model import LanguageModel
-from tests.helpers.backends import PROMPTS, WANTED, plain, same
+from tests.helpers.backends import PROMPTS, WANTED, made, plain, same
+from tests.helpers.in_threads import together
+from tests.helpers.inside import use_backend
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 FAMILY = ["llama", "qwen3", "mistral-sliding", "qwen2"]
@@ -279,13 +281,11 @@ def test_a_store_that_grew_goes_on_without_steps() -> None:
 
 @pytest.mark.parametrize("architecture", FAMILY)
 @pytest.mark.parametrize("boundary", ["right", "own"])
-def test_whole_generations(architecture: str, boundary: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_generations(architecture: str, boundary: str) -> None:
     model = tiny_model(architecture)
     results = []
     for kind in ("lean", "static_lean"):
-        engine = CocoaEngine(model, tiny_tokenizer())
-        chosen = Chosen(backend_of(model, kind), "set by the test", "shared")
-        monkeypatch.setattr(CocoaEngine, "_backend", lambda _, chosen=chosen: chosen)
+        engine = use_backend(CocoaEngine(model, tiny_tokenizer()), made(model, kind, "shared"))
         settings = {"max_new_tokens": 40, "span_boundary": boundary}
         results.append(
             [
@@ -476,17 +476,8 @@ class TestOnAGpu:
     def test_threads(self, cuda_model: PreTrainedModel) -> None:
         engine = CocoaEngine(cuda_model, tiny_tokenizer())
         expected = [engine.generate(prompt, max_new_tokens=30) for prompt in PROMPTS]
-        answers: dict[int, Generation] = {}
-
-        def ask(number: int) -> None:
-            answers[number] = engine.generate(PROMPTS[number], max_new_tokens=30)
-
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(PROMPTS))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert all(same(answers[number], one) for number, one in enumerate(expected))
+        answers = together([partial(engine.generate, prompt, max_new_tokens=30) for prompt in PROMPTS])
+        assert all(same(answer, one) for answer, one in zip(answers, expected, strict=True))
 
     def test_a_capture_that_fails_falls_back(
         self, cuda_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -182,7 +182,7 @@ def test_a_killed_run_goes_on(entry_point: Path, tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.wait(60)
     left = file.read_bytes()
     left = left[: left.rfind(b"\n") + 1]
     assert 2 <= left.count(b"\n") < 12

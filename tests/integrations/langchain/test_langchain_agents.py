@@ -16,7 +16,7 @@ from cocoa_integrations.langchain import (
     get_risk_callback,
     get_spans,
 )
-from tests.helpers.idle import assert_idle
+from tests.helpers.inside import assert_idle
 
 agents = pytest.importorskip("langchain.agents")
 middleware = pytest.importorskip("langchain.agents.middleware")

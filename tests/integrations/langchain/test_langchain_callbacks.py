@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
-import threading
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from langchain_core.tracers import context
 
 from cocoa_engine.backends.shared_cache import SharedCache
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback, get_spans
+from tests.helpers.in_threads import join, start
 
 
 def test_it_collects_answers_of_both_models(
@@ -62,9 +62,7 @@ def test_it_collects_calls_deep_inside_chains_and_other_threads(quick_chat: Chat
     with get_risk_callback() as risk:
         agent.batch(["a", "b"])
         copied = contextvars.copy_context()
-        thread = threading.Thread(target=copied.run, args=(agent.invoke, "c"))
-        thread.start()
-        thread.join()
+        join([start(lambda: copied.run(agent.invoke, "c"))])
     assert len(risk.reports) == 3
 
 

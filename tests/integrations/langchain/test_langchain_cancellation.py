@@ -13,8 +13,8 @@ from langchain_core.callbacks import AsyncCallbackHandler
 
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_spans
-from tests.helpers.idle import assert_idle
 from tests.helpers.in_threads import wait_until
+from tests.helpers.inside import assert_idle, calls_waiting, sequences_running
 from tests.helpers.processors import Held
 
 PROMPTS = ["Who invented the telephone?", "One, two, three,", "Once upon a time"]
@@ -51,7 +51,7 @@ async def read(stream: Any) -> list[Any]:
 
 
 def is_idle(engine: CocoaEngine) -> bool:
-    return engine._scheduler.running == 0 and not engine._scheduler._queue
+    return sequences_running(engine) == 0 and calls_waiting(engine) == 0
 
 
 # Greedy decoding at gamma 1 makes one span: nothing comes out of a stream between two forward passes.
@@ -111,11 +111,11 @@ async def test_a_cancelled_call_that_waits_leaves_the_queue(call: Any, quick_eng
     engine = CocoaEngine(quick_engine.model, quick_engine.tokenizer, runtime=runtime)
     chat, llm, held = ChatCocoa(engine=engine), CocoaLLM(engine=engine), Held(engine)
     task = asyncio.ensure_future(call(chat, llm))
-    await asyncio.to_thread(wait_until, lambda: len(engine._scheduler._queue) > 0)
+    await asyncio.to_thread(wait_until, lambda: calls_waiting(engine) > 0)
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
-    await asyncio.to_thread(wait_until, lambda: len(engine._scheduler._queue) == 0)
+    await asyncio.to_thread(wait_until, lambda: calls_waiting(engine) == 0)
     held.let_go()
     assert_idle(engine)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.helpers.processes import python
 
 PROGRAM = """
 import sys
@@ -24,5 +23,4 @@ assert loaded("langchain")
 
 
 def test_imports_are_kept_apart() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert python(PROGRAM) == ""

@@ -21,8 +21,8 @@ from cocoa_engine.errors import ConfigError
 from cocoa_integrations.langchain import ChatCocoa, get_risk, get_spans
 from tests.helpers.alike import close
 from tests.helpers.hooks import hook_count
-from tests.helpers.idle import assert_idle
 from tests.helpers.in_threads import together
+from tests.helpers.inside import assert_idle, forget_prompts, prefixes_of, sequences_running
 from tests.helpers.processors import Meets
 from tests.helpers.tiny_models import tiny_model
 
@@ -169,7 +169,7 @@ def test_a_batch_fills_the_engines_batch(how: str, quick_engine: CocoaEngine) ->
 def test_max_concurrency_means_what_it_means_in_langchain(quick_engine: CocoaEngine) -> None:
     chat, most = chat_of(quick_engine, max_batch_size=8), []
     engine = chat.load()
-    options: dict[str, Any] = {"stopping_criteria": [Meets(lambda _: most.append(engine._scheduler.running))]}
+    options: dict[str, Any] = {"stopping_criteria": [Meets(lambda _: most.append(sequences_running(engine)))]}
     prompts = [prompt(user) for user in range(9)]
     asyncio.run(chat.abatch(prompts, {"max_concurrency": 2}, **options))
     chat.batch(prompts, {"max_concurrency": 2}, **options)
@@ -179,7 +179,7 @@ def test_max_concurrency_means_what_it_means_in_langchain(quick_engine: CocoaEng
 def test_five_hundred_requests_leave_nothing(quick_engine: CocoaEngine, capsys: pytest.CaptureFixture[str]) -> None:
     chat = chat_of(quick_engine, prefix_cache_mb=1)
     engine, process = chat.load(), psutil.Process()
-    hooks, prefixes = hook_count(engine.model), engine._backend().backend.prefixes  # type: ignore[attr-defined]
+    hooks, prefixes = hook_count(engine.model), prefixes_of(engine)
     memory, objects = [], []
     for first in range(0, 500, 50):
         together(
@@ -187,7 +187,7 @@ def test_five_hundred_requests_leave_nothing(quick_engine: CocoaEngine, capsys: 
         )
         if first in (200, 450):
             assert 0 < prefixes.nbytes <= 2**20
-            prefixes._entries.clear()  # how many there are depends on their lengths
+            forget_prompts(prefixes)  # how many there are depends on their lengths
             gc.collect()
             kept = (Generation, SpanStream, torch.Tensor, AIMessage, AIMessageChunk)
             objects.append(sum(type(one) in kept for one in gc.get_objects()))

@@ -50,10 +50,13 @@ def assert_shape(value: dict[str, Any], shape: dict[str, Any]) -> None:
 
 
 def test_all_numbers_are_finite(answer: AIMessage, quick_answer: AIMessage, quick_llm: CocoaLLM) -> None:
-    for message in (answer, quick_answer):
-        json.dumps([message.additional_kwargs, message.response_metadata, message.usage_metadata], allow_nan=False)
-    for [generation] in quick_llm.generate(["Once", "a"]).generations:
-        json.dumps(generation.generation_info, allow_nan=False)
+    found: list[Any] = [
+        [message.additional_kwargs, message.response_metadata, message.usage_metadata]
+        for message in (answer, quick_answer)
+    ]
+    found += [generation.generation_info for [generation] in quick_llm.generate(["Once", "a"]).generations]
+    for metadata in found:
+        assert json.loads(json.dumps(metadata, allow_nan=False)) == metadata
 
 
 def test_the_schema(answer: AIMessage) -> None:

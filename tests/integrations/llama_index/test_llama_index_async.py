@@ -11,8 +11,8 @@ from llama_index.core.llms import ChatMessage
 
 from cocoa_engine import CocoaEngine, ConfigError, PromptError, Runtime
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent
-from tests.helpers.idle import assert_idle
 from tests.helpers.in_threads import wait_until
+from tests.helpers.inside import assert_idle, calls_waiting
 from tests.helpers.llama_index_helpers import PROMPT, Counter, Listener
 from tests.helpers.processors import Held
 
@@ -89,11 +89,11 @@ async def test_a_cancelled_call_that_waits_leaves_the_queue(method: str, engine:
     busy = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(max_batch_size=1, max_queue=1))
     llm, held = CocoaLLM(engine=busy, max_new_tokens=8), Held(busy)
     task = asyncio.ensure_future(_everything(getattr(llm, method)(METHODS[method][1])))
-    await asyncio.to_thread(wait_until, lambda: len(busy._scheduler._queue) == 1)
+    await asyncio.to_thread(wait_until, lambda: calls_waiting(busy) == 1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.to_thread(wait_until, lambda: len(busy._scheduler._queue) == 0)
+    await asyncio.to_thread(wait_until, lambda: calls_waiting(busy) == 0)
     held.let_go()
     assert_idle(busy)
 

@@ -18,6 +18,7 @@ from llama_index.core.types import Thread
 
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, CocoaSpanEvent, collect_risk
 from cocoa_integrations.metadata import RISK_KEY, risk_report
+from tests.helpers.in_threads import join, start
 from tests.helpers.llama_index_helpers import PROMPT, Listener
 
 QUESTION = [ChatMessage("Name a colour.")]
@@ -137,7 +138,7 @@ def test_follows_llama_index_threads_and_copied_contexts(llm: CocoaLLM) -> None:
         bare = threading.Thread(target=ask)
         for thread in (bare, Thread(target=ask), threading.Thread(target=contextvars.copy_context().run, args=(ask,))):
             thread.start()
-            thread.join()
+            join([thread])
     assert len(reports) == 2  # all but the bare one, which starts from an empty context
 
 
@@ -145,17 +146,17 @@ def test_an_answer_belongs_to_the_block_that_asked(llm: CocoaLLM) -> None:
     with collect_risk() as asked:
         stream = llm.stream_complete(PROMPT)
     with collect_risk() as read:
-        reader = threading.Thread(target=lambda: list(stream))
-        reader.start()
-        reader.join()
+        join([start(lambda: list(stream))])
     assert len(asked) == 1
     assert read == []
 
 
-def test_a_block_may_be_left_in_another_context() -> None:
+def test_a_block_may_be_left_in_another_context(llm: CocoaLLM) -> None:
     collector = collect_risk()
-    contextvars.copy_context().run(collector.__enter__)
+    reports = contextvars.copy_context().run(collector.__enter__)
     collector.__exit__(None, None, None)
+    llm.complete(PROMPT, max_new_tokens=1)
+    assert reports == []
 
 
 def _in_fresh_contexts(stream: Iterator[Any]) -> list[Any]:

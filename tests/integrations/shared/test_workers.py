@@ -11,8 +11,8 @@ from typing import Any
 from cocoa_engine import EngineBusyError, Runtime
 from cocoa_integrations.workers import in_worker
 from tests.helpers.engines import engine_of, prompt
-from tests.helpers.idle import assert_idle
 from tests.helpers.in_threads import wait_until
+from tests.helpers.inside import assert_idle
 from tests.helpers.processors import Held
 from tests.helpers.tiny_models import tiny_model
 
@@ -25,7 +25,8 @@ class Runs:
 
 async def test_as_many_at_the_same_time_as_the_engine_takes_and_one_more() -> None:
     runs, all_there = Runs(), threading.Barrier(41)
-    await asyncio.gather(*(in_worker(runs, all_there.wait, 60) for _ in range(41)))
+    arrived = await asyncio.gather(*(in_worker(runs, all_there.wait, 60) for _ in range(41)))
+    assert sorted(arrived) == list(range(41))
 
 
 async def test_the_loops_own_threads_stay_free() -> None:

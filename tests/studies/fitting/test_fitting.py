@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ from cocoa_engine.risk.features import ANSWER_FEATURES, SPAN_FEATURES
 from cocoa_engine.risk.fitting import STRENGTHS, LabelledFeatures, left_out, validate
 from cocoa_engine.risk.validation import brier, expected_calibration_error, reliability
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
+from tests.helpers.processes import python
 
 FIGURES = st.lists(st.floats(-1e6, 1e6), min_size=len(SPAN_FEATURES), max_size=len(SPAN_FEATURES))
 
@@ -163,8 +162,7 @@ def test_using_one_loads_neither_scikit_learn_nor_torch() -> None:
         "c = RiskCalibrator.load('embedded'); c.span([0.0] * len(c.span.features));"
         "print(sorted({'sklearn', 'scipy', 'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
+    assert python(code).strip() == "[]"
 
 
 def constant(value: float, labels: np.ndarray) -> LabelledFeatures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +15,14 @@ from tests.helpers.hooks import hook_count
 from tests.helpers.reference import FullForward, Reference, assert_same
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
-quantization = pytest.importorskip("torchao.quantization")
-
 PROMPT = [5, 6, 7, 100, 20]
 CONFIG = CocoaConfig(max_new_tokens=16)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quantization() -> Any:
+    """torchao's, which takes seconds to import."""
+    return pytest.importorskip("torchao.quantization")
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3_text"])
@@ -30,12 +35,16 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def int8_weights(engine: CocoaEngine) -> int:
+    from torchao.quantization import Int8Tensor
+
     linears = (module for module in engine.model.modules() if isinstance(module, torch.nn.Linear))
-    return sum(isinstance(linear.weight, quantization.Int8Tensor) for linear in linears)
+    return sum(isinstance(linear.weight, Int8Tensor) for linear in linears)
 
 
 def quantised(folder: Path) -> CocoaEngine:
-    options = TorchAoConfig(quantization.Int8WeightOnlyConfig())
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    options = TorchAoConfig(Int8WeightOnlyConfig())
     return CocoaEngine.from_pretrained(str(folder), quantization_config=options)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from cocoa_engine import CocoaEngine
@@ -37,6 +38,22 @@ def record(engine: CocoaEngine, before: Callable[[Sequence[Segment], bool], None
 
     forward.__class__ = Recorded
     return passes
+
+
+@contextmanager
+def failing(engine: CocoaEngine, error: Exception) -> Iterator[None]:
+    """Every pass raises ``error`` meanwhile."""
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    forward: Any = backend_inside(engine).forward
+    kind = type(forward)
+    record(engine, fail)
+    try:
+        yield
+    finally:
+        forward.__class__ = kind
 
 
 def steps(passes: Sequence[Pass]) -> list[list[int]]:

@@ -11,7 +11,8 @@ from cocoa_engine import CocoaConfig, CocoaEngine, NonFiniteLogitsError
 from cocoa_engine.backends import Backend
 from cocoa_engine.grower import Grower, risk_points
 from cocoa_engine.results import Candidate
-from tests.helpers.inside import assert_idle, backend_inside
+from tests.helpers.forward_passes import record, steps
+from tests.helpers.inside import assert_idle
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 PROMPT = [5, 6, 7, 8]
@@ -84,21 +85,15 @@ def test_a_long_text_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_alike(grown, expected)
 
 
-def test_what_texts_share_is_fed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_texts_share_is_fed_once() -> None:
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
-    backend = backend_inside(engine)
-    fed: list[int] = []
-    step = backend.step
     grower = Grower(engine, CocoaConfig(max_span_tokens=5, max_candidates=3))
     text = some_text(engine, PROMPT, 12)
-    sums = []
+    passes, sums = record(engine), []
     for texts in ([text], [text, text, text[:5]]):
-        fed.clear()
-        monkeypatch.setattr(
-            backend, "step", lambda requests: fed.extend(len(paths) for _, paths in requests) or step(requests)
-        )
+        passes.clear()
         grower(PROMPT, texts)
-        sums.append(sum(fed))
+        sums.append(sum(map(sum, steps(passes))))
     assert sums[0] == sums[1] > 2 * len(text)
 
 

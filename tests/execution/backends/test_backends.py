@@ -29,6 +29,7 @@ from cocoa_engine.model import LanguageModel
 from cocoa_engine.native import operators
 from tests.helpers import in_threads
 from tests.helpers.backends import PROMPTS, WANTED, made, plain, same
+from tests.helpers.forward_passes import record
 from tests.helpers.inside import backend_inside, use_backend
 from tests.helpers.tiny_models import ARCHITECTURES, RECURRENT, tiny_model, tiny_tokenizer
 
@@ -467,17 +468,20 @@ def test_chunks_shrink_where_their_masks_would_grow(monkeypatch: pytest.MonkeyPa
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=0))
     prompt = [*range(20, 120), 7]
     whole = engine.generate(prompt, max_new_tokens=4)
-    widths = []
-    chunk = shared_cache._chunk
-    monkeypatch.setattr(shared_cache, "_chunk", lambda *of: widths.append(chunk(*of)) or widths[-1])
+    passes = record(engine)
     monkeypatch.setattr(shared_cache, "PREFILL_CHUNK", 32)
-    monkeypatch.setattr(shared_cache, "MASK_CELLS", 1600)
-    assert same(engine.generate(prompt, max_new_tokens=4), whole)
-    ends = list(itertools.accumulate(widths))
-    assert ends[0] == 32 > widths[-1]
-    assert ends[-1] >= len(prompt)
-    assert all(width * end <= 1600 for width, end in zip(widths, ends, strict=True))
-    assert chunk(10**9, None) == 1
+    for cells in (1600, 1):
+        passes.clear()
+        monkeypatch.setattr(shared_cache, "MASK_CELLS", cells)
+        assert same(engine.generate(prompt, max_new_tokens=4), whole)
+        widths = [each.widths[0] for each in passes if each.is_prompt]
+        ends = list(itertools.accumulate(widths))
+        assert ends[-1] == len(prompt)
+        if cells == 1:
+            assert set(widths) == {1}  # not less, however many cells that are
+        else:
+            assert ends[0] == 32 > widths[1] > 1
+            assert all(width * end <= cells for width, end in zip(widths, ends, strict=True))
 
 
 def test_frequencies_that_depend_on_the_length(monkeypatch: pytest.MonkeyPatch) -> None:

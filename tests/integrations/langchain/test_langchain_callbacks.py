@@ -14,8 +14,9 @@ from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tracers import context
 
-from cocoa_engine.backends.shared_cache import SharedCache
+from cocoa_engine import CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback, get_spans
+from tests.helpers.forward_passes import failing
 from tests.helpers.in_threads import join, start
 
 
@@ -94,20 +95,16 @@ async def test_an_async_stream_left_early_leaves_a_partial_report(quick_chat: Ch
 
 
 def test_an_error_in_mid_stream_leaves_a_partial_report(
-    quick_chat: ChatCocoa, monkeypatch: pytest.MonkeyPatch, question: str
+    quick_engine: CocoaEngine, quick_chat: ChatCocoa, question: str
 ) -> None:
     with get_risk_callback() as risk:
         stream = quick_chat.stream(question)
         next(stream)
-
-        def fails(*args: Any, **kwargs: Any) -> Any:
-            raise RuntimeError("broken")
-
-        monkeypatch.setattr(SharedCache, "step", fails)
-        with pytest.raises(RuntimeError, match="broken"):
-            list(stream)
-        with pytest.raises(RuntimeError, match="broken"):
-            quick_chat.invoke(question)  # nothing was decided: nothing to report
+        with failing(quick_engine, RuntimeError("broken")):
+            with pytest.raises(RuntimeError, match="broken"):
+                list(stream)
+            with pytest.raises(RuntimeError, match="broken"):
+                quick_chat.invoke(question)  # nothing was decided: nothing to report
     [report] = risk.reports
     assert len(report["spans"]) == 1
 

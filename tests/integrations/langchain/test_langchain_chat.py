@@ -17,7 +17,6 @@ from langchain_core.runnables import ConfigurableField, RunnableBranch, Runnable
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.backends.shared_cache import SharedCache
 from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
 from cocoa_integrations.langchain import (
     ChatCocoa,
@@ -28,6 +27,7 @@ from cocoa_integrations.langchain import (
 )
 from cocoa_integrations.metadata import risk_report
 from tests.helpers.alike import close
+from tests.helpers.forward_passes import failing
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 
@@ -381,12 +381,8 @@ def test_a_stream_that_began_is_not_begun_again(
     monkeypatch.setattr(base, "RETRY_PAUSE", 0.0)
     stream = quick_chat.stream(question)
     next(stream)
-
-    def fails(*args: Any, **kwargs: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(SharedCache, "step", fails)
-    with pytest.raises(torch.OutOfMemoryError):
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    with failing(quick_engine, error), pytest.raises(torch.OutOfMemoryError):
         list(stream)
     assert len(spy.streams) == 1
 

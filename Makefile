@@ -1,6 +1,7 @@
 # Everything on a fresh machine with Python >= 3.10 and a package index:
 #   make demo   ask the embedded model a question and see where its answer may be wrong
-#   make test   lint, type-check and test
+#   make check  lint, type-check and run the fast tests (under two minutes)
+#   make test   lint, type-check and run all tests
 #   make bench  measure what decoding costs (about 25 minutes) and write docs/performance.md
 
 PYTHON ?= python3
@@ -15,16 +16,22 @@ BROWSER = @{ command -v chromium || command -v chromium-browser || command -v go
 	apt-get -qq install -y --no-install-recommends chromium; } >/dev/null 2>&1; } \
 	|| echo "No Chromium: the tests that look at pages are skipped."
 
-.PHONY: demo test bench clean
+.PHONY: demo lint check test bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/cocoa ask "Who wrote Pride and Prejudice?" --compare greedy --table --stop .
 
-test: $(VENV)/.dev
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist loadfile  # two tests at once; each takes one thread
+
+# Two tests at once; each takes one thread.
+check: lint
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+test: lint
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test waits for a hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -13,6 +14,7 @@ from hypothesis import settings
 
 from cocoa_engine import CocoaEngine
 
+pytest.register_assert_rewrite("tests.helpers")
 settings.register_profile("cocoa", deadline=None, derandomize=True)  # a slow machine is no failure
 settings.load_profile("cocoa")
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -22,3 +24,11 @@ torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 def engine() -> CocoaEngine:
     """The embedded SmolLM2-135M-Instruct."""
     return CocoaEngine.from_pretrained(dtype="float32")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Without slow tests, a module of nothing else is not imported either: some import for seconds."""
+    if config.option.markexpr != "not slow" or not collection_path.name.startswith("test_"):
+        return None
+    slow = "\npytestmark = pytest.mark.slow\n" in collection_path.read_text(encoding="utf-8")
+    return True if slow else None

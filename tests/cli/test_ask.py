@@ -16,7 +16,7 @@ from typer.testing import Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, Span
 from cocoa_engine.cli.prefill_progress import bar
-from tests.alike import assert_alike
+from tests.helpers.alike import assert_alike
 
 Cocoa = Callable[..., Result]
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, ModelInfo, __version__
 from cocoa_engine.cli.options import LoadOptions, with_options
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
+from tests.helpers.processes import LIMIT, run
 
 Cocoa = Callable[..., Result]
 
@@ -115,11 +116,11 @@ def test_version_and_help(cocoa: Cocoa) -> None:
 
 def test_help_and_settings_need_no_torch() -> None:
     code = "import sys, cocoa_engine.cli; sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_as_a_process() -> None:
-    bad = subprocess.run([*COCOA, "ask", "x", "--alpha", "-1"], capture_output=True, text=True, check=False)
+    bad = run([*COCOA, "ask", "x", "--alpha", "-1"])
     assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
 
 
@@ -130,7 +131,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert process.stderr is not None
     assert process.stderr.read() == b""
     process.stderr.close()
-    assert process.wait() == 1
+    assert process.wait(LIMIT) == 1
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 def test_from_a_shell(arguments: list[str], redirection: str, code: int, message: str) -> None:
     """One line on stderr at the most, also where the shell closed a stream."""
     command = shlex.join([sys.executable, "-m", "cocoa_engine.cli", *arguments])
-    done = subprocess.run(["sh", "-c", f"{command} {redirection}"], capture_output=True, text=True, check=False)
+    done = run(["sh", "-c", f"{command} {redirection}"])
     assert done.returncode == code
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == (1 if message else 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import json
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -18,7 +17,8 @@ from cocoa_engine import CalibrationError, CalibrationWarning, CocoaEngine, Risk
 from cocoa_engine.calibration.calibrator import Threshold
 from cocoa_engine.cli.app import run
 from cocoa_engine.datasets import read_labelled
-from tests.risk.made_up import fitted
+from tests.helpers import processes
+from tests.helpers.made_up_risk import fitted
 
 Cocoa = Callable[..., Result]
 
@@ -404,7 +404,7 @@ def test_ask_and_score_show_a_calibrated_risk(
     cocoa("ask", "Who wrote Dune?", "--max-new-tokens", "4", "--calibrator", str(path))
     assert [options["calibrator"] for _, options in loads] == [path]
     command = [sys.executable, "-m", "cocoa_engine.cli", "score", "--prompt", "1 + 1 =", "--text", " 2"]
-    shown = subprocess.run([*command, "--calibrator", str(path)], capture_output=True, text=True, check=True).stdout
+    shown = processes.run([*command, "--calibrator", str(path)]).stdout
     rows = {line[:16].strip(): line[16:].split() for line in shown.splitlines()}
     assert 0 <= float(rows["risk"][0]) <= 1
     assert rows["risk"][1:] == ["calibrated,", "0", "to", "1"]

@@ -13,12 +13,13 @@ from cocoa_engine import Cancellation, CocoaEngine, RequestCancelledError
 from cocoa_engine.execution import scheduler as scheduler_file
 from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.execution.forward.base import Segment
-from tests.alike import assert_alike
-from tests.engine.test_scheduler import Asks, Held, Meets, answers, assert_all_alike, endless, engine_of, prompt
-from tests.forward_passes import record, steps
-from tests.idle import assert_idle
-from tests.in_threads import join, start, wait_until
-from tests.tiny_models import tiny_model
+from tests.helpers.alike import answers, assert_alike, assert_all_alike
+from tests.helpers.engines import endless, engine_of, prompt
+from tests.helpers.forward_passes import record, steps
+from tests.helpers.in_threads import join, start, wait_until
+from tests.helpers.inside import assert_idle, calls_waiting
+from tests.helpers.processors import Asks, Held, Meets
+from tests.helpers.tiny_models import tiny_model
 
 Ask = Callable[..., Any]
 
@@ -39,14 +40,14 @@ def test_a_waiting_call_leaves_the_queue_and_its_place_in_it_is_free(call: Ask) 
     held, cancellation = Held(engine), Cancellation()
     outcome: list[Any] = []
     waiting = [start(partial(call, engine, prompt(n), cancellation=cancellation), outcome) for n in (1, 2)]
-    wait_until(lambda: len(engine._scheduler._queue) == 2)
+    wait_until(lambda: calls_waiting(engine) == 2)
     cancellation.cancel()
     join(waiting)
     assert [type(each) for each in outcome] == [RequestCancelledError] * 2
-    assert len(engine._scheduler._queue) == 0
+    assert calls_waiting(engine) == 0
     later: list[Any] = []
     others = [start(partial(engine.generate, prompt(3), max_new_tokens=4), later) for _ in range(2)]
-    wait_until(lambda: len(engine._scheduler._queue) == 2)
+    wait_until(lambda: calls_waiting(engine) == 2)
     held.let_go()
     join(others)
     for answer in later:
@@ -62,10 +63,10 @@ def test_those_behind_a_cancelled_call_keep_their_order() -> None:
         note = Asks(lambda _, number=number: order.append(number))
         call = partial(engine.generate, prompt(1), max_new_tokens=1, logits_processor=note, cancellation=cancellation)
         threads.append(start(call))
-        wait_until(lambda number=number: len(engine._scheduler._queue) == number + 1)
+        wait_until(lambda number=number: calls_waiting(engine) == number + 1)
     for number in (0, 3):
         cancellations[number].cancel()
-    wait_until(lambda: len(engine._scheduler._queue) == 3)
+    wait_until(lambda: calls_waiting(engine) == 3)
     held.let_go()
     join(threads)
     assert list(dict.fromkeys(order)) == [1, 2, 4]
@@ -168,7 +169,7 @@ def test_closing_a_stream_that_waits_frees_its_reader() -> None:
     held, outcome = Held(engine), []
     stream = engine.stream(prompt(1), max_new_tokens=8)
     reader = start(lambda: list(stream), outcome)
-    wait_until(lambda: len(engine._scheduler._queue) == 1)
+    wait_until(lambda: calls_waiting(engine) == 1)
     stream.close()
     join([reader])
     assert outcome == [[]]

@@ -19,7 +19,7 @@ from cocoa_engine import (
     PromptError,
     UnsupportedModelError,
 )
-from tests.tiny_models import tiny_model, tiny_tokenizer
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 NAN = float("nan")
 

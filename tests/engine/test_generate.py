@@ -10,8 +10,10 @@ import torch
 from transformers import LogitsProcessor, MaxLengthCriteria
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
-from tests.alike import assert_alike
-from tests.hooks import hook_count
+from tests.helpers.alike import assert_alike
+from tests.helpers.hooks import hook_count
+from tests.helpers.in_threads import join, start
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 QUESTION = "Question: Who wrote the novel Moby Dick?\nAnswer:"
 MESSAGES = [{"role": "user", "content": "Name two colours."}]
@@ -267,9 +269,7 @@ def test_two_streams_interleave(engine: CocoaEngine) -> None:
 def test_a_stream_may_be_finished_by_another_thread(engine: CocoaEngine) -> None:
     stream = engine.stream(QUESTION, max_new_tokens=10)
     next(stream)
-    worker = threading.Thread(target=lambda: list(stream))
-    worker.start()
-    worker.join()
+    join([start(lambda: list(stream))])
     assert stream.generation == engine.generate(QUESTION, max_new_tokens=10)
 
 
@@ -283,13 +283,11 @@ def test_a_stream_may_be_closed_while_another_thread_waits_for_it(engine: CocoaE
 
     stream = engine.stream(QUESTION, max_new_tokens=24, gamma=1, logits_processor=wait)
     seen: list[object] = []
-    worker = threading.Thread(target=lambda: seen.extend(stream))
-    worker.start()
-    inside.wait(60)
+    worker = start(lambda: seen.extend(stream))
+    assert inside.wait(60)
     stream.close()
     go_on.set()
-    worker.join(60)
-    assert not worker.is_alive()
+    join([worker])
     assert seen == []
     assert stream.generation is None
 
@@ -315,8 +313,6 @@ def test_the_model_is_left_as_it_was(engine: CocoaEngine) -> None:
 
 
 def test_a_model_in_training_mode_is_decoded_without_dropout(engine: CocoaEngine) -> None:
-    from tests.tiny_models import tiny_model, tiny_tokenizer
-
     model = tiny_model("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
     tiny = CocoaEngine(model, tiny_tokenizer())
     expected = tiny.generate("abc", max_new_tokens=12)
@@ -331,8 +327,6 @@ def test_a_model_in_training_mode_is_decoded_without_dropout(engine: CocoaEngine
 
 
 def test_nor_with_dropout_where_a_pass_works_on_the_weights_alone() -> None:
-    from tests.tiny_models import tiny_model, tiny_tokenizer
-
     model = tiny_model("llama", attention_dropout=0.5)
     tiny = CocoaEngine(model, tiny_tokenizer())
     assert tiny.info().forward == "lean"
@@ -343,8 +337,6 @@ def test_nor_with_dropout_where_a_pass_works_on_the_weights_alone() -> None:
 
 
 def test_the_tokenizer_is_left_as_it_was(engine: CocoaEngine) -> None:
-    from tests.tiny_models import tiny_model, tiny_tokenizer
-
     tokenizer = tiny_tokenizer()
     tokenizer.backend_tokenizer.enable_truncation(3)
     tokenizer.backend_tokenizer.enable_padding(length=7)
@@ -374,10 +366,9 @@ def test_the_models_own_forward_is_not_captured(engine: CocoaEngine) -> None:
             while not stop.is_set():
                 engine.model(ids)
 
-    thread = threading.Thread(target=run)
-    thread.start()
+    thread = start(run)
     try:
         assert engine.generate(QUESTION, max_new_tokens=8) == expected
     finally:
         stop.set()
-        thread.join()
+        join([thread])

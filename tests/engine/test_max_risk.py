@@ -18,13 +18,13 @@ from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, Runt
 from cocoa_integrations.langchain import ChatCocoa, get_risk, get_spans
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM
-from tests.alike import assert_alike
-from tests.engine.test_rival_methods import config_of
-from tests.engine.test_scheduler import endless
-from tests.forward_passes import Pass, record
-from tests.prompts import PROMPTS, chat
-from tests.risk.made_up import fitted
-from tests.tiny_models import tiny_model, tiny_tokenizer
+from tests.helpers.alike import assert_alike
+from tests.helpers.engines import endless
+from tests.helpers.forward_passes import Pass, record
+from tests.helpers.made_up_risk import fitted
+from tests.helpers.prompts import PROMPTS, chat
+from tests.helpers.rivals import config_of
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 PROMPT = "the ring is a thing"
 METHODS = ("greedy", "cocoa", "cocoa-sig", "diver", "dola", "decore")

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from cocoa_engine import Candidate, CocoaEngine, Generation
-from tests.rendering.chromium import Browser, needs_chromium, share
-from tests.rendering.made_up import figures, generation
-from tests.rendering.test_html import ATTACK
+from tests.helpers.chromium import Browser, needs_chromium, share
+from tests.helpers.made_up_answers import ATTACK, figures, generation
 
 pytestmark = needs_chromium
 

@@ -8,15 +8,9 @@ import pytest
 
 from cocoa_engine import Candidate, CocoaEngine, Generation
 from cocoa_engine.rendering.words import safe
-from tests.rendering.made_up import figures, generation, stopped
+from tests.helpers.made_up_answers import ATTACK, figures, generation, stopped
 
 VOID = {"meta"}
-ATTACK = (
-    '</style></div><script>document.title="taken"</script>',
-    " \"'><img src=x onerror=alert(1)> & &amp; <!-- ",
-    " שלום עולם \u202eabc\u2066 مرحبا",
-    "\x1b[2J\x00\n\tdef f(x):\n\t\treturn [x] ",
-)
 
 
 class Page(HTMLParser):

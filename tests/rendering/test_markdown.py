@@ -9,7 +9,7 @@ from markdown_it import MarkdownIt
 
 from cocoa_engine import Candidate, CocoaEngine
 from cocoa_engine.rendering.words import safe
-from tests.rendering.made_up import figures, generation, stopped
+from tests.helpers.made_up_answers import figures, generation, stopped
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 HOSTILE = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 from typing import Any
 
@@ -12,9 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, MissingExtraError, PromptError
-from tests.rendering.made_up import generation
-from tests.risk.made_up import risk
-from tests.tiny_models import tiny_model, tiny_tokenizer
+from tests.helpers.made_up_answers import generation
+from tests.helpers.made_up_risk import risk
+from tests.helpers.processes import python
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 PROMPT = "The three primary colours are"
 
@@ -113,7 +113,7 @@ def test_notebooks_show_a_figure_and_pyplot_stays_untouched() -> None:
     program = (
         "import sys\n"
         "import cocoa_engine\n"
-        "from tests.rendering.made_up import generation\n"
+        "from tests.helpers.made_up_answers import generation\n"
         "one = generation(('a', 0.8), (' b', 0.9))\n"
         "assert not {'matplotlib', 'rich', 'torch'} & set(sys.modules)\n"
         "assert one.plot()._repr_png_().startswith(b'\\x89PNG')\n"
@@ -121,7 +121,7 @@ def test_notebooks_show_a_figure_and_pyplot_stays_untouched() -> None:
         "one.to_html(), one.to_markdown()\n"
         "assert 'rich' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    assert python(program) == ""
 
 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from cocoa_engine import Candidate, CocoaEngine
 from cocoa_engine.rendering.scale import RiskScale
 from cocoa_engine.rendering.terminal import STYLES, Comparison, answer_text, legend, report, risk_point_table
-from tests.rendering.made_up import figures, generation, stopped
+from tests.helpers.made_up_answers import figures, generation, stopped
 
 LEVELS = generation((" low", 0.80), (" mild", 0.83), (" raised", 0.86), (" high", 0.90))
 

@@ -1,0 +1,1 @@
+"""The tests. They mirror the packages; what several of them need is in ``tests.helpers``."""

@@ -1,0 +1,424 @@
+"""The engine decodes as the naive reference does: tokens, spans, candidates, choices and figures."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
+from tests.helpers.prompts import LONG, PROMPTS
+from tests.helpers.reference import FullForward, Reference, ReferenceGeneration, assert_same
+from tests.helpers.tiny_models import ARCHITECTURES, EOS, NUM_LAYERS, VOCAB_SIZE, tiny_model, tiny_tokenizer
+
+KNIFE_EDGE = 1e-4
+"""A decision nearer than this may fall either way by rounding; such cases are counted and left out."""
+
+compared = {"all": 0, "on a knife edge": 0}
+
+
+def check(actual: Generation, expected: ReferenceGeneration) -> None:
+    """Assert that the answers are the same unless one of the decisions is on a knife edge."""
+    compared["all"] += 1
+    if expected.margin < KNIFE_EDGE:
+        compared["on a knife edge"] += 1
+    else:
+        assert_same(actual, expected)
+
+
+@cache
+def tiny(architecture: str) -> tuple[CocoaEngine, FullForward]:
+    model = tiny_model(architecture, seed=1)
+    return CocoaEngine(model, tiny_tokenizer()), FullForward(model)
+
+
+def own_tiny(**generation_settings: Any) -> tuple[CocoaEngine, FullForward]:
+    """A tiny Llama with a generation config of its own."""
+    model = tiny_model("llama", seed=1)
+    model.generation_config.update(**generation_settings)
+    return CocoaEngine(model, tiny_tokenizer()), FullForward(model)
+
+
+def random_prompt(seed: int, length: int | None = None) -> list[int]:
+    dice = random.Random(seed)
+    length = length or dice.choice([1, 2, 7, 20, 40])
+    return [dice.randrange(3, VOCAB_SIZE) for _ in range(length)]
+
+
+def grid(seed: int) -> list[dict[str, Any]]:
+    """Every method with every metric, boundary, length rule and layer choice, shuffled, with other limits at random."""
+    choices: dict[str, list[Any]] = {
+        "method": ["cocoa-sig", "cocoa", "greedy"],
+        "metric": ["f_mlds", "con_mlds"],
+        "span_boundary": ["right", "left", "own", "fixed"],
+        "span_log_prob": ["sum", "mean"],
+        "final_layer": ["post_norm", "pre_norm"],
+        "middle_layers": [None, (0, 1), (1, NUM_LAYERS - 1), (0, NUM_LAYERS)],
+    }
+    dice = random.Random(seed)
+    cases = [
+        {
+            **dict(zip(choices, case, strict=True)),
+            "gamma": dice.choice([0.1, 0.3, 0.3, 0.6]),
+            "alpha": dice.choice([0.5, 2.5, 10.0]),
+            "max_candidates": dice.choice([2, 3, 8]),
+            "max_span_tokens": dice.choice([1, 3, 16]),
+        }
+        for case in itertools.product(*choices.values())
+    ]
+    dice.shuffle(cases)
+    return cases
+
+
+CASES_EACH = 6
+CASES = [
+    pytest.param(architecture, settings, number, id=f"{architecture}-{number}")
+    for number, (settings, architecture) in enumerate(zip(grid(seed=0), list(ARCHITECTURES) * CASES_EACH, strict=False))
+]
+
+
+@pytest.mark.parametrize(("architecture", "settings", "number"), CASES)
+def test_grid_on_tiny_models(architecture, settings, number):
+    engine, forward = tiny(architecture)
+    config = CocoaConfig(max_new_tokens=12, **settings)
+    prompt = random_prompt(number)
+
+    answer = engine.generate(prompt, config=config)
+
+    check(answer, Reference(forward, engine.tokenizer, config).generate(prompt))
+    stream = engine.stream(prompt, config=config)
+    assert list(stream) == answer.spans
+    assert stream.generation == answer
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_ragged_batch_on_tiny_models(architecture):
+    engine, forward = tiny(architecture)
+    config = CocoaConfig(max_new_tokens=8, max_candidates=3, middle_layers=(1, 4))
+    prompts = [random_prompt(seed, length) for seed, length in enumerate([9, 1, 23])]
+
+    answers = engine.generate_batch(prompts, config=config)
+
+    for prompt, answer in zip(prompts, answers, strict=True):
+        expected = Reference(forward, engine.tokenizer, config).generate(prompt)
+        check(answer, expected)
+        check(engine.generate(prompt, config=config), expected)
+
+
+@pytest.mark.parametrize("settings", grid(seed=1)[:8])
+def test_ragged_batch_over_the_grid(settings):
+    engine, forward = tiny("qwen3")
+    config = CocoaConfig(max_new_tokens=12, **settings)
+    prompts = [random_prompt(seed, length) for seed, length in enumerate([3, 17, 8])]
+    for prompt, answer in zip(prompts, engine.generate_batch(prompts, config=config), strict=True):
+        check(answer, Reference(forward, engine.tokenizer, config).generate(prompt))
+
+
+REAL_SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"method": "cocoa", "metric": "con_mlds", "span_boundary": "own", "span_log_prob": "mean"},
+    {"final_layer": "pre_norm", "span_boundary": "left", "middle_layers": (5, 25)},
+    {"method": "greedy", "metric": "con_mlds"},
+    {"span_boundary": "fixed", "max_span_tokens": 3, "alpha": 1.0},
+]
+REAL_GROUPS = [
+    pytest.param(list(PROMPTS)[start :: len(REAL_SETTINGS)], settings, id=settings.get("span_boundary", "right"))
+    for start, settings in enumerate(REAL_SETTINGS)
+]
+
+
+@pytest.fixture(scope="module")
+def real_forward(engine: CocoaEngine) -> FullForward:
+    return FullForward(engine.model)
+
+
+def foresee(forward: FullForward, prompt: list[int], answer: Generation) -> None:
+    """Pass over the longest sequences the reference meets if the answer is right: their beginnings come for free."""
+    forward(prompt, answer.token_ids)
+    before: list[int] = []
+    for span in answer.spans:
+        for candidate in span.candidates:
+            forward(prompt, [*before, *candidate.token_ids])
+        before += span.token_ids
+
+
+@pytest.mark.parametrize(("names", "settings"), REAL_GROUPS)
+def test_real_model(engine, real_forward, names, settings):
+    config = CocoaConfig(**{"max_new_tokens": 5, "max_candidates": 3, "max_span_tokens": 4, **settings})
+    prompts = [PROMPTS[name] for name in names]
+    batch = engine.generate_batch(prompts, config=config)
+    for prompt, from_batch in zip(prompts, batch, strict=True):
+        ids = engine.tokenizer(prompt).input_ids
+        answer = engine.generate(prompt, config=config)
+        foresee(real_forward, ids, answer)
+        expected = Reference(real_forward, engine.tokenizer, config).generate(ids)
+        check(answer, expected)
+        check(from_batch, expected)
+        assert answer.usage.prompt_tokens == len(ids)
+
+
+@pytest.mark.parametrize(
+    "runtime",
+    [Runtime(forward="modules"), Runtime(linears="packed"), Runtime(linears="shared")],
+    ids=["modules", "packed", "shared"],
+)
+@pytest.mark.parametrize(("names", "settings"), REAL_GROUPS)
+def test_real_model_run_in_other_ways(engine, real_forward, names, settings, runtime):
+    """What the reference meets has been passed over by the test before."""
+    config = CocoaConfig(**{"max_new_tokens": 5, "max_candidates": 3, "max_span_tokens": 4, **settings})
+    other = CocoaEngine(engine.model, engine.tokenizer, runtime=runtime)
+    if runtime.forward == "modules":
+        assert other.info().forward == "modules"
+    prompts = [PROMPTS[name] for name in names]
+    for prompt, answer in zip(prompts, other.generate_batch(prompts, config=config), strict=True):
+        ids = engine.tokenizer(prompt).input_ids
+        foresee(real_forward, ids, answer)
+        check(answer, Reference(real_forward, engine.tokenizer, config).generate(ids))
+
+
+def test_long_context_on_the_real_model(engine, real_forward):
+    config = CocoaConfig(max_new_tokens=3, max_candidates=2, max_span_tokens=2)
+    ids = engine.tokenizer(LONG).input_ids
+    assert 1_900 < len(ids) < 2_100
+    answer = engine.generate(LONG, config=config)
+    foresee(real_forward, ids, answer)
+    expected = Reference(real_forward, engine.tokenizer, config).generate(ids)
+    assert expected.risk_points > 0
+    check(answer, expected)
+
+
+# One thing at a time.
+
+
+@pytest.mark.parametrize("boundary", ["right", "left", "own", "fixed"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "mamba"])
+def test_branches_that_end_early(architecture, boundary):
+    """With many end tokens, branches of one risk point end at different lengths."""
+    model = tiny_model(architecture, seed=1)
+    model.generation_config.eos_token_id = [EOS, *range(3, VOCAB_SIZE, 8)]
+    engine, forward = CocoaEngine(model, tiny_tokenizer()), FullForward(model)
+    uneven = 0
+    for seed in range(3):
+        config = CocoaConfig(max_new_tokens=10, max_span_tokens=5, span_boundary=boundary, gamma=0.15)
+        expected = Reference(forward, engine.tokenizer, config).generate(random_prompt(seed))
+        check(engine.generate(random_prompt(seed), config=config), expected)
+        uneven += any(len({len(c.token_ids) for c in span.candidates}) > 1 for span in expected.spans)
+    assert uneven > 0 or boundary == "left"
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 3])
+@pytest.mark.parametrize("boundary", ["right", "left", "own", "fixed"])
+def test_tokens_left_cap_the_branches(boundary, max_new_tokens):
+    engine, forward = tiny("qwen2")
+    config = CocoaConfig(max_new_tokens=max_new_tokens, span_boundary=boundary, gamma=0.1)
+    for seed in range(3):
+        expected = Reference(forward, engine.tokenizer, config).generate(random_prompt(seed))
+        assert len(expected.token_ids) <= max_new_tokens
+        check(engine.generate(random_prompt(seed), config=config), expected)
+
+
+@pytest.mark.parametrize("method", ["cocoa", "cocoa-sig"])
+def test_alpha_0_keeps_the_most_probable_span(method):
+    engine, _ = tiny("llama")
+    answers = engine.generate_batch(
+        [random_prompt(seed) for seed in range(5)], method=method, alpha=0.0, gamma=0.1, max_new_tokens=16
+    )
+    risk_points = [span for answer in answers for span in answer.spans if span.kind == "risk_point"]
+    assert any(span.chosen != 0 for span in risk_points)
+    for span in risk_points:
+        log_probs = [candidate.log_prob for candidate in span.candidates]
+        assert span.chosen == log_probs.index(max(log_probs))
+        assert [candidate.score for candidate in span.candidates] == log_probs
+        assert span.penalty == 0
+
+
+def test_exact_ties_go_to_the_lower_token():
+    """All tokens equally probable: candidates in order of their ids, and with equal scores the first is kept."""
+    model = tiny_model("phi", eos_token_id=5)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.zero_()
+        model.get_output_embeddings().bias.fill_(1.0)
+    engine, forward = CocoaEngine(model, tiny_tokenizer()), FullForward(model)
+    for settings in ({}, {"max_candidates": 1}, {"gamma": 1.0}, {"method": "greedy"}):
+        config = CocoaConfig(**{"alpha": 0.0, "max_candidates": 4, "max_new_tokens": 6, "gamma": 0.3, **settings})
+        expected = Reference(forward, engine.tokenizer, config).generate([8, 6, 7])
+        assert expected.token_ids == [0] * 6
+        assert expected.risk_points == (6 if not settings else 0)
+        assert_same(engine.generate([8, 6, 7], config=config), expected)
+
+
+def test_model_without_an_end_token_goes_on_to_the_limit():
+    engine, forward = own_tiny(eos_token_id=[])
+    config = CocoaConfig(max_new_tokens=12)
+    expected = Reference(forward, engine.tokenizer, config).generate(random_prompt(0))
+    assert expected.finish_reason == "length"
+    check(engine.generate(random_prompt(0), config=config), expected)
+
+
+def test_score_is_teacher_forcing(engine, real_forward):
+    prompt, text = PROMPTS["instruction without chat format"], " William Shakespeare, in 1600."
+    given = engine.tokenizer(text, add_special_tokens=False).input_ids
+    for settings in (
+        {},
+        {"method": "cocoa", "metric": "con_mlds", "span_log_prob": "mean", "final_layer": "pre_norm"},
+    ):
+        config = CocoaConfig(**settings)
+        expected = Reference(real_forward, engine.tokenizer, config).score(engine.tokenizer(prompt).input_ids, given)
+        assert_same(engine.score(prompt, text, config=config), expected)
+
+
+# Sampling.
+
+
+def test_sampled_branches_follow_the_seed():
+    engine, forward = tiny("llama")
+    prompts = [random_prompt(seed, length) for seed, length in enumerate([6, 2, 15])]
+    sampled = [
+        engine.generate_batch(prompts, temperature=3.0, seed=seed, max_new_tokens=12) for seed in (1, 1, 2, 3, 4)
+    ]
+    assert sampled[0] == sampled[1]
+    assert len({tuple(tuple(answer.token_ids) for answer in answers) for answers in sampled}) > 2
+    for prompt, from_batch in zip(prompts, sampled[0], strict=True):
+        alone = engine.generate(prompt, temperature=3.0, seed=1, max_new_tokens=12)
+        assert alone.token_ids == from_batch.token_ids
+        choices = [span.chosen for span in alone.spans if span.chosen is not None]
+        replayed = Reference(forward, engine.tokenizer, alone.config, choices=choices).generate(prompt)
+        check(alone, replayed)
+        check(from_batch, replayed)
+
+
+def test_branches_are_sampled_from_softmax_of_score_by_temperature():
+    engine, _ = tiny("llama")
+    temperature, draws = 2.0, 250
+    prompt = next(
+        prompt
+        for prompt in map(random_prompt, range(100))
+        if engine.generate(prompt, max_new_tokens=1, gamma=0.05).usage.risk_points
+    )
+    spans = [
+        engine.generate(prompt, max_new_tokens=1, gamma=0.05, temperature=temperature, seed=seed).spans[0]
+        for seed in range(draws)
+    ]
+    scores = torch.tensor([candidate.score for candidate in spans[0].candidates])
+    for index, p in enumerate((scores / temperature).softmax(-1).tolist()):
+        share = sum(span.chosen == index for span in spans) / draws
+        assert abs(share - p) < 4 * (p * (1 - p) / draws) ** 0.5
+
+
+# Logits processors and stopping criteria.
+
+
+class Ban(LogitsProcessor):
+    """Some tokens never come."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = scores.clone()
+        scores[:, self.tokens] = -torch.inf
+        return scores
+
+
+class EndsOn(StoppingCriteria):
+    """The answer ends with any of some tokens."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = torch.tensor(tokens)
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.isin(input_ids[:, -1], self.tokens)
+
+
+EVEN = list(range(4, VOCAB_SIZE, 2))
+PROCESSORS = {
+    "repetition penalty": [RepetitionPenaltyLogitsProcessor(1.7)],
+    "no repeated pair": [NoRepeatNGramLogitsProcessor(2)],
+    "banned tokens": [Ban(EVEN)],
+    "all three": [RepetitionPenaltyLogitsProcessor(1.3), NoRepeatNGramLogitsProcessor(2), Ban(EVEN[::3])],
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name"), [*itertools.product(["llama", "gpt2"], PROCESSORS), ("mamba", "all three")]
+)
+def test_logits_processors_act_on_every_branch(architecture, name):
+    engine, forward = tiny(architecture)
+    processors = PROCESSORS[name]
+    config = CocoaConfig(max_new_tokens=12, gamma=0.2)
+    prompts = [random_prompt(seed, length) for seed, length in enumerate([5, 12])]
+    batch = engine.generate_batch(prompts, config=config, logits_processor=LogitsProcessorList(processors))
+    for prompt, from_batch in zip(prompts, batch, strict=True):
+        expected = Reference(forward, engine.tokenizer, config, logits_processor=processors).generate(prompt)
+        check(from_batch, expected)
+        check(engine.generate(prompt, config=config, logits_processor=LogitsProcessorList(processors)), expected)
+
+
+def test_banned_tokens_are_in_no_candidate():
+    engine, _ = tiny("llama")
+    answer = engine.generate(
+        random_prompt(3), logits_processor=LogitsProcessorList([Ban(EVEN)]), gamma=0.1, max_new_tokens=24
+    )
+    pieces = [piece for span in answer.spans for piece in (span, *span.candidates)]
+    assert answer.usage.risk_points > 2
+    assert not {token for piece in pieces for token in piece.token_ids} & set(EVEN)
+
+
+def test_repetition_penalty_of_the_generation_config():
+    engine, forward = own_tiny(repetition_penalty=1.5)
+    plain, _ = tiny("llama")
+    config = CocoaConfig(max_new_tokens=16)
+    prompt = random_prompt(4)
+    expected = Reference(forward, engine.tokenizer, config).generate(prompt)
+    check(engine.generate(prompt, config=config), expected)
+    assert expected.token_ids != plain.generate(prompt, config=config).token_ids
+
+
+@pytest.mark.parametrize("boundary", ["right", "left", "own", "fixed"])
+@pytest.mark.parametrize("architecture", ["llama", "mamba"])
+def test_stopping_criteria_end_branches(architecture, boundary):
+    engine, forward = tiny(architecture)
+    config = CocoaConfig(max_new_tokens=12, gamma=0.15, span_boundary=boundary)
+    ends = []
+    for seed in range(4):
+        prompt = random_prompt(seed)
+        criteria = StoppingCriteriaList([EndsOn(list(range(3, VOCAB_SIZE, 12))), MaxLengthCriteria(len(prompt) + 9)])
+        expected = Reference(forward, engine.tokenizer, config, stopping_criteria=criteria).generate(prompt)
+        check(engine.generate(prompt, config=config, stopping_criteria=criteria), expected)
+        ends.append(expected.finish_reason)
+    assert "stop" in ends
+
+
+# Other number formats.
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2"])
+def test_half_precision(architecture, dtype):
+    engine = CocoaEngine(tiny_model(architecture, seed=1).to(dtype), tiny_tokenizer())
+    for answer in engine.generate_batch([random_prompt(0), random_prompt(1)], max_new_tokens=12):
+        assert "".join(span.text for span in answer.spans) == answer.text
+        assert [token for span in answer.spans for token in span.token_ids] == answer.token_ids
+        for span in answer.spans:
+            assert 0 <= span.f_mlds <= 2
+            assert 0 <= span.con_mlds <= 2
+            assert span.score <= span.log_prob <= 0
+    assert engine.model.dtype is dtype
+
+
+def test_hardly_any_case_is_on_a_knife_edge():
+    """Runs last: the comparisons above were comparisons."""
+    assert compared["on a knife edge"] <= 0.03 * compared["all"] + 1

@@ -1,0 +1,125 @@
+"""Entropy and margin of next-token distributions: against float64, with forbidden tokens, and in every result."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cocoa_engine import CocoaEngine, Generation
+from cocoa_engine.decoding.next_tokens import next_tokens
+from cocoa_engine.decoding.token_statistics import distributions, token_statistics
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+LOGITS = st.lists(st.floats(-60, 60, width=32) | st.just(-math.inf), min_size=2, max_size=40).filter(
+    lambda values: any(value > -math.inf for value in values)
+)
+
+
+@given(LOGITS)
+def test_entropy_and_margin_are_those_of_float64(values: list[float]) -> None:
+    logits = torch.tensor([values])
+    allowed = torch.tensor([value for value in values if value > -math.inf], dtype=torch.float64).log_softmax(0)
+    best = allowed.sort(descending=True)[0]
+    (row,) = next_tokens(logits, 2)
+    assert row is not None
+    assert row.entropy == pytest.approx(-(allowed.exp() * allowed).sum().item(), abs=1e-4)
+    assert 0 <= row.entropy <= math.log(len(values)) + 1e-4
+    assert row.margin == pytest.approx((best[0] - best[1]).item() if len(best) > 1 else math.inf, abs=1e-4)
+    assert row.log_probs[0] == pytest.approx(best[0].item(), abs=1e-4)
+
+
+def test_one_allowed_token_has_no_entropy_and_an_infinite_margin() -> None:
+    logits = torch.full((1, 50), -math.inf)
+    logits[0, 7] = 3.0
+    (row,) = next_tokens(logits, 2)
+    assert row is not None
+    assert (row.token_ids, row.log_probs, row.entropy, row.margin) == ((7,), (0.0,), 0.0, math.inf)
+
+
+def test_rows_with_forbidden_tokens_leave_the_others_alone() -> None:
+    logits = torch.randn(5, 70, generator=torch.Generator().manual_seed(1)) * 8
+    plain = distributions(logits, logits.amax(dim=1))
+    mixed = logits.clone()
+    mixed[2, 3:] = -math.inf
+    log_sum, entropy = distributions(mixed, mixed.amax(dim=1))
+    assert torch.allclose(log_sum, mixed.logsumexp(dim=1), rtol=1e-5)
+    others = [0, 1, 3, 4]
+    assert torch.equal(log_sum[others], plain.log_sum[others])
+    assert torch.equal(entropy[others], plain.entropy[others])
+    assert 0 <= entropy[2] <= math.log(3)
+
+
+def test_a_whole_vocabulary_is_summed_exactly_whatever_its_layout() -> None:
+    logits = torch.randn(3, 50_000, generator=torch.Generator().manual_seed(2)) * 4
+    exact = logits.double().log_softmax(dim=1)
+    for layout in (logits, logits.t().contiguous().t()):
+        log_sum, entropy = distributions(layout, layout.amax(dim=1))
+        assert torch.allclose(log_sum.double(), logits.double().logsumexp(dim=1), atol=3e-6, rtol=0)
+        assert torch.allclose(entropy.double(), -(exact.exp() * exact).sum(dim=1), atol=3e-5, rtol=0)
+
+
+def test_rows_without_a_token_are_still_told_apart() -> None:
+    bad = torch.full((3, 5), -math.inf)
+    bad[1, 2], bad[2, 0] = math.nan, math.inf
+    assert next_tokens(bad, 2) == [None, None, None]
+
+
+def test_a_near_certain_token_keeps_its_small_entropy() -> None:
+    logits = torch.tensor([[18.0, 0.0]])
+    _, entropy = distributions(logits, logits[:, 0])
+    p = 1 / (1 + math.exp(18.0))
+    assert entropy.item() == pytest.approx(-p * math.log(p) - (1 - p) * math.log1p(-p), rel=0.1)
+
+
+def test_a_row_may_predict_several_tokens() -> None:
+    logits = torch.randn(2, 9, generator=torch.Generator().manual_seed(0)).half()
+    figures = token_statistics(logits, torch.tensor([3, 4, 3]), torch.tensor([1, 1, 0]))
+    expected = logits.double().log_softmax(1).tolist()
+    assert figures.log_probs == pytest.approx([expected[1][3], expected[1][4], expected[0][3]], abs=1e-5)
+    assert figures.entropies[0] == figures.entropies[1] != figures.entropies[2]
+    assert figures.margins[0] == figures.margins[1] != figures.margins[2]
+
+
+def test_every_way_to_a_result_fills_them_alike() -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    prompt = [5, 6, 7, 8]
+    generated = engine.generate(prompt, max_new_tokens=12)
+    assert any(span.candidates for span in generated.spans)
+    with engine.stream(prompt, max_new_tokens=12) as stream:
+        streamed = list(stream)
+    (batched,) = engine.generate_batch([prompt], max_new_tokens=12)
+    (given_one,) = engine.score(prompt, generated.token_ids).spans
+    (given_many,) = engine.score(prompt, [generated.token_ids])[0].spans
+    for name in ("token_entropies", "token_margins"):
+        values = _all(generated, name)
+        assert len(values) == len(generated.token_ids)
+        assert values == [value for span in streamed for value in getattr(span, name)] == _all(batched, name)
+        assert values == pytest.approx(getattr(given_one, name), abs=1e-4)
+        assert values == pytest.approx(getattr(given_many, name), abs=1e-4)
+    for span in generated.spans:
+        for candidate in span.candidates:
+            assert candidate.token_entropies[0] == span.token_entropies[0]
+            assert candidate.token_margins[0] == span.token_margins[0]
+            assert len(candidate.token_entropies) == len(candidate.token_ids)
+
+
+def test_an_infinite_margin_survives_json() -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+
+    def only_seven(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        forbidden = torch.full_like(scores, -math.inf)
+        forbidden[:, 7] = scores[:, 7]
+        return forbidden
+
+    generation = engine.generate([5, 6], logits_processor=only_seven, max_new_tokens=3)
+    assert _all(generation, "token_margins") == [math.inf] * 3
+    assert _all(generation, "token_entropies") == [0.0] * 3
+    assert Generation.model_validate_json(generation.model_dump_json()) == generation
+
+
+def _all(generation: Generation, name: str) -> list[float]:
+    return [value for span in generation.spans for value in getattr(span, name)]

@@ -1,0 +1,397 @@
+"""Tokens fed ahead (guesses by prompt lookup, a leading branch's continuation) change what it costs, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor, StoppingCriteria
+
+from cocoa_engine import CocoaEngine, Generation, Runtime, decode, decoding
+from cocoa_engine.decoding.prompt_lookup import Guess, PromptLookup
+from cocoa_engine.execution.forward.base import Segment
+from tests.helpers.alike import assert_alike
+from tests.helpers.backends import made
+from tests.helpers.forward_passes import record, steps
+from tests.helpers.inside import use_backend
+from tests.helpers.prompts import PROMPTS, chat
+from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
+
+BOUNDARIES = ["right", "left", "own", "fixed"]
+
+AS_IT_IS = decode.COST_OF_A_ROW
+
+
+@pytest.fixture(autouse=True)
+def every_guess_is_fed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that are unlikely to save a pass: nothing may depend on it."""
+    monkeypatch.setattr(decode, "COST_OF_A_ROW", 0.0)
+
+
+def repetitive(architecture: str = "llama", seed: int = 0) -> Any:
+    """A model whose next token hangs on the last one above all: it runs in circles, so that guesses are often right."""
+    model = tiny_model(architecture, seed=seed)
+    with torch.no_grad():
+        for layer in model.get_decoder().layers:
+            layer.self_attn.o_proj.weight.mul_(0.2)
+            layer.mlp.down_proj.weight.mul_(0.2)
+    return model
+
+
+def prompt(seed: int, length: int = 10) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(20, VOCAB_SIZE, (length,), generator=generator).tolist()
+
+
+def engine_of(model: Any, draft_tokens: int = 5) -> CocoaEngine:
+    return CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(draft_tokens=draft_tokens, prefix_cache_mb=0))
+
+
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a function run with no room for anything but what must be fed."""
+
+    def run(call: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(decoding, "TIPS", 1)
+            return call()
+
+    return run
+
+
+class Sees(LogitsProcessor):
+    """Notes every prefix it is asked about; what it does depends on what it has seen, as a grammar's state does."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.seen.append(input_ids[0].tolist())
+        banned = (7 * len(self.seen)) % VOCAB_SIZE
+        scores = scores.clone()
+        scores[:, banned] = -torch.inf
+        return scores
+
+
+class Notes(StoppingCriteria):
+    """Notes what it is asked about; ends the text at some tokens."""
+
+    def __init__(self, ends: Sequence[int] = ()) -> None:
+        self.ends = set(ends)
+        self.seen: list[list[int]] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> bool:
+        self.seen.append(input_ids[0].tolist())
+        return self.seen[-1][-1] in self.ends
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "greedy": {"method": "greedy"},
+    "candidate spans": {"method": "cocoa", "metric": "con_mlds", "gamma": 0.1, "max_candidates": 4},
+    "mean": {"span_log_prob": "mean", "gamma": 0.1, "max_span_tokens": 5},
+    "sampled": {"temperature": 3.0, "seed": 5, "gamma": 0.1},
+    "stop texts": {"stop": ("a", "er", "}", "日", "\\x07"), "gamma": 0.2},
+    "processor": {"logits_processor": [RepetitionPenaltyLogitsProcessor(1.1)]},
+}
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("case", CASES)
+def test_same_answers(case: str, boundary: str, one_by_one: Any) -> None:
+    model = repetitive()
+    settings: dict[str, Any] = {"max_new_tokens": 40, "span_boundary": boundary, **CASES[case]}
+    ahead, none = engine_of(model), engine_of(model, 0)
+    saved = 0
+    for seed in range(4):
+        expected = one_by_one(lambda seed=seed: none.generate(prompt(seed), **settings))
+        actual = ahead.generate(prompt(seed), **settings)
+        assert_alike(actual, expected)
+        assert actual.usage.forward_passes <= expected.usage.forward_passes
+        saved += expected.usage.forward_passes - actual.usage.forward_passes
+    assert saved > 0 or case not in ("plain", "greedy")  # elsewhere branches may take all the room
+
+
+@pytest.mark.parametrize("architecture", ["mistral-sliding", "qwen3", "gemma3_text", "gpt2", "falcon"])
+@pytest.mark.parametrize("boundary", ["right", "own"])
+def test_same_answers_on_other_models(architecture: str, boundary: str, one_by_one: Any) -> None:
+    model = tiny_model(architecture)
+    prompts = [[*prompt(seed), *prompt(seed)] for seed in range(3)]
+    settings: dict[str, Any] = {"max_new_tokens": 24, "span_boundary": boundary, "gamma": 0.15}
+    expected = one_by_one(lambda: engine_of(model, 0).generate_batch(prompts, **settings))
+    for one, other in zip(engine_of(model, 6).generate_batch(prompts, **settings), expected, strict=True):
+        assert_alike(one, other)
+    for each, other in zip(prompts, expected, strict=True):
+        assert_alike(engine_of(model, 6).generate(each, **settings), other)
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_an_end_inside_of_a_guess(boundary: str, one_by_one: Any) -> None:
+    """The model circles; then one of the circle's tokens is made an end, a stop text or met by a criterion."""
+    model = repetitive()
+    settings: dict[str, Any] = {"max_new_tokens": 32, "span_boundary": boundary, "gamma": 0.2}
+    circle = engine_of(model).generate(prompt(1), **settings).token_ids
+    seen = [*prompt(1), *circle]  # in the prompt now: guessed from the first token on
+    for last in sorted(set(circle))[:6]:
+        model.generation_config.eos_token_id = [0, last]
+        expected = one_by_one(lambda: engine_of(model, 0).generate(seen, **settings))
+        assert_alike(engine_of(model).generate(seen, **settings), expected)
+        model.generation_config.eos_token_id = 0
+
+        criteria = [Notes([last]), Notes([last])]
+        expected = one_by_one(
+            lambda: engine_of(model, 0).generate(seen, stopping_criteria=criteria[0], **settings)  # noqa: B023
+        )
+        assert_alike(engine_of(model).generate(seen, stopping_criteria=criteria[1], **settings), expected)
+        assert criteria[0].seen == criteria[1].seen
+
+        if stop := tiny_tokenizer().decode([last]).strip("�"):
+            expected = one_by_one(lambda: engine_of(model, 0).generate(seen, stop=(stop,), **settings))
+            assert_alike(engine_of(model).generate(seen, stop=(stop,), **settings), expected)
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_nothing_is_fed_beyond_the_last_token(boundary: str, max_new_tokens: int, one_by_one: Any) -> None:
+    model = repetitive()
+    engine = engine_of(model, 8)
+    seen = [*prompt(2), *engine.generate(prompt(2), max_new_tokens=24).token_ids]
+    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "span_boundary": boundary, "gamma": 0.15}
+    expected = one_by_one(lambda: engine_of(model, 0).generate(seen, **settings))
+    places: list[int] = []
+    record(engine, lambda segments, _: places.extend(place for segment in segments for place in segment.positions))
+    assert_alike(engine.generate(seen, **settings), expected)
+    assert max(places) < len(seen) + max_new_tokens
+
+
+# What the user's own code is asked.
+
+
+def test_a_processor_sees_each_prefix_once_in_order_and_no_guess() -> None:
+    """Greedy: exactly the answer's own prefixes."""
+    engine = engine_of(repetitive(), 6)
+    processor = Sees()
+    answer = engine.generate(prompt(3), method="greedy", max_new_tokens=30, logits_processor=processor)
+    assert processor.seen == [[*prompt(3), *answer.token_ids[:length]] for length in range(len(answer.token_ids))]
+    assert answer.usage.fed_tokens > len(answer.token_ids) > answer.usage.forward_passes - 1
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_processors_and_criteria_are_asked_the_same(boundary: str, one_by_one: Any) -> None:
+    """Also where branches grow: the same questions in the same order, so a state they keep is the same."""
+    model = repetitive()
+    asked: list[tuple[Sees, Notes]] = []
+
+    def generate(draft_tokens: int) -> Generation:
+        asked.append((Sees(), Notes()))
+        return engine_of(model, draft_tokens).generate(
+            prompt(4),
+            max_new_tokens=30,
+            gamma=0.1,
+            span_boundary=boundary,
+            logits_processor=asked[-1][0],
+            stopping_criteria=asked[-1][1],
+        )
+
+    expected, actual = one_by_one(lambda: generate(0)), generate(6)
+    assert_alike(actual, expected)
+    assert asked[0][0].seen == asked[1][0].seen
+    assert asked[0][1].seen == asked[1][1].seen
+    assert actual.usage.fed_tokens > expected.usage.fed_tokens
+
+
+# What it saves, counted in forward passes.
+
+
+def test_an_answer_over_a_context_takes_fewer_passes_than_tokens(
+    engine: CocoaEngine, one_by_one: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "COST_OF_A_ROW", AS_IT_IS)
+    text = "The council of Ashford voted on Monday to repair the old stone bridge before the winter floods come."
+    question = chat(f"Repeat this sentence word for word: {text}")
+    settings: dict[str, Any] = {"max_new_tokens": 24, "max_candidates": 4, "max_span_tokens": 8}
+    answer = engine.generate(question, **settings)
+    none = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(draft_tokens=0))
+    assert_alike(answer, one_by_one(lambda: none.generate(question, **settings)))
+    assert answer.usage.forward_passes - 1 < 0.7 * len(answer.token_ids)
+
+
+def test_nothing_is_guessed_after_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last token is fed for its hidden states alone, whatever made it the last."""
+    model = repetitive()
+    last = engine_of(model).generate(prompt(1), method="greedy", max_new_tokens=30).token_ids[9]
+    asked: list[tuple[int, ...]] = []
+    guess = PromptLookup.guess
+
+    def noted(self: PromptLookup, path: Sequence[int], count: int) -> Guess:
+        asked.append(tuple(path))
+        return guess(self, path, count)
+
+    monkeypatch.setattr(PromptLookup, "guess", noted)
+    answer = engine_of(model).generate(prompt(1), method="greedy", max_new_tokens=30, stopping_criteria=Notes([last]))
+    assert answer.finish_reason == "stop"
+    assert (answer.token_ids[0],) in asked
+    assert (last,) not in asked
+
+
+def test_a_branch_that_is_ahead_stays_ahead(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A right guess for one branch is not lost while the others catch up."""
+    monkeypatch.setattr(decode, "COST_OF_A_ROW", AS_IT_IS)
+    settings: dict[str, Any] = {"max_new_tokens": 40, "max_candidates": 3}
+    passes, waiting = 0, 0
+    for name in ("question", "story", "list"):
+        answer = engine.generate(PROMPTS[name], **settings)
+        passes += answer.usage.forward_passes
+        with monkeypatch.context() as patch:
+            patch.setattr(decode.SpanDecoder, "_further", lambda *_: [])
+            other = engine.generate(PROMPTS[name], **settings)
+        assert_alike(answer, other)
+        waiting += other.usage.forward_passes
+    assert passes < waiting
+
+
+def test_a_branch_with_its_own_boundary_does_not_wait_for_others(engine: CocoaEngine, one_by_one: Any) -> None:
+    none = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(draft_tokens=0, prefix_cache_mb=0))
+    settings: dict[str, Any] = {"max_new_tokens": 24, "span_boundary": "own", "max_candidates": 4}
+    tokens, passes, waiting = 0, 0, 0
+    for name in ("question", "story", "list"):
+        answer = none.generate(PROMPTS[name], **settings)
+        expected = one_by_one(lambda name=name: none.generate(PROMPTS[name], **settings))
+        assert_alike(answer, expected)
+        tokens += len(answer.token_ids)
+        passes += answer.usage.forward_passes - 1
+        waiting += expected.usage.forward_passes - 1
+    assert passes <= 1.05 * tokens
+    assert passes < 0.75 * waiting
+
+
+def test_a_pass_feeds_no_more_than_has_room() -> None:
+    """And the sequences in it share the room."""
+    engine = engine_of(repetitive(), 30)
+    settings: dict[str, Any] = {"max_new_tokens": 30, "max_candidates": 2}
+    passes = record(engine)
+    engine.generate(prompt(1), **settings)
+    assert max(sum(widths) for widths in steps(passes)) == decoding.TIPS
+    passes.clear()
+    engine.generate_batch([prompt(seed) for seed in range(3)], **settings)
+    crowded = [widths for widths in steps(passes) if len(widths) == 3]
+    assert max(sum(widths) for widths in crowded) <= decoding.TIPS
+    passes.clear()
+    engine_of(engine.model, 0).generate(prompt(1), method="greedy", max_new_tokens=30)
+    assert {tuple(widths) for widths in steps(passes)} <= {(1,)}
+
+
+@pytest.mark.parametrize(("architecture", "kind"), [("mamba", "copied_cache"), ("llama", "recompute")])
+def test_slower_ways_feed_nothing_ahead(architecture: str, kind: str, one_by_one: Any) -> None:
+    model = tiny_model(architecture)
+    chosen = made(model, kind, "stock")
+    seen = [*prompt(1), *prompt(1)]
+    for boundary in BOUNDARIES:
+        settings: dict[str, Any] = {"max_new_tokens": 12, "span_boundary": boundary, "gamma": 0.1}
+        guessing, plain = (use_backend(engine_of(model, drafts), chosen) for drafts in (8, 0))
+        answer = guessing.generate(seen, **settings)
+        assert answer == one_by_one(lambda: plain.generate(seen, **settings))  # noqa: B023
+        assert answer.usage.fed_tokens >= len(answer.token_ids)
+
+
+def test_a_bad_guess_that_is_nan_is_nobodys_error() -> None:
+    """Logits after a guess are looked at only if the decode comes to it."""
+    model = repetitive()
+    engine = engine_of(model, 4)
+    circle = engine.generate(prompt(1), max_new_tokens=30, method="greedy").token_ids
+    wrong: list[int] = []
+
+    def spoil(segments: Sequence[Segment], is_prompt: bool) -> None:
+        wrong.extend(segments[0].token_ids[1:] if not is_prompt else ())
+
+    record(engine, spoil)
+    seen = [*prompt(1), *circle, 25, *circle[:2], 26, *circle[:2]]
+    answer = engine.generate(seen, max_new_tokens=12, method="greedy")
+    assert wrong
+    assert_alike(answer, engine_of(model, 0).generate(seen, max_new_tokens=12, method="greedy"))
+
+
+# Prompt lookup by itself.
+
+_ids = st.lists(st.integers(0, 3), max_size=30)
+
+
+def brute_force(ids: Sequence[int], path: Sequence[int], count: int) -> Guess:
+    """What followed the last 3, else 2, else 1 tokens when they came before for the last time, within ``ids``."""
+    text = [*ids, *path]
+    for size in (3, 2, 1):
+        for start in range(len(ids) - size - 1, -1, -1):
+            if len(text) >= size and list(ids[start : start + size]) == text[-size:]:
+                return Guess(tuple(ids[start + size : start + size + count]), size)
+    return Guess((), 0)
+
+
+@given(_ids, st.lists(st.integers(0, 3), max_size=5), st.integers(0, 6), st.integers(1, 6))
+def test_guesses_by_brute_force(ids: list[int], path: list[int], count: int, most: int) -> None:
+    expected = brute_force(ids, path, min(count, most)) if count else Guess((), 0)
+    assert PromptLookup(ids, most).guess(path, count) == expected
+
+
+@given(_ids, st.lists(st.integers(1, 5), max_size=12))
+def test_a_sequence_may_come_in_pieces(ids: list[int], sizes: list[int]) -> None:
+    whole, grown = PromptLookup(ids, 4), PromptLookup((), 4)
+    rest = iter(ids)
+    for size in [*sizes, len(ids)]:
+        grown.extend(islice(rest, size))
+    assert grown.guess((), 4) == whole.guess((), 4)
+    assert grown.guess((1, 2), 4) == whole.guess((1, 2), 4)
+
+
+matches = st.sampled_from([1, 2, 3])
+
+
+@given(st.lists(st.booleans(), max_size=30), matches)
+def test_accuracy_follows_the_guesses(right: list[bool], matched: int) -> None:
+    """Of each length of match by itself."""
+    lookup = PromptLookup((), 4)
+    others = {size: accuracy for size, accuracy in lookup.accuracy.items() if size != matched}
+    for each in right:
+        before = lookup.accuracy[matched]
+        lookup.judge(matched, each)
+        assert (lookup.accuracy[matched] > before) if each else (lookup.accuracy[matched] < before)
+        assert 0 < lookup.accuracy[matched] < 1
+    for _ in range(20):
+        lookup.judge(matched, True)
+    assert lookup.accuracy[matched] > 0.98
+    assert others.items() <= lookup.accuracy.items()
+
+
+def test_branches_that_were_not_kept_are_remembered() -> None:
+    lookup = PromptLookup([1, 2, 3], 4)
+    lookup.note([4, 5, 6, 7])
+    assert lookup.guess((4,), 2) == ((5, 6), 3)  # also across where the branch began
+    lookup.extend([8, 5, 6])
+    assert lookup.guess((), 4) == ((7,), 2)
+    assert lookup.guess((7,), 4) == ((), 0)
+
+
+@given(st.lists(st.booleans(), max_size=30), matches, st.integers(1, 5), st.integers(0, 6), st.floats(0.001, 0.5))
+def test_what_is_worth_feeding(right: list[bool], matched: int, paths: int, most: int, cost: float) -> None:
+    lookup = PromptLookup((), most)
+    for each in right:
+        lookup.judge(matched, each)
+    count = lookup.worth(matched, paths, cost)
+    assert 0 <= count <= most
+    saves = [lookup.accuracy[matched] ** (number + 1) for number in range(most)]
+    needed = cost if paths == 1 else 2 * cost * paths  # of several branches, one is kept
+    assert all(chance >= needed for chance in saves[:count])
+    assert all(chance < needed for chance in saves[count:])
+    assert lookup.worth(matched, paths + 1, cost) <= count
+
+
+def test_no_lookup() -> None:
+    lookup = PromptLookup([1, 2, 3, 1, 2, 3], 0)
+    lookup.extend([1, 2, 3])
+    lookup.note([4, 5, 6])
+    assert lookup.guess((), 4) == ((), 0)
+    assert lookup.guess((1, 2), 4) == ((), 0)

@@ -1,0 +1,182 @@
+"""Grammars: every answer fits, whichever way it is decoded, and each request keeps its own place."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Any
+
+import pytest
+import torch
+from transformers import LogitsProcessor
+
+from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, MissingExtraError
+from cocoa_engine.decoding.grammar import GrammarProcessor, json_schema_grammar, regex_grammar
+from tests.helpers.alike import assert_alike
+from tests.helpers.in_threads import together
+from tests.helpers.tiny_models import EOS, sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "population": {"type": "integer", "maximum": 99}},
+    "required": ["city", "population"],
+    "additionalProperties": False,
+}
+QUESTIONS = [[{"role": "user", "content": f"Describe {city} as JSON."}] for city in ("Paris", "Rome", "Oslo")]
+
+
+@pytest.fixture(scope="module")
+def city_json(engine: CocoaEngine) -> GrammarProcessor:
+    return engine.constrain(json_schema=CITY)
+
+
+def test_an_answer_fits_its_schema(engine: CocoaEngine, city_json: GrammarProcessor) -> None:
+    answer = engine.chat(QUESTIONS[0], max_new_tokens=40, logits_processor=city_json)
+    assert answer.finish_reason == "eos"
+    assert json.loads(answer.text).keys() == {"city", "population"}
+    candidates = [candidate.text for span in answer.spans for candidate in span.candidates]
+    assert len(candidates) > 1  # branches competed, each within the grammar
+    opening = next(span for span in answer.spans if span.token_ids)
+    assert opening.text.startswith('{"city": "')
+    assert opening.token_log_probs[0] == 0  # nothing else could follow
+
+
+@pytest.mark.parametrize("boundary", ["right", "left", "own", "fixed"])
+def test_branches_do_not_disturb_each_other(engine: CocoaEngine, city_json: GrammarProcessor, boundary: Any) -> None:
+    """A processor that never rolls back, but reads every path from its beginning, decodes the same."""
+
+    class Fresh(LogitsProcessor):
+        def __init__(self, prompt: list[int]) -> None:
+            self.prompt = prompt
+
+        def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            return city_json.for_prompt(self.prompt)(ids, scores)
+
+    prompt = engine.encode_chat(QUESTIONS[0])
+    config = CocoaConfig(max_new_tokens=24, gamma=0.1, max_span_tokens=5, span_boundary=boundary)
+    ours = engine.generate(prompt, config=config, logits_processor=city_json)
+    assert ours.usage.risk_points > 1
+    assert_alike(ours, engine.generate(prompt, config=config, logits_processor=Fresh(prompt)))
+
+
+def test_one_processor_serves_many_requests_at_once(engine: CocoaEngine, city_json: GrammarProcessor) -> None:
+    prompts = [engine.encode_chat(question) for question in QUESTIONS]
+    options = {"max_new_tokens": 20, "logits_processor": city_json}
+    alone = [engine.generate(prompt, **options) for prompt in prompts]
+    assert len({answer.text for answer in alone}) > 1
+    for answer, other in zip(alone, engine.generate_batch(prompts, **options), strict=True):
+        assert_alike(answer, other)
+    for answer, other in zip(
+        alone, together([lambda prompt=prompt: engine.generate(prompt, **options) for prompt in prompts]), strict=True
+    ):
+        assert_alike(answer, other)
+
+
+def test_a_stream_is_held_to_it(engine: CocoaEngine, city_json: GrammarProcessor) -> None:
+    with engine.stream_chat(QUESTIONS[1], max_new_tokens=40, logits_processor=city_json) as stream:
+        text = "".join(span.text for span in stream)
+    assert json.loads(text).keys() == {"city", "population"}
+
+
+@pytest.mark.parametrize("method", ["greedy", "dola"])
+def test_other_methods_are_held_to_it(engine: CocoaEngine, city_json: GrammarProcessor, method: str) -> None:
+    answer = engine.chat(QUESTIONS[0], method=method, max_new_tokens=40, logits_processor=city_json)
+    assert json.loads(answer.text).keys() == {"city", "population"}
+
+
+@pytest.mark.parametrize("pattern", [r"(19|20)\d\d/[01]\d", r"(19|20)\d\d\/[01]\d\n?", "yes\nno"])
+def test_a_regular_expression(engine: CocoaEngine, pattern: str) -> None:
+    answer = engine.chat(QUESTIONS[0], max_new_tokens=12, logits_processor=engine.constrain(regex=pattern))
+    assert re.fullmatch(pattern, answer.text)
+    assert answer.finish_reason == "eos"
+
+
+def test_a_lark_grammar(engine: CocoaEngine) -> None:
+    choice = engine.constrain(grammar='start: "yes" | "no" | "I do not know"')
+    assert engine.chat(QUESTIONS[0], max_new_tokens=12, logits_processor=choice).text in ("yes", "no", "I do not know")
+
+
+def test_a_cut_off_answer_is_a_beginning(engine: CocoaEngine, city_json: GrammarProcessor) -> None:
+    whole = engine.chat(QUESTIONS[0], max_new_tokens=40, logits_processor=city_json)
+    part = engine.chat(QUESTIONS[0], gamma=1, max_new_tokens=5, logits_processor=city_json)
+    assert part.finish_reason == "length"
+    assert part.text.startswith('{"city": "')
+    assert len(part.text) < len(whole.text)
+
+
+@pytest.mark.parametrize("tokenizer", [tiny_tokenizer, sentencepiece_like_tokenizer])
+@pytest.mark.parametrize("extra", [0, 20])
+def test_random_weights_write_valid_json(tokenizer: Any, extra: int) -> None:
+    """Byte-level and byte-fallback tokenizers, and models with more logits than the tokenizer has tokens."""
+    made = tokenizer()
+    engine = CocoaEngine(tiny_model("llama", seed=1, vocab_size=len(made) + extra), made)
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "日"]}, "b": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    answer = engine.generate("hi", max_new_tokens=80, logits_processor=engine.constrain(json_schema=schema))
+    assert answer.finish_reason == "eos"
+    value = json.loads(answer.text)
+    assert value["a"] in ("x", "日")
+    assert len(value["b"]) <= 3
+
+
+def test_transformers_generate_takes_it_too() -> None:
+    tokenizer, model = tiny_tokenizer(), tiny_model("llama", seed=2)
+    processor = GrammarProcessor(regex_grammar("[a-e]{3,9}"), tokenizer)
+    ids = torch.tensor([tokenizer("one").input_ids, tokenizer("two").input_ids])
+    written = model.generate(ids, logits_processor=[processor], max_new_tokens=12, do_sample=False, pad_token_id=EOS)
+    texts = tokenizer.batch_decode(written[:, ids.shape[1] :], skip_special_tokens=True)
+    assert all(re.fullmatch("[a-e]{3,9}", text) for text in texts)
+
+
+def test_the_tokenizer_stays_as_it_was() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer("a", padding="max_length", max_length=4, truncation=True)
+    before = tokenizer.backend_tokenizer.to_str()
+    GrammarProcessor(regex_grammar("a+"), tokenizer)
+    assert tokenizer.backend_tokenizer.to_str() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "exactly one"),
+        ({"regex": "a", "grammar": 'start: "a"'}, "exactly one"),
+        ({"grammar": "begin: 3"}, "cannot be enforced"),
+        ({"regex": "(a"}, "cannot be enforced"),
+        ({"json_schema": {"type": "nonsense"}}, "cannot be enforced"),
+        ({"json_schema": {"type": object}}, "plain JSON"),
+    ],
+)
+def test_faults_are_told_before_any_work(engine: CocoaEngine, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        engine.constrain(**options)
+
+
+def test_a_tokenizer_that_cannot_be_used_is_refused() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.eos_token = None
+    with pytest.raises(ConfigError, match="end-of-sequence"):
+        GrammarProcessor(json_schema_grammar(CITY), tokenizer)
+    with pytest.raises(ConfigError, match="fast tokenizer"):
+        GrammarProcessor(json_schema_grammar(CITY), object())
+
+
+def test_tokens_that_do_not_fit_are_an_error(engine: CocoaEngine, city_json: GrammarProcessor) -> None:
+    prompt = engine.encode_chat(QUESTIONS[0])
+
+    def insists(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(scores)
+
+    with pytest.raises(ConfigError, match="put the grammar last"):
+        engine.generate(prompt, gamma=1, max_new_tokens=4, logits_processor=[city_json, insists])
+
+
+def test_without_the_package_the_error_names_the_extra(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(MissingExtraError, match=r"cocoa-integrations\[tools\]"):
+        engine.constrain(regex="a")

@@ -1,0 +1,589 @@
+"""Which way branches are run on which architecture, and that every way gives the same results."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+import math
+import threading
+from types import SimpleNamespace
+from typing import Any, Literal, get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
+from cocoa_engine.execution.backends import KINDS, Path, ReadBack, choose
+from cocoa_engine.execution.backends.copied_cache import CopiedTree
+from cocoa_engine.execution.backends.shared_cache import SPARE_SLOTS, SharedCache, SharedTree
+from cocoa_engine.execution.forward.kv_store import KeyValues
+from cocoa_engine.execution.forward.linears import Way
+from cocoa_engine.execution.forward.weight_fingerprint import written_state
+from cocoa_engine.execution.forward.windows import Windows
+from cocoa_engine.execution.native import operators
+from cocoa_engine.model.hidden_states import CaptureSpec, FinalLayer
+from cocoa_engine.model.language_model import LanguageModel
+from tests.helpers import in_threads
+from tests.helpers.backends import PROMPTS, WANTED, made, plain, same
+from tests.helpers.forward_passes import record
+from tests.helpers.inside import backend_inside, use_backend
+from tests.helpers.tiny_models import ARCHITECTURES, RECURRENT, tiny_model, tiny_tokenizer
+
+WAYS: list[Way] = ["packed", "shared", "stock"]
+if operators.why_not() is None:
+    WAYS.insert(0, "native")
+
+LEAN = ["llama", "mistral", "mistral-sliding", "qwen2", "qwen3"]
+COPIED = [*RECURRENT, "gpt_neo"]  # those whose cache cannot hold branches
+FORWARDS = {**dict.fromkeys(LEAN, "lean"), "falcon": "masked_modules", **dict.fromkeys(COPIED, "plain")}
+
+
+def shared(model: PreTrainedModel, kind: str = "lean") -> SharedCache:
+    backend = KINDS[kind](LanguageModel(model), "shared")
+    assert isinstance(backend, SharedCache)
+    return backend
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_chosen_backend(architecture: str) -> None:
+    expected = "copied_cache" if architecture in COPIED else "shared_cache"
+    info = CocoaEngine(tiny_model(architecture), tiny_tokenizer()).info()
+    assert info.backend == expected, info.backend_reason
+    assert info.forward == FORWARDS.get(architecture, "modules"), info.backend_reason
+    assert info.num_layers == 6
+    assert info.middle_layers == (2, 4)
+
+
+@pytest.mark.skipif("native" not in WAYS, reason="no kernels")
+@pytest.mark.parametrize("way", ["native", "shared"])
+def test_the_next_tokens_are_found_by_kernels_where_those_are_asked_for(
+    way: Literal["native", "shared"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    found = operators.next_tokens
+    monkeypatch.setattr(operators, "next_tokens", lambda *given: (calls.append(1), found(*given))[1])
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(linears=way))
+    for method in ("cocoa-sig", "dola"):
+        calls.clear()
+        engine.generate([5, 6, 7], method=method, max_new_tokens=4)
+        assert bool(calls) == (way == "native")
+
+
+def test_a_slower_way_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_model("mamba")
+    with caplog.at_level(logging.WARNING, logger="cocoa_engine"):
+        for _ in range(2):
+            CocoaEngine(model, tiny_tokenizer()).generate([5, 6], max_new_tokens=2)
+    (record,) = caplog.records
+    assert "copied_cache" in record.getMessage()
+
+
+def test_alibi_positions_need_their_own_caches() -> None:
+    assert choose(LanguageModel(tiny_model("falcon", alibi=True))).backend.name == "copied_cache"
+
+
+@pytest.mark.parametrize("architecture", [*LEAN, "gemma2", "gemma3_text", "gpt2", "qwen3_next"])
+def test_all_ways_agree(architecture: str) -> None:
+    model = tiny_model(architecture)
+    ways = [("copied_cache", "stock"), ("recompute", "stock")]
+    if architecture not in RECURRENT:
+        ways += [(kind, way) for kind in ("modules", "masked_modules") for way in WAYS]
+    if architecture in LEAN:
+        ways += [("lean", way) for way in WAYS]
+    results = []
+    for kind, way in ways:
+        engine = use_backend(CocoaEngine(model, tiny_tokenizer()), made(model, kind, way))
+        results.append(
+            [
+                *engine.generate_batch(PROMPTS, max_new_tokens=24),
+                *(engine.generate(prompt, max_new_tokens=24) for prompt in PROMPTS),
+            ]
+        )
+    assert any(span.candidates for out in results[0] for span in out.spans)
+    for first, second in itertools.pairwise(results):
+        assert all(same(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("boundary", get_args(CocoaConfig.model_fields["span_boundary"].annotation))
+def test_local_attention_past_its_window(boundary: str) -> None:
+    """GPT-Neo's own mask goes by the place in the cache, so branches in one cache would take each other's places."""
+    model = tiny_model("gpt_neo")
+    prompts = [[3 + 7 * number % 200 for number in range(length)] for length in (12, 25, 60)]
+    settings: Any = {"max_new_tokens": 24, "span_boundary": boundary}
+    answers = CocoaEngine(model, tiny_tokenizer()).generate_batch(prompts, **settings)
+    assert any(span.candidates for answer in answers for span in answer.spans)
+    recomputing = use_backend(CocoaEngine(model, tiny_tokenizer()), made(model, "recompute", "stock"))
+    expected = recomputing.generate_batch(prompts, **settings)
+    assert all(same(a, b) for a, b in zip(answers, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"window_size": 256}, "window_size"),
+        ({"sliding_window": 8, "attention_window_size": 8}, "attention_window_size"),
+        ({"attention_layers": ["global", "local"]}, "local"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "chunked_attention"),
+    ],
+)
+def test_windows_that_are_not_known(fields: dict[str, Any], why: str) -> None:
+    with pytest.raises(NotImplementedError, match=why):
+        Windows(SimpleNamespace(**fields))
+
+
+def test_windows_that_are_known() -> None:
+    windows = Windows(
+        SimpleNamespace(sliding_window=8, use_sliding_window=True, _sliding_window_pattern=6, max_window_layers=3)
+    )
+    assert [windows[layer] for layer in range(2)] == [8, 8]
+
+
+def test_a_bidirectional_model_that_does_not_say_so() -> None:
+    from cocoa_engine import UnsupportedModelError
+
+    model = tiny_model("llama")
+    model.config.is_causal = False
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+    with pytest.raises(UnsupportedModelError, match="both directions"):
+        CocoaEngine(model, tiny_tokenizer()).generate([5, 6, 7])
+
+
+def tree_of(backend: SharedCache, prompt: list[int], room: int = 16) -> SharedTree:
+    (tree,) = backend.open([prompt], room, WANTED)
+    backend.prefill(tree)
+    assert isinstance(tree, SharedTree)
+    return tree
+
+
+def test_branches_see_the_prefix_and_themselves_only() -> None:
+    model = tiny_model("llama")
+    backend = shared(model)
+    prompt = PROMPTS[0]
+    tree = tree_of(backend, prompt)
+    backend.step([(tree, [(10,), (11,), (12,)])])
+    (output,) = backend.step([(tree, [(10, 20), (12, 22)])])  # the middle branch has ended
+    for row, branch in zip(output.logits, [(10, 20), (12, 22)], strict=True):
+        torch.testing.assert_close(row, plain(model, [*prompt, *branch]), atol=1e-4, rtol=1e-4)
+    tree.commit((12, 22))
+    (output,) = backend.step([(tree, [(30,)])])
+    torch.testing.assert_close(output.logits[0], plain(model, [*prompt, 12, 22, 30]), atol=1e-4, rtol=1e-4)
+
+
+def test_a_path_and_its_continuation_in_one_step() -> None:
+    """A tip may follow a tip fed in the same pass."""
+    model = tiny_model("llama")
+    backend = shared(model)
+    tree = tree_of(backend, PROMPTS[0])
+    (output,) = backend.step([(tree, [(10,), (10, 20), (10, 20, 30)])])
+    torch.testing.assert_close(output.logits[2], plain(model, [*PROMPTS[0], 10, 20, 30]), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        ("llama", "lean"),
+        ("mistral-sliding", "lean"),
+        ("gemma3_text", "modules"),
+        ("falcon", "masked_modules"),
+        ("llama", "copied_cache"),
+        ("mamba", "copied_cache"),
+        ("qwen3_next", "copied_cache"),
+        ("gpt2", "recompute"),
+    ],
+)
+def test_every_branch_can_be_dropped(architecture: str, kind: str) -> None:
+    """As often as wanted; what the branches held is free again."""
+    model = tiny_model(architecture)
+    backend = KINDS[kind](LanguageModel(model), "stock")
+    committed = list(PROMPTS[2])
+    (tree,) = backend.open([committed], 7, WANTED)
+    tree.keep_committed = True
+    backend.prefill(tree)
+    for token in (10, 20, 30):
+        for paths in ([(token,)], [(token,), (token, 5), (7,), (token, 5, 6)]):
+            (output,) = backend.step([(tree, paths)])
+            for row, path in zip(output.logits, paths, strict=True):
+                torch.testing.assert_close(row, plain(model, [*committed, *path]), atol=1e-4, rtol=1e-4)
+            tree.drop_branches()
+            assert tree.committed == len(committed)
+            if isinstance(tree, CopiedTree):
+                assert list(tree.caches) == [()]
+            if isinstance(tree, SharedTree):
+                assert tree.used == tree.committed
+        backend.step([(tree, [(token,), (token + 1,)])])
+        tree.commit((token,))
+        tree.drop_branches()
+        committed.append(token)
+    if isinstance(tree, SharedTree):
+        assert tree.store.capacity == len(PROMPTS[2]) + 7
+    tree.close()
+
+
+def test_the_prefix_is_never_copied() -> None:
+    """Keys and values stay in the tensors that were allocated at the start."""
+    model = tiny_model("llama")
+    backend = shared(model)
+    tree = tree_of(backend, PROMPTS[2])
+
+    def blocks() -> list[torch.Tensor]:
+        return [block for of_layer in tree.store.blocks for block in of_layer]
+
+    addresses = [block.data_ptr() for block in blocks()]
+    prefix = [block[..., : len(PROMPTS[2]), :].clone() for block in blocks()]
+    for token in (10, 11, 12):
+        backend.step([(tree, [(token,), (token + 1,)])])
+        tree.commit((token + 1,))
+    assert [block.data_ptr() for block in blocks()] == addresses
+    assert len(addresses) == len(model.model.layers)  # keys and values of a layer lie side by side
+    for block, before in zip(blocks(), prefix, strict=True):
+        assert torch.equal(block[..., : len(PROMPTS[2]), :], before)
+    assert tree.used == tree.committed == len(PROMPTS[2]) + 3
+
+
+def test_slots_are_allotted_once_and_hardly_more_than_greedy_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[KeyValues] = []
+    original = KeyValues.__init__
+
+    def record(self: KeyValues, *arguments: int) -> None:
+        original(self, *arguments)
+        if arguments[1]:
+            made.append(self)
+
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    engine.info()
+    monkeypatch.setattr(KeyValues, "__init__", record)
+    engine.generate(PROMPTS[0], max_new_tokens=20, max_candidates=4, max_span_tokens=3)
+    engine.generate(PROMPTS[0], max_new_tokens=20, max_candidates=100, max_span_tokens=3)
+    assert [store.capacity - len(PROMPTS[0]) - 20 for store in made] == [4 * 3, SPARE_SLOTS]
+
+
+def test_more_slots_are_made_when_they_are_needed() -> None:
+    model = tiny_model("qwen2")
+    backend = shared(model)
+    tree = tree_of(backend, PROMPTS[0], room=1)
+    backend.step([(tree, [(10,), (11,), (12,)])])
+    tree.commit((11,))
+    (output,) = backend.step([(tree, [(20,), (21,)])])
+    torch.testing.assert_close(output.logits[1], plain(model, [*PROMPTS[0], 11, 21]), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["lean", "modules", "masked_modules"])
+def test_hidden_states_are_returned_of_steps_not_of_prompts(kind: str) -> None:
+    model = tiny_model("llama")
+    backend = shared(model, kind)
+    seen = []
+    original = backend.forward.__call__
+
+    class Recorded(type(backend.forward)):  # type: ignore[misc]
+        def __call__(self, *arguments: object) -> object:
+            passed = original(*arguments)
+            seen.append(None if passed.hidden is None else list(passed.hidden.shape))
+            return passed
+
+    backend.forward.__class__ = Recorded
+    tree = tree_of(backend, PROMPTS[2])
+    backend.step([(tree, [(10,), (11,)])])
+    assert seen == [None, [4, 2, model.config.hidden_size]]
+
+
+@pytest.mark.parametrize("window", [(0, 2), (1, 3), (3, 6)])
+@pytest.mark.parametrize("final", ["post_norm", "pre_norm"])
+@pytest.mark.parametrize("architecture", LEAN)
+def test_the_lean_pass_gives_the_modules_logits_and_states(
+    architecture: str, final: FinalLayer, window: tuple[int, int]
+) -> None:
+    model = tiny_model(architecture)
+    outputs = []
+    for kind in ("lean", "modules"):
+        backend = shared(model, kind)
+        (tree,) = backend.open([PROMPTS[2]], 8, CaptureSpec(*window, final))
+        first = backend.prefill(tree)
+        outputs.append((first, *backend.step([(tree, [(10,), (11,), (11, 12)])])[0]))
+    for lean, modules in zip(*outputs, strict=True):
+        torch.testing.assert_close(lean, modules, atol=1e-4, rtol=1e-4)
+
+
+def test_what_the_lean_pass_does_not_see_it_leaves_to_the_modules() -> None:
+    """A hook on a module, an adapter: the modules run, also if it comes after the engine was made."""
+    model = tiny_model("llama")
+    engine = CocoaEngine(model, tiny_tokenizer())
+    plainly = engine.generate(PROMPTS[0], max_new_tokens=8)
+    assert engine.info().forward == "lean"
+    hook = model.model.layers[2].mlp.register_forward_hook(lambda _module, _args, output: output * 3)
+    steered = engine.generate(PROMPTS[0], max_new_tokens=8)
+    assert engine.info().forward == "modules"
+    hook.remove()
+    assert steered.token_ids != plainly.token_ids
+    again = engine.generate(PROMPTS[0], max_new_tokens=8)
+    assert engine.info().forward == "lean"
+    assert again == plainly
+
+
+@pytest.mark.parametrize("linears", WAYS)
+@pytest.mark.parametrize("forward", ["auto", "modules"])
+def test_changed_weights_are_noticed(forward: Literal["auto", "modules"], linears: Way) -> None:
+    model = tiny_model("llama")
+    engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(forward=forward, linears=linears))
+    engine.generate(PROMPTS[0], max_new_tokens=8)
+    with torch.no_grad():
+        model.model.layers[3].mlp.up_proj.weight.mul_(-2)
+        model.model.layers[4].self_attn.q_proj.weight.data = model.model.layers[4].self_attn.q_proj.weight.data * 3
+        model.model.layers[1].mlp.down_proj = torch.nn.Linear(64, 32, bias=False)
+    changed = engine.generate(PROMPTS[0], max_new_tokens=8)
+    fresh = CocoaEngine(copy.deepcopy(model), tiny_tokenizer(), runtime=Runtime(forward="modules", linears="stock"))
+    assert same(changed, fresh.generate(PROMPTS[0], max_new_tokens=8))
+
+
+def write_through_data(model: PreTrainedModel) -> None:
+    """As PEFT's merge does: the address stays, and torch counts no write."""
+    generator = torch.Generator().manual_seed(3)
+    for layer in model.model.layers:
+        weight = layer.self_attn.q_proj.weight
+        address, version = weight.data_ptr(), weight._version
+        weight.data += torch.randn(weight.shape, generator=generator) * 0.5
+        assert (weight.data_ptr(), weight._version) == (address, version)
+
+
+@pytest.mark.parametrize("linears", [*WAYS, "bfloat16"])
+@pytest.mark.parametrize("forward", ["auto", "modules"])
+def test_weights_written_through_data_are_noticed(forward: Literal["auto", "modules"], linears: Way) -> None:
+    """By the engine that answered before, its prefix cache too, and by a new one that would share packed copies."""
+    model, prompt = tiny_model("llama"), [3 + number % 90 for number in range(100)]
+    runtime = Runtime(forward=forward, linears=linears)
+    engine = CocoaEngine(model, tiny_tokenizer(), runtime=runtime)
+    before = engine.generate(prompt, max_new_tokens=8)
+    write_through_data(model)
+    fresh = CocoaEngine(copy.deepcopy(model), tiny_tokenizer(), runtime=runtime)
+    expected = fresh.generate(prompt, max_new_tokens=8)
+    assert not same(before, expected)
+    for again in (engine, CocoaEngine(model, tiny_tokenizer(), runtime=runtime)):
+        answer = again.generate(prompt, max_new_tokens=8)
+        assert same(answer, expected)
+        assert answer.usage.cached_tokens == 0
+
+
+def test_what_was_tried_on_other_weights_is_tried_again() -> None:
+    """Where every logit is 0, any way would pass."""
+    model = tiny_model("llama")
+    output = model.get_output_embeddings().weight
+    kept = output.detach().clone()
+    output.data.zero_()
+    assert "difference 0.0e+00" in choose(LanguageModel(model)).reason
+    output.data.copy_(kept)
+    assert "difference 0.0e+00" not in choose(LanguageModel(model)).reason
+
+
+@pytest.mark.parametrize("linears", [way for way in WAYS if way != "stock"])
+def test_unchanged_weights_are_packed_and_tried_once(linears: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, runtime = tiny_model("llama"), Runtime(linears=linears)
+    engine = CocoaEngine(model, tiny_tokenizer(), runtime=runtime)
+    engine.generate(PROMPTS[0], max_new_tokens=4)
+    backend = backend_inside(engine)
+    monkeypatch.setattr("cocoa_engine.execution.forward.linears.FastLinear.__init__", unexpected)
+    monkeypatch.setattr("cocoa_engine.execution.backends._try_all", unexpected)
+    engine.generate(PROMPTS[1], max_new_tokens=4)
+    assert backend_inside(engine) is backend
+    CocoaEngine(model, tiny_tokenizer(), runtime=runtime).generate(PROMPTS[0], max_new_tokens=4)
+
+
+def unexpected(*_: object) -> None:
+    raise AssertionError("this should have been remembered")
+
+
+tensors = st.builds(
+    lambda sizes, turned, dtype: (torch.arange(100_000).to(dtype)[: math.prod(sizes)].view(sizes), turned),
+    st.lists(st.integers(0, 40), min_size=0, max_size=3),
+    st.booleans(),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.int8]),
+).map(lambda made: made[0].t() if made[1] and made[0].dim() == 2 else made[0])
+
+
+@given(st.lists(tensors, max_size=4), st.data())
+def test_a_write_to_all_of_a_tensor_changes_its_state(held: list[torch.Tensor], data: st.DataObject) -> None:
+    before = written_state(held)
+    assert written_state(held) == before
+    filled = [number for number, tensor in enumerate(held) if tensor.numel()]
+    if filled:
+        written = held[data.draw(st.sampled_from(filled))]
+        written.data.neg_().sub_(1)  # a bit of every element
+        assert written_state(held) != before
+
+
+def test_half_precision_weights_are_used_where_asked_for(engine: CocoaEngine) -> None:
+    """A copy in bfloat16: near the model's own figures, and the model is as it was."""
+    halved = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(linears="bfloat16"))
+    assert (halved.info().linears, engine.info().linears) == ("bfloat16", WAYS[0])
+    text = " The capital of France is Paris, and it lies on the Seine."
+    exact, near = (each.score("Geography.", text).spans[0] for each in (engine, halved))
+    assert exact.token_log_probs == near.token_log_probs  # one pass over a text is the model's own
+    prompt = engine.encode("Geography. The capital of France is")
+    exact, near = (each.generate(prompt, max_new_tokens=8, gamma=1).spans[0] for each in (engine, halved))
+    assert exact.token_log_probs != near.token_log_probs
+    assert near.token_ids[0] == exact.token_ids[0]
+    assert near.token_log_probs[0] == pytest.approx(exact.token_log_probs[0], abs=0.1)
+
+
+def test_another_thread_gets_the_models_own_attention_meanwhile() -> None:
+    """While a pass of ours runs through a model, a pass of somebody else's through it is what it always is."""
+    model = tiny_model("gpt2")
+    expected = plain(model, PROMPTS[0])
+    during: list[torch.Tensor] = []
+
+    def other() -> None:
+        in_threads.join([in_threads.start(lambda: plain(model, PROMPTS[0]), during)])
+
+    hook = model.transformer.h[1].register_forward_pre_hook(
+        lambda *_: other() if threading.current_thread() is threading.main_thread() and not during else None
+    )
+    before = model.config._attn_implementation
+    backend = shared(model, "modules")
+    tree_of(backend, PROMPTS[0])
+    hook.remove()
+    torch.testing.assert_close(during[0], expected)
+    assert model.config._attn_implementation == before
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "gemma3_text", "gpt2"])
+def test_a_long_prompt_is_fed_in_chunks(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cocoa_engine.execution.backends import shared_cache
+
+    model = tiny_model(architecture)
+    engine = CocoaEngine(model, tiny_tokenizer())
+    whole = engine.generate_batch(PROMPTS, max_new_tokens=12)
+    monkeypatch.setattr(shared_cache, "PREFILL_CHUNK", 5)
+    chunked = engine.generate_batch(PROMPTS, max_new_tokens=12)
+    assert all(same(a, b) for a, b in zip(chunked, whole, strict=True))
+    assert chunked[2].usage.forward_passes - whole[2].usage.forward_passes == len(PROMPTS[2]) // 5 - 1
+
+
+def test_chunks_shrink_where_their_masks_would_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cocoa_engine.execution.backends import shared_cache
+
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=0))
+    prompt = [*range(20, 120), 7]
+    whole = engine.generate(prompt, max_new_tokens=4)
+    passes = record(engine)
+    monkeypatch.setattr(shared_cache, "PREFILL_CHUNK", 32)
+    for cells in (1600, 1):
+        passes.clear()
+        monkeypatch.setattr(shared_cache, "MASK_CELLS", cells)
+        assert same(engine.generate(prompt, max_new_tokens=4), whole)
+        widths = [each.widths[0] for each in passes if each.is_prompt]
+        ends = list(itertools.accumulate(widths))
+        assert ends[-1] == len(prompt)
+        if cells == 1:
+            assert set(widths) == {1}  # not less, however many cells that are
+        else:
+            assert ends[0] == 32 > widths[1] > 1
+            assert all(width * end <= cells for width, end in zip(widths, ends, strict=True))
+
+
+def test_frequencies_that_depend_on_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long sequence does not change a short one beside it, and its prompt is fed whole."""
+    from cocoa_engine.execution.backends import shared_cache
+
+    monkeypatch.setattr(shared_cache, "PREFILL_CHUNK", 16)
+    longrope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [1.0, 2.0, 4.0, 8.0],
+        "original_max_position_embeddings": 32,
+    }
+    model = tiny_model("phi3", rope_parameters=longrope, original_max_position_embeddings=32)
+    engine = CocoaEngine(model, tiny_tokenizer())
+    assert engine.info().forward == "modules"
+    prompts = [list(range(20, 30)), list(range(40, 140)), [*range(40, 110), 7]]
+    alone = [engine.generate(prompt, max_new_tokens=6) for prompt in prompts]
+    for prompt, answer, one in zip(prompts, engine.generate_batch(prompts, max_new_tokens=6), alone, strict=True):
+        assert same(answer, one)
+        first = max(candidate.token_log_probs[0] for candidate in (one.spans[0].candidates or one.spans))
+        assert first == pytest.approx(plain(model, prompt).log_softmax(-1).max().item(), abs=1e-4)
+
+
+def test_rows_of_a_batch_may_end_in_any_order() -> None:
+    model = tiny_model("llama")
+    backend = shared(model)
+    trees = backend.open(PROMPTS, 8, WANTED)
+    sequences = [list(prompt) for prompt in PROMPTS]
+    for tree in trees:
+        backend.prefill(tree)
+    live = [0, 1, 2]
+    for ending, token in ((None, 10), (0, 20), (1, 30), (None, 40)):
+        if ending is not None:
+            trees[ending].close()
+            trees[ending].close()  # a second time does nothing
+            live.remove(ending)
+        outputs = backend.step([(trees[number], [(token,), (token + 1,)]) for number in live])
+        for number, output in zip(live, outputs, strict=True):
+            expected = plain(model, [*sequences[number], token + 1])
+            torch.testing.assert_close(output.logits[1], expected, atol=1e-4, rtol=1e-4)
+            trees[number].commit((token + 1,))
+            sequences[number].append(token + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    model = tiny_model("llama").to(dtype)
+    engine = CocoaEngine(model, tiny_tokenizer())
+    assert engine.info().backend == "shared_cache"
+    for out in (*engine.generate_batch(PROMPTS, max_new_tokens=16), engine.generate(PROMPTS[0], max_new_tokens=16)):
+        assert out.text == "".join(span.text for span in out.spans)
+        assert all(0 <= span.f_mlds <= 2 for span in out.spans)
+
+
+def test_layers_on_other_devices_and_offloaded_weights() -> None:
+    """accelerate's hooks move inputs and weights; our captures and caches follow."""
+    from accelerate import cpu_offload
+
+    model = tiny_model("llama")
+    expected = CocoaEngine(model, tiny_tokenizer()).generate(PROMPTS[0], max_new_tokens=12)
+    offloaded = cpu_offload(tiny_model("llama"), torch.device("cpu"))
+    assert same(CocoaEngine(offloaded, tiny_tokenizer()).generate(PROMPTS[0], max_new_tokens=12), expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_cuda_gives_what_the_cpu_gives() -> None:
+    expected = CocoaEngine(tiny_model("llama"), tiny_tokenizer()).generate_batch(PROMPTS, max_new_tokens=16)
+    engine = CocoaEngine(tiny_model("llama").cuda(), tiny_tokenizer())
+    actual = engine.generate_batch(PROMPTS, max_new_tokens=16)
+    assert all(same(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["static_lean", "lean", "modules", "masked_modules"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding"])
+def test_readings_are_long_paths(architecture: str, kind: str) -> None:
+    """Also one after the other, from paths of different lengths, and gone after a commit."""
+    backend = KINDS[kind](LanguageModel(tiny_model(architecture)), "shared")
+    prompt, text = list(range(20, 32)), list(range(50, 74))
+    (tree,) = backend.open([prompt], 8, WANTED)
+    backend.prefill(tree)
+    backend.step([(tree, [(10,), (11,), (11, 12)])])
+    starts: list[Path] = [(), (10,), (11, 12)]
+    pieces = [text[:7], text[7:20], text[20:]]
+    read = [backend.step([(tree, [ReadBack(start, piece) for start in starts])])[0] for piece in pieces]
+    fed_tokens = 3 + len(starts) * len(text)
+    assert tree.fed_tokens == fed_tokens
+    tree.commit((11, 12))
+    (after,) = backend.step([(tree, [(13,)])])
+    for number, start in enumerate(starts):
+        (other,) = backend.open([[*prompt, *start]], 8, WANTED)
+        backend.prefill(other)
+        paths = [tuple(text[:length]) for length in range(1, len(text) + 1)]
+        (expected,) = backend.step([(other, paths)])
+        found = torch.cat(
+            [one.logits[number * len(piece) :][: len(piece)] for one, piece in zip(read, pieces, strict=True)]
+        )
+        torch.testing.assert_close(found, expected.logits, atol=1e-4, rtol=1e-4)
+        other.close()
+    (other,) = backend.open([[*prompt, 11, 12]], 8, WANTED)
+    backend.prefill(other)
+    torch.testing.assert_close(after.logits, backend.step([(other, [(13,)])])[0].logits, atol=1e-4, rtol=1e-4)
+    other.close()
+    tree.close()

@@ -1,0 +1,446 @@
+"""Prompts that begin alike are encoded once, and nobody can tell from the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cocoa_engine import CocoaEngine, Generation, Runtime
+from cocoa_engine.execution import scheduler as scheduler_file
+from cocoa_engine.execution.backends import prefixes, shared_cache
+from cocoa_engine.execution.backends.prefixes import SHORTEST, PrefixCache, common_length
+from cocoa_engine.execution.backends.shared_cache import SharedTree
+from cocoa_engine.execution.forward.base import Segment
+from cocoa_engine.execution.forward.kv_store import KeyValues
+from cocoa_engine.model.hidden_states import CaptureSpec
+from tests.helpers.alike import assert_alike
+from tests.helpers.forward_passes import record
+from tests.helpers.in_threads import join, start, together
+from tests.helpers.inside import backend_inside, kept_prompts, open_sequences, prefixes_of, sequences_running
+from tests.helpers.prompts import chat
+from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
+
+
+def tokens(seed: int, length: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(20, VOCAB_SIZE, (length,), generator=generator).tolist()
+
+
+SYSTEM = tokens(0, 90)
+PROMPTS = [[*SYSTEM, *tokens(seed, length)] for seed, length in ((1, 5), (2, 30), (3, 1), (4, 12))]
+SETTINGS: dict[str, Any] = {"max_new_tokens": 10}
+
+
+def engine_of(model: Any, megabytes: int = 256) -> CocoaEngine:
+    return CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=megabytes))
+
+
+def fed(engine: CocoaEngine) -> list[int]:
+    """A list that fills with the number of tokens of each pass over a prompt."""
+    prompts: list[int] = []
+    record(engine, lambda segments, is_prompt: prompts.append(segments[0].width) if is_prompt else None)
+    return prompts
+
+
+# Through the engine.
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "gemma3_text", "gpt2", "falcon", "opt"])
+def test_same_answers_with_and_without(architecture: str) -> None:
+    model = tiny_model(architecture)
+    without, cached = engine_of(model, 0), engine_of(model)
+    for number, prompt in enumerate([*PROMPTS, PROMPTS[0], PROMPTS[1][:100]]):
+        expected, actual = without.generate(prompt, **SETTINGS), cached.generate(prompt, **SETTINGS)
+        assert_alike(actual, expected)
+        assert expected.usage.cached_tokens == 0
+        known = 0 if number == 0 else len(prompt) - 1 if number > 3 else len(SYSTEM)
+        assert actual.usage.cached_tokens == known
+        assert actual.usage.prompt_tokens == len(prompt)
+
+
+def test_a_prompt_that_begins_alike_and_then_differs_gives_what_it_gives_alone() -> None:
+    """What is copied is what would have been computed, whatever follows it elsewhere."""
+    model = tiny_model("llama")
+    long = [*tokens(5, 75), *tokens(6, 60)]
+    for other in ([*long[:75], *tokens(7, 20)], [*long[:100], *tokens(8, 3)], long[:80], [*long, *tokens(9, 40)]):
+        engine = engine_of(model)
+        engine.generate(long, **SETTINGS)
+        alone = engine_of(model)
+        expected = alone.generate(other, **SETTINGS)
+        actual = engine.generate(other, **SETTINGS)
+        assert actual.usage.cached_tokens >= 75
+        assert_alike(actual, expected, tolerance=1e-4)
+        again = engine.generate(long, **SETTINGS)
+        assert again.usage.cached_tokens == len(long) - 1
+        assert_alike(again, alone.generate(long, **SETTINGS), tolerance=1e-4)
+
+
+def test_an_answer_is_known_to_the_next_turn_of_a_chat() -> None:
+    engine = engine_of(tiny_model("qwen2"))
+    first = engine.generate(PROMPTS[1], **SETTINGS)
+    second = [*PROMPTS[1], *first.token_ids, *tokens(9, 4)]
+    answer = engine.generate(second, **SETTINGS)
+    assert answer.usage.cached_tokens == len(PROMPTS[1]) + len(first.token_ids)
+    assert_alike(answer, engine_of(engine.model, 0).generate(second, **SETTINGS))
+
+
+def test_a_shared_beginning_is_encoded_once_also_when_prompts_start_together() -> None:
+    engine = engine_of(tiny_model("llama"))
+    expected = engine_of(engine.model, 0).generate_batch(PROMPTS, **SETTINGS)
+    widths = fed(engine)
+    batch = engine.generate_batch(PROMPTS, **SETTINGS)
+    assert widths == [len(PROMPTS[0]), *(len(prompt) - len(SYSTEM) for prompt in PROMPTS[1:])]
+    assert [answer.usage.cached_tokens for answer in batch] == [0, 90, 90, 90]
+    for one, other in zip(batch, expected, strict=True):
+        assert_alike(one, other)
+
+
+def test_in_threads() -> None:
+    engine = engine_of(tiny_model("gpt2"))
+    prompts = [[*SYSTEM, *tokens(seed, 3 + seed)] for seed in range(12)]
+    expected = [engine_of(engine.model, 0).generate(prompt, **SETTINGS) for prompt in prompts]
+    widths = fed(engine)
+    actual = together([lambda prompt=prompt: engine.generate(prompt, **SETTINGS) for prompt in prompts])
+    for one, other in zip(actual, expected, strict=True):
+        assert isinstance(one, Generation), one
+        assert_alike(one, other)
+    assert sum(widths) == len(SYSTEM) + sum(3 + seed for seed in range(12))
+
+
+def test_prompts_that_are_read_by_turns_read_their_shared_beginning_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_file, "_SHARED_PREFILL", 80)
+    engine = engine_of(tiny_model("llama"))
+    shared = tokens(7, 320)
+    prompts = [[*shared, *tokens(20 + seed, 30)] for seed in range(3)]
+    expected = engine_of(engine.model, 0).generate_batch(prompts, **SETTINGS)
+    widths = fed(engine)
+    batch = engine.generate_batch(prompts, **SETTINGS)
+    assert sum(widths) == len(shared) + 3 * 30
+    assert max(widths) <= 80
+    assert sum(answer.usage.cached_tokens for answer in batch) == 2 * len(shared)
+    for one, other in zip(batch, expected, strict=True):
+        assert_alike(one, other)
+
+
+def test_scored_texts_share_the_prompt_with_generations() -> None:
+    engine, without = engine_of(tiny_model("llama")), engine_of(tiny_model("llama"), 0)
+    widths = fed(engine)
+    texts = [tokens(1, 4), tokens(2, 6)]
+    for one, other in zip(engine.score(SYSTEM, texts), without.score(SYSTEM, texts), strict=True):
+        assert_alike(one, other)
+    engine.generate(PROMPTS[0], **SETTINGS)
+    for one, other in zip(engine.score(PROMPTS[0], texts), without.score(PROMPTS[0], texts), strict=True):
+        assert_alike(one, other)
+    assert widths == [len(SYSTEM), 5, 1]
+
+
+def test_off() -> None:
+    engine = engine_of(tiny_model("llama"), 0)
+    widths = fed(engine)
+    for answer in (*engine.generate_batch(PROMPTS[:2], **SETTINGS), engine.generate(PROMPTS[0], **SETTINGS)):
+        assert answer.usage.cached_tokens == 0
+    assert widths == [len(PROMPTS[0]), len(PROMPTS[1]), len(PROMPTS[0])]
+    assert prefixes_of(engine).nbytes == 0
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_changed_weights_are_not_answered_from_old_ones(architecture: str) -> None:
+    model = tiny_model(architecture)
+    engine = engine_of(model)
+    before = engine.generate(PROMPTS[0], **SETTINGS)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(1.5)
+    after = engine.generate(PROMPTS[0], **SETTINGS)
+    assert after.usage.cached_tokens == 0
+    assert_alike(after, engine_of(model, 0).generate(PROMPTS[0], **SETTINGS))
+    assert after.token_ids != before.token_ids
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_nothing_is_kept_where_hooks_have_a_say(architecture: str) -> None:
+    """What a hook does may change from call to call (activation steering)."""
+    model = tiny_model(architecture)
+    engine = engine_of(model)
+    plain = engine.generate(PROMPTS[0], **SETTINGS)
+    layer = model.get_decoder().layers[0] if architecture == "llama" else model.transformer.h[0]
+    strength = [1.5]
+
+    def steer(_module: Any, _inputs: Any, output: Any) -> Any:
+        return output * strength[0] if isinstance(output, torch.Tensor) else (output[0] * strength[0], *output[1:])
+
+    hook = layer.register_forward_hook(steer)
+    steered = []
+    for strength[0] in (1.5, 0.2):
+        steered.append(engine.generate(PROMPTS[0], **SETTINGS))
+        assert steered[-1].usage.cached_tokens == 0
+        assert_alike(steered[-1], engine_of(model, 0).generate(PROMPTS[0], **SETTINGS))
+    hook.remove()
+    assert_alike(engine.generate(PROMPTS[0], **SETTINGS), plain)
+    assert len({tuple(answer.token_ids) for answer in (plain, *steered)}) == 3
+
+
+def test_an_adapter_that_is_switched() -> None:
+    """Its module stands for the kind: a package we do not know, whose flags change no weight."""
+    model = tiny_model("llama")
+
+    class Adapted(torch.nn.Linear):
+        enabled = True
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + (x[..., :16].sum(-1, keepdim=True) if self.enabled else 0)
+
+    old = model.model.layers[0].self_attn.k_proj
+    adapted = Adapted(old.in_features, old.out_features, bias=False)
+    adapted.load_state_dict(old.state_dict())
+    model.model.layers[0].self_attn.k_proj = adapted
+    engine = engine_of(model)
+    answers = []
+    for adapted.enabled in (True, False):
+        answers.append(engine.generate(PROMPTS[1], **SETTINGS))
+        assert_alike(answers[-1], engine_of(model, 0).generate(PROMPTS[1], **SETTINGS))
+    assert answers[0].spans != answers[1].spans
+
+
+def test_the_real_model_on_a_shared_system_prompt(engine: CocoaEngine) -> None:
+    system = "You answer questions about the sea in one short sentence. " * 8
+    prompts = [chat(question, system=system) for question in ("Is it salty?", "How deep is it?", "Who lives there?")]
+    cached = CocoaEngine(engine.model, engine.tokenizer)
+    without = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(prefix_cache_mb=0))
+    settings: dict[str, Any] = {"max_new_tokens": 6, "max_candidates": 3, "max_span_tokens": 4}
+    answers = [cached.generate(prompts[0], **settings), *cached.generate_batch(prompts[1:], **settings)]
+    for answer, prompt in zip(answers, prompts, strict=True):
+        assert_alike(answer, without.generate(prompt, **settings))
+    assert answers[0].usage.cached_tokens == 0
+    assert all(answer.usage.cached_tokens > 90 for answer in answers[1:])
+
+
+# What must never be kept or copied.
+
+
+def test_a_prompt_that_was_fed_in_part_is_not_kept_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_cache, "PREFILL_CHUNK", 70)
+    engine = engine_of(tiny_model("llama"))
+    expected = engine_of(engine.model, 0).generate(PROMPTS[1], **SETTINGS)
+    passes: list[int] = []
+
+    def interrupt(segments: Sequence[Segment], is_prompt: bool) -> None:
+        passes.append(segments[0].width)
+        if len(passes) == 2:
+            raise KeyboardInterrupt
+
+    record(engine, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(PROMPTS[1], **SETTINGS)
+    answer = engine.generate(PROMPTS[1], **SETTINGS)
+    assert answer.usage.cached_tokens == 70
+    assert_alike(answer, expected)
+
+
+def test_a_sequence_that_is_closed_meanwhile_is_not_copied_from() -> None:
+    """The garbage collector may close an abandoned one in any line."""
+
+    class Closing(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            other.close()
+            return super().__iter__()
+
+    engine = engine_of(tiny_model("llama"))
+    backend = backend_inside(engine)
+    other, tree = (backend.open([prompt], 8, CaptureSpec(2, 4, "post_norm"))[0] for prompt in PROMPTS[:2])
+    backend.prefill(other)
+    other.token_ids = Closing(other.token_ids)
+    logits = backend.prefill(tree)
+    with torch.no_grad():
+        expected = engine.model(torch.tensor([PROMPTS[1]])).logits[0, -1]
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    assert open_sequences(engine) == 1
+
+
+def test_an_abandoned_sequence_may_be_closed_while_another_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the garbage collector, in the thread that holds the locks: it does not wait for itself."""
+    monkeypatch.setattr(prefixes, "_USED", 2)  # every store is copied
+    engine = engine_of(tiny_model("llama"))
+    backend = backend_inside(engine)
+    abandoned, tree = (backend.open([prompt], 8, CaptureSpec(2, 4, "post_norm"))[0] for prompt in PROMPTS[:2])
+    for each in (abandoned, tree):
+        backend.prefill(each)
+
+    class Collected(KeyValues):
+        def prefix(self, length: int, capacity: int) -> KeyValues:
+            abandoned.close()
+            return super().prefix(length, capacity)
+
+    tree.store.__class__ = Collected
+    outcome: list[Any] = []
+    join([start(tree.close, outcome)])
+    assert outcome == [None]
+    assert len(kept_prompts(prefixes_of(engine))) == 2
+    assert open_sequences(engine) == 0
+
+
+def test_no_memory_for_a_copy_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(tiny_model("llama"))
+    expected = engine_of(engine.model, 0).generate_batch(PROMPTS, **SETTINGS)
+    engine.info()
+
+    def full(*_: Any) -> KeyValues:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(KeyValues, "prefix", full)
+    monkeypatch.setattr(prefixes, "_USED", 2)  # every store is copied
+    for one, other in zip(engine.generate_batch(PROMPTS, **SETTINGS), expected, strict=True):
+        assert_alike(one, other)
+    assert (sequences_running(engine), open_sequences(engine), prefixes_of(engine).nbytes) == (0, 0, 0)
+
+
+# The cache by itself.
+
+
+def store_of(token_ids: Sequence[int], capacity: int | None = None) -> KeyValues:
+    """Keys and values that tell which tokens they are of: 8 bytes a slot and layer."""
+    store = KeyValues(2, capacity or len(token_ids))
+    marks = torch.tensor(list(token_ids), dtype=torch.float32)[None, :, None]  # [1, n, 1]
+    for layer in range(2):
+        store.write(layer, 0, marks + layer, -marks - layer)
+    return store
+
+
+def test_the_longest_beginning_is_found_and_holds_what_was_kept() -> None:
+    cache = PrefixCache(2**20)
+    a, b = tokens(1, 100), tokens(2, 80)
+    for ids in (a, b, [*a[:70], *tokens(3, 20)]):
+        cache.keep(ids, store_of(ids, capacity=150))
+    for ids, length in (([*a, 5], 100), (a[:90], 90), ([*b[:66], 7], 66), ([*a[:70], *tokens(3, 10), 9], 80)):
+        found = cache.longest(ids)
+        assert found is not None
+        store, known = found
+        assert known == length
+        for layer in range(2):
+            keys, values = store.read(layer, known)
+            assert keys[0, :, 0].tolist() == [each + layer for each in ids[:known]]
+            assert torch.equal(values, -keys)
+    assert cache.longest(a[: SHORTEST - 1]) is None
+    assert cache.longest(tokens(9, 100)) is None
+    assert cache.longest([]) is None
+    assert PrefixCache(2**20).longest(a) is None
+
+
+def test_a_given_store_is_kept_as_it_is_unless_much_of_it_is_unused() -> None:
+    cache = PrefixCache(2**20)
+    for seed, capacity, as_it_is in ((1, 100, True), (2, 114, True), (3, 115, False), (4, 1000, False)):
+        ids = tokens(seed, 100)
+        store = store_of(ids, capacity)
+        cache.keep(ids, store, given=True)
+        found = cache.longest(ids)
+        assert found is not None
+        assert (found[0] is store) == as_it_is
+        assert found[0].capacity == (capacity if as_it_is else 100)
+    bounded = PrefixCache(store_of(tokens(5, 100), 100).nbytes)
+    bounded.keep(tokens(5, 100), store_of(tokens(5, 100), 110), given=True)
+    assert bounded.longest(tokens(5, 100)) is not None
+    assert bounded.nbytes == bounded.max_bytes
+
+
+def test_an_answers_store_is_given_to_the_cache_where_no_other_sequence_will_use_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefixes, "_USED", 0.5)  # this one has much room for branches, being short
+    engine, prompt = CocoaEngine(tiny_model("llama"), tiny_tokenizer()), tokens(1, 200)
+    copies = []
+    copy = KeyValues.prefix
+    monkeypatch.setattr(KeyValues, "prefix", lambda self, *sizes: copies.append(sizes) or copy(self, *sizes))
+    first = engine.generate(prompt, max_new_tokens=8)
+    assert copies == []
+    again = engine.generate(prompt, max_new_tokens=8)
+    assert again.token_ids == first.token_ids
+    assert again.usage.cached_tokens == 199
+    monkeypatch.setattr(type(backend_inside(engine).forward), "pools_stores", True)
+    other = tokens(2, 200)
+    engine.generate(other, max_new_tokens=8)
+    assert len(copies) == 1
+    assert engine.generate(other, max_new_tokens=8).usage.cached_tokens == 199
+
+
+def test_the_least_recently_used_goes_first_and_memory_stays_within_its_bound() -> None:
+    size = store_of(tokens(0, 100)).nbytes
+    cache = PrefixCache(3 * size + size // 2)
+    kept = [tokens(seed, 100) for seed in range(1, 6)]
+    for ids in kept[:3]:
+        cache.keep(ids, store_of(ids))
+    assert cache.longest(kept[0]) is not None  # now the least recently used is the second
+    cache.keep(kept[3], store_of(kept[3], capacity=400))
+    assert cache.nbytes == 3 * size
+    assert [cache.longest(ids) is not None for ids in kept] == [True, False, True, True, False]
+    big = tokens(7, 300)
+    cache.keep(big, store_of(big))
+    assert cache.longest(big) is not None
+    assert cache.nbytes <= cache.max_bytes
+    too_big = tokens(8, 400)
+    cache.keep(too_big, store_of(too_big))
+    assert cache.longest(too_big) is None
+    short = tokens(9, SHORTEST - 1)
+    cache.keep(short, store_of(short))
+    assert [len(ids) for ids in kept_prompts(cache)] == [300]
+
+
+def test_a_sequence_that_goes_on_replaces_its_beginning() -> None:
+    cache = PrefixCache(2**20)
+    whole = tokens(1, 200)
+    for length in (70, 150, 200, 120, 200):
+        cache.keep(whole[:length], store_of(whole[:length]))
+    assert [len(ids) for ids in kept_prompts(cache)] == [200]
+    assert cache.nbytes == store_of(whole).nbytes
+
+
+_ids = st.lists(st.integers(0, 2), max_size=8)
+
+
+@given(_ids, _ids)
+def test_common_length(a: list[int], b: list[int]) -> None:
+    length = common_length(a, b)
+    assert a[:length] == b[:length]
+    assert length == min(len(a), len(b)) or a[length] != b[length]
+    assert common_length(tuple(b), a) == length
+
+
+@given(st.lists(_ids, max_size=6), _ids, st.integers(1, 40))
+def test_the_cache_by_brute_force(sequences: list[list[int]], asked: list[int], slots: int) -> None:
+    """Whatever is kept and asked for: within the bound, no entry begins another, the longest beginning is found."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefixes, "SHORTEST", 1)
+        cache = PrefixCache(slots * store_of([1]).nbytes)
+        for ids in sequences:
+            cache.keep(ids, store_of(ids))
+        assert cache.nbytes <= cache.max_bytes
+        entries = kept_prompts(cache)
+        assert not any(a is not b and common_length(a, b) == len(a) for a in entries for b in entries)
+        found = cache.longest(asked)
+        best = max((common_length(ids, asked) for ids in entries), default=0)
+        assert (0 if found is None else found[1]) == best
+        if found is not None:
+            assert found[0].read(0, best)[0][0, :, 0].tolist() == asked[:best]
+
+
+def test_trees_share_what_is_open_and_what_is_kept_whichever_is_longer() -> None:
+    engine = engine_of(tiny_model("llama"))
+    engine.generate([*SYSTEM, *tokens(1, 20)], **SETTINGS)
+    backend = backend_inside(engine)
+    (other,) = backend.open([[*SYSTEM, *tokens(2, 20)]], 8, CaptureSpec(2, 4, "post_norm"))
+    backend.prefill(other)
+    for prompt, length in (
+        ([*SYSTEM, *tokens(1, 20), 5], 110),
+        ([*SYSTEM, *tokens(2, 20), 5], 110),
+        ([*SYSTEM, *tokens(3, 20)], 90),
+    ):
+        (tree,) = backend.open([prompt], 8, CaptureSpec(2, 4, "post_norm"))
+        assert isinstance(tree, SharedTree)
+        logits = backend.prefill(tree)
+        assert tree.cached_tokens == length
+        with torch.no_grad():
+            expected = engine.model(torch.tensor([prompt])).logits[0, -1]
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,171 @@
+"""All layers in one call of our kernels: what the written-out pass computes, and when it steps in instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from cocoa_engine.execution.backends import KINDS, FeedRequest
+from cocoa_engine.execution.backends.shared_cache import SharedCache
+from cocoa_engine.execution.forward.kv_store import KeyValues
+from cocoa_engine.execution.forward.lean import Lean
+from cocoa_engine.execution.forward.linears import Way
+from cocoa_engine.execution.native import operators
+from cocoa_engine.execution.native.layers import MOST_ROWS, Layers, Places
+from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.model.language_model import LanguageModel
+from tests.helpers.tiny_models import NUM_LAYERS, tiny_model
+from tests.helpers.torch_threads import threads
+
+pytestmark = pytest.mark.skipif(operators.why_not() is not None, reason=f"no kernels: {operators.why_not()}")
+
+PROMPTS = [[5, 9, 40, 77, 12, 150, 3, 8, 21, 60], [200, 201]]
+STEPS: list[list[list[tuple[int, ...]]]] = [  # of either sequence: the paths of one step, and the one that is kept
+    [[(7,), (8,), (9,)], [(4,)]],
+    [[(7, 1), (9, 2), (9, 2, 3)], [(4, 5), (4, 6)]],
+]
+KEPT = [(9, 2, 3), (4, 6)]
+WANTED = {
+    "middle": CaptureSpec(2, 4, "post_norm"),
+    "to the last, before the norm": CaptureSpec(0, NUM_LAYERS, "pre_norm"),
+    "to the last, after the norm": CaptureSpec(3, NUM_LAYERS, "post_norm"),
+    "early layers": CaptureSpec(2, 3, "post_norm", early=(4, 1)),
+}
+
+
+def shared(model: Any, way: Way = "native") -> SharedCache:
+    backend = KINDS["lean"](LanguageModel(model), way)
+    assert isinstance(backend, SharedCache)
+    return backend
+
+
+def lean(backend: SharedCache) -> Lean:
+    assert isinstance(backend.forward, Lean)
+    return backend.forward
+
+
+def outputs(backend: SharedCache, wanted: CaptureSpec) -> list[torch.Tensor]:
+    """Two sequences in shared passes, a branch of each kept, and one more step on what was kept."""
+    trees = backend.open(PROMPTS, 16, wanted)
+    for tree in trees:
+        backend.prefill(tree)
+    found: list[torch.Tensor] = []
+
+    def step(asked: Sequence[FeedRequest]) -> None:
+        for output in backend.step(list(zip(trees, asked, strict=True))):
+            found.extend((output.logits, output.hidden, *([] if output.others is None else [output.others])))
+
+    for asked in STEPS:
+        step(asked)
+    for tree, kept in zip(trees, KEPT, strict=True):
+        tree.commit(kept)
+    step([[(11,), (12,)], [(13,)]])
+    for tree in trees:
+        tree.close()
+    return found
+
+
+def assert_as_written_out(backend: SharedCache, wanted: CaptureSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, run = [], Layers.__call__
+    monkeypatch.setattr(Layers, "__call__", lambda *args: (calls.append(args), run(*args))[1])
+    found = outputs(backend, wanted)
+    assert len(calls) == 3
+    lean(backend).kernels = None
+    expected = outputs(backend, wanted)
+    assert len(calls) == 3
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("wanted", WANTED.values(), ids=WANTED)
+@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "qwen2", "qwen3"])
+def test_the_same_as_the_written_out_pass(
+    architecture: str, wanted: CaptureSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_as_written_out(shared(tiny_model(architecture)), wanted, monkeypatch)
+
+
+def test_layers_with_and_without_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = ["full_attention", "sliding_attention"] * (NUM_LAYERS // 2)
+    model = tiny_model("qwen2", use_sliding_window=True, sliding_window=8, layer_types=kinds)
+    assert_as_written_out(shared(model), WANTED["middle"], monkeypatch)
+
+
+def test_weights_copied_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_as_written_out(shared(tiny_model("llama"), "bfloat16"), WANTED["middle"], monkeypatch)
+
+
+def test_layers_of_several_widths_go_the_other_way() -> None:
+    model = tiny_model("llama")
+    mlp = model.model.layers[0].mlp
+    mlp.gate_proj, mlp.up_proj, mlp.down_proj = (
+        torch.nn.Linear(32, 24, bias=False),
+        torch.nn.Linear(32, 24, bias=False),
+        torch.nn.Linear(24, 32, bias=False),
+    )
+    backend = shared(model.eval())
+    assert lean(backend).kernels is None
+    assert all(torch.isfinite(tensor).all() for tensor in outputs(backend, WANTED["middle"]))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_row_is_the_same_to_the_bit_whatever_is_fed_with_it(count: int) -> None:
+    with threads(count):
+        backend = shared(tiny_model("llama"))
+        wanted = WANTED["middle"]
+        (tree,) = backend.open(PROMPTS[:1], 64, wanted)
+        backend.prefill(tree)
+        paths = [(token,) for token in range(20, 40)]
+        (together,) = backend.step([(tree, paths)])
+        (alone, pair) = backend.open([PROMPTS[0], PROMPTS[0]], 64, wanted)
+        for other in (alone, pair):
+            backend.prefill(other)
+        (first,) = backend.step([(alone, paths)])
+        assert torch.equal(first.logits, together.logits)
+        (second, third) = backend.step([(alone, [(50,)]), (pair, paths)])
+        assert torch.equal(third.logits, together.logits)
+        assert torch.equal(third.hidden, together.hidden)
+        assert second.logits.shape == (1, together.logits.shape[1])
+
+
+def test_many_tokens_go_the_other_way() -> None:
+    backend = shared(tiny_model("llama"))
+    kernels = lean(backend).kernels
+    assert kernels is not None
+    (tree,) = backend.open(PROMPTS[:1], 2 * MOST_ROWS, WANTED["middle"])
+    backend.prefill(tree)
+    paths = [(token,) for token in range(20, 21 + MOST_ROWS)]
+    assert kernels.tips([tree.segment(paths[:-1])]) is not None
+    assert kernels.tips([tree.segment(paths)]) is None
+
+
+def test_slots_are_moved_as_torch_moves_them() -> None:
+    stores = []
+    for known in (False, True):
+        generator = torch.Generator().manual_seed(0)
+        store = KeyValues(3, 12)
+        for layer in range(3):
+            store.write(layer, 0, *torch.randn(2, 2, 10, 5, generator=generator))
+        if known:
+            store.places = Places([*store.keys], [*store.values])
+        store.compact([4, 5, 7, 9], 4)
+        store.compact([8, 9], 2)
+        stores.append(store)
+    for one, other in zip(*([*store.keys, *store.values] for store in stores), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_store_that_grew_is_found_again() -> None:
+    backend = shared(tiny_model("llama"))
+    (tree,) = backend.open(PROMPTS[:1], 1, WANTED["middle"])
+    backend.prefill(tree)
+    backend.step([(tree, [(7,)])])
+    known = tree.store.places
+    assert known is not None
+    tree.store.reserve(4 * tree.store.capacity)
+    assert tree.store.places is None
+    backend.step([(tree, [(8,)])])
+    assert tree.store.places not in (None, known)

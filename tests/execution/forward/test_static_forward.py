@@ -1,0 +1,512 @@
+"""Steps of fixed shape give what the lean pass and plain forward passes give, however padded, pooled or replayed."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
+
+from cocoa_engine import CocoaEngine, Runtime
+from cocoa_engine.execution.backends import KINDS, Path, choose
+from cocoa_engine.execution.backends.shared_cache import SharedCache, SharedTree
+from cocoa_engine.execution.forward import static
+from cocoa_engine.execution.forward.base import Segment
+from cocoa_engine.execution.forward.linears import FastLinear
+from cocoa_engine.execution.forward.static import StaticLean, StaticStore
+from cocoa_engine.model.hidden_states import CaptureSpec, FinalLayer
+from cocoa_engine.model.language_model import LanguageModel
+from tests.helpers.backends import PROMPTS, WANTED, made, plain, same
+from tests.helpers.in_threads import together
+from tests.helpers.inside import use_backend
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+FAMILY = ["llama", "qwen3", "mistral-sliding", "qwen2"]
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture(autouse=True)
+def small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans that a short text grows through."""
+    monkeypatch.setattr(static, "GRAIN", 16)
+
+
+def backend_of(model: PreTrainedModel, kind: str = "static_lean") -> SharedCache:
+    backend = KINDS[kind](LanguageModel(model), "shared")
+    assert isinstance(backend, SharedCache)
+    return backend
+
+
+def opened(backend: SharedCache, prompt: Sequence[int], room: int = 32, wanted: CaptureSpec = WANTED) -> SharedTree:
+    (tree,) = backend.open([prompt], room, wanted)
+    backend.prefill(tree)
+    assert isinstance(tree, SharedTree)
+    return tree
+
+
+def steps_of(tree: SharedTree) -> list[tuple[int, int]]:
+    """Width and span of the steps that were made for a sequence's store."""
+    assert isinstance(tree.store, StaticStore)
+    return sorted({(shape.width, shape.span) for shape in tree.store.steps})
+
+
+def forward_of(backend: SharedCache) -> StaticLean:
+    assert isinstance(backend.forward, StaticLean)
+    return backend.forward
+
+
+def close_to(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+
+
+def tree_paths(width: int) -> list[list[Path]]:
+    """A tree that is that wide, and its continuation without the second branch."""
+    first = [(10 + number,) for number in range(width)]
+    return [first, [(*path, 100) for path in first if path != (11,)]]
+
+
+@pytest.mark.parametrize("final", ["post_norm", "pre_norm"])
+@pytest.mark.parametrize("architecture", FAMILY)
+def test_a_tree_gives_the_lean_pass_and_the_plain_one(architecture: str, final: FinalLayer) -> None:
+    model = tiny_model(architecture)
+    wanted = CaptureSpec(2, 6, final)
+    for width in (1, 2, 4, 7):
+        outputs: list[list[Tensor]] = []
+        for kind in ("static_lean", "lean"):
+            backend = backend_of(model, kind)
+            tree = opened(backend, PROMPTS[0], wanted=wanted)
+            said = []
+            for paths in tree_paths(width):
+                said += [*backend.step([(tree, paths)])[0][:2]]
+            tree.commit(paths[-1])
+            said += [*backend.step([(tree, [(150,), (151,)])])[0][:2]]
+            if kind == "static_lean":
+                assert max(steps_of(tree))[0] == (4 if width <= 4 else 8)
+            outputs.append(said)
+            tree.close()
+        for actual, expected in zip(*outputs, strict=True):
+            close_to(actual, expected)
+        text = [*PROMPTS[0], *paths[-1], 151]
+        close_to(outputs[0][4][1], plain(model, text))
+
+
+@pytest.mark.parametrize("architecture", FAMILY)
+def test_a_long_text_through_all_spans(architecture: str) -> None:
+    """Each step attends over the smallest number of slots that is enough."""
+    model = tiny_model(architecture)
+    backend = backend_of(model)
+    text = list(PROMPTS[0])
+    tree = opened(backend, text, room=60)
+    for token in range(20, 60):
+        (output,) = backend.step([(tree, [(token,), (token + 1,)])])
+        if token % 6 == 0:
+            close_to(output.logits[0], plain(model, [*text, token]))
+            close_to(output.logits[1], plain(model, [*text, token + 1]))
+        tree.commit((token + 1,))
+        text.append(token + 1)
+    assert steps_of(tree) == [(4, 16), (4, 32), (4, 64)]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding"])
+def test_a_tip_and_its_continuation_in_one_step(architecture: str) -> None:
+    model = tiny_model(architecture)
+    backend = backend_of(model)
+    tree = opened(backend, PROMPTS[0])
+    (output,) = backend.step([(tree, [(10,), (10, 20), (11,), (10, 20, 30)])])
+    close_to(output.logits[3], plain(model, [*PROMPTS[0], 10, 20, 30]))
+    assert steps_of(tree) == [(4, 16)]
+    tree.commit((10,), keep_rest=True)
+    (output,) = backend.step([(tree, [(20, 30, 40)])])
+    close_to(output.logits[0], plain(model, [*PROMPTS[0], 10, 20, 30, 40]))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding"])
+def test_a_chain_of_tokens(architecture: str) -> None:
+    """A text fed at once, each token seeing all before it, with the hidden states of each."""
+    model = tiny_model(architecture)
+    prompt, chain = PROMPTS[2], [7, 8, 9, 10, 11]
+    passed = []
+    for kind in ("static_lean", "lean"):
+        backend = backend_of(model, kind)
+        tree = opened(backend, prompt)
+        start = len(prompt)
+        segment = Segment(tree.store, start, chain, range(start, start + len(chain)), start)
+        with backend.model.exclusive():
+            passed.append(backend.forward([segment], WANTED))
+        if kind == "static_lean":
+            assert steps_of(tree) == [(8, 64)]
+    close_to(passed[0].logits, passed[1].logits)
+    assert passed[0].hidden is not None
+    assert passed[1].hidden is not None
+    close_to(passed[0].hidden, passed[1].hidden)
+    close_to(passed[0].logits[2], plain(model, [*prompt, *chain[:3]]))
+
+
+def test_wider_and_deeper_than_the_largest_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    backend = backend_of(model)
+    tree = opened(backend, PROMPTS[0], room=80)
+    (output,) = backend.step([(tree, [(token,) for token in range(10, 43)])])
+    assert steps_of(tree) == []
+    close_to(output.logits[32], plain(model, [*PROMPTS[0], 42]))
+    tree.commit((42,))
+    monkeypatch.setattr(static, "DEPTHS", (2,))
+    path: Path = ()
+    for token in (60, 61, 62, 63):
+        path = (*path, token)
+        (output,) = backend.step([(tree, [path])])
+        close_to(output.logits[0], plain(model, [*PROMPTS[0], 42, *path]))
+    assert steps_of(tree) == [(1, 16)]
+
+
+def test_a_batch_of_sequences_then_each_alone() -> None:
+    """Batches run the lean pass over the same slots that single steps write to."""
+    model = tiny_model("llama")
+    backend = backend_of(model)
+    trees = [opened(backend, prompt) for prompt in PROMPTS]
+    texts = [list(prompt) for prompt in PROMPTS]
+    for round_number in range(6):
+        token = 40 + 2 * round_number
+        asked = [(tree, [(token,), (token + 1,)]) for tree in trees]
+        together = round_number % 2 == 0
+        outputs = backend.step(asked) if together else [backend.step([each])[0] for each in asked]
+        for tree, text, output in zip(trees, texts, outputs, strict=True):
+            close_to(output.logits[1], plain(model, [*text, token + 1]))
+            tree.commit((token + 1,))
+            text.append(token + 1)
+    assert all(steps_of(tree) for tree in trees)
+
+
+def test_results_outlive_the_steps_that_follow() -> None:
+    """Two sequences in turn: neither changes what the other was told."""
+    model = tiny_model("llama")
+    backend = backend_of(model)
+    trees = [opened(backend, PROMPTS[0]), opened(backend, PROMPTS[1])]
+    outputs = [backend.step([(tree, [(10,), (11,)])])[0] for tree in trees]
+    kept = [(output.logits.clone(), output.hidden.clone()) for output in outputs]
+    backend.step([(trees[0], [(10, 12), (11, 13)])])
+    for output, (logits, hidden) in zip(outputs, kept, strict=True):
+        assert torch.equal(output.logits, logits)
+        assert torch.equal(output.hidden, hidden)
+
+
+def test_a_store_and_its_steps_serve_the_next_sequence() -> None:
+    model = tiny_model("llama")
+    backend = backend_of(model)
+    tree = opened(backend, PROMPTS[2])
+    backend.step([(tree, [(10,), (11,)])])
+    store = tree.store
+    assert isinstance(store, StaticStore)
+    assert store.data is not None
+    store.data[:, :, :, 40:] = torch.nan  # what a broken model leaves behind
+    tree.close()
+    tree.close()
+    made = list(store.steps.values())
+    assert made
+
+    again = opened(backend, PROMPTS[0])
+    assert again.store is store
+    assert not store.data[:, :, :, len(PROMPTS[0]) :].any()  # nothing of the former sequence
+    (output,) = backend.step([(again, [(10,), (11,)])])
+    close_to(output.logits[1], plain(model, [*PROMPTS[0], 11]))
+    beside = opened(backend, PROMPTS[0])
+    assert beside.store is not store
+    assert all(step in store.steps.values() for step in made)
+
+
+def test_the_pool_is_bounded_and_gives_the_store_that_fits_best() -> None:
+    backend = backend_of(tiny_model("llama"))
+    forward = forward_of(backend)
+    stores = [forward.new_store(capacity) for capacity in (30, 100, 60, 20, 90)]
+    assert [store.capacity for store in stores] == [32, 112, 64, 32, 96]
+    for store in stores:
+        forward.release(store)
+        forward.release(store)
+    assert forward.new_store(200) not in stores
+    assert forward.new_store(33) is stores[2]
+    assert forward.new_store(10) is stores[3]
+    assert forward.new_store(10) is stores[4]
+    assert forward.new_store(10) is stores[1]
+    assert forward.new_store(10) not in stores  # the one used longest ago is gone
+
+
+def test_large_stores_are_not_hoarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = forward_of(backend_of(tiny_model("llama")))
+    stores = [forward.new_store(32) for _ in range(3)]
+    monkeypatch.setattr(static, "MOST_IDLE_BYTES", stores[0].nbytes - 1)
+    for store in stores:
+        forward.release(store)
+    assert forward.new_store(32) is stores[2]
+    assert forward.new_store(32) not in stores
+
+
+def test_a_store_keeps_a_bounded_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static, "MOST_STEPS", 3)
+    model = tiny_model("llama")
+    backend = backend_of(model)
+    tree = opened(backend, PROMPTS[0])
+    for width in (1, 4, 8, 16, 1):
+        (output,) = backend.step([(tree, [(token,) for token in range(10, 10 + width)])])
+        close_to(output.logits[-1], plain(model, [*PROMPTS[0], 9 + width]))
+        tree.close()
+        tree = opened(backend, PROMPTS[0])
+    assert [width for width, _ in steps_of(tree)] == [1, 8, 16]
+
+
+def test_a_store_that_grew_goes_on_without_steps() -> None:
+    model = tiny_model("llama")
+    backend = backend_of(model)
+    tree = opened(backend, PROMPTS[0], room=2)  # 16 slots
+    text = list(PROMPTS[0])
+    for token in range(20, 32):
+        (output,) = backend.step([(tree, [(token,), (token + 1,)])])
+        close_to(output.logits[1], plain(model, [*text, token + 1]))
+        tree.commit((token + 1,))
+        text.append(token + 1)
+    store = tree.store
+    assert isinstance(store, StaticStore)
+    assert store.data is None
+    assert not store.steps
+    tree.close()
+    assert forward_of(backend).new_store(16) is not store
+
+
+@pytest.mark.parametrize("architecture", FAMILY)
+@pytest.mark.parametrize("boundary", ["right", "own"])
+def test_whole_generations(architecture: str, boundary: str) -> None:
+    model = tiny_model(architecture)
+    results = []
+    for kind in ("lean", "static_lean"):
+        engine = use_backend(CocoaEngine(model, tiny_tokenizer()), made(model, kind, "shared"))
+        settings = {"max_new_tokens": 40, "span_boundary": boundary}
+        results.append(
+            [
+                *(engine.generate(prompt, **settings) for prompt in PROMPTS),
+                *engine.generate_batch(PROMPTS, **settings),
+                *(engine.generate(prompt, method="greedy", **settings) for prompt in PROMPTS),
+            ]
+        )
+        if kind == "static_lean":
+            assert engine.info().forward == "static_lean"
+    assert any(span.candidates for out in results[0] for span in out.spans)
+    assert all(same(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_prefixes_of_other_sequences_are_copied_into_pooled_stores() -> None:
+    model = tiny_model("llama")
+    backend = KINDS["static_lean"](LanguageModel(model), "shared", 2**20)
+    assert isinstance(backend, SharedCache)
+    prompt = [3 + number % 200 for number in range(100)]
+    opened(backend, prompt).close()
+    tree = opened(backend, [*prompt, 7, 8])
+    assert tree.cached_tokens == len(prompt)
+    (output,) = backend.step([(tree, [(10,), (11,)])])
+    assert steps_of(tree)
+    close_to(output.logits[1], plain(model, [*prompt, 7, 8, 11]))
+
+
+def test_changed_weights_make_new_steps() -> None:
+    model = tiny_model("llama")
+    before = backend_of(model)
+    tree = opened(before, PROMPTS[0])
+    before.step([(tree, [(10,)])])
+    tree.close()
+    assert forward_of(backend_of(model)).shared is forward_of(before).shared
+    with torch.no_grad():
+        model.model.layers[2].mlp.up_proj.weight.mul_(-2)
+    after = backend_of(model)
+    assert forward_of(after).shared is not forward_of(before).shared
+    tree = opened(after, PROMPTS[0])
+    (output,) = after.step([(tree, [(10,)])])
+    close_to(output.logits[0], plain(model, [*PROMPTS[0], 10]))
+
+
+def test_the_pool_does_not_keep_the_model_alive() -> None:
+    model = tiny_model("llama")
+    backend = backend_of(model)
+    tree = opened(backend, PROMPTS[0])
+    backend.step([(tree, [(10,)])])
+    tree.close()
+    alive = weakref.ref(model)
+    del model, backend, tree
+    gc.collect()
+    assert alive() is None
+
+
+def test_made_and_used_under_inference_mode() -> None:
+    model = tiny_model("llama")
+    backend = backend_of(model)
+    with torch.inference_mode():
+        tree = opened(backend, PROMPTS[0])
+        backend.step([(tree, [(10,), (11,)])])
+        tree.commit((11,))
+    (output,) = backend.step([(tree, [(12,)])])
+    close_to(output.logits[0], plain(model, [*PROMPTS[0], 11, 12]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    model = tiny_model("llama").to(dtype)
+    outputs = []
+    for kind in ("static_lean", "lean"):
+        backend = backend_of(model, kind)
+        tree = opened(backend, PROMPTS[0])
+        outputs.append(backend.step([(tree, [(10,), (11,)])])[0])
+    assert outputs[0].logits.dtype == outputs[0].hidden.dtype == torch.float32
+    for actual, expected in zip(*(output[:2] for output in outputs), strict=True):
+        assert float((actual - expected).abs().max()) < 0.05 * float(expected.std())
+
+
+class Operators(TorchDispatchMode):
+    """Notes the operators that run inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(function._schema.name)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("architecture", FAMILY)
+def test_a_step_could_be_captured(architecture: str) -> None:
+    """It asks nothing of the device, has no size that depends on data, and makes nothing of the host's values."""
+    backend = backend_of(tiny_model(architecture))
+    tree = opened(backend, PROMPTS[0])
+    backend.step([(tree, [(10,), (11,)])])
+    assert isinstance(tree.store, StaticStore)
+    (step,) = tree.store.steps.values()
+    with torch.no_grad(), Operators() as operators:
+        step.run(forward_of(backend))
+    forbidden = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "lift_fresh", "item", "equal")
+    assert operators.names.isdisjoint(f"aten::{name}" for name in forbidden)
+    assert "aten::index_copy_" in operators.names
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_layers_that_write_their_part_of_one_result(bias: bool) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(16, size, bias=bias) for size in (8, 4, 12)]
+    linear = FastLinear(layers, "stock")
+    x = torch.randn(3, 16)
+    expected = torch.cat([layer(x) for layer in layers], dim=-1)
+    assert not linear.in_place  # on a CPU they are joined
+    linear.in_place = True
+    with torch.no_grad():
+        actual = linear(x)
+    close_to(actual, expected)
+    assert actual.is_contiguous()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there the capture succeeds")
+def test_a_capture_that_fails_is_logged_once_and_changes_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_model("llama")
+    with caplog.at_level(logging.WARNING, logger="cocoa_engine"):
+        for _ in range(2):
+            backend = backend_of(model)
+            forward_of(backend).captures = True  # which a machine without a GPU cannot
+            tree = opened(backend, PROMPTS[0])
+            for token in (10, 11):
+                (output,) = backend.step([(tree, [(token,), (token + 1,)])])
+                tree.commit((token + 1,))
+            close_to(output.logits[0], plain(model, [*PROMPTS[0], 11, 11]))
+            assert backend.forward_name == "lean"
+            tree.close()
+    (record,) = caplog.records
+    assert "CUDA graphs" in record.getMessage()
+
+
+def test_only_a_gpu_is_tried() -> None:
+    if not torch.cuda.is_available():
+        assert choose(LanguageModel(tiny_model("llama"))).backend.forward_name == "lean"
+
+
+@pytest.fixture
+def cuda_model(small_spans: None) -> Iterator[PreTrainedModel]:
+    yield tiny_model("llama").cuda()
+    torch.cuda.synchronize()
+
+
+@GPU
+class TestOnAGpu:
+    """Real graphs."""
+
+    def test_graphs_are_chosen_and_can_be_turned_off(self, cuda_model: PreTrainedModel) -> None:
+        on = CocoaEngine(cuda_model, tiny_tokenizer())
+        off = CocoaEngine(cuda_model, tiny_tokenizer(), runtime=Runtime(cuda_graphs=False))
+        assert on.info().forward == "static_lean", on.info().backend_reason
+        assert off.info().forward == "lean"
+        settings = {"max_new_tokens": 40}
+        for prompt in PROMPTS:
+            assert same(on.generate(prompt, **settings), off.generate(prompt, **settings))
+        for a, b in zip(on.generate_batch(PROMPTS, **settings), off.generate_batch(PROMPTS, **settings), strict=True):
+            assert same(a, b)
+        assert on.info().forward == "static_lean"
+
+    @pytest.mark.parametrize("architecture", FAMILY)
+    def test_replays_give_the_plain_pass(self, architecture: str) -> None:
+        model = tiny_model(architecture).cuda()
+        backend = KINDS["static_lean"](LanguageModel(model), "stock")
+        assert isinstance(backend, SharedCache)
+        for prompt in (PROMPTS[2], PROMPTS[0]):  # the second time in the same store, with its graphs
+            tree = opened(backend, prompt, room=60)
+            text = list(prompt)
+            for token in range(20, 60):
+                paths = [(token + number,) for number in range(1 + token % 9)]
+                (output,) = backend.step([(tree, paths)])
+                with torch.no_grad():
+                    ids = torch.tensor([[*text, *paths[-1]]], device="cuda")
+                    torch.testing.assert_close(output.logits[-1], model(ids).logits[0, -1], atol=1e-3, rtol=1e-3)
+                tree.commit(paths[-1])
+                text += paths[-1]
+            assert isinstance(tree.store, StaticStore)
+            assert tree.store.steps
+            assert all(step.graph is not None for step in tree.store.steps.values())
+            tree.close()
+
+    def test_threads(self, cuda_model: PreTrainedModel) -> None:
+        engine = CocoaEngine(cuda_model, tiny_tokenizer())
+        expected = [engine.generate(prompt, max_new_tokens=30) for prompt in PROMPTS]
+        answers = together([partial(engine.generate, prompt, max_new_tokens=30) for prompt in PROMPTS])
+        assert all(same(answer, one) for answer, one in zip(answers, expected, strict=True))
+
+    def test_a_capture_that_fails_falls_back(
+        self, cuda_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A word from the device to the host, which no capture allows."""
+        run = static.Step.run
+
+        def asking(step: static.Step, lean: StaticLean) -> None:
+            run(step, lean)
+            step.logits.sum().item()
+
+        expected = CocoaEngine(cuda_model, tiny_tokenizer(), runtime=Runtime(cuda_graphs=False)).generate(PROMPTS[0])
+        monkeypatch.setattr(static.Step, "run", asking)
+        engine = CocoaEngine(cuda_model, tiny_tokenizer())
+        with caplog.at_level(logging.WARNING, logger="cocoa_engine"):
+            assert same(engine.generate(PROMPTS[0]), expected)
+            assert same(engine.generate(PROMPTS[0]), expected)
+        (record,) = caplog.records
+        assert "CUDA graphs" in record.getMessage()
+        assert engine.info().forward == "lean"
+
+    def test_all_graphs_may_go_and_new_ones_come(self, cuda_model: PreTrainedModel) -> None:
+        backend = KINDS["static_lean"](LanguageModel(cuda_model), "stock")
+        assert isinstance(backend, SharedCache)
+        for _ in range(2):
+            tree = opened(backend, PROMPTS[0])
+            (output,) = backend.step([(tree, [(10,), (11,)])])
+            assert output.logits.isfinite().all()
+            del tree
+            forward_of(backend).shared.drop_idle()
+            gc.collect()
+        assert not forward_of(backend).shared.failed

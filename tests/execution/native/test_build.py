@@ -1,0 +1,219 @@
+"""Building the kernels: once, beside other processes, and never an error where they cannot be had."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from cocoa_engine import CocoaEngine, Runtime
+from cocoa_engine.cache_directory import CACHE_VARIABLE
+from cocoa_engine.execution.forward import linears
+from cocoa_engine.execution.native import build, operators
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+needs_kernels = pytest.mark.skipif(operators.why_not() is not None, reason=f"no kernels: {operators.why_not()}")
+
+
+@pytest.fixture
+def anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache directory, and nothing remembered of the machine."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv(CACHE_VARIABLE, str(folder))
+    build._built.cache_clear()
+    operators.why_not.cache_clear()
+    operators.handle.cache_clear()
+    yield folder
+    build._built.cache_clear()
+    operators.why_not.cache_clear()
+    operators.handle.cache_clear()
+
+
+@needs_kernels
+def test_it_is_built_once(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert operators.why_not() is None
+    (made,) = (anew / build.FOLDER).iterdir()
+    written = made.stat().st_mtime_ns
+    build._built.cache_clear()
+    monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("it is there already"))
+    assert build.built().handle is not None
+    assert made.stat().st_mtime_ns == written
+
+
+@needs_kernels
+def test_other_sources_and_other_processors_have_libraries_of_their_own(
+    anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = tmp_path / "kernels.cpp"
+    changed.write_text(build.SOURCE.read_text() + "// changed\n")
+    assert build.built().handle is not None
+    monkeypatch.setattr(build, "SOURCE", changed)
+    build._built.cache_clear()
+    assert build.built().handle is not None
+    assert len(list((anew / build.FOLDER).iterdir())) == 2
+
+
+@needs_kernels
+def test_processes_that_build_at_once_both_have_it(anew: Path) -> None:
+    program = "from cocoa_engine.execution.native import operators; print(operators.why_not())"
+    running = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=os.environ.copy())
+        for _ in range(2)
+    ]
+    assert [process.communicate(timeout=300)[0].strip() for process in running] == ["None", "None"]
+    assert len(list((anew / build.FOLDER).iterdir())) == 1
+
+
+@needs_kernels
+def test_a_folder_that_cannot_be_written_is_no_obstacle(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    anew.write_text("a file where the folder should be")
+    with caplog.at_level(logging.INFO, logger="cocoa_engine"):
+        assert operators.why_not() is None
+    assert "for this process alone" in caplog.text
+
+
+@needs_kernels
+def test_what_others_could_have_written_is_not_run(anew: Path) -> None:
+    assert build.built().handle is not None
+    (made,) = (anew / build.FOLDER).iterdir()
+    made.write_bytes(b"not a library")
+    made.chmod(0o666)
+    build._built.cache_clear()
+    assert build.built().handle is not None
+    assert made.read_bytes().startswith(b"\x7fELF")
+    assert not made.stat().st_mode & 0o022
+
+
+@needs_kernels
+def test_without_a_home_they_are_built_for_the_process(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, "~nobody-of-that-name/cache")
+    with caplog.at_level(logging.INFO, logger="cocoa_engine"):
+        assert operators.why_not() is None
+    assert "for this process alone" in caplog.text
+
+
+@needs_kernels
+def test_a_compiler_may_say_anything(anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapper = tmp_path / "my compiler"
+    wrapper.write_text('#!/bin/sh\nprintf "\\351\\377" >&2\nexec g++ "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", str(wrapper))
+    assert operators.why_not() is None
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_the_trial_is_the_same_whatever_torch_s_defaults(anew: Path, dtype: torch.dtype) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+            assert operators.why_not() is None
+    finally:
+        torch.set_default_dtype(before)
+
+
+def no_compiler(monkeypatch: pytest.MonkeyPatch, _: Path) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+
+
+def broken_source(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    source = folder / "broken.cpp"
+    source.write_text("int main( { return 0; }\n")
+    monkeypatch.setattr(build, "SOURCE", source)
+
+
+def other_processor(monkeypatch: pytest.MonkeyPatch, _: Path) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+
+
+def other_openmp(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    source = folder / "other.cpp"
+    source.write_text('extern "C" void GOMP_not_there(); extern "C" void cocoa_linear() { GOMP_not_there(); }\n')
+    monkeypatch.setattr(build, "SOURCE", source)
+
+
+def wrong_results(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    source = folder / "wrong.cpp"
+    right, product = build.SOURCE.read_text(), "sum += w * x;"
+    assert product in right
+    source.write_text(right.replace(product, "sum += w;"))
+    monkeypatch.setattr(build, "SOURCE", source)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        pytest.param(no_compiler, "install GCC", id="no compiler"),
+        pytest.param(broken_source, "could not build", id="broken", marks=needs_kernels),
+        pytest.param(other_processor, "Linux on aarch64", id="other processor", marks=needs_kernels),
+        pytest.param(other_openmp, "OpenMP", id="other OpenMP", marks=needs_kernels),
+        pytest.param(wrong_results, "something else than torch", id="wrong results", marks=needs_kernels),
+    ],
+)
+def test_without_kernels_torch_does_the_work(
+    spoil: object, said: str, anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, prompt = tiny_model("llama"), [5, 6, 7]
+    expected = CocoaEngine(model, tiny_tokenizer()).generate(prompt, max_new_tokens=12)
+    build._built.cache_clear()
+    operators.why_not.cache_clear()
+    operators.handle.cache_clear()
+    spoil(monkeypatch, tmp_path)  # type: ignore[operator]
+    reason = operators.why_not()
+    assert reason is not None
+    assert said in reason
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(linears="native"))
+    info = engine.info()
+    assert info.linears == ("packed" if linears.can_pack() else "shared")
+    assert info.native_obstacle == reason
+    answer = engine.generate(prompt, max_new_tokens=12)
+    assert answer.token_ids == expected.token_ids
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("asked", "dtype", "free", "way"),
+    [
+        ("auto", torch.float32, 2**40, "native"),
+        ("auto", torch.float32, 0, "native"),
+        ("auto", torch.bfloat16, 2**40, "packed"),
+        ("auto", torch.bfloat16, 0, "native"),  # no second copy
+        ("auto", torch.float16, 0, "shared"),
+        ("native", torch.bfloat16, 2**40, "native"),
+        ("packed", torch.float32, 0, "packed"),
+        ("shared", torch.float32, 0, "shared"),
+        ("bfloat16", torch.float32, 0, "bfloat16"),
+        ("stock", torch.float32, 2**40, "stock"),
+    ],
+)
+def test_which_way_is_chosen(
+    asked: str, dtype: torch.dtype, free: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linears.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))  # type: ignore[attr-defined]
+    assert linears.choose_way(tiny_model("llama").to(dtype), asked) == way
+
+
+@needs_kernels
+def test_a_model_in_bfloat16_says_the_same_by_kernels() -> None:
+    """Up to a rounding of bfloat16: its first token is as probable."""
+    model = tiny_model("llama").to(torch.bfloat16)
+    firsts = [
+        CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(linears=way)).score([5, 6, 7], [9, 40, 12])
+        for way in ("native", "stock")
+    ]
+    kernels, stock = (scored.spans[0].token_log_probs for scored in firsts)
+    assert kernels == pytest.approx(stock, abs=0.05)

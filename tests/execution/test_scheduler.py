@@ -1,0 +1,703 @@
+"""One continuous batch for all callers: shared passes, single results, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    RepetitionPenaltyLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
+
+from cocoa_engine import CocoaEngine, EngineBusyError, Generation, NonFiniteLogitsError, Runtime
+from cocoa_engine.execution import scheduler as scheduler_file
+from cocoa_engine.execution.backends import shared_cache
+from cocoa_engine.execution.forward.base import Segment
+from cocoa_engine.execution.scheduler import Scheduler, Work
+from tests.helpers.alike import answers, assert_alike, assert_all_alike
+from tests.helpers.engines import endless, engine_of, prompt
+from tests.helpers.forward_passes import record, steps
+from tests.helpers.hooks import hook_count
+from tests.helpers.in_threads import join, start, together, wait_until
+from tests.helpers.inside import assert_idle, backend_inside, calls_waiting, open_sequences, sequences_running
+from tests.helpers.processors import Asks, Held, Meets
+from tests.helpers.prompts import PROMPTS as REAL_PROMPTS
+from tests.helpers.tiny_models import tiny_model
+
+Call = Callable[[CocoaEngine], Any]
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"middle_layers": (1, 3)},
+    {"middle_layers": (0, 6), "final_layer": "pre_norm"},
+    {"span_boundary": "own", "span_log_prob": "mean"},
+    {"span_boundary": "left", "method": "cocoa", "metric": "con_mlds"},
+    {"span_boundary": "fixed", "max_span_tokens": 3},
+    {"method": "greedy"},
+    {"temperature": 2.0, "seed": 7, "gamma": 0.1},
+    {"stop": ("ing", "é")},
+    {"logits_processor": [RepetitionPenaltyLogitsProcessor(1.6)]},
+]
+
+
+def varied_calls() -> list[Call]:
+    """Every kind of call, with different settings."""
+    calls: list[Call] = [
+        lambda engine, n=n, settings=settings: engine.generate(prompt(n, 3 + 5 * n), max_new_tokens=20, **settings)
+        for n, settings in enumerate(SETTINGS)
+    ]
+    calls += [
+        lambda engine, n=n, settings=settings: engine.stream(prompt(30 + n), max_new_tokens=16, **settings)
+        for n, settings in enumerate(SETTINGS[:6])
+    ]
+    calls += [
+        lambda engine: engine.generate(
+            prompt(40), max_new_tokens=16, stopping_criteria=[Meets(lambda count: count == 24)]
+        ),
+        lambda engine: engine.generate_batch(
+            [prompt(n, 2 + 9 * (n - 50)) for n in (50, 51, 52, 53)], max_new_tokens=12
+        ),
+        lambda engine: engine.generate_batch([prompt(n) for n in range(60, 70)], max_new_tokens=6, batch_size=2),
+        lambda engine: engine.generate_batch(
+            [prompt(70), prompt(71)], max_new_tokens=12, middle_layers=(1, 3), temperature=1.0, seed=3
+        ),
+        lambda engine: engine.score(prompt(80), prompt(81)),
+        lambda engine: engine.score(prompt(80), [prompt(82), prompt(83, 3)], middle_layers=(1, 5)),
+        lambda engine: engine.score("a beginning", "the end"),
+        lambda engine: engine.generate("a beginning", max_new_tokens=16),
+    ]
+    return calls
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "falcon", "mamba"])
+def test_many_threads_share_passes_and_get_what_each_gets_alone(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_file, "_PATIENCE", 100.0)  # a pass of so small a model is over before others can come
+    model, calls = tiny_model(architecture), varied_calls()
+    assert len(calls) == 24
+    alone, shared = engine_of(model), engine_of(model, max_batch_size=4)
+    fast = architecture != "mamba"
+    passes_alone, passes_shared = (record(alone), record(shared)) if fast else ([], [])
+    expected = [answers(call(alone)) for call in calls]
+
+    actual = together([lambda call=call: answers(call(shared)) for call in calls])
+
+    for one, other in zip(actual, expected, strict=True):
+        if isinstance(one, BaseException):
+            raise one
+        assert_all_alike(one, other)
+    if architecture in ("llama", "gpt2"):
+        assert max(len(widths) for widths in steps(passes_shared)) in range(2, 5)
+        assert len(steps(passes_shared)) < len(steps(passes_alone))  # how much fewer is a matter of who comes when
+    if architecture == "falcon":
+        assert {len(widths) for widths in steps(passes_shared)} == {1}  # its own attention takes one at a time
+    if fast:
+        assert_idle(shared)
+
+
+def test_sixteen_tasks_through_asyncio() -> None:
+    engine = engine_of(tiny_model("qwen2"), max_batch_size=4)
+    expected = [engine.generate(prompt(n), max_new_tokens=12) for n in range(16)]
+    passes = record(engine)
+
+    async def ask_all() -> list[Generation]:
+        asked = (asyncio.to_thread(engine.generate, prompt(n), max_new_tokens=12) for n in range(16))
+        return await asyncio.gather(*asked)
+
+    assert_all_alike(asyncio.run(ask_all()), expected)
+    assert max(len(widths) for widths in steps(passes)) > 1
+    assert_idle(engine)
+
+
+def test_callers_share_the_real_model(engine: CocoaEngine) -> None:
+    names = ["question", "story", "chinese", "one word"]
+    shared = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(prefix_cache_mb=0))
+    passes = record(shared)
+    settings: dict[str, Any] = {"max_new_tokens": 10, "max_candidates": 3, "max_span_tokens": 5}
+    actual = together([partial(shared.generate, REAL_PROMPTS[name], **settings) for name in names])
+    for name, answer in zip(names, actual, strict=True):
+        assert_alike(answer, engine.generate(REAL_PROMPTS[name], **settings))
+    assert max(len(widths) for widths in steps(passes)) > 1
+
+
+# Joining and leaving.
+
+
+def test_a_request_joins_while_others_run_and_leaves_when_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_file, "_PATIENCE", 100.0)  # however busy the machine, neither misses the other's pass
+    engine = endless(draft_tokens=0)  # or the short one might take a pass or two
+    begun, short = threading.Event(), []
+
+    def at(count: int) -> bool:
+        if count == 10:
+            call = partial(
+                engine.generate, prompt(2), max_new_tokens=12, stopping_criteria=Meets(lambda _: begun.set())
+            )
+            short.append(start(call, outcome))
+            assert begun.wait(60)
+        return False
+
+    outcome: list[Any] = []
+    expected = engine.generate(prompt(1), max_new_tokens=80)
+    expected_short = engine.generate(prompt(2), max_new_tokens=12)
+    passes = record(engine)
+    answer = engine.generate(prompt(1), max_new_tokens=80, stopping_criteria=Meets(at))
+    join(short)
+    assert_alike(answer, expected)
+    assert_all_alike(outcome, expected_short)
+    sequences = [len(widths) for widths in steps(passes)]
+    assert sequences[0] == sequences[-1] == 1
+    assert sequences.count(2) >= 4
+    assert_idle(engine)
+
+
+def test_a_long_prompt_is_fed_in_pieces_between_the_steps_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_file, "_SHARED_PREFILL", 8)
+    engine = endless()
+    expected = [engine.generate(prompt(1), max_new_tokens=100), engine.generate(prompt(2, 160), max_new_tokens=4)]
+    passes = record(engine)
+    joined: list[threading.Thread] = []
+    outcome: list[Any] = []
+
+    def at(count: int) -> bool:
+        if count == 5:
+            joined.append(start(partial(engine.generate, prompt(2, 160), max_new_tokens=4), outcome))
+        return False
+
+    answer = engine.generate(prompt(1), max_new_tokens=100, stopping_criteria=Meets(at))
+    join(joined)
+    assert_alike(answer, expected[0])
+    assert_all_alike(outcome, expected[1])
+    assert passes[0].widths == [12]  # alone: at once
+    pieces = [number for number, each in enumerate(passes) if each.is_prompt][1:]
+    assert [passes[number].widths for number in pieces] == [[8]] * 20
+    between = [later - earlier - 1 for earlier, later in pairwise(pieces)]
+    assert sum(steps_between > 0 for steps_between in between) > len(between) // 2
+    assert_idle(engine)
+
+
+def test_prompts_are_read_by_turns_and_steps_go_on_between() -> None:
+    """A short prompt that comes later does not wait for the whole of a long one."""
+    scheduler, order, joined = Scheduler(3, 0), [], []
+
+    class Slow:
+        """Reads a prompt, which is a list of names of its pieces, piece by piece."""
+
+        max_sequences = None
+
+        def prefill_some(self, tree: Any, most: int | None) -> Any:
+            order.append(tree.pop(0))
+            if order == ["long"]:
+                for number, work in enumerate((short, step)):
+                    joined.append(start(partial(ask, work)))
+                    wait_until(lambda number=number: len(scheduler._pending) == number + 1)
+            return None if tree else torch.zeros(1)
+
+        def step(self, requests: Any) -> list[Any]:
+            order.extend("step" for _ in requests)
+            return [torch.zeros(1) for _ in requests]
+
+    def ask(work: Work) -> None:
+        with scheduler.place():
+            scheduler.feed([work])
+
+    backend: Any = Slow()
+    long, short = (Work(backend, tree, None) for tree in (["long"] * 6, ["short"] * 2))  # type: ignore[arg-type]
+    step = Work(backend, None, None, [(1,)])  # type: ignore[arg-type]
+    ask(long)
+    join(joined)
+    assert order == ["long", "step", "short", "long", "short", "long", "long", "long", "long"]
+    assert scheduler.running == 0
+
+
+def test_a_batch_of_more_prompts_than_places_keeps_all_places_busy() -> None:
+    engine = engine_of(tiny_model("llama"), max_batch_size=3)
+    prompts = [prompt(n, 3 + n) for n in range(9)]
+    expected = [engine.generate(each, max_new_tokens=4 + 3 * n) for n, each in enumerate(prompts)]
+    passes = record(engine)
+    batch = engine.generate_batch(prompts, max_new_tokens=28)
+    assert [len(widths) for widths in steps(passes)].count(3) > len(steps(passes)) // 2
+    assert max(len(widths) for widths in steps(passes)) == 3
+    for one, beginning in zip(batch, expected, strict=True):
+        assert one.token_ids[:4] == beginning.token_ids[:4]
+    passes.clear()
+    engine.generate_batch(prompts, max_new_tokens=8, batch_size=2)
+    assert max(len(widths) for widths in steps(passes)) == 2
+
+
+# One row's failure touches no other.
+
+
+def test_a_processor_that_raises_fails_its_own_request_only() -> None:
+    engine = engine_of(tiny_model("llama"))
+    expected = engine.generate_batch([prompt(n) for n in range(5)], max_new_tokens=12)
+
+    def broken(ids: list[int]) -> None:
+        if len(ids) > 16:
+            raise LookupError("of the user")
+
+    calls = [partial(engine.generate, prompt(n), max_new_tokens=12) for n in range(5)]
+    calls[2] = partial(calls[2], logits_processor=Asks(broken))
+    actual = together(calls)
+    assert isinstance(actual[2], LookupError)
+    for n in (0, 1, 3, 4):
+        assert_alike(actual[n], expected[n])
+    assert_idle(engine)
+
+
+def test_errors_of_a_batch_in_their_places() -> None:
+    engine = engine_of(tiny_model("llama"), max_batch_size=3)
+    prompts = [prompt(n) for n in range(6)]
+    expected = engine.generate_batch(prompts, max_new_tokens=12)
+    bad = {prompts[1][0], prompts[4][0]}
+
+    def broken(ids: list[int]) -> None:
+        if ids[0] in bad and len(ids) > 14:
+            raise LookupError(str(ids[0]))
+
+    settings: dict[str, Any] = {"max_new_tokens": 12, "logits_processor": Asks(broken)}
+    results = engine.generate_batch(prompts, return_exceptions=True, **settings)
+    for n, result in enumerate(results):
+        if n in (1, 4):
+            assert isinstance(result, LookupError)
+            assert str(result) == str(prompts[n][0])
+        else:
+            assert_alike(result, expected[n])
+    with pytest.raises(LookupError):
+        engine.generate_batch(prompts, **settings)
+    assert_idle(engine)
+    assert_alike(engine.generate(prompts[1], max_new_tokens=12), expected[1])
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_logits_that_are_nan_in_one_row(architecture: str) -> None:
+    model = tiny_model(architecture)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[9] = float("nan")
+    engine = engine_of(model)
+    prompts = [prompt(0), [*prompt(1), 9, 30], prompt(2)]
+    settings: dict[str, Any] = {"max_new_tokens": 10, "logits_processor": SuppressTokensLogitsProcessor([9])}
+    expected = [engine.generate(prompts[n], **settings) for n in (0, 2)]
+    results = engine.generate_batch(prompts, return_exceptions=True, **settings)
+    assert isinstance(results[1], NonFiniteLogitsError)
+    assert_all_alike([results[0], results[2]], expected)
+    actual = together([partial(engine.generate, each, **settings) for each in prompts])
+    assert isinstance(actual[1], NonFiniteLogitsError)
+    assert_all_alike([actual[0], actual[2]], expected)
+    assert_idle(engine)
+
+
+def test_a_pass_that_fails_is_run_again_row_by_row() -> None:
+    """Only the sequence that cannot be run has the error; the others go on as if nothing had been."""
+    engine = engine_of(tiny_model("llama"))
+    prompts = [prompt(n) for n in range(4)]
+    expected = engine.generate_batch(prompts, max_new_tokens=12)
+    bad: list[Any] = []
+    joint_failures = []
+
+    def fail(segments: Sequence[Segment], is_prompt: bool) -> None:
+        if is_prompt and segments[0].token_ids[0] == prompts[2][0]:
+            bad.append(segments[0].store)
+        if not is_prompt and any(segment.store in bad and segment.committed > 15 for segment in segments):
+            joint_failures.append(len(segments))
+            raise RuntimeError("this sequence cannot be run")
+
+    record(engine, fail)
+    results = engine.generate_batch(prompts, max_new_tokens=12, return_exceptions=True)
+    assert isinstance(results[2], RuntimeError)
+    assert_all_alike([results[n] for n in (0, 1, 3)], [expected[n] for n in (0, 1, 3)])
+    assert joint_failures == [4, 1]
+    actual = together([partial(engine.generate, each, max_new_tokens=12) for each in prompts])
+    assert isinstance(actual[2], RuntimeError)
+    assert_all_alike([actual[n] for n in (0, 1, 3)], [expected[n] for n in (0, 1, 3)])
+    assert_idle(engine)
+
+
+def test_a_prompt_that_fails() -> None:
+    engine = engine_of(tiny_model("llama"))
+    prompts = [prompt(n) for n in range(3)]
+    expected = engine.generate_batch(prompts, max_new_tokens=8)
+
+    def fail(segments: Sequence[Segment], is_prompt: bool) -> None:
+        if is_prompt and segments[0].token_ids[0] == prompts[1][0]:
+            raise RuntimeError("this prompt cannot be run")
+
+    record(engine, fail)
+    results = engine.generate_batch(prompts, max_new_tokens=8, return_exceptions=True)
+    assert isinstance(results[1], RuntimeError)
+    assert_all_alike([results[0], results[2]], [expected[0], expected[2]])
+    assert_idle(engine)
+
+
+# Interrupts.
+
+
+@pytest.mark.parametrize("in_prompt", [False, True])
+def test_an_interrupt_in_a_shared_pass_loses_no_work_of_others(in_prompt: bool) -> None:
+    """It is raised in the thread that happens to drive; the others run the pass again."""
+    engine = engine_of(tiny_model("llama"), max_batch_size=4)
+    prompts = [prompt(n) for n in range(6)]
+    expected = engine.generate_batch(prompts, max_new_tokens=14)
+    interrupted: list[bool] = []
+
+    def interrupt(segments: Sequence[Segment], is_prompt: bool) -> None:
+        others = sequences_running(engine) > 1
+        if not interrupted and others and (is_prompt if in_prompt else len(segments) > 1):
+            interrupted.append(True)
+            raise KeyboardInterrupt
+
+    record(engine, interrupt)
+    actual = together([partial(engine.generate, each, max_new_tokens=14) for each in prompts])
+    assert sum(isinstance(answer, KeyboardInterrupt) for answer in actual) == 1
+    for answer, alone in zip(actual, expected, strict=True):
+        if not isinstance(answer, KeyboardInterrupt):
+            assert_alike(answer, alone)
+    assert_idle(engine)
+    assert_all_alike(engine.generate_batch(prompts, max_new_tokens=14), expected)
+
+
+def test_an_interrupt_inside_of_the_model() -> None:
+    model = tiny_model("llama")
+    calls: list[int] = []
+
+    def interrupt(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) == 9:
+            raise KeyboardInterrupt
+
+    hook = model.model.layers[3].register_forward_hook(interrupt)
+    engine = engine_of(model)
+    assert engine.info().forward == "modules"
+    del calls[:]
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate_batch([prompt(0), prompt(1)], max_new_tokens=14)
+    assert hook_count(model) == 1
+    assert_idle(engine)
+    again = engine.generate_batch([prompt(0), prompt(1)], max_new_tokens=14)
+    hook.remove()
+    assert_all_alike(again, engine_of(model).generate_batch([prompt(0), prompt(1)], max_new_tokens=14))
+
+
+def test_a_caller_that_is_interrupted_while_another_drives() -> None:
+    """What it had handed in is neither fed nor waited for."""
+    engine = engine_of(tiny_model("llama"))
+    expected = engine.generate(prompt(0), max_new_tokens=12)
+    stream = engine.stream(prompt(1, 30), max_new_tokens=12)
+    next(stream)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold(segments: Sequence[Segment], is_prompt: bool) -> None:
+        if not inside.is_set():
+            inside.set()
+            assert go_on.wait(60)
+
+    passes = record(engine, hold)
+    outcome: list[Any] = []
+    other = start(partial(engine.generate, prompt(0), max_new_tokens=12), outcome)
+    assert inside.wait(60)
+    waiting = engine._scheduler._turn.wait
+
+    def interrupted(timeout: float | None = None) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return waiting(timeout)
+
+    engine._scheduler._turn.wait = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    go_on.set()
+    join([other])
+    assert_all_alike(outcome, expected)
+    assert {len(each.widths) for each in passes} == {1}
+    assert list(stream) == []
+    assert_idle(engine)
+
+
+# The queue.
+
+
+def test_without_a_queue_a_call_is_refused_at_once() -> None:
+    engine = engine_of(tiny_model("llama"), max_batch_size=1, max_queue=0)
+    expected = engine.generate(prompt(0), max_new_tokens=6)
+    held = Held(engine)
+    for call in (
+        lambda: engine.generate(prompt(1)),
+        lambda: engine.generate_batch([prompt(1), prompt(2)]),
+        lambda: engine.generate_batch([prompt(1)], return_exceptions=True),
+        lambda: list(engine.stream(prompt(1))),
+    ):
+        with pytest.raises(EngineBusyError, match=r"running: 1, waiting: 0.*Runtime\(max_queue=\.\.\.\)"):
+            call()
+    assert len(engine.score(prompt(1), [[5, 6], [7]])) == 2  # needs no place
+    assert_alike(held.let_go(), expected)
+    assert_idle(engine)
+    assert_alike(engine.generate(prompt(0), max_new_tokens=6), expected)
+
+
+def test_a_queue_of_one() -> None:
+    engine = engine_of(tiny_model("llama"), max_batch_size=1, max_queue=1)
+    expected = engine.generate_batch([prompt(1), prompt(2)], max_new_tokens=6)
+    held, outcome = Held(engine), []
+    waiting = start(partial(engine.generate_batch, [prompt(1), prompt(2)], max_new_tokens=6), outcome)
+    wait_until(lambda: calls_waiting(engine) == 1)
+    with pytest.raises(EngineBusyError, match="running: 1, waiting: 1"):
+        engine.generate(prompt(3))
+    held.let_go()
+    join([waiting])
+    assert_all_alike(outcome[0], expected)
+    assert_idle(engine)
+
+
+def test_a_batch_that_has_begun_is_not_refused_halfway() -> None:
+    """Another call takes the place between two of its prompts: it waits, also where calls may not."""
+    engine = engine_of(tiny_model("llama"), max_batch_size=1, max_queue=0)
+    expected = engine.generate_batch([prompt(1), prompt(2)], max_new_tokens=4)
+    held: list[Held] = []
+    leave = engine._scheduler.leave
+
+    def leave_to_another() -> None:
+        leave()
+        if not held:
+            held.append(Held(engine))
+            held.append(start(held[0].let_go))  # type: ignore[arg-type]
+
+    engine._scheduler.leave = leave_to_another  # type: ignore[method-assign]
+    assert_all_alike(engine.generate_batch([prompt(1), prompt(2)], max_new_tokens=4), expected)
+    join([held[1]])  # type: ignore[list-item]
+    assert_idle(engine)
+
+
+def test_places_are_given_first_come_first_served() -> None:
+    scheduler, order = Scheduler(2, 100), []
+
+    def hold(number: int) -> None:
+        with scheduler.place():
+            order.append(number)
+
+    scheduler.enter()
+    scheduler.enter()
+    threads = []
+    for number in range(12):
+        threads.append(start(partial(hold, number)))
+        wait_until(lambda number=number: len(scheduler._queue) == number + 1)
+    assert not scheduler.enter(wait=False)
+    scheduler.leave()
+    join(threads)
+    assert order == list(range(12))
+    assert scheduler.running == 1
+    assert scheduler.enter(wait=False)
+    assert not scheduler.enter(wait=False)
+
+
+def test_a_waiting_call_that_is_interrupted_leaves_the_queue() -> None:
+    """Both before it is given a place and just after."""
+    scheduler = Scheduler(1, 10)
+
+    class Interrupted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if given:
+                scheduler.leave()
+                assert self.is_set()
+            raise KeyboardInterrupt
+
+    for given in (False, True):
+        scheduler.enter()
+        event, scheduler_file.threading.Event = threading.Event, Interrupted  # type: ignore[misc]
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                scheduler.enter()
+        finally:
+            scheduler_file.threading.Event = event  # type: ignore[misc]
+        if not given:
+            scheduler.leave()
+        assert (scheduler.running, len(scheduler._queue)) == (0, 0)
+
+
+def test_nobody_starves() -> None:
+    """With one place and two endless streams of work, single requests come through in their turn."""
+    engine = endless(max_batch_size=1)
+    stop = threading.Event()
+
+    def work() -> int:
+        done = 0
+        while not stop.is_set():
+            engine.generate(prompt(done), max_new_tokens=4)
+            done += 1
+        return done
+
+    outcome: list[Any] = []
+    busy = [start(work, outcome) for _ in range(2)]
+    stream = engine.stream(prompt(1), max_new_tokens=12)
+    spans = list(stream)
+    answer = engine.generate(prompt(2), max_new_tokens=4)
+    stop.set()
+    join(busy)
+    assert stream.generation is not None
+    assert spans == stream.generation.spans
+    assert len(answer.token_ids) == 4
+    assert all(isinstance(done, int) and done > 0 for done in outcome), outcome
+    assert_idle(engine)
+
+
+# Streams.
+
+
+def test_a_suspended_stream_holds_no_place() -> None:
+    engine = engine_of(tiny_model("llama"), max_batch_size=1, max_queue=0)
+    expected = [engine.generate(prompt(n), max_new_tokens=16) for n in range(3)]
+    streams = [engine.stream(prompt(n), max_new_tokens=16) for n in range(2)]
+    spans = [[next(stream)] for stream in streams]
+    assert sequences_running(engine) == 0
+    assert_alike(engine.generate(prompt(2), max_new_tokens=16), expected[2])
+    for stream, seen in zip(streams, spans, strict=True):
+        seen += stream
+    for stream, seen, alone in zip(streams, spans, expected, strict=False):
+        assert stream.generation is not None
+        assert seen == stream.generation.spans
+        assert_alike(stream.generation, alone)
+    assert_idle(engine)
+
+
+def test_a_stream_that_has_begun_waits_for_its_turn_where_calls_may_not() -> None:
+    engine = engine_of(tiny_model("llama"), max_batch_size=1, max_queue=0)
+    expected = engine.generate(prompt(1), max_new_tokens=10)
+    stream = engine.stream(prompt(1), max_new_tokens=10)
+    next(stream)
+    held, outcome = Held(engine), []
+    thread = start(lambda: list(stream), outcome)
+    wait_until(lambda: calls_waiting(engine) == 1)
+    held.let_go()
+    join([thread])
+    assert stream.generation is not None
+    assert_alike(stream.generation, expected)
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("how", ["dropped", "in a cycle", "closed", "closed by another thread"])
+def test_an_abandoned_stream_frees_all(how: str) -> None:
+    engine = engine_of(tiny_model("llama"), max_batch_size=1)
+    stream: Any = engine.stream(prompt(0), max_new_tokens=16)
+    next(stream)
+    assert open_sequences(engine) == 1
+    gc.disable()
+    try:
+        if how == "dropped":  # at once: not when the garbage collector comes round
+            stream = None
+        elif how == "in a cycle":
+            holder = [stream]
+            holder.append(holder)
+            del holder
+            stream = None
+            gc.collect()
+        elif how == "closed":
+            stream.close()
+        else:
+            join([start(stream.close)])
+        assert_idle(engine)
+    finally:
+        gc.enable()
+    if stream is not None:
+        assert stream.closed
+        assert list(stream) == []
+    assert len(engine.generate(prompt(1), max_new_tokens=4).token_ids) > 0
+
+
+def test_a_stream_closed_during_its_pass_yields_nothing_more_and_frees_all() -> None:
+    engine = engine_of(tiny_model("llama"))
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold(segments: Sequence[Segment], is_prompt: bool) -> None:
+        if not is_prompt:
+            inside.set()
+            assert go_on.wait(60)
+
+    record(engine, hold)
+    stream, outcome = engine.stream(prompt(0), max_new_tokens=1), []
+    reader = start(lambda: list(stream), outcome)
+    assert inside.wait(60)
+    stream.close()
+    go_on.set()
+    join([reader])
+    assert outcome == [[]]
+    assert_idle(engine)
+
+
+def test_a_stream_says_how_much_of_its_prompt_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_cache, "PREFILL_CHUNK", 16)
+    engine = engine_of(tiny_model("llama"))
+    seen: list[tuple[int, int]] = []
+    record(engine, lambda _, is_prompt: seen.append(stream.prompt_progress) if is_prompt else None)
+    for method in ("cocoa-sig", "dola"):
+        seen.clear()
+        with engine.stream(prompt(0, 40), max_new_tokens=6, method=method) as stream:
+            assert stream.prompt_progress == (0, 40)
+            next(stream)
+            assert stream.prompt_progress == (40, 40)
+        assert stream.prompt_progress == (40, 40)
+        assert seen == [(0, 40), (16, 40), (32, 40)]
+
+
+def test_what_a_cancelled_stream_had_read_of_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_cache, "PREFILL_CHUNK", 16)
+    engine = engine_of(tiny_model("llama"))
+    stream = engine.stream(prompt(0, 40))
+    record(engine, lambda *_: stream.close() if stream.prompt_progress == (16, 40) else None)
+    assert list(stream) == []
+    assert stream.prompt_progress == (32, 40)
+    assert_idle(engine)
+
+
+# Own code that asks the engine itself.
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_a_processor_may_ask_the_engine_itself(places: int) -> None:
+    engine = engine_of(tiny_model("llama"), max_batch_size=places, max_queue=8)
+    expected = engine.generate(prompt(0), max_new_tokens=6)
+    nested_expected = [engine.generate(prompt(n), max_new_tokens=3) for n in (1, 2)]
+    nested: list[Any] = []
+
+    def ask(ids: list[int]) -> None:
+        if len(ids) == len(prompt(0)) + 2:
+            nested.append(engine.generate(prompt(1), max_new_tokens=3))
+            nested.extend(engine.generate_batch([prompt(1), prompt(2)], max_new_tokens=3))
+            nested.extend(answers(engine.stream(prompt(2), max_new_tokens=3)))
+
+    def call() -> Generation:
+        return engine.generate(prompt(0), max_new_tokens=6, logits_processor=Asks(ask), method="greedy")
+
+    greedy = engine.generate(prompt(0), max_new_tokens=6, method="greedy")
+    results = together([call, call, partial(engine.generate, prompt(0), max_new_tokens=6)])
+    assert_all_alike(results, [greedy, greedy, expected])
+    one, two = nested_expected
+    assert len(nested) == 8
+    by_prompt = sorted(nested, key=lambda answer: answer.token_ids != one.token_ids)
+    assert_all_alike(by_prompt, [one] * 4 + [two] * 4)
+    assert_idle(engine)
+
+
+# Memory.
+
+
+def test_nothing_is_left_after_many_requests() -> None:
+    engine = engine_of(tiny_model("llama"), max_batch_size=3, prefix_cache_mb=1)
+    backend = backend_inside(engine)
+    calls = [partial(engine.generate, prompt(n, 70), max_new_tokens=12) for n in range(12)]
+    for _ in range(3):
+        for answer in together([*calls, lambda: next(engine.stream(prompt(5), max_new_tokens=9))]):
+            if isinstance(answer, BaseException):
+                raise answer
+    assert_idle(engine)
+    assert 0 < backend.prefixes.nbytes <= 2**20
+    gc.collect()
+    assert_idle(engine)

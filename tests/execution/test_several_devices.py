@@ -1,0 +1,89 @@
+"""A model in parts: shared by processes (tensor parallelism), or with layers on other devices and on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import distributed
+
+from cocoa_engine import CocoaEngine, Generation, ModelLoadError
+from tests.helpers import tensor_parallel_process as process
+from tests.helpers.alike import assert_alike
+from tests.helpers.paths import ROOT
+from tests.helpers.tiny_models import NUM_LAYERS, tiny_model, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("llama")
+    tiny_model("llama", seed=1).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.skipif(
+    not (distributed.is_available() and distributed.is_gloo_available()), reason="needs torch.distributed with gloo"
+)
+def test_two_processes_decode_as_one(checkpoint: str, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    subprocess.run(
+        [*torchrun, process.__file__, checkpoint, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        check=True,
+        timeout=300,
+    )
+    alone = CocoaEngine.from_pretrained(checkpoint)
+    expected = process.decoded(alone)
+    assert any(span.kind == "risk_point" for span in expected[0].spans)
+    for number in range(len(process.WAYS_TO_ASK)):
+        first, second = (json.loads((tmp_path / f"{number}-{rank}.json").read_text()) for rank in (0, 1))
+        assert first == second  # a sample without a seed too: the processes agree on one
+        for answer, one in zip(first["answers"], expected, strict=True):
+            answer = Generation.model_validate(answer)
+            assert_alike(answer, one)
+            assert answer.usage == one.usage
+        assert first["halved"] == NUM_LAYERS * 7 + 2  # every linear layer, and the embeddings
+        assert first["hooks"] == 0
+        differing = {"forward", "linears", "native_obstacle", "backend_reason"}  # the lean pass reads whole weights
+        whole = alone.info().model_dump(mode="json")
+        assert {name for name in whole if whole[name] != first["info"][name]} <= differing
+
+
+def test_tensor_parallelism_in_one_process_is_none(checkpoint: str) -> None:
+    expected = CocoaEngine.from_pretrained(checkpoint).generate([5, 6], max_new_tokens=8)
+    for options in process.WAYS_TO_ASK:
+        engine = CocoaEngine.from_pretrained(checkpoint, **options)
+        assert_alike(engine.generate([5, 6], max_new_tokens=8), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"device_map": "auto", "distributed_config": {"tp_size": 2}}, "`device_map` are mutually exclusive"),
+        ({"tp_plan": "auto", "distributed_config": {"tp_size": 2}}, "not both"),
+    ],
+)
+def test_options_that_exclude_each_other(checkpoint: str, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ModelLoadError, match=reason):
+        CocoaEngine.from_pretrained(checkpoint, **options)
+
+
+@pytest.mark.parametrize("on_disk", [("model.layers.1", "model.layers.3", "model.norm"), ("model.embed_tokens",)])
+def test_some_layers_on_disk(checkpoint: str, tmp_path: Path, on_disk: tuple[str, ...]) -> None:
+    parts = ("model.embed_tokens", *(f"model.layers.{n}" for n in range(NUM_LAYERS)), "model.norm", "lm_head")
+    device_map: dict[str, str] = {part: "disk" if part in on_disk else "cpu" for part in parts}
+    device_map["model.rotary_emb"] = "cpu"
+    engine = CocoaEngine.from_pretrained(checkpoint, device_map=device_map, offload_folder=str(tmp_path))
+    assert any(weight.device.type == "meta" for weight in engine.model.parameters())
+    alone = CocoaEngine.from_pretrained(checkpoint)
+    for prompt in process.PROMPTS:
+        assert_alike(engine.generate(prompt, max_new_tokens=8), alone.generate(prompt, max_new_tokens=8))
+    for scored in zip(*(each.score(process.PROMPTS[0], process.TEXTS) for each in (engine, alone)), strict=True):
+        assert_alike(*scored)
+    assert engine.info().device == "cpu"

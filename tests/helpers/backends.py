@@ -1,0 +1,34 @@
+"""Backends made by hand, and what plain forward passes give in their place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from cocoa_engine import Generation
+from cocoa_engine.execution.backends import KINDS, Chosen
+from cocoa_engine.execution.forward.linears import Way
+from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.model.language_model import LanguageModel
+
+PROMPTS = [[5, 9, 40, 77, 12, 150, 3], [200, 201], list(range(30, 60))]
+WANTED = CaptureSpec(2, 4, "post_norm")
+
+
+def made(model: PreTrainedModel, kind: str, way: Way) -> Chosen:
+    return Chosen(KINDS[kind](LanguageModel(model), way), "set by the test", way)
+
+
+def same(a: Generation, b: Generation) -> bool:
+    return a.token_ids == b.token_ids and all(
+        (x.kind, x.text, x.chosen) == (y.kind, y.text, y.chosen)
+        and x.score == pytest.approx(y.score, abs=1e-3)
+        and [c.token_ids for c in x.candidates] == [c.token_ids for c in y.candidates]
+        for x, y in zip(a.spans, b.spans, strict=True)
+    )
+
+
+def plain(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0, -1]

@@ -1,0 +1,56 @@
+"""Calls run at the same time, each in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+PATIENCE = 120.0
+"""Seconds after which a thread that has not ended is taken to be stuck."""
+
+
+def start(call: Callable[[], Any], outcome: list[Any] | None = None) -> threading.Thread:
+    """Begin a call; what it returns or raises is appended to ``outcome``."""
+
+    def run() -> None:
+        try:
+            result = call()
+        except BaseException as error:
+            result = error
+        if outcome is not None:
+            outcome.append(result)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def join(threads: Sequence[threading.Thread]) -> None:
+    """Wait for all; an error if one is stuck."""
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads), "a thread is stuck"
+
+
+def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """What each call returns, or the exception that it raised (an interrupt too)."""
+    barrier = threading.Barrier(len(calls))
+    outcomes: list[list[Any]] = [[] for _ in calls]
+
+    def begin(call: Callable[[], Any]) -> Any:
+        barrier.wait(PATIENCE)
+        return call()
+
+    join([start(lambda call=call: begin(call), own) for call, own in zip(calls, outcomes, strict=True)])
+    return [outcome for (outcome,) in outcomes]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for something that another thread does."""
+    pause = threading.Event()
+    for _ in range(int(PATIENCE / 0.002)):
+        if condition():
+            return
+        pause.wait(0.002)
+    raise AssertionError("it never came to it")

@@ -1,0 +1,63 @@
+"""What no public name tells of an engine. Only this module reaches into one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cocoa_engine import CocoaEngine
+from cocoa_engine.execution.backends import Chosen
+from cocoa_engine.execution.backends.prefixes import PrefixCache
+
+
+def backend_inside(engine: CocoaEngine) -> Any:
+    """What runs the engine's model."""
+    return engine._backend().backend
+
+
+def use_backend(engine: CocoaEngine, chosen: Chosen) -> CocoaEngine:
+    """Let an engine run its model so, whatever it would choose itself."""
+    engine._backend = lambda: chosen  # type: ignore[method-assign]
+    return engine
+
+
+def sequences_running(engine: CocoaEngine) -> int:
+    """How many sequences hold a place in the batch."""
+    return engine._scheduler.running
+
+
+def calls_waiting(engine: CocoaEngine) -> int:
+    """How many calls wait for a place."""
+    return len(engine._scheduler._queue)
+
+
+def open_sequences(engine: CocoaEngine) -> int:
+    """How many sequences have keys and values in the backend's memory."""
+    return len(backend_inside(engine)._open)
+
+
+def prefixes_of(engine: CocoaEngine) -> PrefixCache:
+    """The keys and values of past prompts."""
+    prefixes: PrefixCache = backend_inside(engine).prefixes
+    return prefixes
+
+
+def kept_prompts(prefixes: PrefixCache) -> list[Any]:
+    """The tokens of each entry of a prefix cache."""
+    return list(prefixes._entries)
+
+
+def forget_prompts(prefixes: PrefixCache) -> None:
+    """Empty a prefix cache."""
+    prefixes._entries.clear()
+
+
+def assert_idle(engine: CocoaEngine) -> None:
+    """No place is held, no call waits, nothing is to be fed and no sequence is open."""
+    scheduler = engine._scheduler
+    assert (sequences_running(engine), calls_waiting(engine), scheduler._pending, scheduler._driving) == (
+        0,
+        0,
+        [],
+        False,
+    )
+    assert open_sequences(engine) == 0

@@ -1,0 +1,32 @@
+"""Settings of DoLa, DeCoRe and Diver for any model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cocoa_engine import CocoaConfig
+from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
+
+RIVALS = ("dola", "decore", "diver")
+
+
+def heads_file(folder: Path, num_layers: int, num_heads: int, heads: list[tuple[int, int]]) -> str:
+    scored = [ScoredHead(layer=layer, head=head, score=0.5) for layer, head in heads]
+    found = RetrievalHeads(model_name="m", num_layers=num_layers, num_heads=num_heads, samples=1, heads=scored)
+    path = folder / f"heads-{num_layers}-{num_heads}.json"
+    path.write_text(found.model_dump_json())
+    return str(path)
+
+
+def heads_of(model: Any) -> list[tuple[int, int]]:
+    layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
+    return [(layer, (layer * 2 + 1) % heads) for layer in range(0, layers, 2)]
+
+
+def config_of(method: str, model: Any, folder: Path, **settings: Any) -> CocoaConfig:
+    if method == "decore":
+        heads = heads_of(model)
+        file = heads_file(folder, model.config.num_hidden_layers, model.config.num_attention_heads, heads)
+        settings = {"decore_heads": file, "decore_masked_heads": len(heads), **settings}
+    return CocoaConfig(method=method, **settings)

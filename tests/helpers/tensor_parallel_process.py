@@ -1,0 +1,55 @@
+"""What each process of a tensor-parallel run does in the tests: load its part, decode, write down what came of it.
+
+python -m torch.distributed.run --nproc-per-node 2 --standalone tests/helpers/tensor_parallel_process.py CHECKPOINT OUT
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.tensor import DTensor
+
+from cocoa_engine import CocoaEngine, Generation
+from tests.helpers.hooks import hook_count
+
+PROMPTS = [[5, 6, 7, 100, 20], [8, 9], list(range(30, 60))]
+TEXTS = [[8, 9], [8, 10, 11], [12]]
+WAYS_TO_ASK: list[dict[str, Any]] = [{"tp_plan": "auto"}, {"distributed_config": {"tp_plan": "auto"}}]
+
+
+def decoded(engine: CocoaEngine) -> list[Generation]:
+    """One answer, a ragged batch, a stream, a seeded sample and some scored texts."""
+    with engine.stream(PROMPTS[1], max_new_tokens=12) as stream:
+        list(stream)
+    assert stream.generation is not None
+    return [
+        engine.generate(PROMPTS[0], max_new_tokens=24),
+        *engine.generate_batch(PROMPTS, max_new_tokens=12),
+        stream.generation,
+        engine.generate(PROMPTS[0], max_new_tokens=12, temperature=2.0, seed=1),
+        *engine.score(PROMPTS[0], TEXTS),
+        engine.score(PROMPTS[0], TEXTS[1]),
+    ]
+
+
+def main(checkpoint: str, out: Path) -> None:
+    """Decode with each way to ask for tensor parallelism."""
+    for number, options in enumerate(WAYS_TO_ASK):
+        engine = CocoaEngine.from_pretrained(checkpoint, **options)
+        parts = [weight for weight in engine.model.parameters() if isinstance(weight, DTensor)]
+        found = {
+            "answers": [answer.model_dump(mode="json") for answer in decoded(engine)],
+            "unseeded": engine.generate(PROMPTS[0], max_new_tokens=24, temperature=20.0).token_ids,
+            "halved": sum(2 * weight.to_local().numel() == weight.numel() for weight in parts),
+            "hooks": hook_count(engine.model),
+            "info": engine.info().model_dump(mode="json"),
+        }
+        (out / f"{number}-{os.environ['RANK']}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,504 @@
+"""Runs: what they write, that they go on where they were killed, and that they are not mixed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+from typer.testing import Result
+
+from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, Runtime, Span
+from cocoa_engine.errors import ConfigError, DataError, MissingPackageError
+from cocoa_integrations.evaluation import TASKS, Arm, evaluate, load_samples, make_arms, metrics
+from cocoa_integrations.evaluation.folder import open_folder
+from cocoa_integrations.evaluation.tasks import Sample
+from tests.helpers.eval_data import TRUTHFULQA, write_truthfulqa
+from tests.helpers.forward_passes import Pass, record
+
+Cocoa = Callable[..., Result]
+ARMS = [Arm("greedy"), Arm("cocoa-sig", "f_mlds", 2.5)]
+MC = TASKS["truthfulqa_mc"]
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def not_loaded() -> CocoaEngine:
+    raise AssertionError("nothing was left to do, yet the model was loaded")
+
+
+def test_multiple_choice_is_the_engines_scores(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
+    samples = load_samples("truthfulqa_mc", truthfulqa)
+    results = evaluate(engine, MC, samples, ARMS, tmp_path / "out")
+    rows = rows_of(tmp_path / "out")
+    assert len(rows) == len(samples) * len(ARMS)
+    for row in rows:
+        sample = next(one for one in samples if one.id == row["id"])
+        arm = Arm(row["method"], row["metric"], row["alpha"])
+        expected = engine.score(sample.prompt, sample.choices, config=arm.config(CocoaConfig()))
+        scores = [choice["score"] for choice in row["choices"]]
+        assert scores == pytest.approx([one.spans[0].score for one in expected], abs=1e-3)
+        assert [choice["text"] for choice in row["choices"]] == sample.choices
+        n = len(sample.references)
+        assert row["metrics"]["mc1"] == float(scores[0] > max(scores[n:]))
+        assert row["metrics"]["mc2"] == pytest.approx(metrics.mc2(scores[:n], scores[n:]))
+        (span,) = row["choices"][0]["spans"]
+        assert Span.model_validate(span).score == scores[0]
+    for arm, summary in zip(ARMS, results["arms"], strict=True):
+        own = [row["metrics"]["mc2"] for row in rows if row["arm"] == str(arm)]
+        assert summary["samples"] == len(own) == 3
+        assert summary["metrics"]["mc2"]["mean"] == pytest.approx(sum(own) / 3)
+        mean = sum(own) / 3
+        variance = sum((value - mean) ** 2 for value in own) / 2
+        assert summary["metrics"]["mc2"]["standard_error"] == pytest.approx((variance / 3) ** 0.5)
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
+
+
+def test_arms_that_weigh_the_same_figures_share_the_passes(
+    engine: CocoaEngine, truthfulqa: Path, tmp_path: Path
+) -> None:
+    samples = load_samples("truthfulqa_mc", truthfulqa)[:2]
+    arms = make_arms(["greedy", "cocoa", "cocoa-sig", "dola"], ["f_mlds", "con_mlds"], [1.0, 6.0])
+    assert len(arms) == 10
+    fresh = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(prefix_cache_mb=0))
+    passes = record(fresh)
+    for number, some in enumerate((arms[:1], arms[-1:], arms)):
+        evaluate(fresh, MC, samples, some, tmp_path / str(number))
+        passes.append(Pass(True, []))
+    ends = [n for n, each in enumerate(passes) if not each.widths]
+    plain, dola, together = (end - start - 1 for start, end in pairwise([-1, *ends]))
+    assert together == plain + dola
+    for row in rows_of(tmp_path / "2"):
+        sample = next(one for one in samples if one.id == row["id"])
+        settings = Arm(row["method"], row["metric"], row["alpha"]).config(CocoaConfig())
+        expected = fresh.score(sample.prompt, sample.choices, config=settings)
+        for choice, one in zip(row["choices"], expected, strict=True):
+            (span,) = map(Span.model_validate, choice["spans"])
+            assert choice["text"] == one.text
+            assert (span.log_prob, span.score, span.risk) == pytest.approx(
+                (one.spans[0].log_prob, one.spans[0].score, one.spans[0].risk), abs=1e-3
+            )
+
+
+def test_generation_is_the_engines(engine: CocoaEngine, data_files: dict[str, Path], tmp_path: Path) -> None:
+    samples = load_samples("nq", data_files["nq"])
+    config = CocoaConfig(max_new_tokens=10)
+    results = evaluate(engine, TASKS["nq"], samples, ARMS, tmp_path / "out", config=config)
+    for row in rows_of(tmp_path / "out"):
+        sample = next(one for one in samples if one.id == row["id"])
+        settings = Arm(row["method"], row["metric"], row["alpha"]).config(config)
+        expected = engine.generate(sample.prompt, config=settings.replace(stop=TASKS["nq"].until))
+        assert row["answer"] == TASKS["nq"].answer(expected.text)
+        assert "".join(span["text"] for span in row["spans"]) == expected.text
+        assert row["metrics"]["em"] == metrics.exact_match(row["answer"], sample.references)
+    assert [one["samples"] for one in results["arms"]] == [2, 2]
+
+
+def test_code_is_run_only_when_allowed(engine: CocoaEngine, data_files: dict[str, Path], tmp_path: Path) -> None:
+    samples = load_samples("mbpp", data_files["mbpp"])
+    with pytest.raises(ConfigError, match="--run-code"):
+        evaluate(engine, TASKS["mbpp"], samples, ARMS, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    right = samples[0].references[0]
+    assert TASKS["mbpp"].measure(samples[0], f"{right}\n[/PYTHON]") == {"pass_at_1": 1.0}
+    assert TASKS["mbpp"].measure(samples[0], "def add(a, b):\n    return a - b") == {"pass_at_1": 0.0}
+    config = CocoaConfig(max_new_tokens=8)
+    results = evaluate(engine, TASKS["mbpp"], samples, ARMS[:1], tmp_path / "out", config=config, run_code=True)
+    assert results["arms"][0]["metrics"]["pass_at_1"]["mean"] in (0.0, 1.0)
+
+
+def test_a_prompt_that_does_not_fit_is_counted(engine: CocoaEngine, tmp_path: Path) -> None:
+    fits = Sample(id="a", question="q", prompt="The sky is", references=["blue"])
+    too_long = fits.model_copy(update={"id": "b", "prompt": "x y " * 10_000})
+    config = CocoaConfig(max_new_tokens=4)
+    results = evaluate(engine, TASKS["nq"], [fits, too_long], ARMS[:1], tmp_path / "out", config=config)
+    assert results["arms"][0]["errors"] == 1
+    failed = rows_of(tmp_path / "out")[1]
+    assert "context window" in failed["error"]
+    assert failed["metrics"] == {"em": 0.0, "f1": 0.0}
+    assert "could not be answered, and count as wrong: 1" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_a_complete_run_is_not_run_again(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
+    samples = load_samples("truthfulqa_mc", truthfulqa)
+    model = {"name": "m"}
+    first = evaluate(engine, MC, samples, ARMS, tmp_path / "out", model=model)
+    before = (tmp_path / "out" / "samples.jsonl").read_bytes()
+    assert evaluate(not_loaded, MC, samples, ARMS, tmp_path / "out", model=model) == first
+    assert (tmp_path / "out" / "samples.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("cut", [1, 40, 400])
+def test_a_torn_last_line_is_done_again(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path, cut: int) -> None:
+    samples = load_samples("truthfulqa_mc", truthfulqa)
+    results = evaluate(engine, MC, samples, ARMS, tmp_path / "out")
+    whole = rows_of(tmp_path / "out")
+    file = tmp_path / "out" / "samples.jsonl"
+    file.write_bytes(file.read_bytes()[:-cut])
+    (tmp_path / "out" / "results.json").unlink()
+    added: list[int] = []
+    again = evaluate(engine, MC, samples, ARMS, tmp_path / "out", advance=added.append)
+    assert added == [1]
+    assert [(row["arm"], row["id"]) for row in rows_of(tmp_path / "out")] == [(row["arm"], row["id"]) for row in whole]
+    for now, then in zip(again["arms"], results["arms"], strict=True):
+        assert now["metrics"]["mc2"]["mean"] == pytest.approx(then["metrics"]["mc2"]["mean"], abs=1e-5)
+
+
+def test_a_killed_run_goes_on(entry_point: Path, tmp_path: Path) -> None:
+    rows = [(f"Number {n}: {question}", *rest) for n in range(2) for question, *rest in TRUTHFULQA]
+    data, out = write_truthfulqa(tmp_path / "data.csv", rows), tmp_path / "out"
+    command = [
+        sys.executable,
+        "-m",
+        "cocoa_engine.cli",
+        "eval",
+        "truthfulqa_mc",
+        "--data",
+        str(data),
+        "--out",
+        str(out),
+    ]
+    command += ["--methods", "greedy,cocoa-sig", "--threads", "1"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(entry_point), os.environ.get("PYTHONPATH", ".")])}
+    environment["HF_HUB_OFFLINE"] = "1"
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    file = out / "samples.jsonl"
+    deadline = time.monotonic() + 120
+    while not (file.exists() and file.read_bytes().count(b"\n") >= 2):
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait(60)
+    left = file.read_bytes()
+    left = left[: left.rfind(b"\n") + 1]
+    assert 2 <= left.count(b"\n") < 12
+    assert not (out / "results.json").exists()
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert file.read_bytes().startswith(left)  # what was done stays as it is
+    keys = [(row["arm"], row["id"]) for row in rows_of(out)]
+    assert len(keys) == len(set(keys)) == 12
+    results = json.loads((out / "results.json").read_text())
+    assert [arm["samples"] for arm in results["arms"]] == [6, 6]
+    assert done.stdout == (out / "table.md").read_text()
+
+
+def test_settings_are_not_mixed(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
+    samples, out = load_samples("truthfulqa_mc", truthfulqa), tmp_path / "out"
+    evaluate(engine, MC, samples[:2], ARMS, out, limit=2)
+    before = (out / "samples.jsonl").read_bytes()
+    for changes, message in [
+        ({"arms": ARMS[:1]}, "arms is"),
+        ({"config": CocoaConfig(span_log_prob="mean")}, 'decoding.span_log_prob is "sum" there, "mean" now'),
+        ({"model": {"name": "another"}}, "model.name is"),
+        ({"task": TASKS["truthfulqa_gen"]}, "task is"),
+        ({"limit": 1, "samples": samples[:1]}, "limit is 2 there, 1 now"),
+        ({"data": {"sha256": "0"}}, 'data is null there, {"sha256": "0"} now'),
+        ({"samples": samples[1:3]}, "other samples"),
+    ]:
+        given: dict[str, Any] = {"task": MC, "samples": samples[:2], "arms": ARMS, "limit": 2, **changes}
+        model = given.pop("model", None)
+        loader = engine if model is None else not_loaded
+        with pytest.raises(ConfigError, match=message):
+            evaluate(loader, given.pop("task"), given.pop("samples"), given.pop("arms"), out, model=model, **given)
+    assert (out / "samples.jsonl").read_bytes() == before
+    # only more samples may be asked for
+    more = evaluate(engine, MC, samples, ARMS, out, limit=None)
+    assert [arm["samples"] for arm in more["arms"]] == [3, 3]
+    assert (out / "samples.jsonl").read_bytes().startswith(before)
+
+
+def test_other_data_and_another_order_are_refused(cocoa: Cocoa, truthfulqa: Path, tmp_path: Path) -> None:
+    def command(*more: str) -> Result:
+        return cocoa(
+            "eval", "truthfulqa_mc", "--data", truthfulqa, "--out", tmp_path / "out", "--methods", "greedy", *more
+        )
+
+    shown = command("--shuffle", "3", "--limit", "1")
+    assert shown.exit_code == 0, shown.output
+    assert "data.shuffle is 3 there, null now" in command("--limit", "1").stderr
+    assert "data.shuffle is 3 there, 4 now" in command("--limit", "1", "--shuffle", "4").stderr
+    write_truthfulqa(truthfulqa, [*TRUTHFULQA, ("Is it?", "Yes", "Yes", "No")])
+    assert "data.sha256 is" in command("--limit", "1", "--shuffle", "3").stderr
+
+
+def test_other_heads_are_refused(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
+    from cocoa_engine.methods import retrieval_heads as heads
+
+    samples, file = load_samples("truthfulqa_mc", truthfulqa)[:1], tmp_path / "heads.json"
+    found = heads.RetrievalHeads.model_validate_json(heads._EMBEDDED.read_text())
+    config, arms = CocoaConfig(decore_heads=str(file)), [Arm("decore")]
+    with pytest.raises(ConfigError, match="cannot be read"):
+        evaluate(engine, MC, samples, arms, tmp_path / "out", config=config)
+    assert not (tmp_path / "out").exists()
+    file.write_text(found.model_dump_json())
+    evaluate(engine, MC, samples, arms, tmp_path / "out", config=config)
+    file.write_text(found.model_copy(update={"heads": found.heads[::-1]}).model_dump_json())
+    with pytest.raises(ConfigError, match="decore_heads is"):
+        evaluate(engine, MC, samples, arms, tmp_path / "out", config=config)
+
+
+def test_a_run_without_a_sample_claims_no_folder(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
+    def fails() -> CocoaEngine:
+        raise ConfigError("the model cannot be loaded")
+
+    samples = load_samples("truthfulqa_mc", truthfulqa)[:1]
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        evaluate(fails, MC, samples, ARMS, tmp_path / "out", model={"name": "wrong"})
+    results = evaluate(engine, MC, samples, ARMS[:1], tmp_path / "out", model={"name": "right"})
+    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
+    assert settings == results["settings"]
+    assert settings["model"] == {"name": "right"}
+    with pytest.raises(ConfigError, match=r"model\.name is"):
+        evaluate(fails, MC, samples, ARMS[:1], tmp_path / "out", model={"name": "wrong"})
+
+
+def test_foreign_folders_are_refused(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
+    samples = load_samples("truthfulqa_mc", truthfulqa)
+    with pytest.raises(ConfigError, match=r"holds no run \(TruthfulQA.csv\)"):
+        evaluate(engine, MC, samples, ARMS, tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        evaluate(engine, MC, samples, ARMS, tmp_path / "file")
+    evaluate(engine, MC, samples[:1], ARMS[:1], tmp_path / "out")
+    with (tmp_path / "out" / "samples.jsonl").open("a") as file:
+        file.write("not a row\n")
+    with pytest.raises(DataError, match=r"line 2: not a row"):
+        evaluate(engine, MC, samples[:1], ARMS[:1], tmp_path / "out")
+    row = (tmp_path / "out" / "samples.jsonl").read_text().splitlines()[0]
+    (tmp_path / "out" / "samples.jsonl").write_text(f"{row}\n{row}\n")
+    with pytest.raises(DataError, match=r"comes twice"):
+        evaluate(engine, MC, samples[:1], ARMS[:1], tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"metrics": {}}, "has no 'mc1' that is a number"),
+        ({"metrics": {"mc1": None, "mc2": 0.0, "mc3": 0.0}}, "has no 'mc1' that is a number"),
+        ({"metrics": []}, "line 1: not a row"),
+        ({"id": ["0"]}, "line 1: not a row"),
+        ({"answer": None}, "line 1: not a row"),
+    ],
+)
+def test_a_row_that_was_changed_is_refused(
+    engine: CocoaEngine, truthfulqa: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    samples, out = load_samples("truthfulqa_mc", truthfulqa)[:1], tmp_path / "out"
+    evaluate(engine, MC, samples, ARMS[:1], out)
+    (row,) = rows_of(out)
+    (out / "samples.jsonl").write_text(json.dumps({**row, **changes}) + "\n")
+    with pytest.raises(DataError, match=message):
+        evaluate(engine, MC, samples, ARMS[:1], out)
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
+    with open_folder(tmp_path / "out", {"task": "x"}):
+        code = (
+            "import sys; from pathlib import Path; from cocoa_integrations.evaluation.folder import open_folder\n"
+            "with open_folder(Path(sys.argv[1]), {'task': 'x'}): pass"
+        )
+        other = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True, timeout=120
+        )
+        assert "another process is evaluating" in other.stderr
+    with open_folder(tmp_path / "out", {"task": "x"}):  # and it is given back
+        pass
+
+
+def test_arms() -> None:
+    assert make_arms(["greedy", "cocoa"], ["f_mlds", "con_mlds"], [1.0, 2.5]) == [
+        Arm("greedy"),
+        Arm("cocoa", "f_mlds", 1.0),
+        Arm("cocoa", "f_mlds", 2.5),
+        Arm("cocoa", "con_mlds", 1.0),
+        Arm("cocoa", "con_mlds", 2.5),
+    ]
+    assert len(make_arms(list(METHODS), ["f_mlds"], [1.0])) == len(METHODS)
+    assert str(Arm("cocoa-sig", "con_mlds", 2.5)) == "cocoa-sig ConMLDS (α=2.5)"
+    assert str(Arm("cocoa", "f_mlds", 6.0)) == "cocoa fMLDS (α=6)"
+    assert str(Arm("cocoa", "f_mlds", 1.0000001)) == "cocoa fMLDS (α=1.0000001)"  # not that of 1
+    for bad, message in [
+        ((["dowsing"], ["f_mlds"], [1.0]), "unknown method 'dowsing'"),
+        ((["cocoa"], ["g_mlds"], [1.0]), "metric"),
+        ((["cocoa"], ["f_mlds"], [-1.0]), "alpha"),
+        (([], ["f_mlds"], [1.0]), "at least one method"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            make_arms(*bad)
+
+
+def test_command(cocoa: Cocoa, engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ("eval", "truthfulqa-mc", "--data", truthfulqa, "--out", out, "--methods", "greedy,cocoa,cocoa-sig")
+    shown = cocoa(*arguments, "--metric", "f_mlds,con_mlds", "--alpha", "1,2.5", "--limit", "2")
+    assert shown.exit_code == 0, shown.output
+    table = (out / "table.md").read_text()
+    assert shown.stdout == table
+    assert len([line for line in table.splitlines() if line.startswith("| CoCoA")]) == 8
+    assert len(rows_of(out)) == 2 * 9
+    expected = load_samples("truthfulqa_mc", truthfulqa, limit=2)
+    assert [row["question"] for row in rows_of(out) if row["arm"] == "greedy"] == [one.question for one in expected]
+
+
+def test_the_folder_has_a_name_of_its_own(
+    cocoa: Cocoa, truthfulqa: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cocoa("eval", "truthfulqa-mc", "--data", truthfulqa, "--methods", "greedy", "--limit", "1").exit_code == 0
+    assert (tmp_path / "truthfulqa_mc-SmolLM2-135M-Instruct" / "table.md").exists()
+
+
+def test_command_with_a_rival_method(
+    cocoa: Cocoa, engine: CocoaEngine, data_files: dict[str, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    arguments = ("eval", "samsum", "--data", data_files["samsum"], "--out", out, "--methods", "diver", "--limit", "1")
+    shown = cocoa(*arguments, "--max-new-tokens", "8", "--diver-weight", "0.5")
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout == (out / "table.md").read_text()
+    assert [line for line in shown.stdout.splitlines() if line.startswith("| Diver |")]
+    (row,) = rows_of(out)
+    (sample,) = load_samples("samsum", data_files["samsum"], limit=1)
+    config = CocoaConfig(method="diver", diver_weight=0.5, max_new_tokens=8, stop=TASKS["samsum"].until)
+    expected = engine.generate(sample.prompt, config=config)
+    assert expected.usage.risk_points
+    assert row["arm"] == row["method"] == "diver"
+    assert row["answer"] == TASKS["samsum"].answer(expected.text)
+    spans = [Span.model_validate(span) for span in row["spans"]]
+    assert [span.token_ids for span in spans] == [span.token_ids for span in expected.spans]
+    assert [span.score for span in spans] == pytest.approx([span.score for span in expected.spans], abs=1e-3)
+    assert row["metrics"]["rouge_l"] == metrics.rouge_l(row["answer"], sample.references)
+
+
+def test_a_token_that_was_forced_has_an_endless_margin(
+    engine: CocoaEngine, data_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.model.generation_config, "forced_eos_token_id", engine.tokenizer.eos_token_id)
+    samples = load_samples("samsum", data_files["samsum"])
+    config = CocoaConfig(max_new_tokens=3)
+    evaluate(engine, TASKS["samsum"], samples, ARMS, tmp_path / "out", config=config)
+    for row in rows_of(tmp_path / "out"):
+        margins = [margin for span in row["spans"] for margin in Span.model_validate(span).token_margins]
+        assert margins[-1] == math.inf > max(margins[:-1])
+    assert "Infinity]" not in (tmp_path / "out" / "samples.jsonl").read_text()  # but in quotes, as JSON has it not
+
+
+def test_command_runs_code_only_when_allowed(
+    cocoa: Cocoa, engine: CocoaEngine, data_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    arguments = ("eval", "mbpp", "--data", data_files["mbpp"], "--out", out, "--methods", "greedy")
+    refused = cocoa(*arguments, "--max-new-tokens", "4")
+    assert refused.exit_code == 2
+    assert "--run-code" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert not out.exists()
+    # the model writes the solution, and the tests are run on it
+    (sample,) = load_samples("mbpp", data_files["mbpp"])
+    solution = engine.encode(f"{sample.references[0]}\n[/PYTHON]", add_special_tokens=False)
+    prompt = engine.encode(sample.prompt)
+    generate_batch = engine.generate_batch
+
+    def writes(ids: Tensor, scores: Tensor) -> Tensor:
+        scores[:, solution[ids.shape[1] - len(prompt)]] += 1000
+        return scores
+
+    monkeypatch.setattr(engine, "generate_batch", partial(generate_batch, logits_processor=[writes]))
+    shown = cocoa(*arguments, "--max-new-tokens", str(len(solution)), "--run-code")
+    assert shown.exit_code == 0, shown.output
+    (row,) = rows_of(out)
+    assert row["answer"] == sample.references[0]
+    assert row["metrics"] == {"pass_at_1": 1.0}
+    assert shown.stdout == (out / "table.md").read_text()
+    assert "1.0000" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["truthfulqa_mcc"], "did you mean 'truthfulqa_mc'"),
+        (["nq"], "there is no column 'question'"),
+        (["truthfulqa_mc", "--alpha", "x"], "alpha: 'x' is not a number"),
+        (["truthfulqa_mc", "--methods", "dowsing"], "unknown method 'dowsing'"),
+        (["truthfulqa_mc", "--paper-model", "GPT-2"], "unknown model of the paper for truthfulqa_mc 'GPT-2'"),
+        (["truthfulqa_mc", "--gamma", "2"], "gamma"),
+    ],
+)
+def test_command_with_bad_input(
+    cocoa: Cocoa, truthfulqa: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    shown = cocoa("eval", *arguments, "--data", truthfulqa, "--out", tmp_path / "out")
+    assert shown.exit_code == 2
+    assert message in shown.stderr
+    assert shown.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_commands_that_cannot_be_loaded_fail_alone(
+    cocoa: Cocoa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "broken" / "broken-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[cocoa.commands]\nbroken = no_such_module:command\n")
+    monkeypatch.syspath_prepend(str(info.parent))
+    shown = cocoa("--help")
+    assert shown.exit_code == 0
+    assert "eval" in shown.stdout
+    assert "(cannot be loaded)" in shown.stdout
+    failed = cocoa("broken")
+    assert failed.exit_code == 2
+    assert "no_such_module" in failed.stderr
+    assert cocoa("nothing").exit_code == 2
+
+
+def test_the_engine_does_not_import_the_integrations() -> None:
+    code = (
+        "import sys, cocoa_engine, cocoa_engine.cli.app\n"
+        "bad = [m for m in ('cocoa_integrations', 'torch', 'lm_eval', 'datasets', 'rouge_score') if m in sys.modules]\n"
+        "assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("missing", "code"),
+    [
+        ("rouge_score", "from cocoa_integrations.evaluation.metrics import rouge_l; rouge_l('a', ['a'])"),
+        ("pyarrow", "from cocoa_integrations.evaluation import load_samples; load_samples('nq_swap', 'a.parquet')"),
+        ("lm_eval", "import cocoa_integrations.lm_eval"),
+        (
+            "sklearn",
+            "from pathlib import Path; from cocoa_integrations.evaluation.agreement import read_labels\n"
+            "read_labels(Path('labels.csv'), {('greedy', '0')}, ['truth'])",
+        ),
+    ],
+)
+def test_missing_packages_are_named(missing: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.parquet").write_text("")
+    (tmp_path / "labels.csv").write_text("arm,id,ann\ngreedy,0,1\n")
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == missing]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in sys.modules if name.startswith("cocoa_integrations.lm_eval")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    metrics._rouge.cache_clear()
+    with pytest.raises(MissingPackageError, match=r"pip install 'cocoa-integrations\[eval\]'"):
+        exec(code, {})

@@ -1,0 +1,130 @@
+"""Agents of the langchain package: risk in their messages and streams, tools that run, and tools that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from cocoa_engine import CocoaEngine, ConfigError
+from cocoa_integrations.langchain import (
+    ChatCocoa,
+    ToolRiskMiddleware,
+    argument_risks,
+    get_risk,
+    get_risk_callback,
+    get_spans,
+)
+from tests.helpers.inside import assert_idle
+
+agents = pytest.importorskip("langchain.agents")
+middleware = pytest.importorskip("langchain.agents.middleware")
+
+
+def test_risk_reaches_messages_updates_and_callbacks(quick_chat: ChatCocoa, quick_answer: Any, question: str) -> None:
+    agent = agents.create_agent(quick_chat, tools=[])
+    asked = {"messages": [("user", question)]}
+    with get_risk_callback() as risk:
+        message = agent.invoke(asked)["messages"][-1]
+        chunks = [chunk for chunk, _ in agent.stream(asked, stream_mode="messages")]
+        [update] = agent.stream(asked, stream_mode="updates")
+    expected = get_risk(quick_answer)
+    assert get_risk(message) == get_risk(chunks[-1]) == get_risk(update["model"]["messages"][-1]) == expected
+    assert [span for chunk in chunks for span in get_spans(chunk)] == expected["spans"]
+    assert risk.reports == [expected] * 3
+
+
+def double(number: int) -> int:
+    """Double a number."""
+    return 2 * number
+
+
+@pytest.fixture
+def asked() -> dict[str, Any]:
+    return {"messages": [("user", "Double 4.")]}
+
+
+def agent_of(engine: CocoaEngine, *more: Any) -> Any:
+    chat = ChatCocoa(engine=engine, max_tokens=40, initial_tool_choice="any")
+    return agents.create_agent(chat, tools=[double], middleware=more)
+
+
+def test_an_agent_calls_a_tool_and_answers(engine: CocoaEngine, asked: dict[str, Any]) -> None:
+    with get_risk_callback() as risk:
+        _, call, result, answer = agent_of(engine).invoke(asked)["messages"]
+    number = call.tool_calls[0]["args"]["number"]
+    assert result.content == str(2 * number)
+    assert answer.text
+    assert not answer.tool_calls
+    assert [get_risk(call), get_risk(answer)] == risk.reports
+
+
+async def test_a_risky_call_is_not_run(engine: CocoaEngine, asked: dict[str, Any]) -> None:
+    _, call, result, _ = agent_of(engine).invoke(asked)["messages"]
+    measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"]["risk"]
+    refused = agent_of(engine, ToolRiskMiddleware(measured))
+    for messages in (refused.invoke(asked)["messages"], (await refused.ainvoke(asked))["messages"]):
+        assert messages[2].status == "error"
+        assert "double was not run" in messages[2].content
+        assert f"number={call.tool_calls[0]['args']['number']} ({measured:.2f})" in messages[2].content
+    several = agent_of(engine, ToolRiskMiddleware(0, tools=["other"]), ToolRiskMiddleware(measured, tools=["double"]))
+    assert several.invoke(asked)["messages"][2].status == "error"
+    figures = argument_risks(call)[call.tool_calls[0]["id"]]["number"]
+    for metric, value in (("f_mlds", figures["f_mlds"]), ("self_information", -figures["log_prob"])):
+        both = agent_of(engine, ToolRiskMiddleware(value + 1, metric=metric), ToolRiskMiddleware(value, metric=metric))
+        (refusal,) = both.invoke(asked)["messages"][2:3]
+        assert refusal.status == "error"
+        assert f"{metric.replace('_', ' ')} of these arguments" in refusal.content
+        assert f"({value:.2f})" in refusal.content
+    for lenient in (
+        ToolRiskMiddleware(measured + 1e-6),
+        ToolRiskMiddleware(0, tools=["other"]),
+        ToolRiskMiddleware(0, arguments=["other"]),
+    ):
+        assert agent_of(engine, lenient).invoke(asked)["messages"][2].content == result.content
+
+
+def test_a_tool_that_raises_loses_no_generation(engine: CocoaEngine, asked: dict[str, Any]) -> None:
+    def double(number: int) -> int:
+        """Double a number."""
+        raise OSError(f"no paper to write {number} on")
+
+    memory = pytest.importorskip("langgraph.checkpoint.memory").InMemorySaver()
+    chat = ChatCocoa(engine=engine, max_tokens=40, initial_tool_choice="any")
+    agent = agents.create_agent(chat, tools=[double], checkpointer=memory)
+    thread = {"configurable": {"thread_id": "1"}}
+    with get_risk_callback() as risk, pytest.raises(OSError, match="no paper"):
+        agent.invoke(asked, thread)
+    call = agent.get_state(thread).values["messages"][-1]
+    assert call.tool_calls
+    assert [get_risk(call)] == risk.reports
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"threshold": "low"},
+        {"threshold": float("nan")},
+        {"threshold": 1, "tools": "double"},
+        {"threshold": 1, "metric": None},
+    ],
+)
+def test_bad_limits_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        ToolRiskMiddleware(**options)
+
+
+class Answer(BaseModel):
+    """An answer."""
+
+    number: int
+
+
+@pytest.mark.parametrize("tools", [[], [double]])
+def test_a_response_format_is_kept(engine: CocoaEngine, asked: dict[str, Any], tools: list[Any]) -> None:
+    chat = ChatCocoa(engine=engine, max_tokens=40)
+    agent = agents.create_agent(chat, tools=tools, response_format=Answer)
+    state = agent.invoke(asked, {"recursion_limit": 4})
+    assert isinstance(state["structured_response"], Answer)

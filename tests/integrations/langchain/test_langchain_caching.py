@@ -1,0 +1,213 @@
+"""LangChain's answer caches never mix settings, and cached answers carry their risk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from langchain_core.caches import BaseCache, InMemoryCache
+from langchain_core.globals import set_llm_cache
+from langchain_core.load import dumps, loads
+
+from cocoa_engine import CocoaConfig, CocoaEngine
+from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback
+from tests.helpers.made_up_risk import fitted
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+MODELS = [ChatCocoa, CocoaLLM]
+OTHER: dict[str, Any] = {
+    "method": "cocoa",
+    "metric": "con_mlds",
+    "alpha": 0.9,
+    "gamma": 0.5,
+    "max_candidates": 2,
+    "max_span_tokens": 2,
+    "span_boundary": "left",
+    "span_log_prob": "mean",
+    "middle_layers": (1, 3),
+    "final_layer": "pre_norm",
+    "dola_layers": "low",
+    "dola_relative_top": 0.2,
+    "decore_heads": "heads.json",
+    "decore_masked_heads": 3,
+    "diver_weight": 0.5,
+    "repetition_penalty": 1.3,
+    "max_new_tokens": 3,
+    "max_risk": 0.5,
+    "temperature": 0.7,
+    "seed": 1,
+    "stop": ["x"],
+}
+
+
+@pytest.fixture(autouse=True)
+def cache() -> Iterator[InMemoryCache]:
+    cache = InMemoryCache()
+    set_llm_cache(cache)
+    yield cache
+    set_llm_cache(None)
+
+
+def answer(model: Any, **options: Any) -> Any:
+    """The generation of a call: what a cache keeps."""
+    inputs = [model._convert_input("Once upon a time")]
+    return model.generate_prompt(inputs, **options).generations[0][0]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_cached_answer_carries_its_risk(kind: Any, quick_engine: CocoaEngine, spy: Any) -> None:
+    model = kind(engine=quick_engine, max_tokens=4)
+    first, second = answer(model), answer(model)
+    assert len(spy.calls) == 1
+    assert second.text == first.text
+    assert get_risk(second) == get_risk(first)
+
+
+def test_every_setting_is_tried() -> None:
+    assert set(OTHER) == set(CocoaConfig.model_fields)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("setting", OTHER)
+def test_no_setting_replays_an_answer_of_another(kind: Any, setting: str, quick_engine: CocoaEngine, spy: Any) -> None:
+    model = kind(engine=quick_engine, max_new_tokens=4)
+    other = {setting: OTHER[setting]}
+    answer(model)
+    answer(model, **other)
+    assert len(spy.calls) == 2
+    plain, changed = answer(model), answer(model, **other)
+    assert plain is not changed
+    assert answer(kind(engine=quick_engine, **{"max_new_tokens": 4, **other})) is changed  # however it was given
+    assert len(spy.calls) == 2
+
+
+@pytest.mark.parametrize("kind", MODELS)
+async def test_async_calls_share_the_cache_and_its_care(kind: Any, quick_engine: CocoaEngine, spy: Any) -> None:
+    model = kind(engine=quick_engine, max_new_tokens=4)
+    await model.ainvoke("Once")
+    await model.ainvoke("Once", alpha=0.9)
+    await model.bind(alpha=0.9).ainvoke("Once")
+    model.invoke("Once")
+    assert len(spy.calls) == 2
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_models_of_one_name_are_told_apart(kind: Any, quick_engine: CocoaEngine, monkeypatch: Any) -> None:
+    model = tiny_model("llama", seed=9)
+    for each in (model, quick_engine.model):
+        monkeypatch.setattr(each, "name_or_path", "the/same")
+    other = CocoaEngine(model, quick_engine.tokenizer, model_name="quick")
+    texts = [answer(kind(engine=engine, max_tokens=8)).text for engine in (quick_engine, other)]
+    assert texts[0] != texts[1]
+
+
+@pytest.fixture
+def engine_of_own(quick_engine: CocoaEngine) -> CocoaEngine:
+    """One to change."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = quick_engine.tokenizer.chat_template
+    return CocoaEngine(tiny_model("llama", seed=6), tokenizer, model_name="quick")
+
+
+def change_tokenizer(engine: CocoaEngine) -> CocoaEngine:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = engine.tokenizer.chat_template
+    return CocoaEngine(engine.model, tokenizer, model_name="quick")
+
+
+def change_template(engine: CocoaEngine) -> CocoaEngine:
+    engine.tokenizer.chat_template = "Other. " + engine.tokenizer.chat_template
+    return engine
+
+
+def change_penalty(engine: CocoaEngine) -> CocoaEngine:
+    engine.model.generation_config.repetition_penalty = 1.7
+    return engine
+
+
+def change_calibrator(engine: CocoaEngine) -> CocoaEngine:
+    engine.calibrator = fitted(model_name="quick")
+    return engine
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("change", [change_tokenizer, change_template, change_penalty, change_calibrator])
+def test_a_changed_engine_answers_anew(kind: Any, change: Any, engine_of_own: CocoaEngine) -> None:
+    def ask(engine: CocoaEngine) -> Any:
+        return answer(kind(engine=engine, max_tokens=8))
+
+    first = ask(engine_of_own)
+    assert ask(engine_of_own) is first
+    assert ask(change(engine_of_own)) is not first
+
+
+@pytest.mark.parametrize("change", [change_template, change_penalty])
+def test_a_loaded_model_that_was_changed_answers_anew(
+    change: Any, engine_of_own: CocoaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda **options: engine_of_own)
+    chat = ChatCocoa(model="to-change", max_tokens=8)
+    first = answer(chat)
+    assert answer(chat) is first  # loading it is no change
+    change(chat.load())
+    assert answer(chat) is not first
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("option", ["logits_processor", "stopping_criteria"])
+def test_callables_bypass_the_cache(kind: Any, option: str, quick_engine: CocoaEngine, spy: Any) -> None:
+    harmless = {"logits_processor": lambda ids, scores: scores, "stopping_criteria": lambda ids, scores: False}
+    model = kind(engine=quick_engine, max_tokens=2)
+    for _ in range(2):
+        answer(model)
+        answer(model, **{option: harmless[option]})
+        answer(kind(engine=quick_engine, max_tokens=2, **{option: [harmless[option]]}))
+    assert len(spy.calls) == 5
+
+
+class SerialisingCache(BaseCache):
+    """Keeps text, as caches on disk do."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str], str] = {}
+
+    def lookup(self, prompt: str, llm_string: str) -> Any:
+        text = self.kept.get((prompt, llm_string))
+        return None if text is None else loads(text, allowed_objects="all")
+
+    def update(self, prompt: str, llm_string: str, return_val: Any) -> None:
+        self.kept[prompt, llm_string] = dumps(list(return_val))
+
+    def clear(self, **kwargs: Any) -> None:
+        self.kept.clear()
+
+
+@pytest.mark.filterwarnings("ignore:The function `loads` is in beta")
+@pytest.mark.parametrize("kind", MODELS)
+def test_risk_survives_a_cache_that_keeps_text(kind: Any, quick_engine: CocoaEngine, spy: Any) -> None:
+    model = kind(engine=quick_engine, max_tokens=8, cache=SerialisingCache())
+    first, second = answer(model), answer(model)
+    assert len(spy.calls) == 1
+    assert second.text == first.text
+    assert get_risk(second) == get_risk(first)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_without_cache_and_streams_do_not_use_it(kind: Any, quick_engine: CocoaEngine, spy: Any) -> None:
+    model = kind(engine=quick_engine, max_new_tokens=4, cache=False)
+    answer(model)
+    answer(model)
+    cached = kind(engine=quick_engine, max_new_tokens=4)
+    answer(cached)
+    list(cached.stream("Once upon a time"))
+    assert len(spy.calls) == 4
+
+
+def test_callbacks_see_a_cached_answer_of_the_chat_model_only(quick_engine: CocoaEngine) -> None:
+    chat, llm = ChatCocoa(engine=quick_engine, max_tokens=4), CocoaLLM(engine=quick_engine, max_tokens=4)
+    for model, expected in ((chat, 2), (llm, 1)):  # LangChain fires none for text models
+        with get_risk_callback() as risk:
+            answer(model)
+            answer(model)
+        assert len(risk.reports) == expected

@@ -1,0 +1,61 @@
+"""The examples run as they stand, with the embedded default model."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+
+import pytest
+
+from cocoa_integrations.langchain import ChatCocoa
+from tests.helpers.paths import EXAMPLES
+
+
+@pytest.fixture(scope="module", autouse=True)
+def default_model() -> ChatCocoa:
+    """Loaded once: while it is held, every model of the same loading options shares it."""
+    chat = ChatCocoa()
+    chat.load()
+    return chat
+
+
+def run(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return capsys.readouterr().out
+
+
+def test_langchain_lcel(capsys: pytest.CaptureFixture[str]) -> None:
+    text, report = run("langchain_lcel.py", capsys).split("\n\n", 1)
+    head, *lines = report.strip().splitlines()
+    assert re.fullmatch(r"cocoa-sig, \d+ risk points, highest risk \d\.\d{3}", head)
+    spans = [re.fullmatch(r"(\d\.\d{3})  (?:greedy|risk_point) +(.+)", line).groups() for line in lines]
+    assert len(spans) > 2
+    assert [risk for risk, _ in spans] == sorted((risk for risk, _ in spans), reverse=True)
+    texts = [ast.literal_eval(shown) for _, shown in spans]
+    assert all(part in text for part in texts)
+    assert sum(map(len, texts)) == len(text)
+
+
+def test_langchain_callback(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run("langchain_callback.py", capsys)
+    assert "Jupiter" in out
+    assert len(re.findall(r"candidate\(s\)", out)) > 4
+    assert len(re.findall(r"(?m)^\d\.\d{3} at most, \d\.\d{3} on average: ", out)) == 2
+
+
+def test_langgraph_agent(capsys: pytest.CaptureFixture[str]) -> None:
+    told, made_up = run("langgraph_agent.py", capsys).strip().split("\n\n")
+    assert "tool: Booked: Luigi's, 4 people, 19:30." in told
+    risks = dict(re.findall(r"(?m)^  (\w+)=.*  risk (\d\.\d{3})$", made_up))
+    assert risks.keys() == {"restaurant", "people", "time"}
+    assert float(risks["restaurant"]) > 1.05
+    assert "tool: book_table was not run: the risk of these arguments reaches 1.05: restaurant=" in made_up
+
+
+def test_langchain_abstain(capsys: pytest.CaptureFixture[str]) -> None:
+    known, unknown = re.split(r"\n(?=Who)", run("langchain_abstain.py", capsys).strip())
+    assert "Paris" in known
+    assert "withheld" not in known
+    assert "  I don't know.   (highest risk " in unknown
+    assert re.search(r"withheld: \S+", unknown)

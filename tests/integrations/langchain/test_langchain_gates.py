@@ -1,0 +1,394 @@
+"""Chains that act on risk: gates, the parser that keeps it, the text model that gives it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+from operator import itemgetter
+from typing import Any
+
+import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.outputs import ChatGeneration
+from langchain_core.prompts import PromptTemplate
+from langchain_core.runnables import RunnableBranch, RunnableGenerator
+from langchain_core.runnables.utils import add
+
+from cocoa_engine import CocoaEngine, Generation
+from cocoa_engine.errors import CocoaError, ConfigError
+from cocoa_integrations.langchain import (
+    ChatCocoa,
+    CocoaLLM,
+    HallucinationRiskError,
+    RiskOutputParser,
+    get_risk,
+    get_risk_callback,
+    get_spans,
+    max_risk,
+    risk_gate,
+)
+from tests.helpers.alike import close
+
+
+@pytest.fixture(scope="session")
+def between(quick_answer: AIMessage) -> float:
+    """A threshold that only the riskiest span of the answer reaches."""
+    *_, second, first = sorted(span["risk"] for span in get_spans(quick_answer))
+    assert second < first
+    return (first + second) / 2
+
+
+def with_riskiest_marked(answer: AIMessage, left: str = "[[", right: str = "]]") -> str:
+    """The answer's text, its riskiest span marked by hand."""
+    worst = max(get_spans(answer), key=lambda span: span["risk"])
+    text, core = answer.text, worst["text"].strip()
+    at = text.index(core, worst["start"])
+    return f"{text[:at]}{left}{core}{right}{text[at + len(core) :]}"
+
+
+def test_risk_is_read_out_of_the_engines_own_answer(
+    quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, between: float
+) -> None:
+    answer: Generation = quick_chat.load().chat([{"role": "user", "content": question}], max_new_tokens=12)
+    assert close(get_risk(answer), get_risk(quick_answer))
+    assert close(get_spans(answer), get_spans(quick_answer))
+    assert close(max_risk(answer, "self_information"), max_risk(quick_answer, "self_information"))
+    with pytest.raises(ConfigError, match="a gate takes answers of LangChain's kinds"):
+        risk_gate(between, on_risk="mark").invoke(answer)
+
+
+# What passes, and what does not.
+
+
+def test_an_answer_passes_or_raises_with_its_report(quick_chat: ChatCocoa, question: str, between: float) -> None:
+    answer = (quick_chat | risk_gate(between + 1)).invoke(question)
+    assert get_risk(answer) == get_risk(quick_chat.invoke(question))
+    with pytest.raises(HallucinationRiskError, match="raw MLDS") as caught:
+        (quick_chat | risk_gate(between)).invoke(question)
+    error = caught.value
+    assert isinstance(error, CocoaError)
+    assert error.report == get_risk(answer)
+    assert (error.value, error.threshold, error.metric) == (error.report["max_risk"], between, "risk")
+    assert repr(max(get_spans(answer), key=lambda span: span["risk"])["text"]) in str(error)
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.report, again.value) == (str(error), error.report, error.value)
+
+
+def test_the_threshold_itself_is_too_risky(quick_answer: AIMessage) -> None:
+    value = max_risk(quick_answer)
+    with pytest.raises(HallucinationRiskError):
+        risk_gate(value).invoke(quick_answer)
+    assert risk_gate(value + 1e-9).invoke(quick_answer) is quick_answer
+
+
+@pytest.mark.parametrize("metric", ["risk", "con_mlds", "f_mlds", "self_information"])
+def test_the_threshold_is_for_the_chosen_figure(quick_answer: AIMessage, metric: Any) -> None:
+    spans = get_spans(quick_answer)
+    figures = [-span["log_prob"] if metric == "self_information" else span[metric] for span in spans]
+    assert max_risk(quick_answer, metric) == max(figures)
+    risk_gate(max(figures) + 1e-9, metric=metric).invoke(quick_answer)
+    with pytest.raises(HallucinationRiskError, match=metric) as caught:
+        risk_gate(max(figures), metric=metric).invoke(quick_answer)
+    assert caught.value.value == max(figures)
+
+
+def test_spans_of_whitespace_only_do_not_count(quick_answer: AIMessage) -> None:
+    report = copy.deepcopy(get_risk(quick_answer))
+    others = max(span["risk"] for span in report["spans"][1:])
+    report["spans"][0] |= {"text": " \n\n", "risk": 1.9}
+    answer = {"text": "".join(span["text"] for span in report["spans"]), "risk": report}
+    assert max_risk(answer) == others
+    assert risk_gate(1.0).invoke(answer) == answer
+    marked = risk_gate(0.0, on_risk="mark", mark="<{text}>").invoke(answer)
+    assert marked["text"] == " \n\n" + "".join(f"<{span['text'].strip()}>" for span in report["spans"][1:])
+
+
+def test_a_gate_opens_for_generations_and_dicts_too(quick_llm: CocoaLLM, quick_answer: AIMessage) -> None:
+    [[generation]] = quick_llm.generate(["Once"]).generations
+    with_risk = quick_llm.with_risk().invoke("Once")
+    as_chat = ChatGeneration(message=quick_answer)
+    for answer in (generation, with_risk, as_chat):
+        assert risk_gate(2.0).invoke(answer) is answer
+        with pytest.raises(HallucinationRiskError):
+            risk_gate(0.0).invoke(answer)
+        refused = risk_gate(0.0, on_risk="abstain", answer="No idea.").invoke(answer)
+        assert type(refused) is type(answer)
+        assert (refused["text"] if isinstance(refused, dict) else refused.text) == "No idea."
+        assert get_risk(refused)["spans"] == get_risk(answer)["spans"]
+
+
+# Acting on it.
+
+
+@pytest.mark.parametrize("output_version", ["v0", "v1"])
+def test_marks_stand_around_risky_spans(
+    quick_engine: CocoaEngine, quick_answer: AIMessage, question: str, between: float, output_version: str
+) -> None:
+    chat = ChatCocoa(engine=quick_engine, max_tokens=12, output_version=output_version)
+    before = chat.invoke(question)
+    marked = risk_gate(between, on_risk="mark").invoke(before)
+    assert marked.text == with_riskiest_marked(quick_answer)
+    assert before.text == quick_answer.text  # the answer given is not changed
+    assert get_risk(before) == get_risk(quick_answer)
+    report = get_risk(marked)
+    value = max_risk(quick_answer)
+    assert report.pop("gate") == {"action": "mark", "metric": "risk", "threshold": between, "value": value}
+    assert report == get_risk(quick_answer)
+    html = risk_gate(between, on_risk="mark", mark="<i title='{value:.3f}'>{text}</i>").invoke(before)
+    assert html.text == with_riskiest_marked(quick_answer, f"<i title='{value:.3f}'>", "</i>")
+    own = risk_gate(between, on_risk="mark", mark=lambda text, span: f"{text}^{span['span']}").invoke(before)
+    worst = max(get_spans(quick_answer), key=lambda span: span["risk"])
+    assert own.text == with_riskiest_marked(quick_answer, "", f"^{worst['span']}")
+    assert risk_gate(between + 1, on_risk="mark").invoke(before) is before
+
+
+def test_marks_of_the_real_model_leave_whitespace_outside(chat: ChatCocoa, answer: AIMessage) -> None:
+    marked = risk_gate(0.0, on_risk="mark").invoke(answer).text
+    assert marked.count("[[") == len([span for span in get_spans(answer) if span["text"].strip()]) > 1
+    assert marked.replace("[[", "").replace("]]", "") == answer.text
+    assert "[[ " not in marked
+    assert " ]]" not in marked
+
+
+def test_abstaining_keeps_the_report(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str) -> None:
+    chain = quick_chat | risk_gate(0.0, on_risk="abstain")
+    message = chain.invoke(question)
+    assert message.content == "I don't know."
+    report = get_risk(message)
+    assert report["gate"]["action"] == "abstain"
+    assert "".join(span["text"] for span in report["spans"]) == quick_answer.text
+    assert (chain | StrOutputParser()).invoke(question) == "I don't know."
+
+
+def test_abstaining_calls_no_tools_and_marks_leave_them_alone(quick_answer: AIMessage) -> None:
+    call = {"name": "look_up", "args": {}, "id": "1", "type": "tool_call"}
+    calling = quick_answer.model_copy(update={"content": "", "tool_calls": [call]})
+    assert risk_gate(0.0, on_risk="abstain").invoke(calling).tool_calls == []
+    assert calling.tool_calls == [call]
+    marked = risk_gate(0.0, on_risk="mark").invoke(calling)
+    assert (marked.text, marked.tool_calls) == ("", [call])
+
+
+# With the rest of LangChain.
+
+
+def test_a_fallback_begins_anew(quick_engine: CocoaEngine, question: str) -> None:
+    risky = ChatCocoa(engine=quick_engine, max_tokens=12)
+    safer = ChatCocoa(engine=quick_engine, max_tokens=3)
+    values = [max_risk(chat.invoke(question)) for chat in (risky, safer)]
+    assert values[1] < values[0]
+    gate = risk_gate(sum(values) / 2)
+    chain = (risky | gate).with_fallbacks([safer | gate], exceptions_to_handle=(HallucinationRiskError,))
+    expected = safer.invoke(question).text
+    assert chain.invoke(question).text == expected
+    assert [chunk.text for chunk in chain.stream(question)] == [expected]  # nothing of the risky one
+    assert [answer.text for answer in chain.batch([question, question])] == [expected] * 2
+    with pytest.raises(ConfigError):  # a mistake is no risk
+        (risky | StrOutputParser() | gate).with_fallbacks(
+            [safer | gate], exceptions_to_handle=(HallucinationRiskError,)
+        ).invoke(question)
+
+
+def test_a_chain_branches_on_risk(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str) -> None:
+    for threshold, expected in ((0.0, "unsure"), (2.0, quick_answer.text)):
+        branch = RunnableBranch(
+            (lambda answer, threshold=threshold: max_risk(answer) >= threshold, lambda answer: "unsure"),
+            StrOutputParser(),
+        )
+        assert (quick_chat | branch).invoke(question) == expected
+        assert "".join((quick_chat | branch).stream(question)) == expected
+
+
+def test_a_batch_fails_one_by_one(quick_chat: ChatCocoa) -> None:
+    prompts = ["a", "b", "Who?"]
+    values = [max_risk(answer) for answer in quick_chat.batch(prompts)]
+    _, second, first = sorted(values)
+    assert second < first
+    chain = quick_chat | risk_gate((second + first) / 2)
+    outcomes = chain.batch(prompts, return_exceptions=True)
+    assert [isinstance(one, HallucinationRiskError) for one in outcomes] == [one == first for one in values]
+
+
+def test_a_stream_passes_whole_or_not_at_all(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str) -> None:
+    [passed] = (quick_chat | risk_gate(2.0)).stream(question)
+    assert (passed.text, get_risk(passed)) == (quick_answer.text, get_risk(quick_answer))
+    [refused] = (quick_chat | risk_gate(0.0, on_risk="abstain")).stream(question)
+    assert refused.text == "I don't know."
+    chunks = []
+    with pytest.raises(HallucinationRiskError):
+        chunks.extend((quick_chat | risk_gate(0.0)).stream(question))
+    assert chunks == []
+
+
+def test_marks_stream_through(quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, between: float) -> None:
+    seen = []
+
+    def watch(chunks: Any) -> Any:
+        for chunk in chunks:
+            seen.append(chunk.text)
+            yield chunk
+
+    chain = quick_chat | RunnableGenerator(watch) | risk_gate(between, on_risk="mark")
+    stream = chain.stream(question)
+    first = next(stream)
+    assert seen == [first.text] == [get_spans(quick_answer)[0]["text"]]  # the rest is not decided yet
+    whole = add([first, *stream])
+    assert whole.text == with_riskiest_marked(quick_answer)
+    assert get_risk(whole) == get_risk(risk_gate(between, on_risk="mark").invoke(quick_answer))
+    assert len(list((quick_chat | risk_gate(2.0, on_risk="mark")).stream(question))) == len(seen)
+
+
+def test_marks_find_their_place_where_text_comes_later_than_its_spans(
+    quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, between: float
+) -> None:
+    first, second, *others = quick_chat.stream(question)
+    late = [
+        first.model_copy(update={"content": ""}),  # as where a tool call may begin
+        second.model_copy(update={"content": first.text + second.text}),
+        *others,
+    ]
+    gate = risk_gate(between, on_risk="mark")
+    whole = add(list(gate.transform(iter(late))))
+    assert whole.text == with_riskiest_marked(quick_answer)
+    assert get_risk(whole) == get_risk(gate.invoke(quick_answer))
+
+
+def test_a_chat_model_with_tools_is_marked_too(chat: ChatCocoa, question: str) -> None:
+    def look_up(name: str) -> str:
+        """Look something up."""
+        return name
+
+    with_tools = chat.bind_tools([look_up])
+    answer = with_tools.invoke(question)
+    assert not answer.tool_calls
+    gated = with_tools | risk_gate(0.0, on_risk="mark")
+    marked = "".join(f"[[{span['text'].strip()}]]" for span in get_spans(answer))
+    assert "".join(gated.invoke(question).text.split()) == "".join(marked.split())
+    assert add(list(gated.stream(question))).text == gated.invoke(question).text
+
+
+async def test_async_calls_do_the_same(
+    quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, between: float
+) -> None:
+    gates = {how: quick_chat | risk_gate(between, on_risk=how) for how in ("raise", "mark", "abstain")}
+    with pytest.raises(HallucinationRiskError):
+        await gates["raise"].ainvoke(question)
+    with pytest.raises(HallucinationRiskError):
+        [chunk async for chunk in gates["raise"].astream(question)]
+    marked, refused = await asyncio.gather(*(gates[how].ainvoke(question) for how in ("mark", "abstain")))
+    assert (marked.text, refused.text) == (with_riskiest_marked(quick_answer), "I don't know.")
+    chunks = [chunk async for chunk in gates["mark"].astream(question)]
+    assert len(chunks) == len(get_spans(quick_answer)) + 1
+    assert add(chunks).text == marked.text
+    [refused] = [chunk async for chunk in gates["abstain"].astream(question)]
+    assert refused.text == "I don't know."
+    [failed] = await gates["raise"].abatch([question], return_exceptions=True)
+    assert isinstance(failed, HallucinationRiskError)
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threshold": float("nan")}, "finite number"),
+        ({"threshold": "0.5"}, "finite number"),
+        ({"threshold": True}, "finite number"),
+        ({"metric": "fmlds"}, "f_mlds"),
+        ({"on_risk": "abstein"}, "abstain"),
+        ({"mark": "**"}, "no {text} field"),
+        ({"mark": "{text}{risk}"}, "mark takes"),
+        ({"mark": "{text"}, "mark takes"),
+        ({"mark": None}, "mark takes"),
+        ({"answer": None}, "answer takes a text"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        risk_gate(**{"threshold": 0.5, **options})
+
+
+@pytest.mark.parametrize("on_risk", ["raise", "mark", "abstain"])
+async def test_answers_without_a_whole_report_are_refused(quick_chat: ChatCocoa, question: str, on_risk: Any) -> None:
+    gate = risk_gate(2.0, on_risk=on_risk)
+    first = next(quick_chat.stream(question))
+    for step in (gate, RiskOutputParser()):
+        with pytest.raises(ConfigError, match="a part of an answer"):
+            step.invoke(first)
+        with pytest.raises(ConfigError, match="a part of an answer"):
+            list(step.transform(iter([first])))
+        with pytest.raises(ConfigError, match="no risk report"):
+            (FakeListChatModel(responses=["hello"]) | step).invoke("Hi")
+        with pytest.raises(ConfigError, match="no risk report"):
+            list((FakeListChatModel(responses=["hello"]) | step).stream("Hi"))
+        with pytest.raises(ConfigError, match="no risk report"):
+            [chunk async for chunk in (FakeListChatModel(responses=["hello"]) | step).astream("Hi")]
+        with pytest.raises(ConfigError, match="no risk report"):
+            (quick_chat | StrOutputParser() | step).invoke(question)
+        with pytest.raises(ConfigError, match="no risk report"):
+            step.invoke({"text": "hello"} if step is gate else "hello")
+
+
+def test_a_text_that_was_changed_cannot_be_marked(quick_answer: AIMessage) -> None:
+    changed = quick_answer.model_copy(update={"content": quick_answer.text.upper() + "!"})
+    with pytest.raises(ConfigError, match="before anything changes it"):
+        risk_gate(0.0, on_risk="mark").invoke(changed)
+
+
+# Text and risk together.
+
+
+async def test_the_parser_gives_text_and_report(
+    quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, between: float
+) -> None:
+    chain = quick_chat | RiskOutputParser()
+    expected = {"text": quick_answer.text, "risk": get_risk(quick_answer)}
+    assert chain.invoke(question) == await chain.ainvoke(question) == expected
+    assert chain.batch([question]) == [expected]
+    chunks = list(chain.stream(question))
+    assert [chunk["text"] for chunk in chunks] == [*(span["text"] for span in get_spans(quick_answer)), ""]
+    assert ["risk" in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert add(chunks) == add([chunk async for chunk in chain.astream(question)]) == expected
+    marked = list((chain | risk_gate(between, on_risk="mark")).stream(question))
+    assert [one["text"] for one in marked] == [with_riskiest_marked(quick_answer)]
+
+
+async def test_a_text_model_gives_text_and_report(quick_llm: CocoaLLM) -> None:
+    model, inputs = quick_llm.with_risk(), ["Once", "Twice", "a"]
+    answers = [one for [one] in quick_llm.generate(inputs).generations]
+    expected = [{"text": one.text, "risk": get_risk(one)} for one in answers]
+    assert close([model.invoke(text) for text in inputs], expected)
+    assert close(model.batch(inputs), expected)
+    assert close(await model.abatch(inputs), expected)
+    for text, wanted in zip(inputs, expected, strict=True):
+        chunks = list(model.stream(text))
+        assert len(chunks) > len(wanted["risk"]["spans"])
+        assert close(add(chunks), wanted)
+        assert close(await model.ainvoke(text), wanted)
+        assert close(add([chunk async for chunk in model.astream(text)]), wanted)
+
+
+def test_a_text_model_with_risk_is_a_step_like_any_other(quick_llm: CocoaLLM) -> None:
+    chain = PromptTemplate.from_template("{x}") | quick_llm.with_risk().bind(max_tokens=4) | itemgetter("text")
+    assert chain.invoke({"x": "Once"}) == quick_llm.invoke("Once", max_tokens=4)
+    with get_risk_callback() as risk:
+        gated = quick_llm.with_risk() | risk_gate(0.0, on_risk="abstain")
+        assert "".join(one["text"] for one in gated.stream("Once")) == "I don't know."
+        quick_llm.with_risk().invoke("Once")
+    assert len(risk.reports) == 2  # the caller's own handlers hear of it as ever
+    with pytest.raises(ConfigError, match="alfa"):
+        quick_llm.with_risk().invoke("Once", alfa=1.0)
+    stream = quick_llm.with_risk().stream("Once")
+    next(stream)
+    stream.close()
+
+
+def test_a_cached_text_has_its_risk(quick_engine: CocoaEngine, spy: Any) -> None:
+    model = CocoaLLM(engine=quick_engine, max_tokens=4, cache=InMemoryCache()).with_risk()
+    assert model.invoke("Once") == model.invoke("Once")
+    assert len(spy.calls) == 1

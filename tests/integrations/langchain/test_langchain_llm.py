@@ -1,0 +1,153 @@
+"""CocoaLLM: text in, text out, risk in generation_info and callbacks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from langchain_core.outputs import Generation
+from langchain_core.prompts import PromptTemplate
+
+from cocoa_engine import CocoaEngine
+from cocoa_engine.errors import PromptError
+from cocoa_integrations.langchain import CocoaLLM, UnsupportedFeatureError, get_risk, get_spans
+from cocoa_integrations.metadata import risk_report
+from tests.helpers.alike import close
+
+PROMPTS = ["The capital of France is", "One, two, three,", "Once upon a time"]
+
+
+def only(llm: CocoaLLM, prompt: str, **options: Any) -> Generation:
+    return llm.generate([prompt], **options).generations[0][0]
+
+
+def test_an_answer_goes_on_from_the_prompt_as_it_is(engine: CocoaEngine) -> None:
+    expected = engine.generate(PROMPTS[0], max_new_tokens=6)
+    answer = only(CocoaLLM(engine=engine, max_tokens=6), PROMPTS[0])
+    assert answer.text == expected.text  # neither echoed nor wrapped in a chat template
+    assert get_risk(answer) == risk_report(expected)
+    assert answer.generation_info["finish_reason"] == "length"
+
+
+def test_dola_answers_as_the_engine_does(quick_engine: CocoaEngine, quick_llm: CocoaLLM) -> None:
+    expected = quick_engine.generate(PROMPTS[0], method="dola", max_new_tokens=12)
+    assert expected.text != quick_llm.invoke(PROMPTS[0])
+    made_with = CocoaLLM(engine=quick_engine, max_tokens=12, method="dola")
+    for answer in (only(made_with, PROMPTS[0]), only(quick_llm, PROMPTS[0], method="dola")):
+        assert answer.text == expected.text
+        assert close(get_risk(answer), risk_report(expected))
+    assert "".join(made_with.stream(PROMPTS[0])) == expected.text
+
+
+def test_invoke_and_stream_return_text(quick_llm: CocoaLLM) -> None:
+    text = quick_llm.invoke(PROMPTS[0])
+    pieces = list(quick_llm.stream(PROMPTS[0]))
+    assert isinstance(text, str)
+    assert text
+    assert len(pieces) > 2
+    assert "".join(pieces) == text
+    assert (PromptTemplate.from_template("{x}") | quick_llm).invoke({"x": PROMPTS[0]}) == text
+
+
+def test_callbacks_see_each_span_of_a_stream_live(quick_llm: CocoaLLM, live: Any) -> None:
+    stream = quick_llm.stream(PROMPTS[0], config={"callbacks": [live]})
+    next(stream)
+    assert len(live.spans) == 1
+    assert live.ends == 0
+    rest = list(stream)
+    assert rest
+    answer = only(quick_llm, PROMPTS[0])
+    assert live.spans == get_spans(answer) == get_risk(answer)["spans"]
+    assert "".join(live.tokens) == answer.text
+
+
+def test_a_whole_answer_and_a_streamed_one_carry_the_same(quick_llm: CocoaLLM) -> None:
+    chunks = list(quick_llm._stream(PROMPTS[0]))
+    whole = chunks[0]
+    for chunk in chunks[1:]:
+        whole = whole + chunk
+    answer = only(quick_llm, PROMPTS[0])
+    assert whole.text == answer.text
+    assert whole.generation_info == answer.generation_info
+
+
+def test_a_batch_is_one_engine_call_with_the_answers_of_single_ones(quick_llm: CocoaLLM, spy: Any) -> None:
+    texts = quick_llm.batch(PROMPTS)
+    assert spy.calls == [("generate_batch", PROMPTS)]
+    assert texts == [quick_llm.invoke(prompt) for prompt in PROMPTS]
+
+
+def test_a_batch_sends_no_token_events_but_one_end_for_each_answer(quick_llm: CocoaLLM, live: Any) -> None:
+    quick_llm.batch(PROMPTS, config={"callbacks": [live]}, stream=True)
+    assert live.tokens == []
+    assert live.ends == len(PROMPTS)
+
+
+async def test_async_calls_answer_as_sync_ones(quick_llm: CocoaLLM) -> None:
+    async def streamed() -> str:
+        return "".join([piece async for piece in quick_llm.astream(PROMPTS[0])])
+
+    texts = await asyncio.gather(quick_llm.ainvoke(PROMPTS[0]), streamed(), quick_llm.abatch(PROMPTS))
+    expected = quick_llm.batch(PROMPTS)
+    assert texts == [expected[0], expected[0], expected]
+
+
+def test_invoke_hands_spans_to_callbacks_when_streaming_is_on(
+    quick_engine: CocoaEngine, quick_llm: CocoaLLM, live: Any
+) -> None:
+    llm = CocoaLLM(engine=quick_engine, max_tokens=12, streaming=True)
+    answer = only(llm, PROMPTS[0], callbacks=[live])
+    expected = only(quick_llm, PROMPTS[0])
+    assert (answer.text, answer.generation_info) == (expected.text, expected.generation_info)
+    assert live.spans == get_spans(answer)
+
+
+def test_usage_is_counted_for_a_batch(quick_engine: CocoaEngine, quick_llm: CocoaLLM) -> None:
+    result = quick_llm.generate(PROMPTS)
+    usage = [answer.generation_info["usage_metadata"] for [answer] in result.generations]
+    assert [one["input_tokens"] for one in usage] == [len(quick_engine.encode(prompt)) for prompt in PROMPTS]
+    prompt_tokens = sum(one["input_tokens"] for one in usage)
+    completion_tokens = sum(one["output_tokens"] for one in usage)
+    assert result.llm_output["token_usage"] == {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+def test_settings_of_a_call_apply_and_do_not_stay(quick_llm: CocoaLLM) -> None:
+    first = get_spans(only(quick_llm, PROMPTS[0]))[0]
+    other = only(quick_llm, PROMPTS[0], alpha=0.5, max_tokens=3)
+    assert get_spans(other)[0]["score"] != first["score"]
+    assert other.generation_info["usage_metadata"]["output_tokens"] == 3
+    assert quick_llm.bind(max_tokens=3, alpha=0.5).invoke(PROMPTS[0]) == other.text
+    assert "".join(quick_llm.stream(PROMPTS[0], max_tokens=3, alpha=0.5)) == other.text
+    assert quick_llm.batch(PROMPTS[:2], max_tokens=3, alpha=0.5)[0] == other.text
+    assert get_spans(only(quick_llm, PROMPTS[0]))[0] == first
+
+
+def test_stop_texts_end_an_answer(quick_llm: CocoaLLM) -> None:
+    text = quick_llm.invoke(PROMPTS[0])
+    stop = text[3:5]
+    expected = text.split(stop)[0]
+    assert quick_llm.invoke(PROMPTS[0], stop=[stop]) == expected
+    assert quick_llm.batch(PROMPTS[:1], stop=[stop]) == [expected]
+    assert "".join(quick_llm.stream(PROMPTS[0], stop=[stop])) == expected
+    assert only(quick_llm, PROMPTS[0], stop=[stop]).generation_info["finish_reason"] == "stop"
+
+
+def test_an_empty_prompt_is_refused(quick_llm: CocoaLLM) -> None:
+    with pytest.raises(PromptError, match="empty"):
+        quick_llm.invoke("")
+    with pytest.raises(PromptError, match="empty"):
+        quick_llm.batch([PROMPTS[0], ""])
+
+
+def test_tokens_are_counted_by_the_models_own_tokenizer(quick_engine: CocoaEngine, quick_llm: CocoaLLM) -> None:
+    assert quick_llm.get_num_tokens("naïve 🙂") == len(quick_engine.encode("naïve 🙂", add_special_tokens=False))
+
+
+def test_schemas_are_refused(quick_llm: CocoaLLM) -> None:
+    with pytest.raises(UnsupportedFeatureError, match="CocoaLLM"):
+        quick_llm.with_structured_output({"title": "Answer"})

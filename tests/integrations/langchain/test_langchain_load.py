@@ -1,0 +1,200 @@
+"""One ``ChatCocoa`` for many users at once: threads and tasks, streams left midway, mistakes, handlers that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.runnables.utils import add
+
+from cocoa_engine import CocoaEngine, Generation, Runtime, SpanStream
+from cocoa_engine.errors import ConfigError
+from cocoa_integrations.langchain import ChatCocoa, get_risk, get_spans
+from tests.helpers.alike import close
+from tests.helpers.hooks import hook_count
+from tests.helpers.in_threads import together
+from tests.helpers.inside import assert_idle, forget_prompts, prefixes_of, sequences_running
+from tests.helpers.processors import Meets
+from tests.helpers.tiny_models import tiny_model
+
+USERS = 64
+"""Threads, and as many tasks at the same time."""
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"method": "greedy"},
+    {"alpha": 0.5, "metric": "con_mlds"},
+    {"span_boundary": "fixed", "max_span_tokens": 3},
+    {"temperature": 1.5, "seed": 3, "gamma": 0.1},
+]
+KINDS = ("whole", "streamed", "left", "wrong")
+
+
+class Fails(BaseCallbackHandler):
+    """A user's handler with a fault: LangChain logs what it raises."""
+
+    def on_llm_new_token(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("a handler's own fault")
+
+    def on_llm_end(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("a handler's own fault")
+
+
+def chat_of(quick_engine: CocoaEngine, **runtime: Any) -> ChatCocoa:
+    """The quick model with weights of its own, so that its hooks can be counted."""
+    engine = CocoaEngine(tiny_model("llama", seed=6), quick_engine.tokenizer, runtime=Runtime(**runtime))
+    return ChatCocoa(engine=engine, max_tokens=10)
+
+
+def prompt(user: int) -> str:
+    """Of a length of its own: batches are ragged, from a few tokens to some hundred."""
+    return f"{user} " + f"secret of user {user}; " * (user % 7) + "Who?"
+
+
+def options(user: int) -> dict[str, Any]:
+    """Settings of the call, one of them unknown or out of range for those who do it wrong."""
+    if KINDS[user % 4] == "wrong":
+        return {"alfa": 1.0} if user % 8 == 3 else {"gamma": 2.0}
+    return SETTINGS[user % len(SETTINGS)]
+
+
+def config(user: int) -> Any:
+    return {"callbacks": [Fails()]} if user % 3 == 0 else None
+
+
+def ask(chat: ChatCocoa, user: int) -> Any:
+    """What a user gets: a message, the chunks up to where he leaves, or an error."""
+    if KINDS[user % 4] == "whole":
+        return chat.invoke(prompt(user), config(user), **options(user))
+    try:
+        stream = chat.stream(prompt(user), config(user), **options(user))
+        if KINDS[user % 4] == "left":
+            return [next(stream) for _ in range(2)]
+        return add(list(stream))
+    except ConfigError as error:
+        return error
+
+
+async def ask_async(chat: ChatCocoa, user: int) -> Any:
+    """See :func:`ask`."""
+    if KINDS[user % 4] == "whole":
+        return await chat.ainvoke(prompt(user), config(user), **options(user))
+    try:
+        async with aclosing(chat.astream(prompt(user), config(user), **options(user))) as stream:
+            if KINDS[user % 4] == "left":
+                return [await anext(stream) for _ in range(2)]
+            return add([chunk async for chunk in stream])
+    except ConfigError as error:
+        return error
+
+
+def plain(outcome: Any) -> Any:
+    """An outcome as plain data, so that two can be compared."""
+    if isinstance(outcome, AIMessage):
+        return [outcome.text, get_risk(outcome), get_spans(outcome), outcome.usage_metadata]
+    if isinstance(outcome, list):
+        return [[chunk.text, get_spans(chunk)] for chunk in outcome]
+    if isinstance(outcome, ConfigError):
+        return [str(outcome)]
+    raise outcome
+
+
+def test_every_user_gets_what_each_gets_alone(quick_engine: CocoaEngine) -> None:
+    alone, shared = chat_of(quick_engine, prefix_cache_mb=0), chat_of(quick_engine, prefix_cache_mb=1)
+    expected = [plain(ask(alone, user)) for user in range(2 * USERS)]
+    lengths = [one[-1]["input_tokens"] for one in expected if len(one) == 4]
+    assert max(lengths) > 4 * min(lengths)
+    engine = shared.load()
+    hooks = hook_count(engine.model)
+
+    def tasks() -> list[Any]:
+        async def all_of_them() -> list[Any]:
+            return await asyncio.gather(*(ask_async(shared, user) for user in range(USERS, 2 * USERS)))
+
+        return asyncio.run(all_of_them())
+
+    threads: list[Callable[[], Any]] = [lambda user=user: ask(shared, user) for user in range(USERS)]
+    *outcomes, of_tasks = together([*threads, tasks])
+    if isinstance(of_tasks, BaseException):
+        raise of_tasks
+    actual = [plain(outcome) for outcome in (*outcomes, *of_tasks)]
+
+    assert [user for user in range(2 * USERS) if not close(actual[user], expected[user])] == []
+    del outcomes, of_tasks
+    gc.collect()
+    assert_idle(engine)
+    assert hook_count(engine.model) == hooks
+
+
+WIDE = 36
+"""More calls than an event loop, or LangChain, has threads by itself, whatever the number of cores."""
+
+
+class AllThere:
+    """Has each of so many threads wait, the first time it comes, until all have come."""
+
+    def __init__(self, threads: int) -> None:
+        self.barrier, self.seen = threading.Barrier(threads), set[int]()
+
+    def __call__(self, _: int) -> None:
+        if threading.get_ident() not in self.seen and len(self.seen) < self.barrier.parties:
+            self.seen.add(threading.get_ident())
+            self.barrier.wait(60)
+
+
+@pytest.mark.parametrize("how", ["batch", "abatch", "with configs"])
+def test_a_batch_fills_the_engines_batch(how: str, quick_engine: CocoaEngine) -> None:
+    chat = chat_of(quick_engine, max_batch_size=WIDE, max_queue=0)
+    options: dict[str, Any] = {"stopping_criteria": [Meets(AllThere(WIDE))], "max_tokens": 3}
+    prompts = [prompt(user) for user in range(2 * WIDE)]  # the second half waits for the first, and is not refused
+    if how == "batch":
+        answers = chat.batch(prompts, **options)
+    elif how == "abatch":
+        answers = asyncio.run(chat.abatch(prompts, **options))
+    else:
+        answers = asyncio.run(chat.abatch(prompts, [{"tags": ["a"]} for _ in prompts], **options))
+    assert len(answers) == len(prompts)
+    assert_idle(chat.load())
+
+
+def test_max_concurrency_means_what_it_means_in_langchain(quick_engine: CocoaEngine) -> None:
+    chat, most = chat_of(quick_engine, max_batch_size=8), []
+    engine = chat.load()
+    options: dict[str, Any] = {"stopping_criteria": [Meets(lambda _: most.append(sequences_running(engine)))]}
+    prompts = [prompt(user) for user in range(9)]
+    asyncio.run(chat.abatch(prompts, {"max_concurrency": 2}, **options))
+    chat.batch(prompts, {"max_concurrency": 2}, **options)
+    assert max(most) == 2
+
+
+def test_five_hundred_requests_leave_nothing(quick_engine: CocoaEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = chat_of(quick_engine, prefix_cache_mb=1)
+    engine, process = chat.load(), psutil.Process()
+    hooks, prefixes = hook_count(engine.model), prefixes_of(engine)
+    memory, objects = [], []
+    for first in range(0, 500, 50):
+        together(
+            [lambda users=range(first + n, first + 50, 10): [ask(chat, user) for user in users] for n in range(10)]
+        )
+        if first in (200, 450):
+            assert 0 < prefixes.nbytes <= 2**20
+            forget_prompts(prefixes)  # how many there are depends on their lengths
+            gc.collect()
+            kept = (Generation, SpanStream, torch.Tensor, AIMessage, AIMessageChunk)
+            objects.append(sum(type(one) in kept for one in gc.get_objects()))
+        memory.append(process.memory_info().rss / 2**20)
+    with capsys.disabled():
+        print("\nMB after every 50 requests:", " ".join(f"{one:.1f}" for one in memory))
+    assert_idle(engine)
+    assert hook_count(engine.model) == hooks
+    assert objects[1] <= objects[0]
+    assert memory[-1] - memory[4] < 64  # allocators wander by a quarter of it

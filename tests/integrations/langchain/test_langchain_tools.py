@@ -1,0 +1,345 @@
+"""Tools and structured output on the real model; it is too weak to decide on a call, so calls are forced."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from langchain_core.caches import InMemoryCache
+from langchain_core.exceptions import OutputParserException
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from pydantic import BaseModel
+from typing_extensions import TypedDict
+
+from cocoa_engine import CocoaEngine, ConfigError
+from cocoa_integrations.langchain import ChatCocoa, argument_risks, get_risk, get_spans
+from cocoa_integrations.langchain.structured import WholeJsonParser, json_schema_of
+from cocoa_integrations.tool_calling.plan import closed
+from tests.helpers import tool_templates
+from tests.helpers.alike import close
+
+QUESTION = "What is the weather in San Francisco for 3 days?"
+
+
+@tool
+def get_weather(city: str, days: int) -> str:
+    """Get the weather in a city."""
+    return f"Sunny in {city} for {days} days."
+
+
+@tool
+def get_time() -> str:
+    """Get the time."""
+    return "Noon."
+
+
+@pytest.fixture(scope="module")
+def caller(engine: CocoaEngine) -> ChatCocoa:
+    return ChatCocoa(engine=engine, max_tokens=60)
+
+
+@pytest.fixture(scope="module")
+def forced(caller: ChatCocoa) -> Any:
+    return caller.bind_tools([get_weather, get_time], tool_choice="get_weather")
+
+
+@pytest.fixture(scope="module")
+def message(forced: Any) -> AIMessage:
+    return forced.invoke(QUESTION)
+
+
+@pytest.fixture(scope="module")
+def parts(forced: Any) -> list[AIMessageChunk]:
+    return list(forced.stream(QUESTION))
+
+
+def added(chunks: list[AIMessageChunk]) -> AIMessageChunk:
+    whole = chunks[0]
+    for chunk in chunks[1:]:
+        whole += chunk
+    return whole
+
+
+def test_a_forced_call(message: AIMessage) -> None:
+    [call] = message.tool_calls
+    assert call["name"] == "get_weather"
+    assert call["args"].keys() == {"city", "days"}
+    assert isinstance(call["args"]["days"], int)
+    assert get_weather.invoke(call).tool_call_id == call["id"]
+    assert message.content == ""
+    assert message.invalid_tool_calls == []
+
+
+def test_streamed_calls_add_up_to_the_whole(message: AIMessage, parts: list[AIMessageChunk]) -> None:
+    whole = added(parts)
+    [call], [expected] = whole.tool_calls, message.tool_calls
+    assert (call["name"], call["args"], whole.content) == (expected["name"], expected["args"], message.content)
+    pieces = [piece for part in parts for piece in part.tool_call_chunks]
+    assert len(pieces) > 1
+    assert [piece["name"] for piece in pieces] == ["get_weather", *[None] * (len(pieces) - 1)]
+    assert {piece["index"] for piece in pieces} == {0}
+    assert close(get_spans(whole), get_spans(message))
+    [ours], [others] = (get_risk(each)["tool_calls"] for each in (whole, message))
+    assert close(ours, {**others, "id": call["id"]})
+
+
+async def test_async_ways_say_the_same(forced: Any, message: AIMessage) -> None:
+    whole = added([chunk async for chunk in forced.astream(QUESTION)])
+    assert [call["args"] for call in whole.tool_calls] == [call["args"] for call in message.tool_calls]
+
+
+def test_every_argument_has_a_risk(message: AIMessage) -> None:
+    [call] = message.tool_calls
+    spans = get_spans(message)
+    text = "".join(span["text"] for span in spans)
+    assert text.startswith('<tool_call>\n{"name": "get_weather", "arguments": {')
+    figures = argument_risks(message)[call["id"]]
+    assert figures.keys() == call["args"].keys()
+    for name, measured in figures.items():
+        assert text[measured["start"] : measured["end"]] == str(call["args"][name])
+        within = [span for span in spans if span["start"] < measured["end"] and span["end"] > measured["start"]]
+        assert measured["spans"] == [span["span"] for span in within]
+        assert measured["risk"] == max(span["risk"] for span in within)
+        assert measured["f_mlds"] == pytest.approx(sum(span["f_mlds"] for span in within) / len(within))
+        assert measured["log_prob"] < 0
+    [report] = get_risk(message)["tool_calls"]
+    assert report["error"] is None
+    assert report["risk"] >= max(measured["risk"] for measured in figures.values())
+    logprobs = message.response_metadata["logprobs"]["content"]
+    assert sum(measured["log_prob"] for measured in figures.values()) >= sum(each["logprob"] for each in logprobs)
+
+
+def test_any_calls_one_of_them_and_none_tells_of_none(caller: ChatCocoa) -> None:
+    [call] = caller.bind_tools([get_weather, get_time], tool_choice="any").invoke("What time is it?").tool_calls
+    assert call["name"] in ("get_weather", "get_time")
+    silent = caller.bind_tools([get_weather], tool_choice="none").invoke("Hi", max_tokens=4)
+    assert silent.tool_calls == []
+    assert silent.usage_metadata == caller.invoke("Hi", max_tokens=4).usage_metadata
+
+
+def test_the_initial_choice_holds_until_a_tool_has_answered(engine: CocoaEngine) -> None:
+    chat = ChatCocoa(engine=engine, max_tokens=30, initial_tool_choice="any")
+    model = chat.bind_tools([get_time])
+    asked = HumanMessage("What time is it?")
+    call = model.invoke([asked])
+    assert [each["name"] for each in call.tool_calls] == ["get_time"]
+    assert len(added(list(model.stream([asked]))).tool_calls) == 1
+    answered = [asked, call, get_time.invoke(call.tool_calls[0])]
+    undecided = ChatCocoa(engine=engine, max_tokens=30).bind_tools([get_time])
+    assert model.invoke(answered).content == undecided.invoke(answered).content
+    assert len(model.invoke([*answered, asked]).tool_calls) == 1
+    for choice in ("auto", "none"):
+        assert chat.bind_tools([get_time], tool_choice=choice).invoke([asked]).tool_calls == []
+    assert chat.invoke([asked]).tool_calls == []
+    with pytest.raises(ConfigError, match="did you mean 'get_time'"):
+        ChatCocoa(engine=engine, initial_tool_choice="get_tim").bind_tools([get_time])
+
+
+def test_the_initial_choice_is_part_of_a_cached_answer_s_name(engine: CocoaEngine) -> None:
+    cache = InMemoryCache()
+    for choice, calls in ((None, 0), ("any", 1), (None, 0)):
+        chat = ChatCocoa(engine=engine, max_tokens=30, initial_tool_choice=choice, cache=cache)
+        assert len(chat.bind_tools([get_time]).invoke("What time is it?").tool_calls) == calls
+
+
+def test_a_call_that_is_cut_off_is_invalid(forced: Any) -> None:
+    for answer in (forced.invoke(QUESTION, max_tokens=28), added(list(forced.stream(QUESTION, max_tokens=28)))):
+        assert answer.tool_calls == []
+        [call] = answer.invalid_tool_calls
+        assert call["name"] == "get_weather"
+        assert '{"city": "' in call["args"]
+        assert answer.response_metadata["finish_reason"] == "length"
+        [report] = get_risk(answer)["tool_calls"]
+        assert "max_tokens, max_risk or a stop text" in report["error"]
+    assert "max_tokens, max_risk or a stop text" in str(
+        forced.invoke(QUESTION, max_tokens=20).invalid_tool_calls[0]["error"]
+    )
+
+
+def test_a_template_with_tools_is_told_of_them(engine: CocoaEngine) -> None:
+    tokenizer = copy.deepcopy(engine.tokenizer)
+    tokenizer.chat_template = tool_templates.HERMES
+    native = ChatCocoa(engine=CocoaEngine(engine.model, tokenizer), max_tokens=60)
+    bound = native.bind_tools([get_weather, get_time], tool_choice="get_weather")
+    first = bound.invoke(QUESTION)
+    [call] = first.tool_calls
+    history = [HumanMessage(QUESTION), first, get_weather.invoke(call)]
+    rendered = native.engine.render_chat(  # type: ignore[union-attr]
+        *_prompt(native, history), tools=[{"type": "function", "function": {"name": "get_weather"}}]
+    )
+    assert f'<tool_call>\n{{"name": "get_weather", "arguments": {{"city": "{call["args"]["city"]}"' in rendered
+    assert f"<tool_response>\n{history[-1].content}\n</tool_response>" in rendered
+    assert bound.invoke(history).tool_calls
+
+
+def _prompt(chat: ChatCocoa, history: list[Any]) -> list[Any]:
+    plan, told, _ = chat._prepared(history)
+    assert plan.style.opening == "<tool_call>"
+    return [told]
+
+
+def test_the_tools_count_as_tokens(caller: ChatCocoa, message: AIMessage) -> None:
+    asked = [HumanMessage(QUESTION)]
+    with_tools = caller.get_num_tokens_from_messages(asked, tools=[get_weather, get_time])
+    assert message.usage_metadata is not None
+    assert with_tools == message.usage_metadata["input_tokens"]
+    assert with_tools > caller.get_num_tokens_from_messages(asked)
+
+
+def test_caches_tell_tools_apart(engine: CocoaEngine) -> None:
+    chat = ChatCocoa(engine=engine, max_tokens=40, cache=InMemoryCache())
+    names = [
+        chat.bind_tools([get_weather, get_time], tool_choice=name).invoke("What time is it?").tool_calls[0]["name"]
+        for name in ("get_time", "get_weather", "get_time")
+    ]
+    assert names == ["get_time", "get_weather", "get_time"]
+
+
+class City(BaseModel):
+    """A city."""
+
+    name: str
+    capital: bool
+
+
+class CityDict(TypedDict):
+    """A city."""
+
+    name: str
+    capital: bool
+
+
+SCHEMA = {
+    "title": "City",
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "capital": {"type": "boolean"}},
+    "required": ["name", "capital"],
+}
+ABOUT = "Describe the city of Paris."
+
+
+class Tree(BaseModel):
+    """A tree."""
+
+    height: int
+    branch: Tree | None = None
+
+
+def test_a_schema_that_refers_to_itself_is_enforced(engine: CocoaEngine) -> None:
+    """LangChain's own conversion lets anything stand in its place."""
+    grammar = engine.constrain(json_schema=closed(json_schema_of(Tree)))
+
+    def scores(text: str) -> Any:
+        ids = torch.tensor([engine.encode(text, add_special_tokens=False)])
+        return grammar.for_prompt([])(ids, torch.zeros(1, engine.model.config.vocab_size))
+
+    assert scores('{"height": 2, "branch": {"height": 1, "branch": {"height').isfinite().any()
+    with pytest.raises(ConfigError, match="does not fit the grammar"):
+        scores('{"height": 2, "branch": {"width')
+    assert "$defs" not in json_schema_of(City)  # others are told in full, as the model reads them best
+
+
+@pytest.mark.parametrize("schema", [City, CityDict, SCHEMA])
+@pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
+def test_structured_output(caller: ChatCocoa, schema: Any, method: Any) -> None:
+    city = caller.with_structured_output(schema, method=method).invoke(ABOUT)
+    assert isinstance(city, City if schema is City else dict)
+    values = city.model_dump() if isinstance(city, City) else city
+    assert values.keys() == {"name", "capital"}
+    assert isinstance(values["capital"], bool)
+
+
+async def test_structured_output_streams(engine: CocoaEngine, caller: ChatCocoa) -> None:
+    branching = ChatCocoa(engine=engine, max_tokens=60, gamma=0.02, max_candidates=2)
+    cities = list(branching.with_structured_output(SCHEMA).stream(ABOUT))
+    assert len(cities) > 1
+    assert cities[-1].keys() == {"name", "capital"}
+    model = caller.with_structured_output(City, method="function_calling")
+    assert [city async for city in model.astream(ABOUT)][-1] == await model.ainvoke(ABOUT)
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_the_raw_message_comes_along(engine: CocoaEngine, caller: ChatCocoa, method: Any) -> None:
+    answer = caller.with_structured_output(City, method=method, include_raw=True).invoke(ABOUT)
+    assert isinstance(answer["parsed"], City)
+    assert answer["parsing_error"] is None
+    assert get_risk(answer["raw"])["spans"]
+    hasty = ChatCocoa(engine=engine, max_tokens=8).with_structured_output(City, method=method, include_raw=True)
+    cut = hasty.invoke(ABOUT)
+    assert isinstance(cut["parsing_error"], OutputParserException)
+    assert cut["parsed"] is None
+    assert get_spans(cut["raw"])
+
+
+@pytest.mark.parametrize("text", ['{"a": %s}' % ("9" * 5000), "[" * 100_000])
+def test_json_that_python_cannot_read_is_an_error_of_the_parser(text: str) -> None:
+    with pytest.raises(OutputParserException, match="no complete JSON"):
+        WholeJsonParser().parse(text)
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+@pytest.mark.parametrize("schema", [City, SCHEMA])
+def test_half_an_object_is_an_error(engine: CocoaEngine, method: Any, schema: Any) -> None:
+    room = 8 if method == "json_schema" else 24
+    model = ChatCocoa(engine=engine, max_tokens=room).with_structured_output(schema, method=method)
+    with pytest.raises(OutputParserException, match="cut off, raise max_tokens"):
+        model.invoke(ABOUT)
+    with pytest.raises(OutputParserException, match="cut off, raise max_tokens"):
+        list(model.stream(ABOUT))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tool_choice": "get_wether"}, "did you mean 'get_weather'"),
+        ({"functions": [{}]}, "instead of functions give tools"),
+        ({"tool_chioce": "any"}, "did you mean 'tool_choice'"),
+    ],
+)
+def test_what_cannot_be_done_is_told_when_tools_are_bound(
+    quick_chat: ChatCocoa, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        quick_chat.bind_tools([get_weather], **options)
+
+
+def test_unknown_ways_to_structure_are_refused(quick_chat: ChatCocoa) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'json_mode'"):
+        quick_chat.with_structured_output(City, method="json_node")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="takes a schema"):
+        quick_chat.with_structured_output(None)
+    with pytest.raises(ConfigError, match="unknown option 'stric'"):
+        quick_chat.with_structured_output(City, stric=True)
+
+
+def test_results_without_a_name_get_their_call_s(quick_chat: ChatCocoa) -> None:
+    call = {"name": "get_time", "args": {}, "id": "abc123def"}
+    history = [HumanMessage("?"), AIMessage("", tool_calls=[call]), ToolMessage("Noon.", tool_call_id="abc123def")]
+    _, told, _ = quick_chat._prepared(history)
+    assert told[1]["content"] == '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+    assert told[2] == {"role": "user", "content": "<tool_response>\nNoon.\n</tool_response>"}
+
+
+@pytest.mark.parametrize("tool", [3, None, {"a": 1}, int])
+def test_what_is_no_tool_or_schema_is_refused(caller: ChatCocoa, tool: Any) -> None:
+    with pytest.raises(ConfigError, match="is no tool"):
+        caller.bind_tools([tool])
+    with pytest.raises(ConfigError, match="is no tool"):
+        caller.invoke(QUESTION, tools=[tool])
+    if tool is not None:
+        with pytest.raises(ConfigError, match="is no tool"):
+            caller.with_structured_output(tool, method="function_calling")
+    if not isinstance(tool, dict) and tool is not None:  # as a JSON schema a dict of anything will do
+        with pytest.raises(ConfigError, match="is no schema"):
+            caller.with_structured_output(tool)
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_a_schema_without_a_title(caller: ChatCocoa, method: Any) -> None:
+    schema = {"type": "object", "properties": {"count": {"type": "integer", "maximum": 9}}, "required": ["count"]}
+    found = caller.with_structured_output(schema, method=method).invoke("How many days has a week?", max_tokens=40)
+    assert list(found) == ["count"]
+    assert isinstance(found["count"], int)

@@ -1,0 +1,190 @@
+"""Our instrumentation events, and the collector that gets the risk past LlamaIndex's own return types."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.span import active_span_id
+from llama_index.core.llms import ChatMessage
+from llama_index.core.types import Thread
+
+from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, CocoaSpanEvent, collect_risk
+from cocoa_integrations.metadata import RISK_KEY, risk_report
+from tests.helpers.in_threads import join, start
+from tests.helpers.llama_index_helpers import PROMPT, Listener
+
+QUESTION = [ChatMessage("Name a colour.")]
+
+
+def test_one_event_a_span_and_one_an_answer(llm: CocoaLLM, heard: Listener) -> None:
+    response = llm.complete(PROMPT)
+    (risk,) = heard.of(CocoaRiskEvent)
+    spans = heard.of(CocoaSpanEvent)
+    assert risk.report == risk_report(risk.generation) == response.additional_kwargs[RISK_KEY]
+    assert [event.number for event in spans] == list(range(len(risk.generation.spans)))
+    assert [event.span for event in spans] == risk.generation.spans
+    assert {event.span_id for event in spans} == {risk.span_id}
+    assert risk.span_id.startswith("CocoaLLM.complete-")
+
+
+def test_span_events_are_live_while_streaming(llm: CocoaLLM, heard: Listener) -> None:
+    for number, chunk in enumerate(llm.stream_complete(PROMPT), start=1):
+        spans, risks = heard.of(CocoaSpanEvent), heard.of(CocoaRiskEvent)
+        if RISK_KEY in chunk.additional_kwargs:
+            assert len(risks) == 1
+        else:
+            assert (len(spans), len(risks)) == (number, 0)
+            assert spans[-1].span.text == chunk.delta
+    assert len({event.span_id for event in heard.of(CocoaSpanEvent, CocoaRiskEvent)}) == 1
+
+
+def test_an_abandoned_answer_has_no_risk_event(llm: CocoaLLM, heard: Listener) -> None:
+    stream = llm.stream_complete(PROMPT)
+    next(stream)
+    stream.close()
+    assert len(heard.of(CocoaSpanEvent)) == 1
+    assert not heard.of(CocoaRiskEvent)
+
+
+def test_events_are_json(llm: CocoaLLM, heard: Listener) -> None:
+    llm.complete(PROMPT, max_new_tokens=2)
+    for event in heard.of(CocoaSpanEvent, CocoaRiskEvent):
+        data = json.loads(json.dumps(event.model_dump(mode="json")))
+        assert data["class_name"] == type(event).__name__ == event.class_name()
+
+
+def test_a_raising_handler_costs_nothing(llm: CocoaLLM) -> None:
+    class Raises(BaseEventHandler):
+        def handle(self, event: Any, **kwargs: Any) -> None:
+            raise RuntimeError("handlers cannot gate: LlamaIndex swallows this")
+
+    handler, root = Raises(), get_dispatcher()
+    root.add_event_handler(handler)
+    try:
+        with collect_risk() as reports:
+            response = llm.complete(PROMPT)
+    finally:
+        root.event_handlers.remove(handler)
+    assert reports == [response.additional_kwargs[RISK_KEY]]
+
+
+def test_collects_what_is_asked_for_inside_the_block(llm: CocoaLLM) -> None:
+    llm.complete(PROMPT)
+    with collect_risk() as reports:
+        first = llm.complete(PROMPT)
+        *_, second = llm.stream_chat(QUESTION)
+    llm.complete(PROMPT)
+    assert reports == [first.additional_kwargs[RISK_KEY], second.additional_kwargs[RISK_KEY]]
+
+
+async def test_collects_async_answers(llm: CocoaLLM) -> None:
+    with collect_risk() as reports:
+        first = await llm.acomplete(PROMPT)
+        second = [chunk async for chunk in await llm.astream_chat(QUESTION)][-1]
+    assert reports == [first.additional_kwargs[RISK_KEY], second.additional_kwargs[RISK_KEY]]
+
+
+def test_blocks_nest(llm: CocoaLLM) -> None:
+    with collect_risk() as outer:
+        llm.complete(PROMPT, max_new_tokens=1)
+        with collect_risk() as inner:
+            llm.complete(PROMPT, max_new_tokens=2)
+        llm.complete(PROMPT, max_new_tokens=1)
+    assert len(outer) == 3
+    assert inner == [outer[1]]
+    inner[0].clear()
+    assert outer[1]  # a report of its own
+
+
+def test_a_block_ends_also_on_an_error(llm: CocoaLLM) -> None:
+    with pytest.raises(RuntimeError, match="oh"), collect_risk() as reports:
+        raise RuntimeError("oh")
+    llm.complete(PROMPT, max_new_tokens=1)
+    assert reports == []
+
+
+def test_a_failed_generation_is_not_reported(llm: CocoaLLM, heard: Listener) -> None:
+    def broken(ids: Any, scores: Any) -> Any:
+        raise RuntimeError("processor")
+
+    with collect_risk() as reports, pytest.raises(RuntimeError, match="processor"):
+        llm.complete(PROMPT, logits_processor=broken)
+    assert reports == heard.of(CocoaRiskEvent) == []
+
+
+async def test_tasks_do_not_see_each_other(llm: CocoaLLM) -> None:
+    async def ask(prompt: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        with collect_risk() as reports:
+            response = await llm.acomplete(prompt)
+        return reports, response.additional_kwargs[RISK_KEY]
+
+    for reports, own in await asyncio.gather(ask(PROMPT), ask("2 + 2 =")):
+        assert reports == [own]
+
+
+def test_follows_llama_index_threads_and_copied_contexts(llm: CocoaLLM) -> None:
+    def ask() -> None:
+        llm.complete(PROMPT, max_new_tokens=1)
+
+    with collect_risk() as reports:
+        bare = threading.Thread(target=ask)
+        for thread in (bare, Thread(target=ask), threading.Thread(target=contextvars.copy_context().run, args=(ask,))):
+            thread.start()
+            join([thread])
+    assert len(reports) == 2  # all but the bare one, which starts from an empty context
+
+
+def test_an_answer_belongs_to_the_block_that_asked(llm: CocoaLLM) -> None:
+    with collect_risk() as asked:
+        stream = llm.stream_complete(PROMPT)
+    with collect_risk() as read:
+        join([start(lambda: list(stream))])
+    assert len(asked) == 1
+    assert read == []
+
+
+def test_a_block_may_be_left_in_another_context(llm: CocoaLLM) -> None:
+    collector = collect_risk()
+    reports = contextvars.copy_context().run(collector.__enter__)
+    collector.__exit__(None, None, None)
+    llm.complete(PROMPT, max_new_tokens=1)
+    assert reports == []
+
+
+def _in_fresh_contexts(stream: Iterator[Any]) -> list[Any]:
+    """Each ``next`` in a context of its own: whatever a generator sets there is lost, or breaks its reset."""
+    chunks: list[Any] = []
+    while chunk := contextvars.copy_context().run(next, stream, None):
+        chunks.append(chunk)
+    return chunks
+
+
+@pytest.mark.parametrize("method", ["stream_complete", "stream_chat"])
+def test_sync_streams_set_no_context_variable(method: str, llm: CocoaLLM, heard: Listener) -> None:
+    with collect_risk() as reports:
+        stream = getattr(llm, method)(PROMPT if method == "stream_complete" else QUESTION)
+        before = dict(contextvars.copy_context().items())
+        next(stream)
+        after = dict(contextvars.copy_context().items())
+        assert {name: value for name, value in after.items() if name not in before or before[name] is not value} == {}
+        assert active_span_id.get() is None
+        chunks = _in_fresh_contexts(stream)
+    assert reports == [chunks[-1].additional_kwargs[RISK_KEY]]
+    assert len(heard.of(CocoaRiskEvent)) == 1
+
+
+async def test_async_streams_may_be_read_from_many_tasks(llm: CocoaLLM) -> None:
+    with collect_risk() as reports:
+        stream: Any = await llm.astream_complete(PROMPT)
+    chunks = []
+    while chunk := await asyncio.ensure_future(anext(stream, None)):
+        chunks.append(chunk)
+    assert reports == [chunks[-1].additional_kwargs[RISK_KEY]]

@@ -1,0 +1,340 @@
+"""The constructor's options and transformers' generate keywords: honoured or refused, never ignored."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from llama_index.core.llms import ChatMessage
+from transformers import MaxLengthCriteria, RepetitionPenaltyLogitsProcessor, dynamic_module_utils
+
+from cocoa_engine import ChatTemplateError, CocoaConfig, CocoaEngine, ConfigError, ModelLoadError, Runtime
+from cocoa_engine.errors import UnsupportedFeatureError
+from cocoa_integrations.llama_index import CocoaLLM
+from cocoa_integrations.settings import config_of
+from tests.helpers.llama_index_helpers import PROMPT, Counter
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+
+def test_takes_every_option_of_hugging_face_llm(engine: CocoaEngine) -> None:
+    options: dict[str, Any] = {
+        "model_name": "my-model",
+        "tokenizer_name": "my-model",
+        "model": engine.model,
+        "tokenizer": engine.tokenizer,
+        "context_window": 512,
+        "max_new_tokens": 4,
+        "system_prompt": "Be brief.",
+        "query_wrapper_prompt": "{query_str}",
+        "device_map": "auto",
+        "stopping_ids": [2],
+        "tokenizer_kwargs": {},
+        "model_kwargs": {},
+        "runtime": {"max_batch_size": 3},
+        "generate_kwargs": {"temperature": 0.7, "do_sample": False},
+        "is_chat_model": True,
+        "messages_to_prompt": lambda messages: messages[-1].content,
+        "completion_to_prompt": lambda prompt: prompt,
+    }
+    llm = CocoaLLM(**options)
+    metadata = llm.metadata
+    assert (metadata.context_window, metadata.num_output) == (512, 4)
+    assert (metadata.model_name, metadata.is_chat_model) == ("my-model", True)
+    assert metadata.is_function_calling_model is False
+    assert llm.runtime == Runtime(max_batch_size=3)
+    assert llm.complete(PROMPT).raw["usage"]["completion_tokens"] <= 4  # type: ignore[index]
+
+
+def test_settings_fold_into_one_config(engine: CocoaEngine) -> None:
+    mine = CocoaEngine(engine.model, engine.tokenizer, config=CocoaConfig(alpha=1.0, gamma=0.5))
+    assert config_of(CocoaLLM(engine=mine)) == mine.config
+    assert config_of(CocoaLLM(engine=mine, alpha=2.0)) == CocoaConfig(alpha=2.0, gamma=0.5)
+    both = CocoaLLM(engine=mine, config=CocoaConfig(seed=1), alpha=2.0)
+    assert config_of(both) == CocoaConfig(seed=1, alpha=2.0)
+    assert CocoaLLM(engine=mine, generate_kwargs={"max_new_tokens": 5}).metadata.num_output == 5
+    assert CocoaLLM(engine=mine, max_tokens=5).metadata.num_output == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temprature": 0.5}, r"unknown option 'temprature' \(did you mean 'temperature'"),
+        ({"contextwindow": 512}, r"unknown option 'contextwindow' \(did you mean 'context_window'"),
+        ({"generate_kwargs": {"temprature": 0.5}}, r"unknown option 'temprature' \(did you mean 'temperature'"),
+        ({"gamma": 0.0}, "gamma"),
+        ({"method": "cocoa-sig-2"}, "did you mean 'cocoa-sig'"),
+        ({"context_window": -1}, "context_window"),
+        ({"query_wrapper_prompt": "Answer!"}, "query_str"),
+        ({"max_new_tokens": 5, "generate_kwargs": {"max_new_tokens": 6}}, "generate_kwargs: max_new_tokens"),
+        ({"model_name": "gpt2"}, "engine= already settles model_name"),
+        ({"model": object(), "tokenizer": object()}, "engine= already settles model, tokenizer"),
+        ({"model_kwargs": {"dtype": "float16"}}, "engine= already settles model_kwargs"),
+        ({"device_map": "cuda"}, "engine= already settles device_map"),
+        ({"dtype": "float16", "allow_pickle": True}, "engine= already settles dtype, allow_pickle"),
+        ({"config": 3}, "config takes a CocoaConfig, not int"),
+        ({"generate_kwargs": "x"}, "generate_kwargs takes a dict of options, not str"),
+        ({"model_kwargs": "x"}, "model_kwargs"),
+        ({"stopping_ids": 5}, "stopping_ids"),
+        ({"query_wrapper_prompt": 3}, "query_wrapper_prompt"),
+    ],
+)
+def test_bad_options_raise_one_clear_error(options: dict[str, Any], message: str, engine: CocoaEngine) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CocoaLLM(engine=engine, **options)
+
+
+def test_bad_settings_raise_before_a_model_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="alpha"):
+        CocoaLLM(model_name="/there/is/no/such/model", alpha=-1.0)
+    with pytest.raises(ModelLoadError, match="/there/is/no/such/model"):
+        CocoaLLM(model_name="/there/is/no/such/model")
+
+
+def test_a_model_needs_a_tokenizer(engine: CocoaEngine) -> None:
+    with pytest.raises(ConfigError, match="tokenizer"):
+        CocoaLLM(model=engine.model)
+    with pytest.raises(ConfigError, match="model= already settles model_kwargs"):
+        CocoaLLM(model=engine.model, tokenizer=engine.tokenizer, model_kwargs={"dtype": "float16"})
+    with pytest.raises(ConfigError, match="tokenizer= already settles tokenizer_kwargs"):
+        CocoaLLM(model=engine.model, tokenizer=engine.tokenizer, tokenizer_kwargs={"use_fast": False})
+
+
+def test_what_is_no_engine_is_refused() -> None:
+    with pytest.raises(ConfigError, match="engine takes a CocoaEngine, not object"):
+        CocoaLLM(engine=object())  # type: ignore[arg-type]
+
+
+def test_a_tokenizer_that_cannot_be_loaded(engine: CocoaEngine) -> None:
+    with pytest.raises(ModelLoadError, match="/no/such"):
+        CocoaLLM(model=engine.model, tokenizer_name="/no/such")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tiny model with its tokenizer."""
+    tiny_model("llama").save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_model_and_its_dtype_by_name(folder: Path) -> None:
+    llm = CocoaLLM(model_name=str(folder), dtype=torch.bfloat16, device_map=None)
+    assert llm.engine.model.dtype is torch.bfloat16
+    again = CocoaLLM.from_json(llm.to_json())
+    assert (again.engine.model.dtype, again.model_name) == (torch.bfloat16, str(folder))
+
+
+def test_a_tokenizer_by_name_beside_a_model(folder: Path) -> None:
+    llm = CocoaLLM(model=tiny_model("llama"), tokenizer_name=str(folder), max_new_tokens=2)
+    assert llm.complete("ab").raw["usage"]["completion_tokens"] > 0  # type: ignore[index]
+
+
+def test_pickle_weights_are_read_only_if_allowed(folder: Path) -> None:
+    torch.save(tiny_model("llama").state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match="allow_pickle=True"):
+        CocoaLLM(model_name=str(folder))
+    llm = CocoaLLM(model_name=str(folder), allow_pickle=True, device_map=None, max_new_tokens=2)
+    assert llm.complete("ab").raw["usage"]["completion_tokens"] > 0  # type: ignore[index]
+
+
+def test_remote_code_runs_only_if_trusted(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (folder / "own.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
+        "class OwnForCausalLM(LlamaForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    config = json.loads((folder / "config.json").read_text())
+    own = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": own}))
+    with pytest.raises(ModelLoadError, match="trust_remote_code=True"):
+        CocoaLLM(model_name=str(folder))
+    llm = CocoaLLM(model_name=str(folder), trust_remote_code=True, device_map=None)
+    assert type(llm.engine.model).__name__ == "OwnForCausalLM"
+
+
+def test_secrets_show_nowhere(folder: Path) -> None:
+    secret = {"token": "hf_secret"}
+    llm = CocoaLLM(
+        model_name=str(folder), model_kwargs={**secret, "attn_implementation": "eager"}, tokenizer_kwargs=secret
+    )
+    for shown in (repr(llm), str(llm), llm.to_json(), str(llm.to_dict()), llm.model_dump_json(), str(llm.to_payload())):
+        assert "hf_secret" not in shown
+    assert llm.model_kwargs["token"] == "hf_secret"
+    assert llm.to_dict()["model_kwargs"] == {"attn_implementation": "eager"}
+
+
+def test_copies_share_the_engine(engine: CocoaEngine) -> None:
+    llm = CocoaLLM(engine=engine, max_new_tokens=4, generate_kwargs={"logits_processor": [Counter()]})
+    expected = llm.complete(PROMPT).text
+    for same in (copy.copy(llm), copy.deepcopy(llm), llm.model_copy(deep=True), copy.deepcopy([llm])[0]):
+        assert same.engine is engine
+        assert same.complete(PROMPT).text == expected
+    other = copy.deepcopy(llm)
+    other.max_new_tokens = 1
+    assert llm.max_new_tokens == 4
+
+
+def test_pickling_is_refused_and_harms_nothing(llm: CocoaLLM) -> None:
+    before = llm.complete(PROMPT).text
+    with pytest.raises(UnsupportedFeatureError, match="from_dict"):
+        pickle.dumps(llm)
+    assert llm.complete(PROMPT).text == before
+    assert llm.chat([ChatMessage("Hi")], max_new_tokens=1).message.content is not None
+
+
+def test_a_window_beyond_the_model_s_is_cut_with_a_warning(
+    engine: CocoaEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert CocoaLLM(engine=engine).metadata.context_window == engine.context_window
+    assert not caplog.records
+    assert CocoaLLM(engine=engine, context_window=100_000).metadata.context_window == engine.context_window
+    assert "100000" in caplog.text
+
+
+def test_is_chat_model_follows_the_tokenizer_unless_completions_are_wrapped(engine: CocoaEngine) -> None:
+    assert CocoaLLM(engine=engine).metadata.is_chat_model
+    assert not CocoaLLM(engine=engine, is_chat_model=False).metadata.is_chat_model
+    assert not CocoaLLM(engine=engine, completion_to_prompt=str.strip).metadata.is_chat_model
+    assert not CocoaLLM(engine=engine, query_wrapper_prompt="{query_str}!").metadata.is_chat_model
+
+
+def test_a_tokenizer_without_chat_template(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.tokenizer, "chat_template", None)
+    llm = CocoaLLM(engine=engine, max_new_tokens=4)
+    assert not llm.metadata.is_chat_model
+    with pytest.raises(ChatTemplateError):
+        llm.chat([ChatMessage("Hello")])
+    formatted = CocoaLLM(engine=engine, max_new_tokens=4, messages_to_prompt=lambda messages: PROMPT)
+    assert formatted.metadata.is_chat_model
+    assert formatted.chat([ChatMessage("Hello")]).message.content == llm.complete(PROMPT).text
+
+
+def test_serialises_without_the_model(engine: CocoaEngine) -> None:
+    llm = CocoaLLM(engine=engine, alpha=1.5, stopping_ids=[5], generate_kwargs={"max_new_tokens": 5})
+    assert "logits_processor" not in CocoaLLM(engine=engine, generate_kwargs={"logits_processor": [max]}).to_json()
+    data = json.loads(llm.to_json())
+    assert data["class_name"] == "CocoaLLM"
+    again = CocoaLLM.from_dict(data, engine=engine)
+    assert (config_of(again), again.stopping_ids, again.metadata) == (config_of(llm), [5], llm.metadata)
+    assert config_of(again) == CocoaConfig(alpha=1.5, max_new_tokens=5)
+
+
+def test_stopping_ids_end_the_answer(llm: CocoaLLM, engine: CocoaEngine) -> None:
+    token_ids = engine.generate(PROMPT, max_new_tokens=8).token_ids
+    expected = engine.decode(token_ids[: token_ids.index(token_ids[3]) + 1])
+    for options in ({"stopping_ids": [token_ids[3]]}, {"generate_kwargs": {"eos_token_id": token_ids[3]}}):
+        response = CocoaLLM(engine=engine, max_new_tokens=8, **options).complete(PROMPT)
+        assert response.text == expected
+        assert response.raw["finish_reason"] == "stop"
+    assert llm.complete(PROMPT, eos_token_id=[token_ids[3]]).text == expected
+
+
+def test_greedy_keywords(llm: CocoaLLM, engine: CocoaEngine, caplog: pytest.LogCaptureFixture) -> None:
+    quiet = CocoaLLM(engine=engine, generate_kwargs={"do_sample": False, "temperature": None, "top_p": None})
+    assert config_of(quiet) == CocoaConfig()
+    assert not caplog.records
+    assert CocoaLLM(engine=engine, generate_kwargs={"do_sample": False, "temperature": 0.7}).temperature == 0
+    assert "no effect" in caplog.text
+    assert CocoaLLM(engine=engine, temperature=0.7).complete(PROMPT, do_sample=False, max_new_tokens=8).text == (
+        llm.complete(PROMPT).text
+    )
+
+
+def test_sampling_keywords(engine: CocoaEngine) -> None:
+    assert CocoaLLM(engine=engine, generate_kwargs={"do_sample": True}).temperature == 1.0
+    assert CocoaLLM(engine=engine, generate_kwargs={"do_sample": True, "temperature": 0.6}).temperature == 0.6
+    assert CocoaLLM(engine=engine, temperature=0.6, generate_kwargs={"do_sample": True}).temperature == 0.6
+    with pytest.raises(ConfigError, match="contradict"):
+        CocoaLLM(engine=engine, generate_kwargs={"do_sample": True, "temperature": 0.0})
+
+
+@pytest.mark.parametrize(
+    "keyword",
+    [
+        {"repetition_penalty": 1.5},
+        {"no_repeat_ngram_size": 1},
+        {"suppress_tokens": "first"},
+        {"bad_words_ids": "first"},
+        {"logits_processor": [RepetitionPenaltyLogitsProcessor(1.5)]},
+    ],
+    ids=lambda keyword: next(iter(keyword)),
+)
+def test_keywords_that_become_logits_processors(keyword: dict[str, Any], llm: CocoaLLM, engine: CocoaEngine) -> None:
+    plain = engine.generate(PROMPT, max_new_tokens=8)
+    ((name, value),) = keyword.items()
+    if value == "first":
+        value = [plain.token_ids[0]] if name == "suppress_tokens" else [[plain.token_ids[0]]]
+    by_call = llm.complete(PROMPT, **{name: value})
+    by_constructor = CocoaLLM(engine=engine, max_new_tokens=8, generate_kwargs={name: value}).complete(PROMPT)
+    assert by_call.text == by_constructor.text != plain.text
+
+
+def test_repetition_penalty_replaces_the_model_s_own(
+    llm: CocoaLLM, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strong, none = llm.complete(PROMPT, repetition_penalty=1.5).text, llm.complete(PROMPT).text
+    monkeypatch.setattr(engine.model.generation_config, "repetition_penalty", 1.2)
+    penalised = CocoaLLM(engine=engine, max_new_tokens=8)
+    assert penalised.complete(PROMPT).text != none
+    assert penalised.complete(PROMPT, repetition_penalty=1.0).text == none
+    assert penalised.complete(PROMPT, repetition_penalty=1.5).text == strong
+
+
+def test_a_keyword_of_a_call_replaces_the_constructor_s(engine: CocoaEngine) -> None:
+    standing, own = Counter(), Counter()
+    llm = CocoaLLM(engine=engine, max_new_tokens=2, generate_kwargs={"logits_processor": [standing]})
+    llm.complete(PROMPT, logits_processor=[own])
+    assert own.calls > 0
+    assert standing.calls == 0
+    llm.complete(PROMPT)
+    assert standing.calls > 0
+
+
+def test_stopping_criteria_of_transformers(llm: CocoaLLM, engine: CocoaEngine) -> None:
+    limit = MaxLengthCriteria(len(engine.encode(PROMPT)) + 3)
+    assert llm.complete(PROMPT, stopping_criteria=[limit]).raw["usage"]["completion_tokens"] == 3  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("keyword", "message"),
+    [
+        ({"top_p": 0.9}, "gamma"),
+        ({"top_k": 50}, "gamma"),
+        ({"num_beams": 4}, "max_candidates"),
+        ({"max_length": 100}, "max_new_tokens"),
+        ({"penalty_alpha": 0.6}, "cannot be honoured"),
+        ({"tools": []}, "chat_with_tools"),
+        ({"repetition_penalty": -1.0}, "repetition_penalty"),
+        ({"no_repeat_ngram_size": "two"}, "no_repeat_ngram_size"),
+    ],
+)
+def test_keywords_that_cannot_be_honoured_are_refused(
+    keyword: dict[str, Any], message: str, llm: CocoaLLM, engine: CocoaEngine
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CocoaLLM(engine=engine, generate_kwargs=keyword)
+    with pytest.raises(ConfigError, match=message):
+        llm.complete(PROMPT, **keyword)
+
+
+def test_all_refused_keywords_are_named_at_once(engine: CocoaEngine) -> None:
+    common = {"temperature": 0.7, "top_k": 50, "top_p": 0.95, "num_beams": 2}
+    with pytest.raises(ConfigError, match=r"top_k=50, top_p=0\.95 \(gamma .*; num_beams=2 \(.*max_candidates") as error:
+        CocoaLLM(engine=engine, generate_kwargs=common)
+    assert "temperature" not in str(error.value)
+
+
+def test_keywords_that_ask_for_what_happens_anyway(llm: CocoaLLM) -> None:
+    harmless = {"num_beams": 1, "top_p": 1.0, "top_k": 0, "use_cache": True, "pad_token_id": 2, "penalty_alpha": None}
+    assert llm.complete(PROMPT, **harmless).text == llm.complete(PROMPT).text

@@ -1,0 +1,376 @@
+"""Query and chat engines that bring the risk of their answers along, over a BM25 index of the examples' corpus."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+from typing import Any
+
+import pytest
+from llama_index.core import Document, MockEmbedding, VectorStoreIndex
+from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
+from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
+from llama_index.core.llms import MockLLM
+from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.node_parser import SentenceSplitter
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
+from llama_index.core.response_synthesizers import ResponseMode
+from llama_index.core.retrievers import BaseRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.retrievers.bm25 import BM25Retriever
+
+from cocoa_engine import ConfigError
+from cocoa_integrations.llama_index import (
+    CocoaLLM,
+    MissingRiskWarning,
+    RiskChatEngine,
+    RiskQueryEngine,
+    RiskRetryQueryEngine,
+    RiskStreamingChatResponse,
+    collect_risk,
+)
+from cocoa_integrations.llama_index.grounding import WithoutNodes
+from cocoa_integrations.llama_index.retry import with_top_k
+from tests.helpers.llama_index_helpers import Script
+from tests.helpers.paths import CORPUS
+
+QUESTION = "Who built the lighthouse, and in which year?"
+
+
+@pytest.fixture(scope="module")
+def nodes() -> list[Any]:
+    documents = [Document(text=path.read_text(), metadata={"file": path.name}) for path in sorted(CORPUS.glob("*.md"))]
+    return SentenceSplitter(chunk_size=128, chunk_overlap=0).get_nodes_from_documents(documents)
+
+
+@pytest.fixture(scope="module")
+def retriever(nodes: list[Any]) -> BM25Retriever:
+    return BM25Retriever.from_defaults(nodes=nodes, similarity_top_k=2)
+
+
+def text_of(report: dict[str, Any]) -> str:
+    return "".join(span["text"] for span in report["spans"])
+
+
+async def asked(engine: Any, how: str, question: str = QUESTION) -> tuple[str, Any]:
+    """The text of an engine's response, read to its end, and the response."""
+    if how == "query":
+        response = await asyncio.to_thread(engine.query, question)
+    elif how == "aquery":
+        response = await engine.aquery(question)
+    else:
+        method = getattr(engine, how)
+        response = await method(question) if how.startswith("a") else await asyncio.to_thread(method, question)
+    if isinstance(response, StreamingResponse):
+        return "".join(await asyncio.to_thread(list, response.response_gen)), response
+    if isinstance(response, AsyncStreamingResponse):
+        return "".join([delta async for delta in response.response_gen]), response
+    if isinstance(response, RiskStreamingChatResponse):
+        if how.startswith("a"):
+            return "".join([delta async for delta in response.async_response_gen()]), response
+        return "".join(await asyncio.to_thread(list, response.response_gen)), response
+    return response.response, response
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("how", ["query", "aquery"])
+async def test_query_engine(how: str, streaming: bool, llm: CocoaLLM, retriever: BM25Retriever) -> None:
+    inner = RetrieverQueryEngine.from_args(retriever, llm=llm, streaming=streaming)
+    with collect_risk() as reports:
+        text, response = await asked(RiskQueryEngine(inner), how)
+    expected = {False: Response, True: AsyncStreamingResponse if how == "aquery" else StreamingResponse}[streaming]
+    assert isinstance(response, expected)
+    assert response.metadata["cocoa_risk"] == reports[-1]
+    assert response.metadata["cocoa_reports"] == reports
+    assert text == text_of(response.metadata["cocoa_risk"]) != ""
+    assert "lighthouse" in response.source_nodes[0].text
+    assert response.source_nodes[0].node_id in response.metadata  # LlamaIndex's own: the metadata of each node
+    assert "context_lift" not in response.metadata["cocoa_risk"]["spans"][0]
+
+
+async def test_a_stream_has_its_risk_at_its_end_only(llm: CocoaLLM, retriever: BM25Retriever) -> None:
+    inner = RetrieverQueryEngine.from_args(retriever, llm=llm, streaming=True)
+    stream = RiskQueryEngine(inner).query(QUESTION)
+    assert isinstance(stream, StreamingResponse)
+    first = next(stream.response_gen)
+    assert stream.metadata is not None
+    assert stream.metadata["cocoa_risk"] is None
+    whole = stream.get_response()
+    assert first + (whole.response or "") == text_of(whole.metadata["cocoa_risk"])  # type: ignore[index]
+    broken_off = RiskQueryEngine(inner).query(QUESTION)
+    assert isinstance(broken_off, StreamingResponse)
+    next(broken_off.response_gen)
+    broken_off.response_gen.close()
+    assert broken_off.metadata == {**(broken_off.metadata or {}), "cocoa_risk": None, "cocoa_reports": []}
+
+
+@pytest.mark.parametrize(
+    ("mode", "count"), [(ResponseMode.REFINE, 2), (ResponseMode.TREE_SUMMARIZE, 1), (ResponseMode.ACCUMULATE, 2)]
+)
+async def test_the_last_of_several_answers_counts(
+    mode: ResponseMode, count: int, llm: CocoaLLM, retriever: BM25Retriever
+) -> None:
+    inner = RetrieverQueryEngine.from_args(retriever, llm=llm, response_mode=mode, use_async=True)
+    text, response = await asked(RiskQueryEngine(inner), "aquery")
+    reports = response.metadata["cocoa_reports"]
+    assert len(reports) == count
+    assert response.metadata["cocoa_risk"] is reports[-1]
+    if mode is ResponseMode.ACCUMULATE:
+        assert all(text_of(report) in text for report in reports)
+    else:
+        assert text_of(reports[-1]) == text
+
+
+def test_what_is_asked_after_the_answer_does_not_count(llm: CocoaLLM, retriever: BM25Retriever) -> None:
+    inner = RetrieverQueryEngine.from_args(retriever, llm=llm)
+
+    class AsksOn(CustomQueryEngine):
+        def custom_query(self, query_str: str) -> Any:
+            response = inner.query(query_str)
+            llm.complete("Something else entirely:")
+            return response
+
+    response = RiskQueryEngine(AsksOn()).query(QUESTION)
+    assert response.metadata is not None
+    assert len(response.metadata["cocoa_reports"]) == 2
+    assert text_of(response.metadata["cocoa_risk"]) == str(response) != text_of(response.metadata["cocoa_reports"][1])
+
+
+def test_given_nodes(llm: CocoaLLM, retriever: BM25Retriever) -> None:
+    engine = RiskQueryEngine(RetrieverQueryEngine.from_args(retriever, llm=llm))
+    found = engine.retrieve(QueryBundle(QUESTION))
+    assert len(found) == 2
+    response = engine.synthesize(QueryBundle(QUESTION), found[:1])
+    assert text_of(response.metadata["cocoa_risk"]) == str(response)  # type: ignore[index]
+    assert len(response.source_nodes) == 1
+    again = asyncio.run(engine.asynthesize(QueryBundle(QUESTION), found[:1]))
+    assert again.metadata["cocoa_risk"] == response.metadata["cocoa_risk"]  # type: ignore[index]
+
+
+class NothingFound(BaseRetriever):
+    """Finds nothing."""
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return []
+
+
+async def test_an_answer_without_a_report_is_kept(llm: CocoaLLM, retriever: BM25Retriever) -> None:
+    other = RiskQueryEngine(RetrieverQueryEngine.from_args(retriever, llm=MockLLM()))
+    nothing = RiskQueryEngine(RetrieverQueryEngine.from_args(NothingFound(), llm=llm))
+    for engine, how in ((other, "query"), (other, "aquery"), (nothing, "query")):
+        with pytest.warns(MissingRiskWarning, match="no CocoaLLM wrote it"):
+            text, response = await asked(engine, how)
+        assert text
+        assert (response.metadata["cocoa_risk"], response.metadata["cocoa_reports"]) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        (ContextChatEngine, "chat"),
+        (ContextChatEngine, "achat"),
+        (ContextChatEngine, "stream_chat"),
+        (ContextChatEngine, "astream_chat"),
+        (CondensePlusContextChatEngine, "chat"),
+        (CondensePlusContextChatEngine, "astream_chat"),
+    ],
+)
+async def test_chat_engine(kind: type[Any], how: str, llm: CocoaLLM, retriever: BM25Retriever) -> None:
+    engine = RiskChatEngine(kind.from_defaults(retriever=retriever, llm=llm), context_lift=True)
+    texts = []
+    for number, question in enumerate((QUESTION, "How high is it?")):
+        text, response = await asked(engine, how, question)
+        metadata = response.metadata
+        assert text.strip() == text_of(metadata["cocoa_risk"]).strip() != ""
+        # CondensePlusContext first asks the model to rewrite the second question
+        assert len(metadata["cocoa_reports"]) == (2 if kind is CondensePlusContextChatEngine and number else 1)
+        assert len(response.source_nodes) == 2
+        assert all(isinstance(span["context_lift"], float) for span in metadata["cocoa_risk"]["spans"])
+        texts.append(text.strip())
+    assert [message.content for message in engine.chat_history][1::2] == texts
+    assert all("cocoa" not in message.model_dump_json() for message in engine.chat_history)
+    engine.reset()
+    assert engine.chat_history == []
+
+
+async def test_a_chat_stream_has_its_risk_at_its_end_only(llm: CocoaLLM, retriever: BM25Retriever) -> None:
+    inner = ContextChatEngine.from_defaults(retriever=retriever, llm=llm, memory=ChatMemoryBuffer.from_defaults())
+    stream = RiskChatEngine(inner).stream_chat(QUESTION)
+    assert stream.metadata["cocoa_risk"] is None
+    stream.print_response_stream()
+    assert text_of(stream.metadata["cocoa_risk"]).strip() == str(stream) == stream.response
+
+
+@pytest.mark.parametrize(("how", "streaming"), [("query", False), ("aquery", True)])
+async def test_context_lift(how: str, streaming: bool, llm: CocoaLLM, retriever: BM25Retriever) -> None:
+    """What the answer takes from its sources is lifted; the figures are those of plain scores."""
+    said = "The lighthouse was built by Ingrid Solheim, and penguins like jazz."
+
+    script = Script(llm.engine, lambda _: said)
+    scripted = CocoaLLM(engine=llm.engine, max_new_tokens=24, generate_kwargs={"logits_processor": script})
+    template = PromptTemplate("Context: {context_str}\nQuestion: {query_str}\nAnswer:")
+    inner = RetrieverQueryEngine.from_args(retriever, llm=scripted, streaming=streaming, text_qa_template=template)
+    text, response = await asked(RiskQueryEngine(inner, context_lift=True), how)
+    assert text == said
+    (span,) = response.metadata["cocoa_risk"]["spans"]
+    context = "\n\n".join(node.get_content("llm").strip() for node in response.source_nodes)
+    engine, figures = llm.engine, []
+    for given in (context, "\n\n"):
+        prompt = engine.encode_chat([{"role": "user", "content": f"Context: {given}\nQuestion: {QUESTION}\nAnswer:"}])
+        ids = [*engine.encode(said, add_special_tokens=False), engine.tokenizer.eos_token_id]
+        figures.append(engine.score(prompt, ids).spans[0])
+    full, bare = figures
+    assert span["context_lift"] == pytest.approx(full.log_prob - bare.log_prob, abs=1e-2)
+    assert span["f_mlds_lift"] == pytest.approx(full.f_mlds - bare.f_mlds, abs=1e-4)
+    assert span["con_mlds_lift"] == pytest.approx(full.con_mlds - bare.con_mlds, abs=1e-4)
+
+
+def test_context_lift_of_each_span(llm: CocoaLLM, retriever: BM25Retriever) -> None:
+    inner = RetrieverQueryEngine.from_args(retriever, llm=CocoaLLM(engine=llm.engine, max_new_tokens=24))
+    response = RiskQueryEngine(inner, context_lift=True).query(QUESTION)
+    assert response.metadata is not None
+    lifts = [span["context_lift"] for span in response.metadata["cocoa_risk"]["spans"]]
+    assert len(lifts) > 1
+    assert max(lifts) > 3  # what stands in the corpus only
+    text_completing = CocoaLLM(engine=llm.engine, max_new_tokens=8, is_chat_model=False)
+    again = RiskQueryEngine(RetrieverQueryEngine.from_args(retriever, llm=text_completing), context_lift=True)
+    assert all("context_lift" in span for span in again.query(QUESTION).metadata["cocoa_risk"]["spans"])  # type: ignore[index]
+
+
+def test_no_lift_where_no_node_is_in_the_prompt(llm: CocoaLLM, retriever: BM25Retriever) -> None:
+    template = PromptTemplate("Question: {query_str}\nAnswer:")
+    inner = RetrieverQueryEngine.from_args(retriever, llm=llm, text_qa_template=template)
+    with pytest.warns(MissingRiskWarning, match="the text of no source node was found"):
+        response = RiskQueryEngine(inner, context_lift=True).query(QUESTION)
+    assert "context_lift" not in response.metadata["cocoa_risk"]["spans"][0]  # type: ignore[index]
+
+
+def test_nodes_are_cut_out_of_a_prompt() -> None:
+    long = "one two three four five six seven eight nine ten eleven twelve"
+    found = [
+        NodeWithScore(node=TextNode(text="The tower is red.")),
+        NodeWithScore(node=TextNode(text="The tower is red. It is old.", metadata={"file": "a.md"})),
+        NodeWithScore(node=TextNode(text=long)),
+        NodeWithScore(node=TextNode(text="   ")),
+    ]
+    without = WithoutNodes(found)
+    assert without("No context here.") == "No context here."
+    assert not without.found
+    prompt = "file: a.md\n\nThe tower is red. It is old.\n\nThe tower is red.\n\nWhy is it so: The tower is red."
+    assert without(prompt) == "\n\n\n\nWhy is it so: The tower is red."
+    assert without.found
+    assert without("The tower is red.") == "The tower is red."  # a later turn that quotes it
+    assert without(f"begin\n{long[:48]}\n-- the rest is elsewhere") == "begin\n\n-- the rest is elsewhere"
+    assert without("one two three four") == "one two three four"
+
+
+@pytest.mark.parametrize("how", ["query", "aquery"])
+async def test_retry(how: str, llm: CocoaLLM, retriever: BM25Retriever, prompts: list[str]) -> None:
+    before = (copy.copy(vars(retriever)), llm.to_dict())
+    engine = RiskRetryQueryEngine(retriever, llm, threshold=0.0)  # nothing is that good
+    text, response = await asked(engine, how)
+    tries = response.metadata["cocoa_tries"]
+    assert [one["alpha"] for one in tries] == [2.5, 5.0, 10.0]
+    assert [one["top_k"] for one in tries] == [2, 4, 5]  # BM25 looks for no more nodes than there are
+    assert [one["source_nodes"] for one in tries] == [2, 4, 5]
+    assert len(prompts) == 3
+    assert len(prompts[0]) < len(prompts[1]) < len(prompts[2])
+    assert [one["cocoa_risk"]["max_risk"] for one in tries] == [one["risk"] for one in tries]
+    (chosen,) = [one for one in tries if one["chosen"]]
+    assert chosen["risk"] == min(one["risk"] for one in tries)
+    assert (chosen["answer"], chosen["cocoa_risk"]) == (text, response.metadata["cocoa_risk"])
+    assert len(response.source_nodes) == chosen["source_nodes"]
+    assert (vars(retriever), llm.to_dict()) == before
+
+
+def test_retry_stops_at_a_good_answer(llm: CocoaLLM, retriever: BM25Retriever, prompts: list[str]) -> None:
+    plain = RiskQueryEngine(RetrieverQueryEngine.from_args(retriever, llm=llm)).query(QUESTION).metadata
+    assert plain is not None
+    del prompts[:]
+    mean = plain["cocoa_risk"]["mean_risk"]
+    options: dict[str, Any] = {"max_tries": 2, "measure": "mean_risk"}
+    above = math.nextafter(mean, 2)
+    response = RiskRetryQueryEngine(retriever, llm, threshold=above, context_lift=True, **options).query(QUESTION)
+    assert len(prompts) == 1 + 2  # and the prompts of the lift, which are only encoded
+    assert response.metadata is not None
+    (only,) = response.metadata["cocoa_tries"]
+    assert (only["alpha"], only["risk"], only["chosen"]) == (2.5, mean, True)
+    assert "context_lift" in response.metadata["cocoa_risk"]["spans"][0]
+    reached = RiskRetryQueryEngine(retriever, llm, threshold=mean, **options).query(QUESTION)
+    assert len(reached.metadata["cocoa_tries"]) == 2  # type: ignore[index]
+
+
+def test_retry_with_other_alphas_and_a_second_retriever(
+    llm: CocoaLLM, retriever: BM25Retriever, nodes: list[Any]
+) -> None:
+    second = BM25Retriever.from_defaults(nodes=nodes, similarity_top_k=3)
+    strict = RiskRetryQueryEngine(
+        retriever,
+        llm,
+        threshold=0.0,
+        max_tries=3,
+        alphas=[4],
+        second_retriever=second,
+        response_mode="simple_summarize",
+    )
+    tries = strict.query(QUESTION).metadata["cocoa_tries"]  # type: ignore[index]
+    assert [one["alpha"] for one in tries] == [2.5, 4.0, 4.0]
+    assert [one["top_k"] for one in tries] == [2, 2, 2]
+    assert [one["source_nodes"] for one in tries] == [2, 3, 3]  # the two that both found are there once
+    answer = asyncio.run(strict.aquery(QUESTION))
+    assert [one["answer"] for one in answer.metadata["cocoa_tries"]] == [one["answer"] for one in tries]  # type: ignore[index]
+
+
+def test_retry_from_nothing_to_something(llm: CocoaLLM, retriever: BM25Retriever) -> None:
+    """An empty response has no risk, which is not good enough."""
+    engine = RiskRetryQueryEngine(NothingFound(), llm, threshold=2.0, second_retriever=retriever)
+    with pytest.warns(MissingRiskWarning):
+        response = engine.query(QUESTION)
+    first, second = response.metadata["cocoa_tries"]  # type: ignore[index]
+    assert (first["risk"], first["source_nodes"], first["chosen"]) == (None, 0, False)
+    assert (second["source_nodes"], second["chosen"]) == (2, True)
+    assert str(response) == second["answer"]
+
+
+def test_a_vector_index_retrieves_more(nodes: list[Any]) -> None:
+    index = VectorStoreIndex(nodes, embed_model=MockEmbedding(embed_dim=4))
+    few = index.as_retriever(similarity_top_k=1)
+    assert len(with_top_k(few, 4.0).retrieve(QUESTION)) == 4
+    assert len(few.retrieve(QUESTION)) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"llm": MockLLM()}, "llm must be a CocoaLLM, not a MockLLM"),
+        ({"retriever": None}, "retriever must be a BaseRetriever, not a NoneType"),
+        ({"retriever": NothingFound()}, "no similarity_top_k that could grow"),
+        ({"second_retriever": "x"}, "second_retriever must be a BaseRetriever"),
+        ({"threshold": "low"}, "threshold takes a finite number"),
+        ({"threshold": float("inf")}, "threshold takes a finite number"),
+        ({"max_tries": 0}, "max_tries must be a whole number"),
+        ({"alphas": []}, "alphas takes a list of numbers"),
+        ({"alphas": [-1.0]}, "alpha"),
+        ({"alphas": [2.5], "top_k_growth": 1}, "every try would be the same"),
+        *[({"top_k_growth": value}, "finite number, at least 1") for value in (0.5, "2", True, math.nan, math.inf)],
+        ({"nonsense": 1}, "unknown option 'nonsense'"),
+        ({"topk_growth": 3}, "did you mean 'top_k_growth'"),
+        ({"alpha": 3.0}, "did you mean 'alphas'"),
+        ({"measure": "mlds"}, "measure must be"),
+        ({"streaming": True}, "does not stream"),
+        ({"response_synthesizer": object()}, "an LLM of its own"),
+    ],
+)
+def test_bad_arguments(changes: dict[str, Any], words: str, llm: CocoaLLM, retriever: BM25Retriever) -> None:
+    arguments: dict[str, Any] = {"retriever": retriever, "llm": llm, "threshold": 0.5, **changes}
+    with pytest.raises(ConfigError, match=words):
+        RiskRetryQueryEngine(**arguments)
+
+
+def test_only_engines_can_be_wrapped(llm: CocoaLLM, retriever: BM25Retriever) -> None:
+    with pytest.raises(ConfigError, match="wraps a query engine, not a BM25Retriever"):
+        RiskQueryEngine(retriever)
+    with pytest.raises(ConfigError, match="wraps a chat engine, not a RetrieverQueryEngine"):
+        RiskChatEngine(RetrieverQueryEngine.from_args(retriever, llm=llm))  # type: ignore[arg-type]

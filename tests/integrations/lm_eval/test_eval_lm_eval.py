@@ -1,0 +1,369 @@
+"""The model ``cocoa`` under lm-evaluation-harness: the numbers of the harness's own ``hf`` model, and our tasks."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("lm_eval")
+
+import lm_eval
+import lm_eval.tasks
+from lm_eval.api.instance import Instance
+from lm_eval.api.registry import get_model
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+
+from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
+from cocoa_engine.errors import ChatTemplateError, ConfigError, DataError, PromptError
+from cocoa_integrations.evaluation import TASKS, Arm, evaluate, load_samples, metrics
+from cocoa_integrations.lm_eval import TASKS_PATH, CocoaLM
+from cocoa_integrations.lm_eval.__main__ import main
+from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
+
+CONTEXT = "Question: What is the capital of France?\nAnswer:"
+PAIRS = [
+    (CONTEXT, " Paris"),
+    (CONTEXT, " The capital of France is Paris."),
+    (CONTEXT, " Rome, of course."),
+    ("The capital of France is", " Paris"),
+    ("The quick brown fox ", "jumps over"),  # the space belongs to the continuation
+    ("", "The sky is blue."),
+    ("One two three four five six seven", " eight nine ten"),
+]
+TEXTS = ["The sky is blue because of the way light is scattered.", "Ünïcödé 日本語 😀", ""]
+
+
+def requests(kind: Any, arguments: list[tuple[Any, ...]]) -> list[Instance]:
+    return [Instance(kind, {}, argument, number, ("test", number, 1)) for number, argument in enumerate(arguments)]
+
+
+@pytest.fixture(scope="module")
+def hf(engine: CocoaEngine) -> HFLM:
+    """The harness's own model on the same weights."""
+    return HFLM(pretrained=engine.model, tokenizer=engine.tokenizer, batch_size=1)
+
+
+@pytest.fixture(scope="module")
+def cocoa_lm(engine: CocoaEngine) -> CocoaLM:
+    """Ours, with a method whose scores are not log-probabilities."""
+    return CocoaLM(engine=engine, method="cocoa-sig", alpha=6.0)
+
+
+def test_loglikelihood_is_that_of_hf(cocoa_lm: CocoaLM, hf: HFLM) -> None:
+    ours = cocoa_lm.loglikelihood(requests("loglikelihood", PAIRS), disable_tqdm=True)
+    theirs = hf.loglikelihood(requests("loglikelihood", PAIRS), disable_tqdm=True)
+    assert [value for value, _ in ours] == pytest.approx([value for value, _ in theirs], abs=1e-3)
+    assert [greedy for _, greedy in ours] == [greedy for _, greedy in theirs]
+    assert {greedy for _, greedy in ours} == {True, False}  # or the comparison says nothing
+
+
+def test_loglikelihood_is_that_of_plain_transformers(cocoa_lm: CocoaLM, engine: CocoaEngine) -> None:
+    before, whole = engine.tokenizer(CONTEXT)["input_ids"], engine.tokenizer(CONTEXT + " Paris.")["input_ids"]
+    with torch.inference_mode():
+        log_probs = engine.model(torch.tensor([whole])).logits[0].log_softmax(-1)
+    expected = sum(log_probs[n - 1, whole[n]].item() for n in range(len(before), len(whole)))
+    ((value, _),) = cocoa_lm.loglikelihood(requests("loglikelihood", [(CONTEXT, " Paris.")]), disable_tqdm=True)
+    assert value == pytest.approx(expected, abs=1e-3)
+
+
+def test_rolling_is_that_of_hf(engine: CocoaEngine, cocoa_lm: CocoaLM, hf: HFLM) -> None:
+    asked = requests("loglikelihood_rolling", [(text,) for text in TEXTS])
+    expected = hf.loglikelihood_rolling(asked, disable_tqdm=True)
+    assert cocoa_lm.loglikelihood_rolling(asked, disable_tqdm=True) == pytest.approx(expected, abs=2e-3)
+    # in windows: ours counts the last predicted token too
+    short = HFLM(pretrained=engine.model, tokenizer=engine.tokenizer, batch_size=1, max_length=7)
+    windows = CocoaLM(engine=engine, max_length=8)
+    expected_short = short.loglikelihood_rolling(asked, disable_tqdm=True)
+    assert windows.loglikelihood_rolling(asked, disable_tqdm=True) == pytest.approx(expected_short, abs=2e-3)
+    assert expected_short[0] != pytest.approx(expected[0], abs=0.1)
+
+
+def test_long_contexts_are_cut_from_the_left(engine: CocoaEngine) -> None:
+    short = HFLM(pretrained=engine.model, tokenizer=engine.tokenizer, batch_size=1, max_length=9)
+    ours = CocoaLM(engine=engine, max_length=10)
+    asked = requests("loglikelihood", PAIRS[:4])
+    expected = [value for value, _ in short.loglikelihood(asked, disable_tqdm=True)]
+    assert [value for value, _ in ours.loglikelihood(asked, disable_tqdm=True)] == pytest.approx(expected, abs=1e-3)
+    with pytest.raises(PromptError, match="must fit 3"):
+        CocoaLM(engine=engine, max_length=3).loglikelihood(asked, disable_tqdm=True)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_greedy_generation_is_that_of_hf(engine: CocoaEngine, hf: HFLM, batch_size: int) -> None:
+    ours = CocoaLM(engine=engine, method="greedy", batch_size=batch_size)
+    until = {"until": ["\n\n", "."], "max_gen_toks": 16, "do_sample": False, "temperature": 0.0}
+    other = {"until": "\n", "max_gen_toks": 8}
+    arguments = [(CONTEXT, until), ("The sky is", until), ("One, two,", other), ("Once upon a time", until)]
+    expected = hf.generate_until(requests("generate_until", arguments), disable_tqdm=True)
+    assert ours.generate_until(requests("generate_until", arguments), disable_tqdm=True) == expected
+    assert not any("." in text for text in expected[:2])
+    assert len({*expected}) == len(expected)
+
+
+def test_generation_is_the_engines(engine: CocoaEngine, cocoa_lm: CocoaLM) -> None:
+    prompt = "Question: Who wrote Pride and Prejudice?\nAnswer:"
+    arguments = [(prompt, {"until": ["\n"], "max_gen_toks": 24})]
+    expected = engine.generate(prompt, method="cocoa-sig", alpha=6.0, max_new_tokens=24, stop=("\n",))
+    assert cocoa_lm.generate_until(requests("generate_until", arguments), disable_tqdm=True) == [expected.text]
+
+
+def test_span_scores_are_the_engines(engine: CocoaEngine, cocoa_lm: CocoaLM) -> None:
+    arguments = [(CONTEXT, " Paris."), ("The sky is", " blue."), (CONTEXT, " Rome.")]
+    expected = [engine.score(*pair, method="cocoa-sig", alpha=6.0).spans[0].score for pair in arguments]
+    assert cocoa_lm.span_score(requests("span_score", arguments)) == pytest.approx(expected, abs=1e-3)
+
+
+def test_greedy_flags_ignore_the_generation_config() -> None:
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer()
+    plain = CocoaLM(engine=CocoaEngine(model, tokenizer))
+    context = "the thing is "
+    ids = plain.tok_encode(context)
+    with torch.inference_mode():
+        for _ in range(6):
+            ids = [*ids, int(model(torch.tensor([ids])).logits[0, -1].argmax())]
+    start = len(plain.tok_encode(context))
+    pairs = [(("", ""), ids[:start], ids[start:]), (("", ""), ids[:start], [*ids[start:-1], ids[-1] + 1])]
+    expected = [greedy for _, greedy in plain._loglikelihood_tokens(pairs, disable_tqdm=True)]
+    assert expected == [True, False]
+    model.generation_config.repetition_penalty = 5.0
+    penalised = CocoaLM(engine=CocoaEngine(model, tokenizer))
+    assert [greedy for _, greedy in penalised._loglikelihood_tokens(pairs, disable_tqdm=True)] == expected
+
+
+def test_sampling_and_strange_options_are_refused(cocoa_lm: CocoaLM) -> None:
+    for options, message in [
+        ({"do_sample": True, "temperature": 0.7}, "asks for sampling"),
+        ({"num_beams": 4}, "beam search"),
+        ({"repetition_penalti": 1.2}, "unknown option 'repetition_penalti'"),
+        ({"max_gen_toks": 10**6}, "no room for a prompt"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            cocoa_lm.generate_until(requests("generate_until", [("x", options)]), disable_tqdm=True)
+
+
+def test_every_setting_is_a_model_arg(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: dict[str, Any] = {}
+
+    def from_pretrained(model_name: str | None = None, **options: Any) -> CocoaEngine:
+        loaded.update(options, model_name=model_name)
+        return CocoaEngine(engine.model, engine.tokenizer, runtime=options["runtime"])
+
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", from_pretrained)
+    values = {
+        "method": "cocoa", "metric": "con_mlds", "alpha": 1.5, "gamma": 0.5, "max_candidates": 3, "max_span_tokens": 4,
+        "span_boundary": "left", "span_log_prob": "mean", "middle_layers": "8-16", "final_layer": "pre_norm",
+        "dola_layers": "16-18", "dola_relative_top": 0.2, "decore_heads": "heads.json", "decore_masked_heads": 3,
+        "diver_weight": 0.5, "repetition_penalty": 1.3, "max_risk": 1.5,
+        "max_new_tokens": 17, "temperature": 0.5, "seed": 3, "stop": "###",
+        "forward": "modules", "linears": "stock", "max_batch_size": 2, "max_queue": 9, "prefix_cache_mb": 1,
+        "draft_tokens": 0, "cuda_graphs": False,
+    }  # fmt: skip
+    fields = {**CocoaConfig.model_fields, **Runtime.model_fields}
+    assert values.keys() == fields.keys()
+    assert all(value != fields[name].default for name, value in values.items())
+    text = ",".join(f"{name}={value}" for name, value in values.items())
+    lm = get_model("cocoa").create_from_arg_string(f"pretrained=,revision=main,dtype=float32,{text}")
+    assert (loaded["model_name"], loaded["dtype"], loaded["model_kwargs"]) == (None, "float32", {"revision": "main"})
+    expected = {**values, "middle_layers": (8, 16), "dola_layers": "16,18", "stop": ("###",)}
+    assert {name: getattr(lm.config, name) for name in CocoaConfig.model_fields} == {
+        name: expected[name] for name in CocoaConfig.model_fields
+    }
+    assert lm.engine.runtime == Runtime(**{name: values[name] for name in Runtime.model_fields})
+    assert lm.get_model_info()["cocoa_config"]["alpha"] == 1.5
+    json.dumps(lm.get_model_info())
+
+
+@pytest.mark.parametrize(
+    ("written", "layers"), [("16", "16"), ("16-18-20", "16,18,20"), ("16-18", "16,18"), ("low", "low")]
+)
+def test_layers_of_dola_in_a_text(
+    engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, written: str, layers: str
+) -> None:
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: engine)
+    lm = get_model("cocoa").create_from_arg_string(f"method=dola,dola_layers={written}")
+    assert lm.config.dola_layers == layers
+    assert CocoaLM(engine=engine, dola_layers=[16, 18]).config.dola_layers == "16,18"
+    with pytest.raises(ConfigError, match="dola_layers"):
+        get_model("cocoa").create_from_arg_string("method=dola,dola_layers=16-x")
+
+
+@pytest.mark.parametrize(
+    ("options", "device_map"),
+    [
+        ({"device": "cuda:0"}, None),  # what the harness's command line says where there is no GPU, too
+        ({"device": "cpu"}, None),
+        ({"device": "mps"}, "mps"),
+        ({"device": "cuda:0", "device_map": "auto"}, "auto"),
+    ],
+)
+def test_devices(
+    engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], device_map: str | None
+) -> None:
+    loaded: dict[str, Any] = {}
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **given: loaded.update(given) or engine)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    CocoaLM(**options)
+    assert loaded["device_map"] == device_map
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    CocoaLM(**options)
+    assert loaded["device_map"] == (device_map or {"cuda:0": "cuda:0"}.get(options["device"]))
+
+
+def test_bad_model_args(engine: CocoaEngine) -> None:
+    with pytest.raises(ConfigError, match=r"unknown option 'alfa' \(did you mean 'alpha'\?\)"):
+        CocoaLM(alfa=1)
+    with pytest.raises(ConfigError, match="batch_size"):
+        CocoaLM(engine=engine, batch_size="many")
+    with pytest.raises(ConfigError, match="method"):
+        CocoaLM(engine=engine, method="dowsing")
+    with pytest.raises(ConfigError, match="loaded already"):
+        CocoaLM(engine=engine, forward="modules")
+
+
+def run(engine: CocoaEngine, tasks: list[str], data: Any, **options: Any) -> dict[str, Any]:
+    manager = TaskManager(include_path=TASKS_PATH, include_defaults=False, metadata={"data": data})
+    found = lm_eval.simple_evaluate(
+        model="cocoa",
+        model_args={"engine": engine, **options.pop("model_args", {})},
+        tasks=tasks,
+        task_manager=manager,
+        bootstrap_iters=0,
+        **options,
+    )
+    assert found is not None
+    return found
+
+
+def test_our_tasks_give_what_our_command_gives(
+    engine: CocoaEngine, data_files: dict[str, Path], tmp_path: Path
+) -> None:
+    arm = Arm("cocoa-sig", "f_mlds", 2.5)
+    names = ["truthfulqa_mc", "nq", "gsm8k"]
+    data = {f"cocoa_{name}": str(data_files[name]) for name in names}
+    found = run(engine, list(data), data, gen_kwargs={"max_gen_toks": 12})
+    for name in names:
+        ours = evaluate(
+            engine,
+            TASKS[name],
+            load_samples(name, data_files[name]),
+            [arm],
+            tmp_path / name,
+            config=CocoaConfig(max_new_tokens=12),
+        )
+        for metric, figure in ours["arms"][0]["metrics"].items():
+            assert found["results"][f"cocoa_{name}"][f"{metric},none"] == pytest.approx(figure["mean"], abs=1e-6)
+    score = found["samples"]["cocoa_truthfulqa_mc"][0]["filtered_resps"][0]
+    first = load_samples("truthfulqa_mc", data_files["truthfulqa_mc"])[0]
+    assert score == pytest.approx(engine.score(first.prompt, first.choices[0]).spans[0].score, abs=1e-3)
+
+
+def test_every_task_runs(engine: CocoaEngine, data_files: dict[str, Path]) -> None:
+    data = {f"cocoa_{name}": str(path) for name, path in data_files.items()}
+    with pytest.raises(ValueError, match="unsafe"):
+        run(engine, ["cocoa_mbpp"], data)
+    found = run(
+        engine,
+        list(data),
+        data,
+        limit=1,
+        model_args={"method": "greedy"},
+        gen_kwargs={"max_gen_toks": 4},
+        confirm_run_unsafe_code=True,
+    )
+    for name, task in TASKS.items():
+        for column in task.columns:
+            assert math.isfinite(found["results"][f"cocoa_{name}"][f"{column.metric},none"])
+            assert found["higher_is_better"][f"cocoa_{name}"][column.metric] == (column.better == "more")
+        if not task.multiple_choice:
+            assert found["configs"][f"cocoa_{name}"]["generation_kwargs"]["until"] == list(task.until)
+
+
+def test_chat_templates_are_applied_as_hf_does(engine: CocoaEngine, hf: HFLM, data_files: dict[str, Path]) -> None:
+    """The harness's ``apply_chat_template``: the same prompts and, decoding greedily, the same answers."""
+    data = {"cocoa_nq": str(data_files["nq"]), "cocoa_truthfulqa_mc": str(data_files["truthfulqa_mc"])}
+    options: dict[str, Any] = {
+        "apply_chat_template": True,
+        "system_instruction": "Be brief.",
+        "limit": 2,
+        "gen_kwargs": {"max_gen_toks": 8},
+    }
+    ours = run(engine, ["cocoa_nq"], data, model_args={"method": "greedy"}, **options)
+    manager = TaskManager(include_path=TASKS_PATH, include_defaults=False, metadata={"data": data})
+    theirs = lm_eval.simple_evaluate(model=hf, tasks=["cocoa_nq"], task_manager=manager, bootstrap_iters=0, **options)
+    assert theirs is not None
+    for one, other in zip(ours["samples"]["cocoa_nq"], theirs["samples"]["cocoa_nq"], strict=True):
+        assert one["arguments"][0][0] == other["arguments"][0][0]
+        assert "<|im_start|>system\nBe brief.<|im_end|>" in one["arguments"][0][0]
+        assert one["resps"] == other["resps"]
+    lm = CocoaLM(engine=engine)
+    assert lm.chat_template(True) == hf.chat_template(True) == engine.tokenizer.chat_template
+    assert lm.tokenizer_name
+
+    found = run(engine, ["cocoa_truthfulqa_mc"], data, **options)
+    first = load_samples("truthfulqa_mc", data_files["truthfulqa_mc"])[0]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": first.prompt}]
+    expected = engine.score(engine.render_chat(messages), first.choices[0].lstrip()).spans[0].score
+    assert found["samples"]["cocoa_truthfulqa_mc"][0]["filtered_resps"][0] == pytest.approx(expected, abs=1e-3)
+
+
+def test_chat_templates_that_write_special_tokens_or_take_no_system_message() -> None:
+    tokenizer = sentencepiece_like_tokenizer()  # it puts <bos> before every text
+    tokenizer.chat_template = (
+        "{{ bos_token }}{% for message in messages %}{% if message.role == 'system' %}"
+        "{{ raise_exception('no system message') }}{% endif %}{{ message.content }} {% endfor %}"
+        "{% if add_generation_prompt %}the{% if loud %}!{% endif %}{% endif %}"
+    )
+    engine = CocoaEngine(tiny_model("llama"), tokenizer)
+    lm = CocoaLM(engine=engine)
+    chat = [{"role": "system", "content": "x"}, {"role": "user", "content": "hi"}]
+    text = lm.apply_chat_template(chat)
+    assert text == "<bos>hi the"
+    assert CocoaLM(engine=engine, chat_template_args={"loud": True}).apply_chat_template(chat) == "<bos>hi the!"
+    ids = engine.encode("hi the")
+    assert lm.tok_encode(text) == ids
+    (score,) = lm.span_score(requests("span_score", [(text, " thing")]))
+    assert score == pytest.approx(engine.score("hi the", " thing").spans[0].score, abs=1e-4)
+    with pytest.raises(ChatTemplateError, match="no chat template"):
+        CocoaLM(engine=CocoaEngine(tiny_model("llama"), tiny_tokenizer())).apply_chat_template(chat)
+
+
+def test_tasks_without_their_data(engine: CocoaEngine, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--metadata"):
+        run(engine, ["cocoa_nq"], None)
+    with pytest.raises(DataError, match="there is no file"):
+        run(engine, ["cocoa_nq"], str(tmp_path / "none.jsonl"))
+
+
+def test_command_line(
+    engine: CocoaEngine,
+    data_files: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # reading the harness's thousands of own tasks would take half a minute
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", partial(TaskManager, include_defaults=False))
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: engine)
+    data = json.dumps({"data": str(data_files["truthfulqa_mc"])})
+    command = ["run", "--model", "cocoa", "--model_args", "pretrained=,method=cocoa,alpha=1.0,middle_layers=8-16"]
+    command += ["--tasks", "cocoa_truthfulqa_mc", "--metadata", data, "--limit", "1", "--output_path", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["lm_eval", *command])
+    main()
+    assert "|cocoa_truthfulqa_mc|" in capsys.readouterr().out
+    (file,) = tmp_path.rglob("results_*.json")
+    results = json.loads(file.read_text())
+    first = load_samples("truthfulqa_mc", data_files["truthfulqa_mc"])[0]
+    scored = engine.score(first.prompt, first.choices, method="cocoa", alpha=1.0, middle_layers=(8, 16))
+    scores = [one.spans[0].score for one in scored]
+    n = len(first.references)
+    found = results["results"]["cocoa_truthfulqa_mc"]["mc2,none"]
+    assert found == pytest.approx(metrics.mc2(scores[:n], scores[n:]), abs=1e-4)
+    assert results["config"]["cocoa_config"]["middle_layers"] == [8, 16]

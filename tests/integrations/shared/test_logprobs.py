@@ -1,0 +1,52 @@
+"""Token log-probabilities agree with the text they are of, whatever the tokens are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cocoa_engine import CocoaEngine, Generation
+from cocoa_integrations.logprobs import openai_logprobs
+from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
+
+
+def check(out: Generation, engine: CocoaEngine) -> list[dict[str, Any]]:
+    content: list[dict[str, Any]] = openai_logprobs(out.spans, engine)["content"]
+    assert "".join(entry["token"] for entry in content) == out.text
+    assert b"".join(bytes(entry["bytes"]) for entry in content) == out.text.encode()
+    return content
+
+
+def test_of_an_answer_that_ended(engine: CocoaEngine) -> None:
+    out = engine.chat([{"role": "user", "content": "Say only the word: yes"}], max_new_tokens=48)
+    assert out.finish_reason == "eos"
+    content = check(out, engine)
+    log_probs = [value for span in out.spans for value in span.token_log_probs]
+    assert [entry["logprob"] for entry in content] == log_probs[:-1]  # all but the end token's
+
+
+def test_of_characters_spread_over_tokens(engine: CocoaEngine) -> None:
+    out = engine.generate("🙂🙃🙂🙃🙂🙃🙂🙃🙂", max_new_tokens=18)
+    assert len(out.text) < len(out.token_ids)
+    assert len(check(out, engine)) == len(out.token_ids)
+
+
+def test_of_a_text_that_was_cut_off(engine: CocoaEngine) -> None:
+    whole = engine.generate("The capital of France is", max_new_tokens=12)
+    stop = whole.text[10:14]
+    out = engine.generate("The capital of France is", max_new_tokens=12, stop=stop)
+    assert out.finish_reason == "stop"
+    assert len(check(out, engine)) <= len(out.token_ids)
+
+
+@pytest.mark.parametrize("tokenizer", [tiny_tokenizer, sentencepiece_like_tokenizer])
+@pytest.mark.parametrize("seed", range(4))
+def test_of_random_tokens(tokenizer: Callable[[], Any], seed: int) -> None:
+    engine = CocoaEngine(tiny_model("llama", seed=seed), tokenizer())
+    for prompt in ([5, 6], [70, 80, 90], [33]):
+        out = engine.generate(prompt, max_new_tokens=40)
+        check(out, engine)
+        if len(out.text) > 6:
+            check(engine.generate(prompt, max_new_tokens=40, stop=out.text[3:5]), engine)

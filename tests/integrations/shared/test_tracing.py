@@ -1,0 +1,244 @@
+"""Risk in traces: attributes of the caller's OpenTelemetry span, whatever way an answer is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from langchain_core.runnables import RunnableLambda
+from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
+from llama_index.core.llms import ChatMessage
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from cocoa_engine import CocoaEngine
+from cocoa_integrations import tracing
+from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback
+from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
+from cocoa_integrations.llama_index import collect_risk
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+PROMPT = "Once upon a time"
+
+
+@pytest.fixture(scope="module")
+def engine() -> CocoaEngine:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    return CocoaEngine(tiny_model("llama", seed=6), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def chat(engine: CocoaEngine) -> ChatCocoa:
+    return ChatCocoa(engine=engine, max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def text_model(engine: CocoaEngine) -> CocoaLLM:
+    return CocoaLLM(engine=engine, max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def index_llm(engine: CocoaEngine) -> LlamaIndexLLM:
+    return LlamaIndexLLM(engine=engine, max_new_tokens=8)
+
+
+class Tracer:
+    """An SDK of its own, whose spans end in memory."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.span = provider.get_tracer("tests").start_as_current_span
+
+    def attributes(self, name: str = "call") -> dict[str, Any]:
+        """Of the one span of that name."""
+        [span] = [span for span in self.exporter.get_finished_spans() if span.name == name]
+        return dict(span.attributes or {})
+
+
+@pytest.fixture
+def tracer() -> Tracer:
+    return Tracer()
+
+
+def expected_of(*reports: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a span under which these answers were given."""
+    risks = [span["risk"] for report in reports for span in report["spans"]]
+    return {
+        "cocoa.max_risk": max(risks),
+        "cocoa.mean_risk": pytest.approx(sum(risks) / len(risks)),
+        "cocoa.risk_points": sum(report["risk_points"] for report in reports),
+        "cocoa.calibrated": False,
+        "cocoa.answers": len(reports),
+    }
+
+
+# One call, in every way there is.
+
+
+def _messages() -> list[ChatMessage]:
+    return [ChatMessage(role="user", content=PROMPT)]
+
+
+SYNC: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "chat.invoke": lambda chat, text, index: chat.invoke(PROMPT),
+    "chat.invoke streaming": lambda chat, text, index: chat.invoke(PROMPT, stream=True),
+    "chat.stream": lambda chat, text, index: list(chat.stream(PROMPT)),
+    "chat.batch": lambda chat, text, index: chat.batch([PROMPT]),
+    "chain.invoke": lambda chat, text, index: (RunnableLambda(str) | chat).invoke(PROMPT),
+    "chain.stream": lambda chat, text, index: list((chat | RunnableLambda(str)).stream(PROMPT)),
+    "llm.invoke": lambda chat, text, index: text.invoke(PROMPT),
+    "llm.stream": lambda chat, text, index: list(text.stream(PROMPT)),
+    "llm.with_risk": lambda chat, text, index: text.with_risk().invoke(PROMPT),
+    "index.complete": lambda chat, text, index: index.complete(PROMPT),
+    "index.stream_complete": lambda chat, text, index: list(index.stream_complete(PROMPT)),
+    "index.chat": lambda chat, text, index: index.chat(_messages()),
+    "index.stream_chat": lambda chat, text, index: list(index.stream_chat(_messages())),
+}
+
+
+@pytest.mark.parametrize("call", SYNC.values(), ids=SYNC)
+def test_the_callers_span_gets_the_risk(call: Any, chat: Any, text_model: Any, index_llm: Any, tracer: Tracer) -> None:
+    with get_risk_callback() as risk, collect_risk() as reports, tracer.span("call"):
+        call(chat, text_model, index_llm)
+    [report] = risk.reports + reports
+    assert tracer.attributes() == expected_of(report)
+
+
+async def _drained(stream: Any) -> None:
+    async for _ in stream:
+        pass
+
+
+async def _drained_later(stream: Any) -> None:
+    await _drained(await stream)
+
+
+ASYNC: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "chat.ainvoke": lambda chat, text, index: chat.ainvoke(PROMPT),
+    "chat.astream": lambda chat, text, index: _drained(chat.astream(PROMPT)),
+    "chat.abatch": lambda chat, text, index: chat.abatch([PROMPT]),
+    "chat.astream_events": lambda chat, text, index: _drained(chat.astream_events(PROMPT, version="v2")),
+    "chain.astream": lambda chat, text, index: _drained((chat | RunnableLambda(str)).astream(PROMPT)),
+    "llm.ainvoke": lambda chat, text, index: text.ainvoke(PROMPT),
+    "llm.astream": lambda chat, text, index: _drained(text.astream(PROMPT)),
+    "index.acomplete": lambda chat, text, index: index.acomplete(PROMPT),
+    "index.astream_complete": lambda chat, text, index: _drained_later(index.astream_complete(PROMPT)),
+    "index.achat": lambda chat, text, index: index.achat(_messages()),
+    "index.astream_chat": lambda chat, text, index: _drained_later(index.astream_chat(_messages())),
+}
+
+
+@pytest.mark.parametrize("call", ASYNC.values(), ids=ASYNC)
+async def test_the_callers_span_gets_the_risk_of_async_calls(
+    call: Any, chat: Any, text_model: Any, index_llm: Any, tracer: Tracer
+) -> None:
+    with get_risk_callback() as risk, collect_risk() as reports, tracer.span("call"):
+        await call(chat, text_model, index_llm)
+    [report] = risk.reports + reports
+    assert tracer.attributes() == expected_of(report)
+
+
+# Several, and none.
+
+
+def test_answers_under_one_span_are_summed_up(
+    chat: ChatCocoa, text_model: CocoaLLM, index_llm: LlamaIndexLLM, tracer: Tracer
+) -> None:
+    with get_risk_callback() as risk, collect_risk() as reports, tracer.span("call"):
+        chat.batch(["a", "b", "c"])  # in threads
+        text_model.batch(["a", "b"])
+        index_llm.complete("a")
+    reports = [*risk.reports, *reports]
+    assert len(reports) == 6
+    assert tracer.attributes() == expected_of(*reports)
+
+
+async def test_tasks_write_to_spans_of_their_own(chat: ChatCocoa, tracer: Tracer) -> None:
+    prompts = ["a", "b", "c"]
+
+    async def ask(prompt: str) -> Any:
+        with tracer.span(prompt):
+            return get_risk(await chat.ainvoke(prompt))
+
+    reports = await asyncio.gather(*map(ask, prompts))
+    assert [tracer.attributes(prompt) for prompt in prompts] == [expected_of(report) for report in reports]
+
+
+def test_the_innermost_span_gets_it(chat: ChatCocoa, tracer: Tracer) -> None:
+    with tracer.span("chain"), tracer.span("call"):
+        chat.invoke("a")
+    assert tracer.attributes()["cocoa.answers"] == 1
+    assert tracer.attributes("chain") == {}
+
+
+@pytest.mark.parametrize("framework", ["langchain", "llama_index"])
+def test_a_stream_belongs_to_the_span_in_which_it_began(
+    chat: ChatCocoa, index_llm: LlamaIndexLLM, tracer: Tracer, framework: str
+) -> None:
+    with get_risk_callback() as risk, collect_risk() as reports, tracer.span("call"):
+        stream: Iterator[Any] = iter(chat.stream("a") if framework == "langchain" else index_llm.stream_complete("a"))
+        next(stream)
+        with tracer.span("reader"):
+            contextvars.Context().run(lambda: list(stream))  # where nothing is known of either span
+    [report] = risk.reports + reports
+    assert tracer.attributes() == expected_of(report)
+    assert tracer.attributes("reader") == {}
+
+
+def test_a_span_that_has_ended_and_a_broken_stream_get_nothing(
+    chat: ChatCocoa, index_llm: LlamaIndexLLM, tracer: Tracer
+) -> None:
+    with tracer.span("ended"):
+        late = iter(chat.stream("a"))
+        next(late)
+    list(late)
+    with tracer.span("broken"):
+        next(chat.stream("a"))
+        next(index_llm.stream_complete("a"))
+        with pytest.raises(Exception, match="empty"):
+            chat.invoke("")
+    assert tracer.attributes("ended") == tracer.attributes("broken") == {}
+
+
+def test_without_a_span_nothing_happens_and_nothing_is_kept(chat: ChatCocoa, tracer: Tracer) -> None:
+    assert not trace.get_current_span().is_recording()
+    chat.invoke("a")
+    with tracer.span("call"):
+        chat.invoke("a")
+    tracer.exporter.clear()
+    assert len(tracing._totals) == 0  # spans that are gone leave nothing
+
+
+def test_opentelemetry_is_not_needed(
+    chat: ChatCocoa, index_llm: LlamaIndexLLM, tracer: Tracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tracer.span("call"):
+        monkeypatch.delitem(sys.modules, "opentelemetry.trace")
+        monkeypatch.setitem(sys.modules, "opentelemetry", None)  # as if it were not installed
+        chat.invoke("a")
+        list(chat.stream("a"))
+        index_llm.complete("a")
+        monkeypatch.undo()
+    assert tracer.attributes() == {}
+
+
+def test_the_report_is_in_the_outputs_of_runs(chat: ChatCocoa, text_model: CocoaLLM) -> None:
+    """What LangSmith is sent."""
+    runs = RunCollectorCallbackHandler()
+    report = get_risk(chat.invoke("a", {"callbacks": [runs]}))
+    list(chat.stream("a", {"callbacks": [runs]}))
+    text_report = text_model.with_risk().invoke("a", {"callbacks": [runs]})["risk"]
+    *chat_runs, text_run = [run.outputs["generations"][0][0] for run in runs.traced_runs if run.outputs]
+    for generation in chat_runs:
+        assert generation["message"]["kwargs"]["response_metadata"]["cocoa_risk"] == report
+    assert len(chat_runs) == 2
+    assert text_run["generation_info"]["cocoa_risk"] == text_report

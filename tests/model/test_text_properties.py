@@ -1,0 +1,220 @@
+"""Text assembly: spans concatenate to the answer, offsets are right, stop texts are cut wherever they fall.
+
+The tiny models write random text. With :class:`WellFormedText` it is well-formed, so that characters of two to four
+bytes are spread over tokens and spans; without it most of it is not text at all, which must be survived too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation
+from tests.helpers.prompts import PROMPTS
+from tests.helpers.reference import FullForward, Reference, assert_same
+from tests.helpers.tiny_models import (
+    EOS,
+    WellFormedText,
+    sentencepiece_like_tokenizer,
+    tiny_model,
+    tiny_tokenizer,
+    token_bytes,
+)
+
+TOKENIZERS = {"byte-level": tiny_tokenizer, "sentencepiece": sentencepiece_like_tokenizer}
+KNIFE_EDGE = 1e-4
+REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not text
+
+families = st.sampled_from(sorted(TOKENIZERS))
+PROMPT_TEXTS = ["the ", "das ist", "日本", "Ω 😀", "a", "да, да", "er is here", "\n\n"]
+prompts = st.sampled_from(PROMPT_TEXTS)
+boundaries = st.sampled_from(["right", "left", "own", "fixed"])
+
+
+class Family:
+    """An engine with one of the tokenizers and what checks it."""
+
+    def __init__(self, name: str) -> None:
+        self.tokenizer = TOKENIZERS[name]()
+        model = tiny_model("llama", seed=1)
+        self.engine = CocoaEngine(model, self.tokenizer)
+        self.forward = FullForward(model)
+        self.well_formed: list[LogitsProcessor] = [WellFormedText(self.tokenizer)]
+
+    def generate(self, prompt: str, *, well_formed: bool = True, **settings: Any) -> Generation:
+        processors = LogitsProcessorList(self.well_formed) if well_formed else None
+        return self.engine.generate(prompt, logits_processor=processors, **settings)
+
+    def check(self, answer: Generation, prompt: str, settings: dict[str, Any]) -> None:
+        """Against the reference, with well-formed text."""
+        reference = Reference(self.forward, self.tokenizer, CocoaConfig(**settings), logits_processor=self.well_formed)
+        expected = reference.generate(self.tokenizer(prompt).input_ids)
+        assume(expected.margin > KNIFE_EDGE)
+        if spoilt(answer.token_ids, self.tokenizer):
+            expected = replace(expected, text=answer.text)
+        assert_same(answer, expected)
+
+
+@cache
+def family(name: str) -> Family:
+    return Family(name)
+
+
+def spoilt(token_ids: list[int], tokenizer: Any) -> bool:
+    """Whether a broken character has changed the text before it.
+
+    A decoder with byte fallback writes a whole run of byte tokens as replacement characters if its end is not text:
+    a line feed in it, which is text by itself, is gone again. An answer that is streamed cannot follow.
+    """
+    return "<0x0A>" in tokenizer.get_vocab() and REPLACEMENT in tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+def check_assembly(answer: Generation, tokenizer: Any) -> None:
+    """What holds of every answer."""
+    assert "".join(span.text for span in answer.spans) == answer.text
+    assert all(answer.text[span.start : span.end] == span.text for span in answer.spans)
+    offset = 0
+    for span in answer.spans:
+        assert span.start == offset
+        offset = span.end
+    assert offset == len(answer.text)
+    assert [token for span in answer.spans for token in span.token_ids] == answer.token_ids
+    if answer.finish_reason != "stop" and not spoilt(answer.token_ids, tokenizer):
+        assert answer.text == tokenizer.decode(answer.token_ids, skip_special_tokens=True)
+    for stop in answer.config.stop:
+        assert stop not in answer.text
+    for span in answer.spans:
+        if span.chosen is not None:
+            assert span.candidates[span.chosen].token_ids == span.token_ids
+
+
+@settings(max_examples=25)
+@given(families, prompts, boundaries, st.booleans(), st.integers(1, 20), st.sampled_from([0.1, 0.3, 1.0]))
+def test_spans_concatenate_to_the_text(name, prompt, boundary, well_formed, max_new_tokens, gamma):
+    chosen = family(name)
+    settings = {"span_boundary": boundary, "max_new_tokens": max_new_tokens, "gamma": gamma, "max_candidates": 3}
+    answer = chosen.generate(prompt, well_formed=well_formed, **settings)
+    check_assembly(answer, chosen.tokenizer)
+
+
+def test_characters_are_split_over_spans():
+    """The properties of this file would be empty if no character ever crossed a border of spans."""
+    for name in TOKENIZERS:
+        chosen = family(name)
+        byte_of = token_bytes(chosen.tokenizer)
+        crossings = 0
+        for prompt in PROMPT_TEXTS:
+            answer = chosen.generate(prompt, max_new_tokens=20, gamma=0.1, max_candidates=3)
+            check_assembly(answer, chosen.tokenizer)
+            for span in answer.spans[:-1]:
+                begin = b"".join(byte_of[token] for token in span.token_ids)
+                crossings += begin.decode(errors="ignore") != begin.decode(errors="replace")
+        assert crossings > 2
+
+
+@settings(max_examples=40)
+@given(st.data(), families, prompts, boundaries)
+def test_stop_texts_from_the_model_s_own_answer(data, name, prompt, boundary):
+    """A stop text may begin and end anywhere: inside a token, across tokens, spans and characters."""
+    chosen = family(name)
+    settings = {"max_new_tokens": 14, "span_boundary": boundary, "max_candidates": 3}
+    free = chosen.generate(prompt, **settings).text
+    stops = []
+    for _ in range(data.draw(st.integers(1, 2), label="number of stop texts")):
+        start = data.draw(st.integers(0, max(0, len(free) - 1)), label="start")
+        end = data.draw(st.integers(start + 1, start + 6), label="end")
+        stops.append(free[start:end])
+    assume(all(stop and REPLACEMENT not in stop for stop in stops))
+    settings["stop"] = tuple(stops)
+
+    answer = chosen.generate(prompt, **settings)
+
+    check_assembly(answer, chosen.tokenizer)
+    chosen.check(answer, prompt, settings)
+    stream = chosen.engine.stream(prompt, logits_processor=LogitsProcessorList(chosen.well_formed), **settings)
+    assert list(stream) == answer.spans
+    assert stream.generation == answer
+
+
+@settings(max_examples=10)
+@given(families, st.lists(st.text("abc the日é\n", min_size=1, max_size=3), min_size=1, max_size=4, unique=True))
+def test_stop_texts_in_a_batch(name, stops):
+    chosen = family(name)
+    texts = ["the ", "日本 ist", "a"]
+    settings = {"max_new_tokens": 12, "stop": tuple(stops), "max_candidates": 3}
+    batch = chosen.engine.generate_batch(texts, logits_processor=LogitsProcessorList(chosen.well_formed), **settings)
+    for prompt, answer in zip(texts, batch, strict=True):
+        check_assembly(answer, chosen.tokenizer)
+        chosen.check(answer, prompt, settings)
+
+
+class Dictated(LogitsProcessor):
+    """Makes the model write the given tokens and then end."""
+
+    def __init__(self, prompt_length: int, token_ids: list[int]) -> None:
+        self.prompt_length = prompt_length
+        self.token_ids = [*token_ids, EOS]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        token = self.token_ids[input_ids.shape[1] - self.prompt_length]
+        return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([token]), 0.0)
+
+
+@pytest.mark.parametrize("max_new_tokens", [2, 8])
+@pytest.mark.parametrize(
+    ("pieces", "stop", "text", "tokens"),
+    [
+        ([b"x", "日".encode(), b"y"], "日", "x", 2),
+        ([b"x", "日".encode()[:2], "日".encode()[2:]], "日", "x", 3),
+        ([b"x", "日".encode() + "本".encode()[:1], "本".encode()[1:2], "本".encode()[2:]], "日", "x", 2),
+        ([b"x", "日".encode() + "本".encode()[:1], "本".encode()[1:2], "本".encode()[2:]], "x日", "", 2),
+        ([b"the ", b"is", b"er"], "e i", "th", 2),
+        ([b"the ", b"is", b"er"], "he", "t", 1),
+    ],
+)
+def test_stop_texts_in_dictated_tokens(pieces, stop, text, tokens, max_new_tokens):
+    """The answer ends with the token that completes the stop text, even if that begins another character."""
+    chosen = family("byte-level")
+    byte_of = token_bytes(chosen.tokenizer)
+    dictated = [byte_of.index(piece) for piece in pieces]
+    answer = chosen.engine.generate(
+        [5], logits_processor=LogitsProcessorList([Dictated(1, dictated)]), stop=stop, max_new_tokens=max_new_tokens
+    )
+    check_assembly(answer, chosen.tokenizer)
+    if tokens <= max_new_tokens:
+        assert (answer.text, answer.finish_reason) == (text, "stop")
+    assert answer.token_ids == dictated[: min(tokens, max_new_tokens)]
+
+
+# The real model.
+
+
+@pytest.mark.parametrize("name", ["question", "chinese", "emoji", "code"])
+def test_real_answers(engine, name):
+    answer = engine.generate(PROMPTS[name], max_new_tokens=10)
+    check_assembly(answer, engine.tokenizer)
+    assert answer.text
+
+
+@pytest.fixture(scope="module")
+def greedy_text(engine: CocoaEngine) -> str:
+    text = engine.generate(PROMPTS["list"], max_new_tokens=14, method="greedy").text
+    assert len(text) > 20
+    return text
+
+
+@pytest.mark.parametrize(("start", "length"), [(0, 1), (5, 9), (11, 3)])
+def test_stop_texts_of_a_real_answer(engine, greedy_text, start, length):
+    stop = greedy_text[start : start + length]
+    answer = engine.generate(PROMPTS["list"], max_new_tokens=14, method="greedy", stop=stop)
+    check_assembly(answer, engine.tokenizer)
+    assert answer.text == greedy_text.split(stop)[0]
+    assert answer.finish_reason == "stop"

@@ -1,0 +1,148 @@
+"""The candidates grown on a given text are those that a decode would weigh there, however they are fed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from cocoa_engine import CocoaConfig, CocoaEngine, NonFiniteLogitsError
+from cocoa_engine.execution.backends import Backend
+from cocoa_engine.scoring.candidates import Grower, risk_points
+from cocoa_engine.spans import Candidate
+from tests.helpers.forward_passes import record, steps
+from tests.helpers.inside import assert_idle
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+PROMPT = [5, 6, 7, 8]
+
+
+def decoded(engine: CocoaEngine, prompt: list[int], text: list[int], config: CocoaConfig) -> list[list[Candidate]]:
+    """What a decode weighs at each token of a text, from a prompt that holds what is before it."""
+    found = []
+    for at in range(len(text)):
+        settings = config.replace(max_new_tokens=config.max_span_tokens)
+        with engine.stream([*prompt, *text[:at]], config=settings) as stream:
+            found.append(next(stream).candidates)
+    return found
+
+
+def assert_alike(grown: list[list[Candidate]], expected: list[list[Candidate]]) -> None:
+    assert [[one.token_ids for one in each] for each in grown] == [[one.token_ids for one in each] for each in expected]
+    for each, others in zip(grown, expected, strict=True):
+        for one, other in zip(each, others, strict=True):
+            assert one.text == other.text
+            assert one.is_greedy == other.is_greedy
+            for figure in ("log_prob", "con_mlds", "f_mlds", "score"):
+                assert getattr(one, figure) == pytest.approx(getattr(other, figure), abs=2e-3)
+            for figures in ("token_log_probs", "token_entropies", "token_margins"):
+                assert getattr(one, figures) == pytest.approx(getattr(other, figures), abs=2e-3)
+
+
+def some_text(engine: CocoaEngine, prompt: list[int], tokens: int) -> list[int]:
+    """A text that keeps to what is likely, but for every fifth token."""
+    dice = random.Random(0)
+    text: list[int] = []
+    while len(text) < tokens:
+        rest = engine.generate([*prompt, *text], max_new_tokens=4).token_ids
+        text += [*rest, dice.randrange(3, 200)]
+    return text[:tokens]
+
+
+@pytest.mark.parametrize("boundary", ["right", "left", "own", "fixed"])
+def test_as_a_decode_weighs_them_on_the_real_model(engine: CocoaEngine, boundary: str) -> None:
+    config = CocoaConfig(span_boundary=boundary, max_span_tokens=6, metric="con_mlds")
+    prompt = engine.encode("Rivers of Europe, the longest first:")
+    texts = [engine.encode(text) for text in (" the Volga, the Danube", " the Volga and the Nile", " Rhine")]
+    found = Grower(engine, config)(prompt, texts)
+    assert sum(bool(each) for grown in found for each in grown) > 8
+    for grown, text in zip(found, texts, strict=True):
+        assert_alike(grown, decoded(engine, prompt, text, config))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "gemma3_text", "gpt2", "phi", "mamba"])
+def test_on_other_architectures_and_without_a_shared_cache(architecture: str) -> None:
+    engine = CocoaEngine(tiny_model(architecture), tiny_tokenizer())
+    config = CocoaConfig(max_span_tokens=5, max_candidates=3)
+    text = some_text(engine, PROMPT, 14)
+    texts = [text, text[:6], [*text[:3], 9, 10]]
+    found = Grower(engine, config)(PROMPT, texts)
+    assert any(found[0])
+    for grown, one in zip(found, texts, strict=True):
+        assert_alike(grown, decoded(engine, PROMPT, one, config))
+
+
+def test_a_long_text_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    config = CocoaConfig(max_span_tokens=5, max_candidates=3)
+    text = some_text(engine, PROMPT, 20)
+    at_once = Grower(engine, config)(PROMPT, [text, text[:7]])
+    monkeypatch.setattr(Backend, "paths_per_step", 6)
+    in_pieces = Grower(engine, config)(PROMPT, [text, text[:7]])
+    for grown, expected in zip(in_pieces, at_once, strict=True):
+        assert any(expected)
+        assert_alike(grown, expected)
+
+
+def test_what_texts_share_is_fed_once() -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    grower = Grower(engine, CocoaConfig(max_span_tokens=5, max_candidates=3))
+    text = some_text(engine, PROMPT, 12)
+    passes, sums = record(engine), []
+    for texts in ([text], [text, text, text[:5]]):
+        passes.clear()
+        grower(PROMPT, texts)
+        sums.append(sum(map(sum, steps(passes))))
+    assert sums[0] == sums[1] > 2 * len(text)
+
+
+def test_branches_end_with_the_context_window() -> None:
+    engine = CocoaEngine(tiny_model("llama", max_position_embeddings=24), tiny_tokenizer())
+    config = CocoaConfig(max_span_tokens=5, max_candidates=3, gamma=0.05)
+    text = some_text(engine, PROMPT, 12)
+    text += [*some_text(engine, [*PROMPT, *text], 4), 9, 10, 11, 12]
+    assert engine.context_window == len(PROMPT) + len(text)
+    (grown,) = Grower(engine, config)(PROMPT, [text])
+    assert all(len(one.token_ids) <= len(text) - at for at, each in enumerate(grown) for one in each)
+    assert_alike(grown[-4:], decoded(engine, PROMPT, text, config)[-4:])
+
+
+def test_logits_that_are_no_numbers() -> None:
+    model = tiny_model("llama")
+    with torch.no_grad():
+        model.lm_head.weight[7] = float("nan")
+    engine = CocoaEngine(model, tiny_tokenizer())
+    with pytest.raises(NonFiniteLogitsError, match="token 4 of the sequence"):
+        Grower(engine, CocoaConfig())(PROMPT, [[5, 6]])
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mamba"])
+def test_a_branch_whose_logits_are_no_numbers(architecture: str) -> None:
+    model = tiny_model(architecture)
+    engine = CocoaEngine(model, tiny_tokenizer())
+    config = CocoaConfig(max_span_tokens=5, max_candidates=3, gamma=0.05)
+    text = some_text(engine, PROMPT, 6)
+    (grown,) = Grower(engine, config)(PROMPT, [text])
+    rivals = [one.token_ids[0] for each in grown for one in each if one.token_ids[0] not in [*PROMPT, *text]]
+    with torch.no_grad():
+        model.get_input_embeddings().weight[rivals[0]] = float("nan")
+    with pytest.raises(NonFiniteLogitsError, match="of the sequence"):
+        Grower(engine, config)(PROMPT, [text])
+    if architecture == "llama":  # the other holds no cache of the engine's
+        assert_idle(engine)
+
+
+def test_the_risk_points_of_a_decoded_text(engine: CocoaEngine) -> None:
+    """They are those at which the decode stood, whatever competes within the spans that it kept."""
+    config = engine.config.replace(max_new_tokens=48, max_span_tokens=6)
+    prompt = engine.encode("Rivers of Europe, the longest first:")
+    generation = engine.generate(prompt, config=config)
+    (grown,) = Grower(engine, config)(prompt, [generation.token_ids])
+    expected = [span.candidates for span in generation.spans if span.candidates]
+    whole = [at for at, span in enumerate(generation.spans) if span.preceding.tokens + 6 <= 48 and span.candidates]
+    assert len(whole) > 4
+    assert sum(bool(each) for each in grown) > len(expected)  # others compete, too
+    assert_alike(risk_points(grown)[: len(whole)], expected[: len(whole)])
+    assert len(risk_points(grown)) == len(expected)

@@ -1,0 +1,193 @@
+"""What a context changed of each span: against plain scores of each span by itself, and against the naive reference."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from transformers import GenerationConfig
+
+from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, ContextLift, Generation, PromptError, context_lift
+from cocoa_engine.scoring.context_lift import context_lift_of_text
+from tests.helpers.hooks import hook_count
+from tests.helpers.prompts import chat
+from tests.helpers.reference import FullForward, dis
+from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
+
+CONTEXT = "The lighthouse of Hvalnes was built by the engineer Marta Lindqvist in 1911."
+QUESTION = "Who built the lighthouse of Hvalnes, and in which year?"
+WITH, WITHOUT = chat(f"{CONTEXT}\n\n{QUESTION}"), chat(QUESTION)
+
+
+def by_plain_scores(engine: CocoaEngine, generation: Generation, full: list[int], bare: list[int]) -> list[ContextLift]:
+    """Each span by itself, after the prompt and the spans before it."""
+    lifts = []
+    before: list[int] = []
+    for span in generation.spans:
+        (a,), (b,) = (
+            engine.score([*prompt, *before], span.token_ids, config=generation.config).spans for prompt in (full, bare)
+        )
+        before += span.token_ids
+        lifts.append(
+            ContextLift(
+                log_prob=a.log_prob - b.log_prob,
+                con_mlds=a.con_mlds - b.con_mlds,
+                f_mlds=a.f_mlds - b.f_mlds,
+                token_log_probs=[x - y for x, y in zip(a.token_log_probs, b.token_log_probs, strict=True)],
+            )
+        )
+    return lifts
+
+
+def assert_same(found: list[ContextLift], expected: list[ContextLift]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-3)
+        assert one.log_prob == pytest.approx(other.log_prob, abs=2e-3)
+        assert (one.con_mlds, one.f_mlds) == pytest.approx((other.con_mlds, other.f_mlds), abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def answer(engine: CocoaEngine) -> Generation:
+    generation = engine.generate(WITH, max_new_tokens=24)
+    assert len(generation.spans) > 1
+    return generation
+
+
+def test_against_plain_scores_on_the_real_model(engine: CocoaEngine, answer: Generation) -> None:
+    expected = by_plain_scores(engine, answer, engine.encode(WITH), engine.encode(WITHOUT))
+    assert_same(context_lift(engine, answer, WITHOUT), expected)
+    assert_same(context_lift(engine, answer, engine.encode(WITHOUT), with_context=WITH), expected)
+    assert hook_count(engine.model) == 0
+
+
+def test_what_stands_in_the_context_is_lifted(engine: CocoaEngine, answer: Generation) -> None:
+    lifts = context_lift(engine, answer, WITHOUT)
+    of_name = [lift.log_prob for lift, span in zip(lifts, answer.spans, strict=True) if "Lindqvist" in span.text]
+    assert of_name
+    assert min(of_name) > 5
+    assert lifts[0].model_validate_json(lifts[0].model_dump_json()) == lifts[0]
+    same = context_lift(engine, answer, WITH)
+    assert [lift.log_prob for lift in same] == pytest.approx([0] * len(same), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"span_log_prob": "mean", "final_layer": "pre_norm", "middle_layers": (1, 4)}]
+)
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2", "mamba"])
+def test_against_naive_teacher_forcing(architecture: str, settings: dict[str, Any]) -> None:
+    model, config = tiny_model(architecture), CocoaConfig(max_new_tokens=20, **settings)
+    engine = CocoaEngine(model, tiny_tokenizer(), config=config)
+    full, bare = [*range(20, 50), 7, 8], [7, 8]
+    generation = engine.generate(full)
+    naive = FullForward(model)
+    m, n = config.middle_layers or (2, 4)
+
+    def figures(prompt: list[int], start: int, end: int) -> tuple[list[float], float, float]:
+        log_probs = []
+        for at in range(start, end):
+            logits, _, _ = naive(prompt, generation.token_ids[:at])
+            log_probs.append(logits[0].double().log_softmax(-1)[generation.token_ids[at]].item())
+        _, hidden, before_norm = naive(prompt, generation.token_ids[:end])
+        pooled = hidden[:, start:end].mean(dim=1)
+        final = before_norm[start:end].mean(dim=0) if config.final_layer == "pre_norm" else pooled[-1]
+        con = sum(dis(pooled[j], pooled[j + 1]) for j in range(m, n)) / (n - m + 1)
+        return log_probs, con, sum(dis(pooled[j], final) for j in range(m, n + 1)) / (n - m + 1)
+
+    cuts = [0]
+    for span in generation.spans:
+        cuts.append(cuts[-1] + len(span.token_ids))
+    expected = []
+    for start, end in pairwise(cuts):
+        (a, a_con, a_f), (b, b_con, b_f) = (figures(prompt, start, end) for prompt in (full, bare))
+        tokens = [x - y for x, y in zip(a, b, strict=True)]
+        log_prob = math.fsum(tokens) / (len(tokens) if config.span_log_prob == "mean" else 1)
+        expected.append(
+            ContextLift(log_prob=log_prob, con_mlds=a_con - b_con, f_mlds=a_f - b_f, token_log_probs=tokens)
+        )
+    assert len(expected) > 1
+    assert_same(context_lift(engine, generation, bare), expected)
+
+
+def test_one_forward_pass_more() -> None:
+    engine = CocoaEngine(tiny_model("gpt2"), tiny_tokenizer())
+    generation = engine.generate([5, 6, 7, 8], max_new_tokens=12)
+    fed: list[int] = []
+    engine.model.register_forward_pre_hook(
+        lambda _, __, inputs: fed.append(inputs["input_ids"].numel()), with_kwargs=True
+    )
+    context_lift(engine, generation, [7, 8])
+    assert fed == [2 + len(generation.token_ids)]
+
+
+def test_processors_are_left_out_where_the_prompt_is_given() -> None:
+    """A repetition penalty changes log p of the answer, but not what the model itself makes of it."""
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    full, bare = [5, 6, 7, 8], [7, 8]
+    generation = engine.generate(full, max_new_tokens=12, repetition_penalty=1.8)
+    expected = by_plain_scores(engine, generation, full, bare)
+    assert_same(context_lift(engine, generation, bare, with_context=full), expected)
+    same = context_lift(engine, generation, full, with_context=full)
+    assert [lift.log_prob for lift in same] == pytest.approx([0] * len(same), abs=1e-3)
+    assert generation.processed
+    assert not engine.generate(full, max_new_tokens=1).processed
+    assert engine.stream(full, repetition_penalty=1.8).processed
+    assert not engine.stream(full).processed
+    assert engine.stream(full).prompt == full
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.8},
+        {"logits_processor": [lambda ids, logits: logits / 2]},
+        {"generation_config": GenerationConfig(no_repeat_ngram_size=1)},
+        {"method": "dola"},  # which has a penalty of its own
+    ],
+)
+def test_a_processed_answer_is_not_compared_with_what_was_not(options: dict[str, Any]) -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    generation = engine.generate([5, 6, 7, 8], max_new_tokens=4, **options)
+    with pytest.raises(ConfigError, match="give with_context="):
+        context_lift(engine, Generation.model_validate_json(generation.model_dump_json()), [7, 8])
+    assert context_lift(engine, generation, [7, 8], with_context=[5, 6, 7, 8])
+
+
+def test_of_a_text(engine: CocoaEngine, answer: Generation) -> None:
+    """The same as of the generation, but for an end-of-sequence token."""
+    texts = [span.text for span in answer.spans]
+    found = context_lift_of_text(engine, texts, WITH, WITHOUT, answer.config)
+    known = context_lift(engine, answer, WITHOUT)
+    last = len(answer.spans[-1].token_ids) - (answer.finish_reason == "eos")
+    for number, (one, other) in enumerate(zip(found, known, strict=True)):
+        assert one is not None
+        count = last if number == len(known) - 1 else None
+        assert one.token_log_probs == pytest.approx(other.token_log_probs[:count], abs=1e-3)
+    assert context_lift_of_text(engine, ["", *texts], WITH, WITHOUT)[0] is None
+
+
+@pytest.mark.parametrize("tokenizer", [tiny_tokenizer, sentencepiece_like_tokenizer])
+def test_tokens_of_the_spans_of_a_text(tokenizer: Any) -> None:
+    """Also where a decoder drops the first space, and characters are spread over tokens."""
+    engine = CocoaEngine(tiny_model("llama"), tokenizer())
+    spans = [" a", " sea日", "é", "\n is"]
+    lifts = context_lift_of_text(engine, spans, [5, 6, 7, 8], [7, 8])
+    assert all(lift is not None for lift in lifts)
+    whole = engine.score([5, 6, 7, 8], "".join(spans)).spans[0]
+    bare = engine.score([7, 8], "".join(spans)).spans[0]
+    total = sum(lift.log_prob for lift in lifts if lift is not None)
+    assert total == pytest.approx(whole.log_prob - bare.log_prob, abs=1e-3)
+    counts = [len(lift.token_log_probs) for lift in lifts if lift is not None]
+    ends = [len(engine.decode(whole.token_ids[: sum(counts[: n + 1])]).rstrip("�")) for n in range(len(spans))]
+    shift = len("".join(spans)) - ends[-1]  # a dropped space
+    assert [end + shift for end in ends] == [len("".join(spans[: n + 1])) for n in range(len(spans))]
+
+
+def test_bad_input(engine: CocoaEngine, answer: Generation) -> None:
+    with pytest.raises(PromptError, match="the prompt is empty"):
+        context_lift(engine, answer, "")
+    with pytest.raises(PromptError, match="exceed the model's context window"):
+        context_lift(engine, answer, [5] * 8192)
+    with pytest.raises(PromptError, match="the answer is empty"):
+        context_lift_of_text(engine, [], WITH, WITHOUT)

@@ -1,0 +1,203 @@
+"""Many given texts after one prompt: the figures of each alone, but the prompt is encoded once."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, NonFiniteLogitsError, Runtime, Usage
+from cocoa_engine.execution.backends import KINDS, Chosen
+from cocoa_engine.execution.backends.shared_cache import SharedCache
+from cocoa_engine.model.language_model import LanguageModel
+from tests.helpers.alike import assert_alike
+from tests.helpers.forward_passes import record
+from tests.helpers.hooks import hook_count
+from tests.helpers.inside import use_backend
+from tests.helpers.prompts import chat
+from tests.helpers.reference import FullForward, Reference, assert_same
+from tests.helpers.rivals import config_of
+from tests.helpers.tiny_models import RECURRENT, tiny_model, tiny_tokenizer
+
+PROMPT = list(range(20, 60))
+DIFFERENT_KINDS = ["llama", "mistral-sliding", "gemma3_text", "gpt2", "mamba", "qwen3_next"]
+
+
+def random_texts(count: int = 24) -> list[list[int]]:
+    """Token ids that often begin alike; the first text twice, and the beginning of another."""
+    rng = random.Random(0)
+    texts = [[rng.randrange(3, 7) for _ in range(rng.randrange(1, 8))] for _ in range(count)]
+    return [*texts, texts[0], texts[1][:1]]
+
+
+@pytest.mark.parametrize("architecture", DIFFERENT_KINDS)
+def test_same_figures_as_alone(architecture: str) -> None:
+    engine = CocoaEngine(tiny_model(architecture), tiny_tokenizer())
+    texts = random_texts()
+    many = engine.score(PROMPT, texts)
+    assert len(many) == len(texts)
+    for text, one in zip(texts, many, strict=True):
+        assert_alike(one, engine.score(PROMPT, text), tolerance=1e-4)
+        passes = 2 if architecture not in RECURRENT else 1 + len(text)
+        assert one.usage == Usage(
+            prompt_tokens=len(PROMPT), completion_tokens=len(text), forward_passes=passes, fed_tokens=len(text)
+        )
+    assert hook_count(engine.model) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("width", [1, 3, 128])
+def test_every_way_and_any_width_of_a_step(kind: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    engine = CocoaEngine(model, tiny_tokenizer())
+    texts = random_texts(8)
+    alone = [engine.score(PROMPT, text) for text in texts]
+    backend = KINDS[kind](LanguageModel(model), "shared")
+    monkeypatch.setattr(type(backend), "paths_per_step", width)
+    use_backend(engine, Chosen(backend, "set by the test", "shared"))
+    for one, expected in zip(engine.score(PROMPT, texts), alone, strict=True):
+        assert_alike(one, expected, tolerance=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"method": "cocoa", "metric": "con_mlds", "span_log_prob": "mean", "final_layer": "pre_norm"},
+        {"middle_layers": (0, 6)},
+    ],
+)
+def test_same_figures_as_the_reference(settings: dict[str, Any]) -> None:
+    model, tokenizer, config = tiny_model("gemma3_text"), tiny_tokenizer(), CocoaConfig(**settings)
+    texts = random_texts(4)
+    reference = Reference(FullForward(model), tokenizer, config)
+    for text, one in zip(texts, CocoaEngine(model, tokenizer).score(PROMPT, texts, config=config), strict=True):
+        assert_same(one, reference.score(PROMPT, text))
+
+
+def test_options_of_a_question_on_the_real_model(engine: CocoaEngine) -> None:
+    question = chat("What is the capital of Australia?")
+    options = ["Canberra.", "Sydney, of course.", "Sydney.", "Canberra.", " Österreich 🎉", "C", "\n\nMelbourne"]
+    for prompt in (question, engine.encode(question)):
+        many = engine.score(prompt, options, alpha=1.0)
+        for option, one in zip(options, many, strict=True):
+            assert_alike(one, engine.score(prompt, option, alpha=1.0), tolerance=1e-4)
+    assert many[0] == many[3]
+
+
+def test_the_prompt_is_fed_once_and_so_is_each_shared_beginning() -> None:
+    engine = CocoaEngine(tiny_model("gpt2"), tiny_tokenizer())
+    engine.info()
+    fed: list[int] = []
+    engine.model.register_forward_pre_hook(
+        lambda _, __, inputs: fed.append(inputs["input_ids"].numel()), with_kwargs=True
+    )
+    engine.score(PROMPT, [[5, 6, 7], [5, 6, 8, 9], [4], [5, 6, 7], [5]])
+    assert fed == [len(PROMPT), len({(5,), (5, 6), (5, 6, 7), (5, 6, 8), (5, 6, 8, 9), (4,)})]
+
+
+def test_forms_in_which_texts_may_come() -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    expected = engine.score("the sea", [[5, 6], [7, 8]])
+    for texts in (((5, 6), (7, 8)), torch.tensor([[5, 6], [7, 8]]), [torch.tensor([5, 6]), torch.tensor([7, 8])]):
+        assert engine.score("the sea", texts) == expected  # type: ignore[call-overload]
+    assert isinstance(engine.score("the sea", torch.tensor([5, 6])), Generation)  # type: ignore[call-overload]
+    (one,) = engine.score("the sea", [" is"])
+    assert_alike(one, engine.score("the sea", " is"), tolerance=1e-4)
+    assert engine.score("the sea", ("is", "a"))[1].text == "a"
+
+
+def test_many_steps_hold_no_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots are used again: the cache is as large as the largest step needs."""
+    capacities: list[int] = []
+    original = SharedCache.open
+
+    def record(self: SharedCache, prompts: Any, room: int, wanted: Any) -> Any:
+        capacities.append(room)
+        return original(self, prompts, room, wanted)
+
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    engine.info()
+    monkeypatch.setattr(SharedCache, "open", record)
+    monkeypatch.setattr(SharedCache, "paths_per_step", 16)
+    engine.score(PROMPT, [[a, b] for a in range(3, 40) for b in range(3, 6)])
+    assert capacities == [16]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mamba"])
+@pytest.mark.parametrize("position", [0, 2])
+def test_bad_logits_say_of_which_text(architecture: str, position: int) -> None:
+    """In a pass over several texts a NaN of one spoils all: the error names the one it comes from."""
+    model = tiny_model(architecture)
+    engine = CocoaEngine(model, tiny_tokenizer())
+    texts = [[11, 12], [70, 71, 72, 73], [13], [14, 15]]
+    engine.score(PROMPT, texts)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[texts[1][position]] = float("nan")
+    token = len(PROMPT) + position + 1
+    with pytest.raises(NonFiniteLogitsError, match=rf"at index 1: the logits for token {token} of the sequence"):
+        engine.score(PROMPT, texts)
+    assert hook_count(model) == 0
+
+
+@pytest.mark.parametrize("bad", [True, False])
+def test_the_cache_is_freed(bad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after an error."""
+    stores: list[Any] = []
+    original = SharedCache.open
+
+    def record(*arguments: Any) -> Any:
+        opened = original(*arguments)
+        stores.extend(weakref.ref(tree.store) for tree in opened)
+        return opened
+
+    model = tiny_model("llama")
+    engine = CocoaEngine(model, tiny_tokenizer())
+    if bad:
+        with torch.no_grad():
+            model.lm_head.weight[3] = float("nan")
+    engine.info()
+    monkeypatch.setattr(SharedCache, "open", record)
+    if bad:
+        with pytest.raises(NonFiniteLogitsError, match=f"at index 0: the logits for token {len(PROMPT)} of"):
+            engine.score(PROMPT, [[8, 9], [10]])
+    else:
+        engine.score(PROMPT, [[8, 9], [10]])
+    gc.collect()
+    (store,) = stores
+    assert store() is None
+
+
+@pytest.mark.parametrize("method", ["dola", "decore", "diver"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "mamba"])
+def test_methods_that_read_more_read_the_prompt_once(architecture: str, method: str, tmp_path: Path) -> None:
+    if (architecture, method) == ("mamba", "decore"):
+        pytest.skip("it has no attention heads to mask")
+    model = tiny_model(architecture)
+    config = config_of(method, model, tmp_path, **({"dola_layers": "0,1"} if method == "dola" else {}))
+    engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(prefix_cache_mb=0))
+    texts = random_texts(6)
+    for prompt in (PROMPT[:9], [7]):
+        alone = [engine.score(prompt, text, config=config) for text in texts]
+        passes = record(engine) if architecture != "mamba" else []
+        together = engine.score(prompt, texts, config=config)
+        for one, expected in zip(together, alone, strict=True):
+            assert_alike(one, expected, tolerance=1e-4)
+        if passes:  # twice the prompt and the texts; one of a single token needs no pass before it to be contrasted
+            contrasted_alone = method != "diver" and len(prompt) == 1
+            assert len(passes) == (3 if contrasted_alone else 4)
+            assert {one.usage.forward_passes for one in together} == {len(passes)}
+
+
+def test_a_long_text_is_contrasted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    texts = random_texts(4)
+    alone = [engine.score(PROMPT, text, method="dola", dola_layers="1,2") for text in texts]
+    monkeypatch.setattr(SharedCache, "paths_per_step", 9)  # three rows in a step
+    for one, expected in zip(engine.score(PROMPT, texts, method="dola", dola_layers="1,2"), alone, strict=True):
+        assert_alike(one, expected, tolerance=1e-4)

@@ -1,0 +1,139 @@
+"""Profiles of given texts: the engine's own figures, under every choice of layers, cut into spans as wished."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cocoa_engine import CocoaConfig, CocoaEngine, PromptError
+from cocoa_engine.datasets import LabelledSpan, LabelledText
+from cocoa_engine.scoring.text_profile import Profiler
+from cocoa_engine.studies.signal.indicators import Layers, indicators
+from cocoa_engine.studies.signal.items import collect
+from cocoa_engine.studies.signal.segments import answer, force, spans, token_labels
+from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
+
+PROMPT = "Question: What is the capital of Australia?\nAnswer:"
+TEXTS = [" Canberra, of course.", " Sydney.", " Canberra."]
+FINALS = ("post_norm", "pre_norm")
+
+
+def record(text: str, *parts: tuple[int, int], id: str = "1", label: bool | None = True) -> LabelledText:
+    return LabelledText(id, PROMPT, text, "?", label, tuple(LabelledSpan(*part) for part in parts), PROMPT)
+
+
+def test_the_engines_figures_on_the_real_model(engine: CocoaEngine) -> None:
+    config = CocoaConfig()
+    profiles = Profiler(engine, config)(PROMPT, TEXTS)
+    for final in FINALS:
+        for window in ((10, 20), (0, 29), (3, 4)):
+            scored = engine.score(PROMPT, TEXTS, final_layer=final, middle_layers=window)
+            for profile, one in zip(profiles, scored, strict=True):
+                (span,) = one.spans
+                whole = profile.span(0, len(profile.token_ids))
+                assert profile.token_ids == span.token_ids
+                assert profile.log_probs == pytest.approx(span.token_log_probs, abs=1e-4)
+                assert profile.entropies == pytest.approx(span.token_entropies, abs=1e-4)
+                assert profile.margins == pytest.approx(span.token_margins, abs=1e-4)
+                assert float(whole.con_mlds(window)) == pytest.approx(span.con_mlds, abs=1e-4)
+                assert float(whole.f_mlds(window, final)) == pytest.approx(span.f_mlds, abs=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2", "mamba", "opt"])
+def test_the_engines_figures_on_other_architectures(architecture: str) -> None:
+    engine = CocoaEngine(tiny_model(architecture), tiny_tokenizer())
+    text = "abc the sea"
+    (profile,) = Profiler(engine, CocoaConfig())([5, 6, 7, 8], [text])
+    for final in FINALS:
+        (span,) = engine.score([5, 6, 7, 8], text, final_layer=final).spans
+        whole = profile.span(0, len(profile.token_ids))
+        assert float(whole.f_mlds((2, 4), final)) == pytest.approx(span.f_mlds, abs=1e-4)
+        assert float(whole.con_mlds((2, 4))) == pytest.approx(span.con_mlds, abs=1e-4)
+
+
+def test_what_a_greedy_decode_takes_competes_as_in_the_decode() -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    generation = engine.generate([5, 6, 7, 8], max_new_tokens=30, method="greedy")
+    text = [token_id for span in generation.spans for token_id in span.token_ids]
+    (profile,) = Profiler(engine, CocoaConfig())([5, 6, 7, 8], [text])
+    starts = [0]
+    for span in generation.spans:
+        starts.append(starts[-1] + len(span.token_ids))
+    cuts = [at for at in range(len(text)) if at == 0 or profile.competing[at] > 1]
+    assert cuts == starts[:-1]
+    assert profile.gaps == [0.0] * len(text)
+    for competing, margin, spread in zip(profile.competing, profile.margins, profile.spreads, strict=True):
+        assert (competing > 1) == (margin <= -math.log(0.3))
+        assert spread >= (margin if competing > 1 else 0)
+
+
+def test_spans_cover_the_answer_and_carry_its_labels(engine: CocoaEngine) -> None:
+    text = "It is Sydney, the largest city."
+    (forced,) = force(engine, [record(text, (6, 12))], CocoaConfig())
+    assert forced.ends[-1] == len(text)
+    cut = list(spans(forced))
+    assert [one.start for one in cut[1:]] == [one.end for one in cut[:-1]]
+    assert (cut[0].start, cut[-1].end) == (0, len(forced.profile.token_ids))
+    assert sum(one.hallucinated for one in cut) == len("Sydney")
+    assert sum(one.hallucinated + one.supported for one in cut) == len(text.replace(" ", ""))
+    assert sum(count for count, _ in token_labels(forced)) == len("Sydney")
+    marked = "".join(
+        text[forced.ends[at - 1] if at else 0 : forced.ends[at]]
+        for at, (hallucinated, _) in enumerate(token_labels(forced))
+        if hallucinated
+    )
+    assert marked.strip() == "Sydney"
+    whole = answer(forced)
+    assert (whole.hallucinated, whole.supported, whole.start, whole.end) == (1, 0, 0, len(forced.ends))
+
+
+@pytest.mark.parametrize("text", ["the thé", " the日 a", "日 é\n a"])
+@pytest.mark.parametrize("tokenizer", [tiny_tokenizer, sentencepiece_like_tokenizer])
+def test_offsets_where_decoders_drop_spaces_and_split_characters(tokenizer: object, text: str) -> None:
+    engine = CocoaEngine(tiny_model("llama"), tokenizer())  # type: ignore[operator]
+    answers = [record(text, (0, len(text))), record(text + " a", (0, 1), id="2")]
+    for forced in force(engine, answers, CocoaConfig()):
+        assert forced.ends[-1] == len(forced.record.text)
+        assert forced.ends == sorted(forced.ends)
+        counts = token_labels(forced)
+        visible = [character for character in forced.record.text if not character.isspace()]
+        assert sum(a + b for a, b in counts) == len(visible)
+
+
+def test_a_chat_gives_other_figures_but_the_same_characters(engine: CocoaEngine) -> None:
+    one = [record("Canberra.", (0, 8))]
+    (plain,) = force(engine, one, CocoaConfig())
+    (chat,) = force(engine, one, CocoaConfig(), chat=True)
+    assert chat.profile.log_probs != plain.profile.log_probs
+    assert chat.ends[-1] == plain.ends[-1] == len("Canberra.")
+
+
+def test_an_answer_that_does_not_fit(engine: CocoaEngine) -> None:
+    with pytest.raises(PromptError, match="context window"):
+        list(force(engine, [record("word " * 9000)], CocoaConfig()))
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_answers_fed_without_their_source(engine: CocoaEngine, chat: bool) -> None:
+    """The lift is that of the engine's own scores with and without the source."""
+    source = "The capital of Australia is Canberra."
+    prompt = f"Passage: {source}\n\nSummary:"
+    one = LabelledText("1", prompt, "It is Canberra.", f"Summarise.\n\n{source}", False, (), "1", source=source)
+    other = replace(one, id="2", text="Sydney.", spans=(LabelledSpan(0, 6),), label=True)
+    answers = list(force(engine, [one, other], CocoaConfig(), chat=chat, bare=True))
+    items = collect(answers)["span"]
+    assert items.bare is not None
+    asked = engine.encode_chat([{"role": "user", "content": "Summarise.\n\n"}]) if chat else "Passage: \n\nSummary:"
+    scored = [engine.score(asked, forced.profile.token_ids) for forced in answers]
+    for forced, bare in zip(answers, scored, strict=True):
+        of_answer = [name == forced.record.id for name in items.answers]
+        assert items.bare.log_prob[of_answer].sum() == pytest.approx(bare.spans[0].log_prob, abs=1e-3)
+    lift = items.log_prob - items.bare.log_prob
+    assert indicators(items, Layers((10, 20), "post_norm"), 2.5)["-context lift"] == pytest.approx(-lift)
+    assert lift[np.array(items.answers) == "1"].max() > 2
+    with pytest.raises(ValueError, match="1 has no source"):
+        list(force(engine, [replace(one, source=None)], CocoaConfig(), bare=True))
+    assert collect(force(engine, [one, other], CocoaConfig()))["span"].bare is None

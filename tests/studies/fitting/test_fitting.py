@@ -1,0 +1,218 @@
+"""Fitting and applying a calibrator: it learns what there is to learn, and says no more than that."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cocoa_engine import CalibrationError, RiskCalibrator
+from cocoa_engine.calibration.calibrator import FittedRisk, Isotonic, logistic
+from cocoa_engine.calibration.features import ANSWER_FEATURES, SPAN_FEATURES
+from cocoa_engine.studies.fitting.fit import STRENGTHS, LabelledFeatures, left_out, validate
+from cocoa_engine.studies.fitting.validation import brier, expected_calibration_error, reliability
+from tests.helpers.made_up_risk import fitted, labelled_items, risk
+from tests.helpers.processes import python
+
+FIGURES = st.lists(st.floats(-1e6, 1e6), min_size=len(SPAN_FEATURES), max_size=len(SPAN_FEATURES))
+
+
+@pytest.mark.parametrize(("isotonic", "level"), [(False, "span"), (True, "span"), (False, "answer")])
+def test_it_ranks_and_calibrates_on_prompts_it_has_not_seen(isotonic: bool, level: str) -> None:
+    calibrated = risk(labelled_items(400, level=level), isotonic=isotonic)
+    fresh = labelled_items(800, level=level, seed=1)
+    risks = [calibrated(row) for row in fresh.features.tolist()]
+    assert expected_calibration_error(reliability(risks, fresh.labels)) < 0.04
+    assert brier(risks, fresh.labels) < brier(np.full(len(risks), fresh.labels.mean()), fresh.labels) - 0.04
+    found = calibrated.validation
+    assert found.auroc.low <= found.auroc.estimate <= found.auroc.high
+    assert found.auroc.estimate > max(rival.auroc.estimate for rival in found.rivals.values())
+    assert found.rivals["fMLDS"].difference.low > 0
+    assert found.brier < found.brier_of_base_rate
+    assert (found.prompts, found.items, found.repeats) == (400, 2400, 5)
+    assert sum(one.items for one in found.reliability) == pytest.approx(2400, abs=5)
+
+
+def test_noise_is_not_sold_as_a_signal() -> None:
+    found = risk(labelled_items(200, signal=0.0)).validation
+    assert 0.4 < found.auroc.estimate < 0.56
+    assert found.brier > found.brier_of_base_rate - 0.005
+
+
+def test_what_is_the_same_for_a_prompt_is_not_learnt_by_heart() -> None:
+    """Each prompt has a label and a mark of its own: only folds that part prompts show that this is worth nothing."""
+    random = np.random.default_rng(0)
+    marks = random.normal(size=(80, len(SPAN_FEATURES))).repeat(5, axis=0)
+    labels = (random.random(80) < 0.5).repeat(5)
+    spans = LabelledFeatures(SPAN_FEATURES, marks, labels, [str(number // 5) for number in range(400)])
+    assert 0.3 < risk(spans).validation.auroc.estimate < 0.65
+    risks, folds = left_out(spans, isotonic=False)
+    assert all(len(set(folds[number * 5 : number * 5 + 5])) == 1 for number in range(80))
+    assert all(len(set(risks[number * 5 : number * 5 + 5])) == 1 for number in range(80))
+
+
+def test_few_items_are_divided_again_and_again() -> None:
+    """The estimate is the mean over divisions, each of which leaves every prompt out once."""
+    items = labelled_items(40, each=4)
+    found = risk(items).validation
+    assert (found.repeats, found.folds, found.prompts, found.items) == (5, 5, 40, 160)
+    assert found.hallucinated == items.labels.sum()
+    once = [validate(items, *left_out(items, isotonic=False, seed=seed), draws=20, seed=0) for seed in range(5)]
+    assert len({one.auroc.estimate for one in once}) > 1
+    assert [one.repeats for one in once] == [1] * 5
+    assert found.brier == pytest.approx(np.mean([one.brier for one in once]))
+    assert found.auroc.estimate == pytest.approx(np.mean([one.auroc.estimate for one in once]), abs=0.01)
+    for name, rival in found.rivals.items():
+        alone = [one.rivals[name].auroc.estimate for one in once]
+        assert rival.auroc.estimate == pytest.approx(np.mean(alone), abs=0.01)
+        assert rival.difference.estimate == pytest.approx(found.auroc.estimate - rival.auroc.estimate)
+    assert 0.02 < found.auroc.high - found.auroc.low < 0.4  # of 40 prompts, not of 200
+    assert risk(labelled_items(2000, each=6)).validation.repeats == 1
+
+
+@pytest.mark.parametrize("isotonic", [False, True])
+def test_plain_python_applies_what_scikit_learn_fitted(isotonic: bool) -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    spans = labelled_items()
+    calibrated = risk(spans, isotonic=isotonic)
+    plains = []
+    for strength in STRENGTHS:
+        model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
+        plains.append(model.fit(spans.features, spans.labels).predict_proba(spans.features)[:, 1])
+    raw = calibrated.model_copy(update={"isotonic": None})
+    (plain,) = (one for one in plains if np.allclose([raw(row) for row in spans.features.tolist()], one, atol=1e-9))
+    expected = plain if calibrated.isotonic is None else np.interp(plain, calibrated.isotonic.x, calibrated.isotonic.y)
+    assert [calibrated(row) for row in spans.features.tolist()] == pytest.approx(expected, abs=1e-9)
+
+
+RISKS = {isotonic: risk(isotonic=isotonic) for isotonic in (False, True)}
+
+
+@given(FIGURES, st.booleans())
+def test_a_risk_is_in_the_unit_interval_and_survives_json(figures: list[float], isotonic: bool) -> None:
+    calibrated = RISKS[isotonic]
+    read = FittedRisk.model_validate_json(calibrated.model_dump_json())
+    assert read == calibrated
+    assert 0 <= calibrated(figures) <= 1
+    assert read(figures) == calibrated(figures)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=12, unique_by=lambda knot: knot[0]),
+    st.lists(st.floats(-0.5, 1.5), min_size=2, max_size=20),
+)
+def test_an_isotonic_map_never_falls(knots: list[tuple[float, float]], values: list[float]) -> None:
+    x, y = (sorted(column) for column in zip(*knots, strict=True))
+    curve = Isotonic(x=x, y=y)
+    mapped = [curve(value) for value in sorted(values)]
+    assert mapped == sorted(mapped)
+    assert min(y) <= mapped[0] <= mapped[-1] <= max(y)
+    assert [curve(value) for value in x] == y
+
+
+def test_more_of_a_risky_feature_is_never_less_risk() -> None:
+    calibrated = RISKS[True]
+    place = SPAN_FEATURES.index("f_mlds")
+    assert calibrated.weights[place] > 0
+    rows = np.zeros((200, len(SPAN_FEATURES)))
+    rows[:, place] = np.linspace(-5, 5, 200)
+    risks = [calibrated(row) for row in rows.tolist()]
+    assert risks == sorted(risks)
+
+
+def test_files(tmp_path: Path) -> None:
+    calibrator = fitted(levels=("span", "answer"), isotonic=True)
+    path = tmp_path / "risk.json"
+    calibrator.save(path)
+    assert RiskCalibrator.load(path) == RiskCalibrator.load(str(path)) == calibrator
+    with pytest.raises(CalibrationError, match="cannot be read"):
+        RiskCalibrator.load(tmp_path / "none.json")
+    good = json.loads(path.read_text())
+    answer, span = good["answer"], good["span"]
+    for change, message in (
+        ({"schema_version": 1}, "schema_version"),
+        ({"span": answer}, "max_rank"),
+        ({"answer": span}, "this version measures con_mlds, f_mlds, mean_log_prob"),
+        ({"span": None, "answer": None}, "neither of spans nor of answers"),
+        ({"answer": {**answer, "weights": [1.0]}}, "one length"),
+        ({"answer": {**answer, "scales": [0.0] * len(ANSWER_FEATURES)}}, "above 0"),
+        ({"span": {**span, "isotonic": {"x": [0.1, 0.2], "y": [0.5, 0.4]}}}, "y must not fall"),
+        ({"span": {**span, "isotonic": {"x": [0.1], "y": [1.5]}}}, "in .0, 1."),
+        ({"surprise": 1}, "surprise"),
+    ):
+        path.write_text(json.dumps({**good, **change}))
+        with pytest.raises(CalibrationError, match=message):
+            RiskCalibrator.load(path)
+    path.write_bytes(b"\x80\x04pickle")
+    with pytest.raises(CalibrationError, match="not a calibrator"):
+        RiskCalibrator.load(path)
+
+
+def test_using_one_loads_neither_scikit_learn_nor_torch() -> None:
+    code = (
+        "import sys; from cocoa_engine import RiskCalibrator;"
+        "c = RiskCalibrator.load('embedded'); c.span([0.0] * len(c.span.features));"
+        "print(sorted({'sklearn', 'scipy', 'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
+    )
+    assert python(code).strip() == "[]"
+
+
+def constant(value: float, labels: np.ndarray) -> LabelledFeatures:
+    """Spans, each of a prompt of its own, that look alike."""
+    features = np.full((len(labels), len(SPAN_FEATURES)), value)
+    return LabelledFeatures(SPAN_FEATURES, features, labels, [*map(str, range(len(labels)))])
+
+
+@pytest.mark.parametrize(
+    ("spans", "message"),
+    [
+        (labelled_items(8), "folds of a cross-validation need at least 10"),
+        (
+            LabelledFeatures(
+                SPAN_FEATURES, np.zeros((40, len(SPAN_FEATURES))), np.arange(40) >= 0, [*map(str, range(40))]
+            ),
+            "0 prompts have supported",
+        ),
+        (
+            LabelledFeatures(
+                SPAN_FEATURES, np.full((40, len(SPAN_FEATURES)), np.inf), np.arange(40) % 2 > 0, [*map(str, range(40))]
+            ),
+            "not finite",
+        ),
+    ],
+)
+def test_what_cannot_be_fitted(spans: LabelledFeatures, message: str) -> None:
+    with pytest.raises(CalibrationError, match=message):
+        risk(spans)
+
+
+def test_calibration_figures_by_hand() -> None:
+    risks, labels = [0.1, 0.1, 0.9, 0.9], [False, False, True, False]
+    assert brier(risks, labels) == pytest.approx((0.01 + 0.01 + 0.01 + 0.81) / 4)
+    low, high = reliability(risks, labels)
+    assert (low.items, low.mean_risk, low.share_hallucinated) == (2, pytest.approx(0.1), 0)
+    assert (high.items, high.mean_risk, high.share_hallucinated) == (2, pytest.approx(0.9), 0.5)
+    assert expected_calibration_error([low, high]) == pytest.approx(0.5 * 0.1 + 0.5 * 0.4)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60))
+def test_every_span_is_in_one_bin(spans: list[tuple[float, bool]]) -> None:
+    risks, labels = map(list, zip(*spans, strict=True))
+    curve = reliability(risks, labels)
+    assert sum(one.items for one in curve) == len(spans)
+    assert sum(one.items * one.share_hallucinated for one in curve) == pytest.approx(sum(labels))
+    assert 0 <= expected_calibration_error(curve) <= 1
+
+
+@given(st.floats(-1e9, 1e9))
+def test_logistic(z: float) -> None:
+    assert logistic(z) + logistic(-z) == pytest.approx(1)
+    assert logistic(z) == pytest.approx(0.5 * (1 + math.tanh(z / 2)), abs=1e-12)

@@ -1,0 +1,239 @@
+"""The equations: middle window, dis, ConMLDS, fMLDS and the scores, as pure functions."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cocoa_engine import equations
+from cocoa_engine.equations import con_mlds, disagreement, f_mlds, middle_layers
+from cocoa_engine.methods import METHODS
+from tests.helpers.reference import dis
+
+EPS = 1e-6
+
+seeds = st.integers(0, 2**31 - 1)
+factors = st.floats(1e-3, 1e3)
+log_probs = st.floats(-60, 0)
+mldss = st.floats(0, 2)
+alphas = st.floats(0, 10)
+
+
+def states(seed: int, *shape: int, spread: float = 3.0) -> torch.Tensor:
+    """Random states whose pairwise angles range from nearly none to obtuse."""
+    generator = torch.Generator().manual_seed(seed)
+    common = torch.randn(shape[-1], generator=generator)
+    return common + spread * torch.rand((), generator=generator) * torch.randn(shape, generator=generator)
+
+
+# The middle window.
+
+
+@pytest.mark.parametrize(
+    ("layers", "window"), [(32, (10, 21)), (30, (10, 20)), (28, (9, 18)), (6, (2, 4)), (3, (1, 2))]
+)
+def test_window_of_known_depths(layers, window):
+    assert middle_layers(layers) == window
+
+
+@given(st.integers(3, 200))
+def test_window_is_inside_the_model(layers):
+    m, n = middle_layers(layers)
+    assert 0 < m < n < layers
+    assert (m, n) == (math.floor(layers / 3), math.floor(2 * layers / 3))
+
+
+# dis.
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ([1.0, 0.0], [1.0, 0.0], 0.0),
+        ([1.0, 0.0], [0.0, 1.0], 1.0),
+        ([1.0, 2.0], [-2.0, -4.0], 2.0),
+        ([3.0, 4.0], [4.0, 3.0], 1 - 24 / 25),
+        ([1.0, 0.0], [1.0, 1.0], 1 - 1 / math.sqrt(2)),
+        ([0.0, 0.0], [5.0, 1.0], 1.0),
+    ],
+)
+def test_dis_by_hand(a, b, expected):
+    assert disagreement(torch.tensor(a), torch.tensor(b)).item() == pytest.approx(expected, abs=EPS)
+
+
+@given(seeds, st.integers(1, 64))
+def test_dis_is_symmetric_and_between_0_and_2(seed, width):
+    a, b = states(seed, 2, width)
+    assert -EPS <= disagreement(a, b).item() <= 2 + EPS
+    assert disagreement(a, b).item() == pytest.approx(disagreement(b, a).item(), abs=EPS)
+    assert disagreement(a, a).item() == pytest.approx(0, abs=EPS)
+    assert disagreement(a, -a).item() == pytest.approx(2, abs=EPS)
+
+
+@given(seeds, factors, factors)
+def test_dis_ignores_scale(seed, first, second):
+    a, b = states(seed, 2, 16)
+    assert disagreement(first * a, second * b).item() == pytest.approx(disagreement(a, b).item(), abs=EPS)
+    assert disagreement(first * a, -second * b).item() == pytest.approx(2 - disagreement(a, b).item(), abs=EPS)
+
+
+# ConMLDS and fMLDS.
+
+E1, E2, E3 = torch.eye(3)
+HALFWAY = (E1 + E2) / math.sqrt(2)  # 45 degrees from both
+
+
+@pytest.mark.parametrize(
+    ("middle", "final", "con", "final_mlds"),
+    [
+        ([E1, E1, E1], E1, 0.0, 0.0),
+        ([E1, E1, E1], E2, 0.0, 1.0),
+        ([E1, E2, E3], E3, 2 / 3, 2 / 3),
+        ([E1, -E1], E1, 2 / 2, 2 / 2),
+        ([E1, HALFWAY, E2], E2, 2 * (1 - math.sqrt(0.5)) / 3, (1 + (1 - math.sqrt(0.5)) + 0) / 3),
+    ],
+)
+def test_mlds_by_hand(middle, final, con, final_mlds):
+    middle = torch.stack(middle)
+    assert con_mlds(middle).item() == pytest.approx(con, abs=EPS)
+    assert f_mlds(middle, final).item() == pytest.approx(final_mlds, abs=EPS)
+
+
+@given(st.integers(2, 12))
+def test_both_sums_are_divided_by_the_number_of_layers(count):
+    """N = n - m + 1 divides the n - m terms of ConMLDS too."""
+    orthogonal = torch.eye(count + 1)
+    assert con_mlds(orthogonal[:count]).item() == pytest.approx((count - 1) / count, abs=EPS)
+    assert f_mlds(orthogonal[:count], orthogonal[count]).item() == pytest.approx(1.0, abs=EPS)
+
+
+@given(seeds, st.integers(2, 12), st.integers(2, 48))
+def test_mlds_equal_the_sums_written_out(seed, count, width):
+    *middle, final = states(seed, count + 1, width)
+    con = sum(dis(a, b) for a, b in pairwise(middle)) / count
+    final_mlds = sum(dis(a, final) for a in middle) / count
+    assert con_mlds(torch.stack(middle)).item() == pytest.approx(con, abs=EPS)
+    assert f_mlds(torch.stack(middle), final).item() == pytest.approx(final_mlds, abs=EPS)
+    assert -EPS <= con <= 2 * (count - 1) / count + EPS
+    assert -EPS <= final_mlds <= 2 + EPS
+
+
+@given(seeds, st.lists(factors, min_size=6, max_size=6))
+def test_mlds_ignore_the_scale_of_each_layer(seed, scales):
+    layers = states(seed, 6, 16)
+    scaled = layers * torch.tensor(scales).unsqueeze(-1)
+    assert con_mlds(scaled[:-1]).item() == pytest.approx(con_mlds(layers[:-1]).item(), abs=EPS)
+    assert f_mlds(scaled[:-1], scaled[-1]).item() == pytest.approx(f_mlds(layers[:-1], layers[-1]).item(), abs=EPS)
+
+
+@given(seeds, st.integers(1, 5))
+def test_mlds_of_several_spans_at_once(seed, spans):
+    layers = states(seed, 5, spans, 16)
+    con, final = con_mlds(layers[:-1]), f_mlds(layers[:-1], layers[-1])
+    assert con.shape == final.shape == (spans,)
+    for span in range(spans):
+        assert con[span].item() == pytest.approx(con_mlds(layers[:-1, span]).item(), abs=EPS)
+        assert final[span].item() == pytest.approx(f_mlds(layers[:-1, span], layers[-1, span]).item(), abs=EPS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_everything_runs_in_float32(dtype):
+    layers = states(0, 6, 64).to(dtype)
+    results = [
+        disagreement(layers[0], layers[1]),
+        con_mlds(layers[:-1]),
+        f_mlds(layers[:-1], layers[-1]),
+    ]
+    in_float32 = layers.float()
+    expected = [
+        disagreement(in_float32[0], in_float32[1]),
+        con_mlds(in_float32[:-1]),
+        f_mlds(in_float32[:-1], in_float32[-1]),
+    ]
+    assert all(result.dtype is torch.float32 for result in results)
+    assert torch.equal(torch.stack(results), torch.stack(expected))
+
+
+# log p_S and the scores.
+
+
+@given(st.lists(log_probs, min_size=1, max_size=20))
+def test_span_log_prob(token_log_probs):
+    total = equations.span_log_prob(token_log_probs, "sum")
+    assert total == pytest.approx(math.fsum(token_log_probs), abs=1e-9)
+    assert equations.span_log_prob(token_log_probs, "mean") == pytest.approx(total / len(token_log_probs), abs=1e-9)
+
+
+def test_span_without_tokens_has_no_log_prob():
+    with pytest.raises(ValueError, match="at least one token"):
+        equations.span_log_prob([])
+
+
+@pytest.mark.parametrize(
+    ("log_prob", "mlds", "alpha", "cocoa", "cocoa_sig"),
+    [
+        (-2.0, 0.5, 2.5, -3.25, -4.5),
+        (-0.1, 0.5, 2.5, -1.35, -0.225),
+        (0.0, 0.9, 2.5, -2.25, 0.0),
+        (-3.0, 0.0, 2.5, -3.0, -3.0),
+        (-3.0, 1.5, 0.0, -3.0, -3.0),
+    ],
+)
+def test_scores_by_hand(log_prob, mlds, alpha, cocoa, cocoa_sig):
+    assert equations.cocoa(log_prob, mlds, alpha) == pytest.approx(cocoa, abs=1e-12)
+    assert equations.cocoa_sig(log_prob, mlds, alpha) == pytest.approx(cocoa_sig, abs=1e-12)
+
+
+@given(log_probs, mldss)
+def test_alpha_0_ranks_by_log_prob_alone(log_prob, mlds):
+    for method in METHODS.values():
+        assert method.score(log_prob, mlds, 0.0) == log_prob
+
+
+@given(log_probs, mldss, alphas, alphas)
+def test_scores_fall_with_alpha(log_prob, mlds, alpha, other):
+    low, high = sorted((alpha, other))
+    for score in (equations.cocoa, equations.cocoa_sig):
+        assert score(log_prob, mlds, high) <= score(log_prob, mlds, low) <= log_prob
+
+
+@given(log_probs, mldss, mldss, alphas)
+def test_scores_fall_with_disagreement(log_prob, mlds, other, alpha):
+    low, high = sorted((mlds, other))
+    for score in (equations.cocoa, equations.cocoa_sig):
+        assert score(log_prob, high, alpha) <= score(log_prob, low, alpha)
+
+
+@given(log_probs, mldss, alphas)
+def test_the_gate_multiplies_the_penalty_by_the_self_information(log_prob, mlds, alpha):
+    ungated = log_prob - equations.cocoa(log_prob, mlds, alpha)
+    gated = log_prob - equations.cocoa_sig(log_prob, mlds, alpha)
+    assert gated == pytest.approx(-log_prob * ungated, abs=1e-9)
+
+
+@given(st.lists(st.tuples(log_probs, mldss), min_size=2, max_size=6), st.integers(1, 16), alphas)
+def test_sum_and_mean_rank_equally_long_candidates_alike_under_cocoa_sig(candidates, length, alpha):
+    by_sum = [equations.cocoa_sig(log_prob, mlds, alpha) for log_prob, mlds in candidates]
+    by_mean = [equations.cocoa_sig(log_prob / length, mlds, alpha) for log_prob, mlds in candidates]
+    assert by_mean == pytest.approx([score / length for score in by_sum], abs=1e-9)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.tuples(log_probs, mldss), min_size=1, max_size=6), alphas)
+def test_scores_of_tensors_are_those_of_numbers(candidates, alpha):
+    log_prob, mlds = torch.tensor(candidates, dtype=torch.float64).unbind(-1)
+    for score in (equations.cocoa, equations.cocoa_sig):
+        expected = torch.tensor([score(*candidate, alpha) for candidate in candidates], dtype=torch.float64)
+        torch.testing.assert_close(score(log_prob, mlds, alpha), expected)
+
+
+@given(log_probs, mldss, alphas)
+def test_each_method_ranks_by_its_equation(log_prob, mlds, alpha):
+    assert METHODS["greedy"].score(log_prob, mlds, alpha) == log_prob
+    assert METHODS["cocoa"].score(log_prob, mlds, alpha) == equations.cocoa(log_prob, mlds, alpha)
+    assert METHODS["cocoa-sig"].score(log_prob, mlds, alpha) == equations.cocoa_sig(log_prob, mlds, alpha)

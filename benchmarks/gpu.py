@@ -30,7 +30,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, decode
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
+from cocoa_engine.decoding import distributions
 from cocoa_engine.decoding.next_tokens import NextTokens, next_tokens
 from cocoa_engine.equations import middle_layers
 from cocoa_engine.execution.backends import TokenTree, choose
@@ -197,7 +198,7 @@ def time_ways(
 
         def run() -> int:
             script.begin()
-            with patch.object(decode, "next_tokens", script):
+            with patch.object(distributions, "next_tokens", script):
                 generation = engine.generate(prompt, config=config, method=method)
             looks[name] = _look(generation)
             return generation.usage.completion_tokens

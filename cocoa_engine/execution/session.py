@@ -53,10 +53,17 @@ class Session:
         self.scheduler = Scheduler(runtime.max_batch_size, runtime.max_queue)
         self.model_name = model_name or getattr(model, "name_or_path", "") or type(model).__name__
         self._chosen: tuple[tuple[Any, ...], Chosen] | None = None
+        self._pinned: Chosen | None = None
+
+    def pin(self, chosen: Chosen) -> None:
+        """Run the model by this backend from now on, whatever would be chosen."""
+        self._pinned = chosen
 
     @property
     def chosen(self) -> Chosen:
         """The backend for the model as it is now, and the reason for it; tried out when it is first asked for."""
+        if self._pinned is not None:
+            return self._pinned
         with self.model.lock:
             state = state_of(self.model)
             if self._chosen is None or self._chosen[0] != state:

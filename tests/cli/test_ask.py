@@ -272,7 +272,7 @@ def interrupted(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> str:
         seen.append(next_span(stream))  # type: ignore[arg-type]
         return seen[-1]
 
-    monkeypatch.setattr("cocoa_engine.engine.SpanStream.__next__", until_ctrl_c)
+    monkeypatch.setattr("cocoa_engine.stream.SpanStream.__next__", until_ctrl_c)
     return "".join(span.text for span in whole.spans[:2])
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cocoa_engine import CocoaEngine, Generation
 from cocoa_engine.decoding.next_tokens import next_tokens
-from cocoa_engine.decoding.token_statistics import distributions, token_statistics
+from cocoa_engine.decoding.token_statistics import row_statistics, token_statistics
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 LOGITS = st.lists(st.floats(-60, 60, width=32) | st.just(-math.inf), min_size=2, max_size=40).filter(
@@ -42,10 +42,10 @@ def test_one_allowed_token_has_no_entropy_and_an_infinite_margin() -> None:
 
 def test_rows_with_forbidden_tokens_leave_the_others_alone() -> None:
     logits = torch.randn(5, 70, generator=torch.Generator().manual_seed(1)) * 8
-    plain = distributions(logits, logits.amax(dim=1))
+    plain = row_statistics(logits, logits.amax(dim=1))
     mixed = logits.clone()
     mixed[2, 3:] = -math.inf
-    log_sum, entropy = distributions(mixed, mixed.amax(dim=1))
+    log_sum, entropy = row_statistics(mixed, mixed.amax(dim=1))
     assert torch.allclose(log_sum, mixed.logsumexp(dim=1), rtol=1e-5)
     others = [0, 1, 3, 4]
     assert torch.equal(log_sum[others], plain.log_sum[others])
@@ -57,7 +57,7 @@ def test_a_whole_vocabulary_is_summed_exactly_whatever_its_layout() -> None:
     logits = torch.randn(3, 50_000, generator=torch.Generator().manual_seed(2)) * 4
     exact = logits.double().log_softmax(dim=1)
     for layout in (logits, logits.t().contiguous().t()):
-        log_sum, entropy = distributions(layout, layout.amax(dim=1))
+        log_sum, entropy = row_statistics(layout, layout.amax(dim=1))
         assert torch.allclose(log_sum.double(), logits.double().logsumexp(dim=1), atol=3e-6, rtol=0)
         assert torch.allclose(entropy.double(), -(exact.exp() * exact).sum(dim=1), atol=3e-5, rtol=0)
 
@@ -70,7 +70,7 @@ def test_rows_without_a_token_are_still_told_apart() -> None:
 
 def test_a_near_certain_token_keeps_its_small_entropy() -> None:
     logits = torch.tensor([[18.0, 0.0]])
-    _, entropy = distributions(logits, logits[:, 0])
+    _, entropy = row_statistics(logits, logits[:, 0])
     p = 1 / (1 + math.exp(18.0))
     assert entropy.item() == pytest.approx(-p * math.log(p) - (1 - p) * math.log1p(-p), rel=0.1)
 

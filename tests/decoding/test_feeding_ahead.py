@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor, StoppingCriteria
 
-from cocoa_engine import CocoaEngine, Generation, Runtime, decode, decoding
+from cocoa_engine import CocoaEngine, Generation, Runtime
+from cocoa_engine.decoding import speculation, task
 from cocoa_engine.decoding.prompt_lookup import Guess, PromptLookup
 from cocoa_engine.execution.forward.base import Segment
 from tests.helpers.alike import assert_alike
@@ -24,13 +25,13 @@ from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 
 BOUNDARIES = ["right", "left", "own", "fixed"]
 
-AS_IT_IS = decode.COST_OF_A_ROW
+AS_IT_IS = speculation.COST_OF_A_ROW
 
 
 @pytest.fixture(autouse=True)
 def every_guess_is_fed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those that are unlikely to save a pass: nothing may depend on it."""
-    monkeypatch.setattr(decode, "COST_OF_A_ROW", 0.0)
+    monkeypatch.setattr(speculation, "COST_OF_A_ROW", 0.0)
 
 
 def repetitive(architecture: str = "llama", seed: int = 0) -> Any:
@@ -58,7 +59,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def run(call: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(decoding, "TIPS", 1)
+            patch.setattr(task, "FREE_LEAVES", 1)
             return call()
 
     return run
@@ -211,7 +212,7 @@ def test_processors_and_criteria_are_asked_the_same(boundary: str, one_by_one: A
 def test_an_answer_over_a_context_takes_fewer_passes_than_tokens(
     engine: CocoaEngine, one_by_one: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode, "COST_OF_A_ROW", AS_IT_IS)
+    monkeypatch.setattr(speculation, "COST_OF_A_ROW", AS_IT_IS)
     text = "The council of Ashford voted on Monday to repair the old stone bridge before the winter floods come."
     question = chat(f"Repeat this sentence word for word: {text}")
     settings: dict[str, Any] = {"max_new_tokens": 24, "max_candidates": 4, "max_span_tokens": 8}
@@ -241,14 +242,14 @@ def test_nothing_is_guessed_after_an_end(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_branch_that_is_ahead_stays_ahead(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A right guess for one branch is not lost while the others catch up."""
-    monkeypatch.setattr(decode, "COST_OF_A_ROW", AS_IT_IS)
+    monkeypatch.setattr(speculation, "COST_OF_A_ROW", AS_IT_IS)
     settings: dict[str, Any] = {"max_new_tokens": 40, "max_candidates": 3}
     passes, waiting = 0, 0
     for name in ("question", "story", "list"):
         answer = engine.generate(PROMPTS[name], **settings)
         passes += answer.usage.forward_passes
         with monkeypatch.context() as patch:
-            patch.setattr(decode.SpanDecoder, "_further", lambda *_: [])
+            patch.setattr(speculation.Speculation, "_beyond", lambda *_: [])
             other = engine.generate(PROMPTS[name], **settings)
         assert_alike(answer, other)
         waiting += other.usage.forward_passes
@@ -276,11 +277,11 @@ def test_a_pass_feeds_no_more_than_has_room() -> None:
     settings: dict[str, Any] = {"max_new_tokens": 30, "max_candidates": 2}
     passes = record(engine)
     engine.generate(prompt(1), **settings)
-    assert max(sum(widths) for widths in steps(passes)) == decoding.TIPS
+    assert max(sum(widths) for widths in steps(passes)) == task.FREE_LEAVES
     passes.clear()
     engine.generate_batch([prompt(seed) for seed in range(3)], **settings)
     crowded = [widths for widths in steps(passes) if len(widths) == 3]
-    assert max(sum(widths) for widths in crowded) <= decoding.TIPS
+    assert max(sum(widths) for widths in crowded) <= task.FREE_LEAVES
     passes.clear()
     engine_of(engine.model, 0).generate(prompt(1), method="greedy", max_new_tokens=30)
     assert {tuple(widths) for widths in steps(passes)} <= {(1,)}

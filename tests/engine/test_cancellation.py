@@ -89,7 +89,7 @@ def test_a_call_that_is_cancelled_as_it_is_given_a_place_hands_it_on() -> None:
             scheduler.enter(cancellation=cancellation)
     finally:
         scheduler_file.threading.Event = event  # type: ignore[misc]
-    assert (scheduler.running, len(scheduler._queue)) == (0, 0)
+    assert (scheduler.running, scheduler.waiting) == (0, 0)
 
 
 @each_call
@@ -106,9 +106,9 @@ def test_what_is_cancelled_before_it_begins_does_no_work(call: Ask) -> None:
 @each_call
 @pytest.mark.parametrize("alone", [True, False])
 def test_the_rest_of_a_long_prompt_is_not_read(call: Ask, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_file, "_SHARED_PREFILL", 8)
     monkeypatch.setattr(shared_cache, "PREFILL_CHUNK", 16)
     engine, cancellation = endless(), Cancellation()
+    engine.session.scheduler.prefill_chunk = 8
     long = prompt(2, 400)
     expected = engine.generate(prompt(1), max_new_tokens=60)
     pieces: list[int] = []

@@ -79,13 +79,12 @@ def varied_calls() -> list[Call]:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "falcon", "mamba"])
-def test_many_threads_share_passes_and_get_what_each_gets_alone(
-    architecture: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scheduler_file, "_PATIENCE", 100.0)  # a pass of so small a model is over before others can come
+def test_many_threads_share_passes_and_get_what_each_gets_alone(architecture: str) -> None:
     model, calls = tiny_model(architecture), varied_calls()
     assert len(calls) == 24
     alone, shared = engine_of(model), engine_of(model, max_batch_size=4)
+    for engine in (alone, shared):  # a pass of so small a model is over before others can come
+        engine.session.scheduler.patience = 100.0
     fast = architecture != "mamba"
     passes_alone, passes_shared = (record(alone), record(shared)) if fast else ([], [])
     expected = [answers(call(alone)) for call in calls]
@@ -133,9 +132,9 @@ def test_callers_share_the_real_model(engine: CocoaEngine) -> None:
 # Joining and leaving.
 
 
-def test_a_request_joins_while_others_run_and_leaves_when_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_file, "_PATIENCE", 100.0)  # however busy the machine, neither misses the other's pass
+def test_a_request_joins_while_others_run_and_leaves_when_it_is_done() -> None:
     engine = endless(draft_tokens=0)  # or the short one might take a pass or two
+    engine.session.scheduler.patience = 100.0  # however busy the machine, neither misses the other's pass
     begun, short = threading.Event(), []
 
     def at(count: int) -> bool:
@@ -161,9 +160,9 @@ def test_a_request_joins_while_others_run_and_leaves_when_it_is_done(monkeypatch
     assert_idle(engine)
 
 
-def test_a_long_prompt_is_fed_in_pieces_between_the_steps_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_file, "_SHARED_PREFILL", 8)
+def test_a_long_prompt_is_fed_in_pieces_between_the_steps_of_others() -> None:
     engine = endless()
+    engine.session.scheduler.prefill_chunk = 8
     expected = [engine.generate(prompt(1), max_new_tokens=100), engine.generate(prompt(2, 160), max_new_tokens=4)]
     passes = record(engine)
     joined: list[threading.Thread] = []
@@ -405,14 +404,14 @@ def test_a_caller_that_is_interrupted_while_another_drives() -> None:
     outcome: list[Any] = []
     other = start(partial(engine.generate, prompt(0), max_new_tokens=12), outcome)
     assert inside.wait(60)
-    waiting = engine._scheduler._turn.wait
+    waiting = engine.session.scheduler._turn.wait
 
     def interrupted(timeout: float | None = None) -> bool:
         if threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
         return waiting(timeout)
 
-    engine._scheduler._turn.wait = interrupted  # type: ignore[method-assign]
+    engine.session.scheduler._turn.wait = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         next(stream)
     go_on.set()
@@ -463,7 +462,7 @@ def test_a_batch_that_has_begun_is_not_refused_halfway() -> None:
     engine = engine_of(tiny_model("llama"), max_batch_size=1, max_queue=0)
     expected = engine.generate_batch([prompt(1), prompt(2)], max_new_tokens=4)
     held: list[Held] = []
-    leave = engine._scheduler.leave
+    leave = engine.session.scheduler.leave
 
     def leave_to_another() -> None:
         leave()
@@ -471,7 +470,7 @@ def test_a_batch_that_has_begun_is_not_refused_halfway() -> None:
             held.append(Held(engine))
             held.append(start(held[0].let_go))  # type: ignore[arg-type]
 
-    engine._scheduler.leave = leave_to_another  # type: ignore[method-assign]
+    engine.session.scheduler.leave = leave_to_another  # type: ignore[method-assign]
     assert_all_alike(engine.generate_batch([prompt(1), prompt(2)], max_new_tokens=4), expected)
     join([held[1]])  # type: ignore[list-item]
     assert_idle(engine)

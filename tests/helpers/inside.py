@@ -11,23 +11,23 @@ from cocoa_engine.execution.backends.prefixes import PrefixCache
 
 def backend_inside(engine: CocoaEngine) -> Any:
     """What runs the engine's model."""
-    return engine._backend().backend
+    return engine.session.backend
 
 
 def use_backend(engine: CocoaEngine, chosen: Chosen) -> CocoaEngine:
     """Let an engine run its model so, whatever it would choose itself."""
-    engine._backend = lambda: chosen  # type: ignore[method-assign]
+    engine.session.pin(chosen)
     return engine
 
 
 def sequences_running(engine: CocoaEngine) -> int:
     """How many sequences hold a place in the batch."""
-    return engine._scheduler.running
+    return engine.session.scheduler.running
 
 
 def calls_waiting(engine: CocoaEngine) -> int:
     """How many calls wait for a place."""
-    return len(engine._scheduler._queue)
+    return engine.session.scheduler.waiting
 
 
 def open_sequences(engine: CocoaEngine) -> int:
@@ -53,11 +53,6 @@ def forget_prompts(prefixes: PrefixCache) -> None:
 
 def assert_idle(engine: CocoaEngine) -> None:
     """No place is held, no call waits, nothing is to be fed and no sequence is open."""
-    scheduler = engine._scheduler
-    assert (sequences_running(engine), calls_waiting(engine), scheduler._pending, scheduler._driving) == (
-        0,
-        0,
-        [],
-        False,
-    )
+    scheduler = engine.session.scheduler
+    assert (scheduler.running, scheduler.waiting, scheduler.idle) == (0, 0, True)
     assert open_sequences(engine) == 0

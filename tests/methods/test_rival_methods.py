@@ -11,10 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Runtime, head_detection
+from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.errors import ConfigError, PromptError, UnsupportedModelError
 from cocoa_engine.methods.dola import early_layers
 from cocoa_engine.methods.retrieval_heads import masked_heads
+from cocoa_engine.studies import retrieval_heads
 from cocoa_engine.studies.haystack import NEEDLES, Needle
 from cocoa_engine.studies.retrieval_heads import find_retrieval_heads
 from tests.helpers.alike import assert_alike
@@ -259,7 +260,7 @@ def test_heads_score_what_they_copy(engine: CocoaEngine) -> None:
     eager.eval()
     counted = []
     for needle in NEEDLES:
-        prompt, place = head_detection._hidden(engine, needle, 48, 0.4)
+        prompt, place = retrieval_heads._hidden(engine, needle, 48, 0.4)
         assert needle.text in engine.decode(prompt[place.start : place.stop])
         assert needle.text not in engine.decode(prompt[place.start + 1 : place.stop])
         assert needle.text not in engine.decode(prompt[place.start : place.stop - 1])
@@ -279,11 +280,11 @@ def test_heads_score_what_they_copy(engine: CocoaEngine) -> None:
 def test_scores_of_heads_are_means_over_the_needles_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than half of a needle's words must be there, each as often; the rest of the runs does not count."""
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
-    monkeypatch.setattr(head_detection, "NEEDLES", (Needle("one two three four.", "Which numbers?"),))
+    monkeypatch.setattr(retrieval_heads, "NEEDLES", (Needle("one two three four.", "Which numbers?"),))
     said = ["one two", "It is: Three, two (one)!", "one one one two", "four three two one", "five"]
     scores = torch.rand(5, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     runs = iter(zip(scores, said, strict=True))
-    monkeypatch.setattr(head_detection, "_answered", lambda *_: next(runs))
+    monkeypatch.setattr(retrieval_heads, "_answered", lambda *_: next(runs))
     found = find_retrieval_heads(engine, lengths=(32,), depths=(0.1, 0.3, 0.5, 0.7, 0.9))
     assert found.samples == 2
     mean = (scores[1] + scores[3]) / 2

@@ -26,7 +26,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from cocoa_engine import ModelLoadError, embedded
+from cocoa_engine import ModelLoadError
+from cocoa_engine.model import embedded
 from cocoa_engine.model.loading import load_pretrained
 from tests.helpers.processes import LIMIT
 

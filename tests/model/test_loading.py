@@ -28,7 +28,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from cocoa_engine import ConfigError, ModelLoadError, UnsupportedModelError, embedded, loading
+from cocoa_engine import ConfigError, ModelLoadError, UnsupportedModelError
+from cocoa_engine.model import embedded, loading
 from cocoa_engine.model.loading import load_pretrained
 
 SMALL = {

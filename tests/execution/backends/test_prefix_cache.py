@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import CocoaEngine, Generation, Runtime
-from cocoa_engine.execution import scheduler as scheduler_file
 from cocoa_engine.execution.backends import prefixes, shared_cache
 from cocoa_engine.execution.backends.prefixes import SHORTEST, PrefixCache, common_length
 from cocoa_engine.execution.backends.shared_cache import SharedTree
@@ -112,9 +111,9 @@ def test_in_threads() -> None:
     assert sum(widths) == len(SYSTEM) + sum(3 + seed for seed in range(12))
 
 
-def test_prompts_that_are_read_by_turns_read_their_shared_beginning_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_file, "_SHARED_PREFILL", 80)
+def test_prompts_that_are_read_by_turns_read_their_shared_beginning_once() -> None:
     engine = engine_of(tiny_model("llama"))
+    engine.session.scheduler.prefill_chunk = 80
     shared = tokens(7, 320)
     prompts = [[*shared, *tokens(20 + seed, 30)] for seed in range(3)]
     expected = engine_of(engine.model, 0).generate_batch(prompts, **SETTINGS)

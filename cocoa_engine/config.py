@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import explain, unknown
-from cocoa_engine.methods import METHODS
+
+MethodName = Literal["greedy", "cocoa", "cocoa-sig", "dola", "decore", "diver"]
+"""The decoding methods. Each is a file of :mod:`cocoa_engine.methods`, which builds its registry from these names."""
 
 _LAYERS = r"^(high|low|\d+(,\d+)*)$"
-
 
 _PAPER: dict[str, Any] = {
     "method": "cocoa-sig",
@@ -36,7 +37,7 @@ class CocoaConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    method: str = Field("cocoa-sig", description="Decoding method: how candidate spans are ranked.")
+    method: MethodName = Field("cocoa-sig", description="Decoding method: how candidate spans are ranked.")
     metric: Literal["f_mlds", "con_mlds"] = Field(
         "f_mlds", description="Which MLDS ranks the spans and is reported as their raw risk; both are always measured."
     )
@@ -166,11 +167,11 @@ class CocoaConfig(BaseModel):
             raise ValueError("an empty stop text would end every answer at once; leave it out")
         return value
 
-    @field_validator("method")
+    @field_validator("method", mode="before")
     @classmethod
-    def _known_method(cls, value: str) -> str:
-        if value not in METHODS:
-            raise ValueError(unknown([value], METHODS, what="method"))
+    def _known_method(cls, value: Any) -> Any:
+        if isinstance(value, str) and value not in get_args(MethodName):
+            raise ValueError(unknown([value], get_args(MethodName), what="method"))
         return value
 
     @field_validator("middle_layers")

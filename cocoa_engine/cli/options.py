@@ -14,7 +14,6 @@ from pydantic.fields import FieldInfo
 from rich.markup import escape
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.methods import METHODS
 
 DECODING = "Decoding settings"
 LOADING = "Model loading"
@@ -131,7 +130,7 @@ def _config_options(only: Sequence[str]) -> Iterator[inspect.Parameter]:
         option = typer.Option(
             f"--{name.replace('_', '-')}",
             help=escape(f"{field.description}{default}{' Repeatable.' if repeatable else ''}"),
-            metavar=_metavar(name, field),
+            metavar=_metavar(field),
             show_default=False,
             rich_help_panel=DECODING,
         )
@@ -164,10 +163,8 @@ def _is_repeatable(field: FieldInfo) -> bool:
     return any(get_origin(kind) is tuple and ... in get_args(kind) for kind in _alternatives(field))
 
 
-def _metavar(name: str, field: FieldInfo) -> str:
+def _metavar(field: FieldInfo) -> str:
     """What the help shows for an option's value: its choices, or its type."""
-    if name == "method":
-        return "|".join(METHODS)
     kind = _alternatives(field)[0]
     if get_origin(kind) is Literal:
         return "|".join(get_args(kind))

@@ -12,13 +12,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from cocoa_engine.cli.export import Html, Svg, check_writable, write_html, write_svg
+from cocoa_engine.cli.export import Html, Svg, check_writable, write
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.prefill_progress import first_span, is_long
 from cocoa_engine.cli.prompting import Question, Raw, System, put, read_question
 from cocoa_engine.cli.terminal import draws_on_screen, output, print_json, say
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.rendering.documents import render
+from cocoa_engine.rendering.svg import document as picture
 from cocoa_engine.rendering.terminal import report, spans_text
 from cocoa_engine.results import Generation
 from cocoa_engine.spans import Span
@@ -94,9 +96,9 @@ def ask(
     else:
         console.print(report(generations, table=table, marks=marks))
     if svg:
-        write_svg(svg, report(generations, table=table), question)
+        write(svg, picture(generations, title=question, table=table))
     if html:
-        write_html(html, generations, question)
+        write(html, render(generations, "html", title=question))
 
 
 @contextmanager

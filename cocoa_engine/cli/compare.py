@@ -10,13 +10,14 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.text import Text
 
-from cocoa_engine.cli.export import Html, check_writable, write_html
+from cocoa_engine.cli.export import Html, check_writable, write
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.prompting import Question, Raw, System, put, read_question
 from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.rendering.documents import render
 from cocoa_engine.rendering.terminal import report
 from cocoa_engine.results import Generation
 
@@ -59,7 +60,7 @@ def compare(
         console = output(no_color)
         console.print(report(generations, table=table, marks=console.color_system is None))
     if html:
-        write_html(html, generations, question)
+        write(html, render(generations, "html", title=question))
 
 
 def _methods(given: str) -> list[str]:

@@ -14,7 +14,7 @@ from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import RIVALS, Calibrator, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.rendering.words import visible
+from cocoa_engine.rendering.wording import visible
 from cocoa_engine.results import Generation
 
 

@@ -12,13 +12,13 @@ from cocoa_engine.calibration.features import (
     ANSWER_FEATURES,
     SPAN_FEATURES,
     answer_features,
+    candidate_features,
     competition,
-    of_candidates,
-    of_competition,
-    of_contested,
-    of_preceding,
-    of_tokens,
-    worst_of_tokens,
+    competition_features,
+    contested_features,
+    extreme_token_features,
+    preceding_features,
+    token_features,
 )
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import Question
@@ -55,8 +55,8 @@ def labelled_features(
         if forced.record.label is not None:
             features = [
                 *_shared(answer(forced), layers),
-                *of_contested(forced.profile.margins),
-                *of_competition(competition(risk_points(forced.candidates))),
+                *contested_features(forced.profile.margins),
+                *competition_features(competition(risk_points(forced.candidates))),
             ]
             found["answer"].add(features, forced.record.label, group)
         if forced.record.spans is not None:
@@ -120,9 +120,9 @@ def _of_span(segment: Segment, candidates: Sequence[Candidate], layers: Layers) 
     one, start, which = segment.forced.profile, segment.start, slice(segment.start, segment.end)
     return [
         *_shared(segment, layers),
-        *worst_of_tokens(one.token_ids[which], one.entropies[which], one.margins[which]),
-        *of_candidates(candidates),
-        *of_preceding(preceding(one.log_probs[:start], one.entropies[:start], one.copied[:start])),
+        *extreme_token_features(one.token_ids[which], one.entropies[which], one.margins[which]),
+        *candidate_features(candidates),
+        *preceding_features(preceding(one.log_probs[:start], one.entropies[:start], one.copied[:start])),
     ]
 
 
@@ -132,7 +132,7 @@ def _shared(segment: Segment, layers: Layers) -> list[float]:
     return [
         float(segment.layers.con_mlds(layers.window)),
         float(segment.layers.f_mlds(layers.window, layers.final)),
-        *of_tokens(
+        *token_features(
             one.token_ids[which], one.log_probs[which], one.entropies[which], one.margins[which], one.copied[which]
         ),
     ]

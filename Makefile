@@ -24,6 +24,7 @@ test: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n 2 --dist loadfile  # two tests at once; each takes one thread
 
 bench: $(VENV)/.dev

@@ -13,7 +13,7 @@ from rich.text import Text
 from cocoa_engine.cli.export import Html, check_writable, write
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, with_options
-from cocoa_engine.cli.prompting import Question, Raw, System, put, read_question
+from cocoa_engine.cli.prompting import Question, Raw, System, ask_engine, read_question
 from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
@@ -28,7 +28,7 @@ def compare(
     loading: LoadOptions,
     prompt: Question = None,
     methods: Annotated[
-        str, typer.Option(help="The methods to compare, at least two; differences are marked against the first.")
+        str, typer.Option(help="The methods to compare, at least two. Differences are marked against the first.")
     ] = "greedy,cocoa-sig",
     model: Model = None,
     calibrator: Calibrator = None,
@@ -41,7 +41,7 @@ def compare(
     no_color: NoColor = False,
     html: Html = None,
 ) -> None:
-    """Answer a question with several methods and show the answers side by side, their differences marked."""
+    """Answer a question with several methods and show the answers side by side, with the differences marked."""
     configs = [config.replace(method=method) for method in _methods(methods)]
     question = read_question(prompt, system=system, raw=raw)
     check_writable(html=html)
@@ -49,7 +49,7 @@ def compare(
     progress = Console(stderr=True, quiet=not sys.stderr.isatty())
     generations: list[Generation] = []
     for one in configs:
-        with progress.status(Text(f"{one.method} …")), put(engine, question, system, raw, one) as stream:
+        with progress.status(Text(f"{one.method} …")), ask_engine(engine, question, system, raw, one) as stream:
             for _ in stream:
                 pass
         assert stream.generation is not None

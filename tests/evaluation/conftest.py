@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaEngine
-from cocoa_engine.cli import plugged
+from cocoa_engine.cli import plugins
 from cocoa_engine.cli.app import app
 from tests.evaluation.eval_data import write_jsonl, write_truthfulqa
 
@@ -83,8 +83,8 @@ def entry_point(tmp_path: Path) -> Path:
 def cocoa(engine: CocoaEngine, entry_point: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Runs ``cocoa`` with some arguments in this process, on the model of the other tests."""
     monkeypatch.syspath_prepend(str(entry_point))
-    plugged.plugged_commands.cache_clear()
-    plugged.load_command.cache_clear()
+    plugins.plugin_commands.cache_clear()
+    plugins.load_command.cache_clear()
     monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: engine)
     monkeypatch.setenv("COLUMNS", "120")
     return lambda *args: CliRunner().invoke(app, list(map(str, args)), prog_name="cocoa")

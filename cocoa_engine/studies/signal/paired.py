@@ -13,15 +13,15 @@ from cocoa_engine.optional import need
 
 
 class PairedTest(NamedTuple):
-    """Wilcoxon's signed-rank test on N pairs, with the sign that its effect size hides.
+    """Wilcoxon's signed-rank test on N pairs, with the direction of the difference.
 
     Attributes:
         pairs: N.
-        z: the normal approximation's statistic; above 0 where the supported answers score higher.
+        z: the statistic of the normal approximation, positive if the supported answers score higher.
         effect_size: r = abs(Z) / sqrt(N).
-        p_two_sided: what the paper reports: it does not say in which direction.
-        p_right: one-sided, that supported answers score higher.
-        right: share of pairs whose supported answer scores higher; ties count half.
+        p_two_sided: the two-sided p value, as the paper reports it, which does not show the direction.
+        p_right: the one-sided p value that supported answers score higher.
+        right: the share of pairs whose supported answer scores higher; ties count half.
     """
 
     pairs: int
@@ -39,7 +39,7 @@ def paired_test(supported: Sequence[float], hallucinated: Sequence[float]) -> Pa
         supported, hallucinated: scores of N pairs, higher is better.
 
     Raises:
-        LabelledDataError: there are no pairs, or their scores do not differ at all.
+        LabelledDataError: there are no pairs, or no pair's scores differ.
         MissingExtraError: scipy is not installed.
     """
     stats = need("scipy.stats", extra="risk", what="the signed-rank test")

@@ -1,4 +1,4 @@
-"""The measurement as a whole: from items to a record of figures, and that record as Markdown."""
+"""The report of the signal study: a record of all values, and the record as Markdown."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from cocoa_engine.studies.signal.items import Floats, Items, Level
 from cocoa_engine.studies.signal.paired import PairedTest, paired_test
 from cocoa_engine.studies.signal.ranking import Bootstrap, Interval, Ranked, caution
 
-RIVALS = ("-log p", "-mean log p")
-"""What everything is compared with: log p_S, which is in every composite score, and the same by length. Where context
-lift is measured, also the raw risk, fMLDS."""
+BASELINES = ("-log p", "-mean log p")
+"""The scores that every other score is compared with: log p_S, which is part of every composite score, and its mean per
+token. If context lift is measured, fMLDS is added."""
 
 
 def measure(items: Mapping[Level, Items], config: CocoaConfig, *, draws: int = 1000, seed: int = 0) -> dict[str, Any]:
-    """Everything that the report says, as plain values.
+    """All values of the report, as plain data.
 
     Args:
-        items: of each level.
-        config: the layers, alpha and length rule that are the paper's or one's own.
-        draws: of the bootstrap.
-        seed: of those.
+        items: the items of each level.
+        config: the settings; layers, alpha and the rule for log p_S are used.
+        draws: draws of the bootstrap.
+        seed: seed of the bootstrap.
     """
     levels, left_out = {}, {}
-    for level, those in items.items():
-        if those.both_classes:
-            levels[level] = _level(those, Layers.of(config, those.num_layers), config, draws, seed)
-        elif those.groups:
-            left_out[level] = f"every one is {'hallucinated' if those.hallucinated.any() else 'supported'}"
+    for level, level_items in items.items():
+        if level_items.both_classes:
+            levels[level] = _level(level_items, Layers.of(config, level_items.num_layers), config, draws, seed)
+        elif level_items.groups:
+            left_out[level] = f"every one is {'hallucinated' if level_items.hallucinated.any() else 'supported'}"
         else:
             left_out[level] = "none is labelled"
     return {
@@ -49,13 +49,13 @@ def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: 
         name: Ranked(values, items.hallucinated, items.supported)
         for name, values in indicators(items, layers, config.alpha, config.span_log_prob).items()
     }
-    against = RIVALS if items.bare is None else (*RIVALS, "fMLDS")
-    rivals = [name for name in against if name in ranked]
+    candidates = BASELINES if items.without_source is None else (*BASELINES, "fMLDS")
+    baselines = [name for name in candidates if name in ranked]
     rows = {
         name: {
             "auroc": bootstrap.interval(one, "auroc")._asdict(),
             "auprc": bootstrap.interval(one, "auprc")._asdict(),
-            "less": {rival: bootstrap.difference(one, ranked[rival], "auroc")._asdict() for rival in rivals},
+            "less": {name: bootstrap.difference(one, ranked[name], "auroc")._asdict() for name in baselines},
         }
         for name, one in ranked.items()
     }
@@ -68,7 +68,7 @@ def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: 
         "share_hallucinated": positive / (positive + negative),
         "middle_layers": list(layers.window),
         "final_layer": layers.final,
-        "rivals": rivals,
+        "rivals": baselines,
         "ranking": rows,
         "paired": _paired(items, layers, config),
         "layers": {} if items.level == "character" else _layers(items, layers, config, bootstrap),
@@ -88,22 +88,21 @@ def _test(score: Floats, sides: list[tuple[list[int], list[int]]]) -> PairedTest
     return paired_test(means(score, [good for good, _ in sides]), means(score, [bad for _, bad in sides]))
 
 
-def _layers(items: Items, own: Layers, config: CocoaConfig, bootstrap: Bootstrap) -> dict[str, Any]:
-    """AUROC of the disagreement alone and of CoCoA-SIG by either length rule, for each choice of layers."""
+def _layers(items: Items, configured: Layers, config: CocoaConfig, bootstrap: Bootstrap) -> dict[str, Any]:
+    """The AUROC of both MLDS, and of CoCoA-SIG with both rules for log p_S, for each choice of layers."""
     sides = pairs(items)
     rows: dict[str, Any] = {}
-    for name, layers in layer_choices(items.num_layers, own).items():
+    for name, layers in layer_choices(items.num_layers, configured).items():
         f = items.f_mlds(layers.window, layers.final)
         values = {"ConMLDS": items.con_mlds(layers.window), "fMLDS": f}
         for length in ("sum", "mean"):
-            score = composites(items, layers, config.alpha, length)["CoCoA-SIG, fMLDS"]
-            values[f"CoCoA-SIG, fMLDS, {length}"] = -score
+            values[f"CoCoA-SIG, fMLDS, {length}"] = -composites(items, layers, config.alpha, length)["CoCoA-SIG, fMLDS"]
         rows[name] = {
             "middle_layers": list(layers.window),
             "final_layer": layers.final,
             "auroc": {
-                figure: bootstrap.interval(Ranked(risk, items.hallucinated, items.supported), "auroc")._asdict()
-                for figure, risk in values.items()
+                score: bootstrap.interval(Ranked(risk, items.hallucinated, items.supported), "auroc")._asdict()
+                for score, risk in values.items()
             },
             "paired_f_mlds": _test(-f, sides)._asdict() if len(sides) > 1 else None,
         }
@@ -111,7 +110,7 @@ def _layers(items: Items, own: Layers, config: CocoaConfig, bootstrap: Bootstrap
 
 
 def to_markdown(record: Mapping[str, Any]) -> str:
-    """The record as tables."""
+    """The record as Markdown tables."""
     about = record["about"]
     lines = [
         f"# Does the signal work? On {about['format']}",
@@ -171,37 +170,37 @@ def _paired_table(level: str, paired: Mapping[str, Any]) -> list[str]:
 
 
 def _layer_table(layers: Mapping[str, Any]) -> list[str]:
-    figures = list(next(iter(layers.values()))["auroc"])
+    scores = list(next(iter(layers.values()))["auroc"])
     lines = [
         "",
         "AUROC by choice of layers and length rule (ConMLDS does not see the final layer):",
         "",
-        f"| layers | m..n | {' | '.join(figures)} | -fMLDS alone, paired: Z, r |",
-        f"| {' | '.join(['---'] * (len(figures) + 3))} |",
+        f"| layers | m..n | {' | '.join(scores)} | -fMLDS alone, paired: Z, r |",
+        f"| {' | '.join(['---'] * (len(scores) + 3))} |",
     ]
     for name, row in layers.items():
         m, n = row["middle_layers"]
         test = row["paired_f_mlds"]
         paired = f"{test['z']:+.2f}, {test['effect_size']:.3f}" if test else "–"
-        cells = " | ".join(_shown(row["auroc"][figure]) for figure in figures)
+        cells = " | ".join(_shown(row["auroc"][score]) for score in scores)
         lines.append(f"| {name} | {m}..{n} | {cells} | {paired} |")
     return lines
 
 
 def boundary_table(boundaries: Mapping[str, Any]) -> list[str]:
-    """What :meth:`~cocoa_engine.studies.signal.boundaries.Cuts.measure` found, as lines."""
-    figures = list(next(iter(boundaries.values()))["auroc"])
+    """The result of :meth:`~cocoa_engine.studies.signal.boundaries.Cuts.measure` as lines of Markdown."""
+    scores = list(next(iter(boundaries.values()))["auroc"])
     lines = [
         "",
         "## Where spans end",
         "",
         "AUROC by character, each with the figure of its span; branches of `left` and `right` grown by the model.",
         "",
-        f"| spans | how many | tokens each | {' | '.join(figures)} |",
-        f"| {' | '.join(['---'] * (3 + len(figures)))} |",
+        f"| spans | how many | tokens each | {' | '.join(scores)} |",
+        f"| {' | '.join(['---'] * (3 + len(scores)))} |",
     ]
     for cut, row in boundaries.items():
-        cells = " | ".join(_shown(row["auroc"][figure]) for figure in figures)
+        cells = " | ".join(_shown(row["auroc"][score]) for score in scores)
         lines.append(f"| {cut} | {row['spans']:,} | {row['tokens_per_span']:.1f} | {cells} |")
     return lines
 

@@ -115,7 +115,7 @@ class Estimate(_Part):
     high: float
 
 
-class Rival(_Part):
+class Baseline(_Part):
     """A baseline that needs no fit: its AUROC, and the calibrated risk's AUROC minus that."""
 
     auroc: Estimate
@@ -150,7 +150,7 @@ class Validation(_Part):
     brier_of_base_rate: float = Field(description="The same for a constant risk, the share of hallucinated items.")
     ece: float = Field(description="Expected calibration error: mean gap of the reliability bins, by their size.")
     reliability: list[ReliabilityBin]
-    rivals: dict[str, Rival]
+    rivals: dict[str, Baseline]
 
     @property
     def division(self) -> str:
@@ -330,7 +330,7 @@ class RiskCalibrator(_Part):
         except OSError as error:
             raise CalibrationError(f"the calibrator {path} cannot be read: {error.strerror}.") from error
         except ValidationError as error:
-            raise CalibrationError(f"{path} is not a usable calibrator: {explain(error)}") from None
+            raise CalibrationError(f"{path} is not a calibrator, or not one of this version: {explain(error)}") from None
 
     def save(self, path: str | Path) -> None:
         """Write the calibrator as JSON."""

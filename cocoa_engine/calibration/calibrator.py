@@ -330,7 +330,7 @@ class RiskCalibrator(_Part):
         except OSError as error:
             raise CalibrationError(f"the calibrator {path} cannot be read: {error.strerror}.") from error
         except ValidationError as error:
-            raise CalibrationError(f"{path} is not a calibrator, or not one of this version: {explain(error)}") from None
+            raise CalibrationError(f"{path} is not a calibrator of this version: {explain(error)}") from None
 
     def save(self, path: str | Path) -> None:
         """Write the calibrator as JSON."""

@@ -73,13 +73,14 @@ def signal(
     from cocoa_engine.studies.signal.indicators import Layers
     from cocoa_engine.studies.signal.items import collect
     from cocoa_engine.studies.signal.plots import draw
+    from cocoa_engine.studies.signal.record import About, SignalRecord
     from cocoa_engine.studies.signal.report import measure, to_markdown
 
     Layers.of(config, engine.num_layers)  # refuse bad settings before the work
     with teacher_forced(engine, records, config, chat=chat, without_source=context_lift) as answers:
         cuts = Cuts()
         items = collect(cut_every_way(answers, engine, config, cuts) if boundaries else answers)
-    about = {
+    about: About = {
         "data": data.name,
         "format": format or detect_format(data),
         "model": engine.model_name,
@@ -88,7 +89,7 @@ def signal(
         "chat": chat,
         "command": command_line(),
     }
-    record = {"about": about, **measure(items, config, draws=draws, seed=seed)}
+    record: SignalRecord = {"about": about, **measure(items, config, draws=draws, seed=seed)}
     if boundaries:
         record["boundaries"] = cuts.measure(draws=draws, seed=seed)
     (out / "signal.json").write_text(dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def read(path: Path) -> list[LabelledText]:
     return records
 
 
-def _span(annotation: Any, where: str) -> LabelledSpan:
+def _span(annotation: Mapping[str, Any], where: str) -> LabelledSpan:
     kinds = field(annotation, "label", list, where)
     start, end = (field(annotation, f"summary_{side}", int, where) for side in ("start", "end"))
     return LabelledSpan(start, end, str(kinds[0]) if kinds else "unnamed", HALLUCINATED in kinds)

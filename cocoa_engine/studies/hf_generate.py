@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cocoa_engine.model.generation_config import eos_token_ids
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 
 def generate(
-    model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, **options: Any
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    **options: Any,
 ) -> list[list[int]]:
     """Answer prompts in one left-padded batch, without sampling.
 
     Args:
-        model: a ``PreTrainedModel``.
+        model: the model.
         tokenizer: its tokenizer.
         prompts: the token ids of each prompt.
         max_new_tokens: the maximum number of new tokens per prompt.

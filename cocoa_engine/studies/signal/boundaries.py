@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from cocoa_engine.spans import Candidate
 from cocoa_engine.studies.signal.indicators import Layers
 from cocoa_engine.studies.signal.items import Floats
 from cocoa_engine.studies.signal.ranking import Bootstrap, Ranked
+from cocoa_engine.studies.signal.record import BoundaryRow
 from cocoa_engine.studies.signal.segments import TeacherForced, begins_span, token_labels
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Cuts:
                     self.values[cut][score] += [value] * (end - start)
                 self.spans[cut] += 1
 
-    def measure(self, *, draws: int, seed: int) -> dict[str, Any]:
+    def measure(self, *, draws: int, seed: int) -> dict[str, BoundaryRow]:
         """The AUROC of each score under each rule, with bootstrap intervals. Empty if a class is missing."""
         if not (sum(self.hallucinated) and sum(self.supported)):
             return {}
@@ -76,7 +77,7 @@ class Cuts:
                 "spans": self.spans[cut],
                 "tokens_per_span": len(self.groups) / self.spans[cut],
                 "auroc": {
-                    score: bootstrap.interval(Ranked(values, positive, negative), "auroc")._asdict()
+                    score: bootstrap.interval(Ranked(values, positive, negative), "auroc").record()
                     for score, values in self.values[cut].items()
                 },
             }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +12,10 @@ from torch import Tensor
 from cocoa_engine.equations import con_mlds_of, f_mlds_of
 from cocoa_engine.model.hidden_states import FinalLayer
 from cocoa_engine.scoring.text_profile import LayerProfile
+from cocoa_engine.studies.signal.record import Level
 from cocoa_engine.studies.signal.segments import TeacherForced, answer, spans, token_labels
 
 Floats = NDArray[np.float64]
-Level = Literal["answer", "span", "character"]
 
 MARGIN_CAP = 20.0
 """Larger margins, in nats, count as this. An infinite margin (a single allowed token) has no mean."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from cocoa_engine.errors import LabelledDataError
 from cocoa_engine.optional import need
+from cocoa_engine.studies.signal.record import PairedRecord
 
 
 class PairedTest(NamedTuple):
@@ -30,6 +31,17 @@ class PairedTest(NamedTuple):
     p_two_sided: float
     p_right: float
     right: float
+
+    def record(self) -> PairedRecord:
+        """The test as plain data."""
+        return {
+            "pairs": self.pairs,
+            "z": self.z,
+            "effect_size": self.effect_size,
+            "p_two_sided": self.p_two_sided,
+            "p_right": self.p_right,
+            "right": self.right,
+        }
 
 
 def paired_test(supported: Sequence[float], hallucinated: Sequence[float]) -> PairedTest:

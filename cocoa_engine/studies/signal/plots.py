@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.optional import need
 from cocoa_engine.studies.signal.indicators import Layers, composites
-from cocoa_engine.studies.signal.items import Items, Level
+from cocoa_engine.studies.signal.items import Items
+from cocoa_engine.studies.signal.record import Level, LevelRecord, SignalRecord
 
 
-def draw(record: Mapping[str, Any], items: Mapping[Level, Items], config: CocoaConfig, folder: Path) -> list[Path]:
+def draw(record: SignalRecord, items: Mapping[Level, Items], config: CocoaConfig, folder: Path) -> list[Path]:
     """Draw the plots into a folder, and return their files.
 
     Raises:
@@ -29,7 +29,7 @@ def draw(record: Mapping[str, Any], items: Mapping[Level, Items], config: CocoaC
     return files
 
 
-def _ranking(level: str, one: Mapping[str, Any], folder: Path) -> Path:
+def _ranking(level: str, one: LevelRecord, folder: Path) -> Path:
     """The AUROC of each score with its bootstrap interval."""
     from matplotlib.figure import Figure
 

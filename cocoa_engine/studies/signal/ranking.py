@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cocoa_engine.errors import LabelledDataError
+from cocoa_engine.studies.signal.record import IntervalRecord
 
 Floats = NDArray[np.float64]
 
@@ -29,6 +30,10 @@ class Interval(NamedTuple):
     estimate: float
     low: float | None
     high: float | None
+
+    def record(self) -> IntervalRecord:
+        """The interval as plain data."""
+        return {"estimate": self.estimate, "low": self.low, "high": self.high}
 
     def shown(self, form: str = ".3f") -> str:
         """The estimate as text, followed by the interval in parentheses if there is one."""

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.equations import SpanLogProb
 from cocoa_engine.studies.signal.indicators import Layers, composites, indicators, layer_choices, means, pairs, parts
-from cocoa_engine.studies.signal.items import Floats, Items, Level
+from cocoa_engine.studies.signal.items import Floats, Items
 from cocoa_engine.studies.signal.paired import PairedTest, paired_test
 from cocoa_engine.studies.signal.ranking import Bootstrap, Interval, Ranked, caution
+from cocoa_engine.studies.signal.record import (
+    BoundaryRow,
+    IntervalRecord,
+    LayerRow,
+    Level,
+    LevelRecord,
+    Measurement,
+    PairedRecord,
+    RankingRow,
+    SignalRecord,
+)
+
+LENGTH_RULES: tuple[SpanLogProb, ...] = ("sum", "mean")
 
 BASELINES = ("-log p", "-mean log p")
 """The scores that every other score is compared with: log p_S, which is part of every composite score, and its mean per
 token. If context lift is measured, fMLDS is added."""
 
 
-def measure(items: Mapping[Level, Items], config: CocoaConfig, *, draws: int = 1000, seed: int = 0) -> dict[str, Any]:
+def measure(items: Mapping[Level, Items], config: CocoaConfig, *, draws: int = 1000, seed: int = 0) -> Measurement:
     """All values of the report, as plain data.
 
     Args:
@@ -25,7 +38,8 @@ def measure(items: Mapping[Level, Items], config: CocoaConfig, *, draws: int = 1
         draws: draws of the bootstrap.
         seed: seed of the bootstrap.
     """
-    levels, left_out = {}, {}
+    levels: dict[Level, LevelRecord] = {}
+    left_out: dict[Level, str] = {}
     for level, level_items in items.items():
         if level_items.both_classes:
             levels[level] = _level(level_items, Layers.of(config, level_items.num_layers), config, draws, seed)
@@ -43,7 +57,7 @@ def measure(items: Mapping[Level, Items], config: CocoaConfig, *, draws: int = 1
     }
 
 
-def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: int) -> dict[str, Any]:
+def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: int) -> LevelRecord:
     bootstrap = Bootstrap(items.groups, draws, seed)
     ranked = {
         name: Ranked(values, items.hallucinated, items.supported)
@@ -51,11 +65,11 @@ def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: 
     }
     candidates = BASELINES if items.without_source is None else (*BASELINES, "fMLDS")
     baselines = [name for name in candidates if name in ranked]
-    rows = {
+    rows: dict[str, RankingRow] = {
         name: {
-            "auroc": bootstrap.interval(one, "auroc")._asdict(),
-            "auprc": bootstrap.interval(one, "auprc")._asdict(),
-            "less": {name: bootstrap.difference(one, ranked[name], "auroc")._asdict() for name in baselines},
+            "auroc": bootstrap.interval(one, "auroc").record(),
+            "auprc": bootstrap.interval(one, "auprc").record(),
+            "less": {name: bootstrap.difference(one, ranked[name], "auroc").record() for name in baselines},
         }
         for name, one in ranked.items()
     }
@@ -75,41 +89,41 @@ def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: 
     }
 
 
-def _paired(items: Items, layers: Layers, config: CocoaConfig) -> dict[str, Any]:
+def _paired(items: Items, layers: Layers, config: CocoaConfig) -> dict[str, PairedRecord]:
     sides = [] if items.level == "character" else pairs(items)
     if len(sides) < 2:
         return {}
     values = {**composites(items, layers, config.alpha, config.span_log_prob), **parts(items, layers)}
     values["mean log p alone"] = items.log_prob / items.tokens
-    return {name: _test(score, sides)._asdict() for name, score in values.items()}
+    return {name: _test(score, sides).record() for name, score in values.items()}
 
 
 def _test(score: Floats, sides: list[tuple[list[int], list[int]]]) -> PairedTest:
     return paired_test(means(score, [good for good, _ in sides]), means(score, [bad for _, bad in sides]))
 
 
-def _layers(items: Items, configured: Layers, config: CocoaConfig, bootstrap: Bootstrap) -> dict[str, Any]:
+def _layers(items: Items, configured: Layers, config: CocoaConfig, bootstrap: Bootstrap) -> dict[str, LayerRow]:
     """The AUROC of both MLDS, and of CoCoA-SIG with both rules for log p_S, for each choice of layers."""
     sides = pairs(items)
-    rows: dict[str, Any] = {}
+    rows: dict[str, LayerRow] = {}
     for name, layers in layer_choices(items.num_layers, configured).items():
         f = items.f_mlds(layers.window, layers.final)
         values = {"ConMLDS": items.con_mlds(layers.window), "fMLDS": f}
-        for length in ("sum", "mean"):
+        for length in LENGTH_RULES:
             values[f"CoCoA-SIG, fMLDS, {length}"] = -composites(items, layers, config.alpha, length)["CoCoA-SIG, fMLDS"]
         rows[name] = {
             "middle_layers": list(layers.window),
             "final_layer": layers.final,
             "auroc": {
-                score: bootstrap.interval(Ranked(risk, items.hallucinated, items.supported), "auroc")._asdict()
+                score: bootstrap.interval(Ranked(risk, items.hallucinated, items.supported), "auroc").record()
                 for score, risk in values.items()
             },
-            "paired_f_mlds": _test(-f, sides)._asdict() if len(sides) > 1 else None,
+            "paired_f_mlds": _test(-f, sides).record() if len(sides) > 1 else None,
         }
     return rows
 
 
-def to_markdown(record: Mapping[str, Any]) -> str:
+def to_markdown(record: SignalRecord) -> str:
     """The record as Markdown tables."""
     about = record["about"]
     lines = [
@@ -151,7 +165,7 @@ def to_markdown(record: Mapping[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _paired_table(level: str, paired: Mapping[str, Any]) -> list[str]:
+def _paired_table(level: str, paired: Mapping[str, PairedRecord]) -> list[str]:
     what = "first supported and first hallucinated answer" if level == "answer" else "supported and hallucinated spans"
     lines = [
         "",
@@ -169,7 +183,7 @@ def _paired_table(level: str, paired: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _layer_table(layers: Mapping[str, Any]) -> list[str]:
+def _layer_table(layers: Mapping[str, LayerRow]) -> list[str]:
     scores = list(next(iter(layers.values()))["auroc"])
     lines = [
         "",
@@ -187,7 +201,7 @@ def _layer_table(layers: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def boundary_table(boundaries: Mapping[str, Any]) -> list[str]:
+def boundary_table(boundaries: Mapping[str, BoundaryRow]) -> list[str]:
     """The result of :meth:`~cocoa_engine.studies.signal.boundaries.Cuts.measure` as lines of Markdown."""
     scores = list(next(iter(boundaries.values()))["auroc"])
     lines = [
@@ -205,5 +219,5 @@ def boundary_table(boundaries: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _shown(interval: Mapping[str, Any], form: str = ".3f") -> str:
+def _shown(interval: IntervalRecord, form: str = ".3f") -> str:
     return Interval(**interval).shown(form)

@@ -28,12 +28,11 @@ class Runtime(BaseModel):
     )
     linears: Literal["auto", "native", "packed", "shared", "stock", "bfloat16"] = Field(
         "auto",
-        description="What runs a step on a CPU. native: kernels of our own for linear layers, attention and next "
-        "tokens (in float32 for all layers of the lean pass at once), on the model's own weights, built with g++ on "
-        "first use. Else torch's, and linear layers "
-        "packed: a second copy of the weights in oneDNN's layout; shared: the model's own weights, multiplied from the "
-        "other side; stock: torch's. auto: native in float32 where it can be built, else packed if memory is ample. "
-        "bfloat16: a copy of float32 weights in half precision, which changes some of the answers.",
+        description="Linear layers of a step on a CPU. native: the engine's C++ kernels, also for attention and next "
+        "tokens, on the model's own weights, built with g++ on first use. packed: a second copy of the weights in "
+        "oneDNN's layout. shared: the model's own weights, multiplied from the other side. stock: torch's linear "
+        "layers. bfloat16: a half-precision copy of float32 weights, which changes some answers. auto: native in "
+        "float32 if it can be built, otherwise packed if memory is ample, otherwise shared.",
     )
     max_batch_size: int = Field(8, ge=1, description="Maximum number of sequences in a forward pass.")
     max_queue: int = Field(256, ge=0, description="Maximum number of waiting calls. Further calls are refused.")

@@ -110,9 +110,7 @@ def checked(records: Sequence[LabelledText], where: object, *, both_classes: boo
         classes |= _classes(record)
     if both_classes and len(classes) < 2:
         only = "hallucinated" if classes == {True} else "supported"
-        raise LabelledDataError(
-            f"{where}: every label is {only!r}; nothing can be told apart. Give answers of both classes."
-        )
+        raise LabelledDataError(f"{where}: every label is {only!r}; both classes are needed.")
     return list(records)
 
 

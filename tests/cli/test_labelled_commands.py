@@ -67,7 +67,7 @@ def test_signal_of_whole_answers(cocoa: Cocoa, answers: Path, tmp_path: Path, en
     one = record["levels"]["answer"]
     assert (one["items"], one["prompts"], one["hallucinated"]) == (24, 12, 12)
     assert record["about"]["model"] == engine.model_name
-    assert record["left_out"] == {"span": "none is labelled", "character": "none is labelled"}
+    assert record["left_out"] == {"span": "they are not labelled", "character": "they are not labelled"}
     ranking, paired = one["ranking"], one["paired"]
     # a model of 135M parameters does know capitals
     assert ranking["-log p"]["auroc"]["estimate"] > 0.8
@@ -98,11 +98,11 @@ def test_signal_of_parts(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "signal.json").read_text())
     assert list(record["levels"]) == ["span", "character"]  # every answer has a wrong part: as wholes they are alike
-    assert record["left_out"] == {"answer": "every one is hallucinated"}
+    assert record["left_out"] == {"answer": "all are hallucinated"}
     assert record["about"]["answers"] == 8
     text = (tmp_path / "signal.md").read_text()
     assert "Intervals over only 8 prompts" in text
-    assert "Nothing by answer: every one is hallucinated." in text
+    assert "Answers are left out: all are hallucinated." in text
     spans, characters = record["levels"]["span"], record["levels"]["character"]
     assert (spans["middle_layers"], spans["final_layer"]) == ([3, 9], "pre_norm")
     assert "as set, pre_norm" in spans["layers"]

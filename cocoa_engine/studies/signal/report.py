@@ -44,9 +44,9 @@ def measure(items: Mapping[Level, Items], config: CocoaConfig, *, draws: int = 1
         if level_items.both_classes:
             levels[level] = _level(level_items, Layers.of(config, level_items.num_layers), config, draws, seed)
         elif level_items.groups:
-            left_out[level] = f"every one is {'hallucinated' if level_items.hallucinated.any() else 'supported'}"
+            left_out[level] = f"all are {'hallucinated' if level_items.hallucinated.any() else 'supported'}"
         else:
-            left_out[level] = "none is labelled"
+            left_out[level] = "they are not labelled"
     return {
         "alpha": config.alpha,
         "span_log_prob": config.span_log_prob,
@@ -157,11 +157,15 @@ def to_markdown(record: SignalRecord) -> str:
             lines += _paired_table(level, one["paired"])
         if one["layers"]:
             lines += _layer_table(one["layers"])
-    lines += [line for level, why in record["left_out"].items() for line in ("", f"Nothing by {level}: {why}.")]
+    lines += [
+        line
+        for level, why in record["left_out"].items()
+        for line in ("", f"{level.capitalize()}s are left out: {why}.")
+    ]
     if record.get("boundaries"):
         lines += boundary_table(record["boundaries"])
     elif "boundaries" in record:
-        lines += ["", "Nothing on where spans end: no character is hallucinated, or none is supported."]
+        lines += ["", "Span boundaries are not compared: the characters are all supported or all hallucinated."]
     return "\n".join([*lines, ""])
 
 
@@ -208,7 +212,7 @@ def boundary_table(boundaries: Mapping[str, BoundaryRow]) -> list[str]:
         "",
         "## Where spans end",
         "",
-        "AUROC by character, each with the figure of its span; branches of `left` and `right` grown by the model.",
+        "AUROC by character, each with the score of its span; branches of `left` and `right` grown by the model.",
         "",
         f"| spans | how many | tokens each | {' | '.join(scores)} |",
         f"| {' | '.join(['---'] * (3 + len(scores)))} |",

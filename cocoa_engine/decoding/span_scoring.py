@@ -14,7 +14,7 @@ from cocoa_engine.methods import METHODS
 
 if TYPE_CHECKING:
     from cocoa_engine.calibration import RiskCalibrator
-    from cocoa_engine.calibration.features import SpanStatistics
+    from cocoa_engine.calibration.features import SpanFigures
 
 
 def mlds(pooled: Tensor) -> tuple[list[float], list[float]]:
@@ -55,7 +55,7 @@ def ranking_mlds(config: CocoaConfig, con_mlds: float, f_mlds: float) -> float:
     return f_mlds if config.metric == "f_mlds" else con_mlds
 
 
-def reported_risk(config: CocoaConfig, calibrator: RiskCalibrator | None, span: SpanStatistics) -> float:
+def reported_risk(config: CocoaConfig, calibrator: RiskCalibrator | None, span: SpanFigures) -> float:
     """The risk a span is reported with: the calibrator's, in [0, 1], or without one the raw MLDS that ranks."""
     return ranking_mlds(config, span.con_mlds, span.f_mlds) if calibrator is None else calibrator.risk(span)
 

@@ -73,7 +73,7 @@ def signal(
     from cocoa_engine.studies.signal.indicators import Layers
     from cocoa_engine.studies.signal.items import collect
     from cocoa_engine.studies.signal.plots import draw
-    from cocoa_engine.studies.signal.record import About, SignalRecord
+    from cocoa_engine.studies.signal.record import About
     from cocoa_engine.studies.signal.report import measure, to_markdown
 
     Layers.of(config, engine.num_layers)  # refuse bad settings before the work
@@ -89,7 +89,7 @@ def signal(
         "chat": chat,
         "command": command_line(),
     }
-    record: SignalRecord = {"about": about, **measure(items, config, draws=draws, seed=seed)}
+    record = measure(about, items, config, draws=draws, seed=seed)
     if boundaries:
         record["boundaries"] = cuts.measure(draws=draws, seed=seed)
     (out / "signal.json").write_text(dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -37,10 +37,10 @@ def _ranking(level: str, one: LevelRecord, folder: Path) -> Path:
     figure = Figure(figsize=(7, 0.32 * len(rows) + 1.2), layout="constrained")
     axes = figure.subplots()
     for height, (_, row) in enumerate(rows):
-        interval = row["auroc"]
-        if interval["low"] is not None:
-            axes.plot([interval["low"], interval["high"]], [height, height], color="tab:blue", linewidth=3)
-        axes.plot(interval["estimate"], height, "o", color="black", markersize=4)
+        low, high = row["auroc"]["low"], row["auroc"]["high"]
+        if low is not None and high is not None:
+            axes.plot([low, high], [height, height], color="tab:blue", linewidth=3)
+        axes.plot(row["auroc"]["estimate"], height, "o", color="black", markersize=4)
     axes.axvline(0.5, color="grey", linestyle=":")
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.set_xlabel(f"AUROC by {level}, 95 % bootstrap interval over prompts")

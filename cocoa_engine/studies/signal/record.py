@@ -84,9 +84,8 @@ class About(TypedDict):
     command: str
 
 
-class Measurement(TypedDict):
-    """The values of every level. ``left_out`` has the reason for each level that cannot be measured."""
-
+class _Values(TypedDict):
+    about: About
     alpha: float
     span_log_prob: SpanLogProb
     draws: int
@@ -95,11 +94,11 @@ class Measurement(TypedDict):
     left_out: dict[Level, str]
 
 
-class _Described(Measurement):
-    about: About
+class SignalRecord(_Values, total=False):
+    """The whole record.
 
-
-class SignalRecord(_Described, total=False):
-    """The whole record. ``boundaries`` is by rule, and empty if a class is missing."""
+    ``left_out`` has the reason for each level that cannot be measured. ``boundaries``, if measured, is by rule, and
+    empty if a class is missing.
+    """
 
     boundaries: dict[str, BoundaryRow]

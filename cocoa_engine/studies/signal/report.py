@@ -11,12 +11,12 @@ from cocoa_engine.studies.signal.items import Floats, Items
 from cocoa_engine.studies.signal.paired import PairedTest, paired_test
 from cocoa_engine.studies.signal.ranking import Bootstrap, Interval, Ranked, caution
 from cocoa_engine.studies.signal.record import (
+    About,
     BoundaryRow,
     IntervalRecord,
     LayerRow,
     Level,
     LevelRecord,
-    Measurement,
     PairedRecord,
     RankingRow,
     SignalRecord,
@@ -29,10 +29,13 @@ BASELINES = ("-log p", "-mean log p")
 token. If context lift is measured, fMLDS is added."""
 
 
-def measure(items: Mapping[Level, Items], config: CocoaConfig, *, draws: int = 1000, seed: int = 0) -> Measurement:
+def measure(
+    about: About, items: Mapping[Level, Items], config: CocoaConfig, *, draws: int = 1000, seed: int = 0
+) -> SignalRecord:
     """All values of the report, as plain data.
 
     Args:
+        about: what is measured.
         items: the items of each level.
         config: the settings; layers, alpha and the rule for log p_S are used.
         draws: draws of the bootstrap.
@@ -48,6 +51,7 @@ def measure(items: Mapping[Level, Items], config: CocoaConfig, *, draws: int = 1
         else:
             left_out[level] = "they are not labelled"
     return {
+        "about": about,
         "alpha": config.alpha,
         "span_log_prob": config.span_log_prob,
         "draws": draws,

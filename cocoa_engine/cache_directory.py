@@ -1,4 +1,4 @@
-"""Where the package keeps what it makes once for a machine."""
+"""The directory for files that the package creates once per machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CACHE_VARIABLE = "COCOA_CACHE_DIR"
 
 
 def cache_directory() -> Path:
-    """``$COCOA_CACHE_DIR``, else ``cocoa-engine`` in the platform's cache directory. It need not exist yet."""
+    """``$COCOA_CACHE_DIR``, or ``cocoa-engine`` in the platform's cache directory. It may not exist yet."""
     if chosen := os.environ.get(CACHE_VARIABLE):
         return Path(chosen).expanduser()
     if sys.platform == "win32":

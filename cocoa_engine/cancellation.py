@@ -1,4 +1,4 @@
-"""Telling a call, from another thread, that nobody waits for its answer any more."""
+"""Cancelling calls from another thread."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from cocoa_engine.errors import RequestCancelledError
 
 
 class Cancellation:
-    """Ends the calls that were given it: ``engine.generate(prompt, cancellation=cancellation)``.
+    """Cancels the calls it is passed to: ``engine.generate(prompt, cancellation=cancellation)``.
 
-    A call that waits leaves the queue; one that runs ends before its next forward pass.
+    A waiting call leaves the queue. A running call ends before its next forward pass.
     """
 
     def __init__(self) -> None:
-        # again by one thread, if it collects a stream that listens
-        self._guard = threading.RLock()
+        # reentrant, because garbage collection of a listening stream may run in the thread that holds the lock
+        self._lock = threading.RLock()
         self._cancelled = False
         self._listeners: dict[object, Callable[[], None]] = {}
 
@@ -27,27 +27,27 @@ class Cancellation:
         return self._cancelled
 
     def cancel(self) -> None:
-        """End the calls. Any thread may do so, and more than once; it does not wait for them."""
-        with self._guard:
+        """Cancel the calls without waiting for them. Can be called from any thread, and repeatedly."""
+        with self._lock:
             self._cancelled = True
             listeners, self._listeners = self._listeners, {}
         for listener in listeners.values():
             listener()
 
     def check(self) -> None:
-        """Go on only if nobody cancelled.
+        """Raise an error if :meth:`cancel` was called.
 
         Raises:
-            RequestCancelledError: somebody did.
+            RequestCancelledError: the calls are cancelled.
         """
         if self._cancelled:
             raise RequestCancelledError("the call was cancelled")
 
     @contextmanager
     def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:
-        """While the block runs, call ``listener`` as soon as the calls are cancelled; now, if they are already."""
+        """Within the block, call ``listener`` once the calls are cancelled, or at once if they are already."""
         key = object()
-        with self._guard:
+        with self._lock:
             cancelled = self._cancelled
             if not cancelled:
                 self._listeners[key] = listener
@@ -56,5 +56,5 @@ class Cancellation:
         try:
             yield
         finally:
-            with self._guard:
+            with self._lock:
                 self._listeners.pop(key, None)

@@ -1,19 +1,20 @@
-"""Every setting of a decode, declared once: Python, the command line and the adapters all read this model."""
+"""The settings of a decode, declared once for Python, the command line and the adapters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import explain, unknown
-from cocoa_engine.methods import METHODS
+
+MethodName = Literal["greedy", "cocoa", "cocoa-sig", "dola", "decore", "diver"]
+"""The decoding methods. Each is a file of :mod:`cocoa_engine.methods`, which builds its registry from these names."""
 
 _LAYERS = r"^(high|low|\d+(,\d+)*)$"
-
 
 _PAPER: dict[str, Any] = {
     "method": "cocoa-sig",
@@ -31,108 +32,116 @@ class CocoaConfig(BaseModel):
     """Settings of one decode. Immutable; :meth:`replace` makes a changed copy.
 
     Raises:
-        ConfigError: a setting is unknown or out of range. The message names each one.
+        ConfigError: settings are unknown or out of range. The message names each of them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    method: str = Field("cocoa-sig", description="Decoding method: how candidate spans are ranked.")
+    method: MethodName = Field("cocoa-sig", description="Decoding method, which ranks candidate spans.")
     metric: Literal["f_mlds", "con_mlds"] = Field(
-        "f_mlds", description="Which MLDS ranks the spans and is reported as their raw risk; both are always measured."
+        "f_mlds", description="The MLDS that ranks spans and is reported as their raw risk. Both are always measured."
     )
     alpha: float = Field(2.5, ge=0, le=1e6, description="Weight of the disagreement penalty (alpha in the paper).")
     gamma: float = Field(
         0.3,
         gt=0,
         le=1,
-        description="A token competes if its probability is at least gamma times the highest; 1 is greedy.",
+        description="A token competes if its probability is at least gamma times the highest. 1 is greedy.",
     )
-    max_candidates: int = Field(8, ge=1, description="At most this many competing tokens open a branch; 1 is greedy.")
-    max_span_tokens: int = Field(16, ge=1, description="A branch grows to at most this many tokens.")
+    max_candidates: int = Field(
+        8, ge=1, description="Maximum number of competing tokens that start a branch. 1 is greedy."
+    )
+    max_span_tokens: int = Field(16, ge=1, description="Maximum number of tokens of a branch.")
     span_boundary: Literal["right", "left", "own", "fixed"] = Field(
         "right",
-        description="Where branches end: at the latest (right) or earliest (left) of their next risk points, each at "
-        "its own, or after max_span_tokens (fixed).",
+        description="Where branches end: all at the latest (right) or the earliest (left) of their next risk points, "
+        "each at its own next risk point (own), or all after max_span_tokens (fixed).",
     )
     span_log_prob: Literal["sum", "mean"] = Field(
-        "sum", description="log p_S as the sum over the span's tokens (the paper) or their mean."
+        "sum", description="log p_S as the sum (the paper) or the mean of log p over the span's tokens."
     )
     middle_layers: tuple[int, int] | None = Field(
-        None, description="Middle-layer window m,n, both inclusive, 0 <= m < n <= L. Default: L//3, 2L//3."
+        None, description="Window m,n of the middle layers, both inclusive, 0 <= m < n <= L. Default: L//3, 2L//3."
     )
     final_layer: Literal["post_norm", "pre_norm"] = Field(
         "post_norm", description="Whether h[i, L] is taken after (the paper) or before the model's final norm."
     )
     dola_layers: str = Field(
-        "high", description='DoLa: candidate layers, "high", "low" or layers such as "16,18,20".', pattern=_LAYERS
+        "high", description='DoLa: candidate layers: "high", "low" or layers such as "16,18,20".', pattern=_LAYERS
     )
     dola_relative_top: float = Field(
-        0.1, ge=0, le=1, description="DoLa: a token is taken if its probability is at least this times the highest."
+        0.1, ge=0, le=1, description="DoLa: a token is allowed if its probability is at least this times the highest."
     )
     decore_heads: str | None = Field(
         None,
-        description="DeCoRe: file of the model's retrieval heads, as `cocoa heads` writes it. Default: the embedded "
-        "model's, for models of its shape.",
+        description="DeCoRe: file with the model's retrieval heads, written by `cocoa heads`. Default: the embedded "
+        "model's heads, for models of its shape.",
     )
     decore_masked_heads: int | None = Field(
-        None, ge=1, description="DeCoRe: so many of the best retrieval heads are masked. Default: 50, at most 1 in 20."
+        None,
+        ge=1,
+        description="DeCoRe: number of retrieval heads to mask, best first. Default: 50, but at most 1 in 20.",
     )
     diver_weight: float = Field(1.0, ge=0, description="Diver: weight of the mutual information with the prompt.")
     repetition_penalty: float | None = Field(
         None,
         gt=0,
-        description="Divides the scores of tokens that were there before. Default: the model's generation config's, "
-        "for DoLa 1.2.",
+        description="Penalty on tokens that occurred before, which divides their scores. Default: the value of the "
+        "model's generation config; 1.2 for DoLa.",
     )
     max_risk: float | None = Field(
         None,
         ge=0,
         le=2,
-        description="Decoding stops after the first span whose risk reaches this: the calibrated risk if there is a "
-        "calibrator of spans, else the raw MLDS. Default: it does not.",
+        description="Decoding stops after the first span whose risk reaches this. The risk is calibrated if there is a "
+        "calibrator for spans, otherwise it is the raw MLDS. Default: no limit.",
     )
-    max_new_tokens: int = Field(256, ge=1, description="At most this many tokens are generated.")
+    max_new_tokens: int = Field(256, ge=1, description="Maximum number of new tokens.")
     temperature: float = Field(
-        0.0, ge=0, description="0 keeps the best branch; above, a branch is sampled from softmax(score / temperature)."
+        0.0,
+        ge=0,
+        description="0 keeps the best branch. Above 0, a branch is sampled from softmax(score / temperature).",
     )
-    seed: int | None = Field(None, ge=0, lt=2**63, description="Seed of that sampling; none draws a fresh one.")
-    stop: tuple[str, ...] = Field((), description="Texts that end the answer; they are cut off.")
+    seed: int | None = Field(
+        None, ge=0, lt=2**63, description="Seed of the sampling. Default: a new seed for each call."
+    )
+    stop: tuple[str, ...] = Field((), description="Texts that end the answer. They are not part of it.")
 
     if not TYPE_CHECKING:  # type checkers keep the field-by-field signature
 
         def __init__(self, **settings: Any) -> None:
             if strangers := settings.keys() - type(self).model_fields.keys():
                 raise ConfigError(unknown(sorted(strangers), type(self).model_fields, what="setting"))
-            with _our_error():
+            with _as_config_error():
                 super().__init__(**settings)
 
         @classmethod
         def model_validate(cls, obj: Any, **options: Any) -> CocoaConfig:
-            """As pydantic's, with our error."""
-            with _our_error():
+            """The same as pydantic's, but raises :class:`ConfigError`."""
+            with _as_config_error():
                 return super().model_validate(obj, **options)
 
         @classmethod
         def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> CocoaConfig:
-            """As pydantic's, with our error."""
-            with _our_error():
+            """The same as pydantic's, but raises :class:`ConfigError`."""
+            with _as_config_error():
                 return super().model_validate_json(json_data, **options)
 
         @classmethod
         def model_validate_strings(cls, obj: Any, **options: Any) -> CocoaConfig:
-            """As pydantic's, with our error."""
-            with _our_error():
+            """The same as pydantic's, but raises :class:`ConfigError`."""
+            with _as_config_error():
                 return super().model_validate_strings(obj, **options)
 
     @classmethod
     def paper(cls, **settings: Any) -> CocoaConfig:
-        """The setting of the paper where it names one, whatever the defaults here are; the rest has its default.
+        """The settings of the paper, independent of the defaults here. Settings it does not name have their defaults.
 
-        CoCoA-SIG with fMLDS, alpha = 2.5 (its best overall) and gamma = 0.3; middle layers L/3 to 2L/3, the final state
-        after the norm; log p_S as a sum; the best span is kept.
+        CoCoA-SIG with fMLDS, alpha = 2.5 (its best overall) and gamma = 0.3, middle layers L/3 to 2L/3, the final state
+        after the norm, log p_S as a sum; the best span is kept.
 
         Args:
-            **settings: fields to set otherwise, such as ``metric="con_mlds"``.
+            **settings: settings to change, such as ``metric="con_mlds"``.
 
         Raises:
             ConfigError: as for the constructor.
@@ -140,7 +149,7 @@ class CocoaConfig(BaseModel):
         return cls(**{**_PAPER, **settings})
 
     def replace(self, **settings: Any) -> CocoaConfig:
-        """A copy with some fields changed, validated like a new one.
+        """A copy with some settings changed, validated like a new one.
 
         Raises:
             ConfigError: as for the constructor.
@@ -163,14 +172,14 @@ class CocoaConfig(BaseModel):
     @classmethod
     def _stop_not_empty(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if "" in value:
-            raise ValueError("an empty stop text would end every answer at once; leave it out")
+            raise ValueError("an empty stop text would end every answer at once; remove it")
         return value
 
-    @field_validator("method")
+    @field_validator("method", mode="before")
     @classmethod
-    def _known_method(cls, value: str) -> str:
-        if value not in METHODS:
-            raise ValueError(unknown([value], METHODS, what="method"))
+    def _known_method(cls, value: Any) -> Any:
+        if isinstance(value, str) and value not in get_args(MethodName):
+            raise ValueError(unknown([value], get_args(MethodName), what="method"))
         return value
 
     @field_validator("middle_layers")
@@ -182,7 +191,7 @@ class CocoaConfig(BaseModel):
 
 
 @contextmanager
-def _our_error() -> Iterator[None]:
+def _as_config_error() -> Iterator[None]:
     try:
         yield
     except ValidationError as error:

@@ -1,9 +1,9 @@
 """The paper's equations as pure functions: disagreement of layers (MLDS), and the scores of candidate spans.
 
-They stand here once; everything else imports them. Logarithms are natural.
+All other modules import them from here. Logarithms are natural.
 
-A span's hidden states are first mean-pooled over its tokens, H[S, l] = mean_{i in S} h[i, l]; the Middle Layer
-Disagreement Scores then compare the pooled states of layers. They are computed in float32, whatever the model's dtype.
+A span's hidden states are mean-pooled over its tokens, H[S, l] = mean_{i in S} h[i, l]. The Middle Layer Disagreement
+Scores compare the pooled states of layers. They are computed in float32 for every model dtype.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-if TYPE_CHECKING:  # settings and results are imported without loading torch
+if TYPE_CHECKING:  # settings and results can be imported without torch
     from numpy import float64
     from numpy.typing import NDArray
     from torch import Tensor
@@ -33,7 +33,7 @@ def disagreement(a: Tensor, b: Tensor) -> Tensor:
         a, b: pooled hidden states, ``[..., d]``.
 
     Returns:
-        ``[...]`` float32. A zero vector disagrees with everything by 1.
+        ``[...]`` float32. The disagreement with a zero vector is 1.
     """
     from torch.nn.functional import cosine_similarity
 
@@ -112,7 +112,7 @@ def span_log_prob(token_log_probs: Sequence[float], rule: SpanLogProb = "sum") -
     ``"sum"`` is log p_S = sum_i log p(y_i | x, y_<i), as in the paper; ``"mean"`` divides it by the number of tokens.
 
     Raises:
-        ValueError: if the span has no token.
+        ValueError: the span has no token.
     """
     if not token_log_probs:
         raise ValueError("a span has at least one token")
@@ -128,7 +128,7 @@ def cocoa(log_prob: Number, mlds: Number, alpha: float) -> Number:
 def cocoa_sig(log_prob: Number, mlds: Number, alpha: float) -> Number:
     """CoCoA-SIG score: log p_S * (1 + alpha * MLDS(S)).
 
-    The penalty alpha * MLDS(S) is gated by the span's self-information -log p_S: a span the model is sure of is
-    hardly moved, however much its layers disagree.
+    The penalty alpha * MLDS(S) is gated by the span's self-information -log p_S: the score of a span that the model is
+    certain of changes little, even if its layers disagree.
     """
     return log_prob * (1 + alpha * mlds)

@@ -1,7 +1,7 @@
-"""Every exception this package raises on purpose.
+"""The exceptions of this package.
 
-Each says what is wrong and how to mend it, and is raised before any work is done unless the fault can only show
-itself during the work (:class:`NonFiniteLogitsError`).
+Each message says what is wrong and how to fix it. Errors are raised before any work is done, except those that can only
+occur during the work (:class:`NonFiniteLogitsError`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class CocoaError(Exception):
-    """Base of every error raised by ``cocoa_engine`` and ``cocoa_integrations``."""
+    """Base class of every error raised by ``cocoa_engine`` and ``cocoa_integrations``."""
 
 
 class ConfigError(CocoaError, ValueError):
@@ -30,7 +30,7 @@ class MissingPackageError(CocoaError, ImportError):
 
 
 class ChatTemplateError(CocoaError, ValueError):
-    """Chat was asked of a tokenizer that has no chat template, or the messages do not fit the template."""
+    """The tokenizer has no chat template, or the messages do not fit the template."""
 
 
 class UnsupportedModelError(CocoaError, ValueError):
@@ -38,7 +38,7 @@ class UnsupportedModelError(CocoaError, ValueError):
 
 
 class ModelLoadError(CocoaError, OSError):
-    """The model could not be found, read or was refused (pickle weights, remote code)."""
+    """The model cannot be found or read, or is refused (pickled weights, remote code)."""
 
 
 class NonFiniteLogitsError(CocoaError, ArithmeticError):
@@ -46,7 +46,7 @@ class NonFiniteLogitsError(CocoaError, ArithmeticError):
 
 
 class EngineBusyError(CocoaError, RuntimeError):
-    """Too many requests wait for their turn already."""
+    """Too many calls are waiting already."""
 
 
 class RequestCancelledError(CocoaError, RuntimeError):
@@ -54,21 +54,21 @@ class RequestCancelledError(CocoaError, RuntimeError):
 
 
 class IncompleteAnswerError(CocoaError, ValueError):
-    """A tool call that had to be made was cut off, or cannot be read."""
+    """A required tool call was cut off, or cannot be parsed."""
 
 
 class GenerationTimeoutError(CocoaError, TimeoutError):
-    """An answer took longer than the time it was given."""
+    """An answer took longer than its time limit."""
 
 
 class HallucinationRiskError(CocoaError, RuntimeError):
-    """An answer is riskier than it was allowed to be.
+    """The risk of an answer reaches its threshold.
 
     Attributes:
-        report: the answer's whole ``cocoa_risk`` report; its spans hold the withheld text.
-        value: the highest figure of any span.
-        threshold: from where on it is too high.
-        metric: which figure of the spans it is.
+        report: the answer's ``cocoa_risk`` report. Its spans hold the withheld text.
+        value: the highest value of any span.
+        threshold: the value from which an answer is withheld.
+        metric: the name of the value.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class HallucinationRiskError(CocoaError, RuntimeError):
         threshold: float | None = None,
         metric: str | None = None,
     ) -> None:
-        super().__init__(message)  # the rest has defaults so that the error can be pickled
+        super().__init__(message)  # the other arguments have defaults, so that the error can be pickled
         self.report = report
         self.value = value
         self.threshold = threshold
@@ -88,7 +88,7 @@ class HallucinationRiskError(CocoaError, RuntimeError):
 
 
 class UnsupportedFeatureError(CocoaError, NotImplementedError):
-    """A framework's feature was asked for that these models do not have (tools in a text model)."""
+    """A feature of the framework that these models do not support, such as tools in a text model."""
 
 
 class LabelledDataError(CocoaError, ValueError):
@@ -96,7 +96,7 @@ class LabelledDataError(CocoaError, ValueError):
 
 
 class CalibrationError(CocoaError, ValueError):
-    """A calibrator's file is not one, or a calibrator cannot be fitted on what was given."""
+    """A file is not a calibrator, or a calibrator cannot be fitted or used on the given data."""
 
 
 class MissingExtraError(CocoaError, ImportError):

@@ -1,4 +1,4 @@
-"""What the engine knows of a model."""
+"""Facts about a loaded model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ForwardName = Literal["static_lean", "lean", "modules", "masked_modules", "plain
 
 
 class ModelInfo(BaseModel):
-    """Facts about a loaded model."""
+    """Facts about a loaded model and how it runs."""
 
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
@@ -24,26 +24,27 @@ class ModelInfo(BaseModel):
     num_layers: int = Field(description="L, the number of decoder layers.")
     hidden_size: int
     middle_layers: tuple[int, int] = Field(description="The default window m, n, both inclusive.")
-    context_window: int | None = Field(description="In tokens; none if the model does not say.")
+    context_window: int | None = Field(description="In tokens. None if the model's config does not state it.")
     vocab_size: int
     num_parameters: int
     dtype: str
     device: str
     has_chat_template: bool
-    backend: BackendName = Field(description="How branches are run; shared_cache is the fast way.")
+    backend: BackendName = Field(description="How branches are run; shared_cache is the fastest.")
     backend_reason: str
     forward: ForwardName = Field(
-        description="What runs the model: our lean pass for the Llama family (static_lean: its steps as CUDA graphs), "
-        "or its own modules (with our attention, with their own under a mask, or as they are)."
+        description="The forward pass: the engine's lean pass for the Llama family (static_lean: with CUDA graphs), or "
+        "the model's modules with the engine's attention (modules), with their own attention under a mask "
+        "(masked_modules), or unchanged (plain)."
     )
     linears: Literal["native", "packed", "shared", "stock", "bfloat16"] = Field(
-        description="How linear layers multiply few rows on a CPU."
+        description="How linear layers multiply a few rows on a CPU."
     )
-    native_obstacle: str | None = Field(description="Why not by our own kernels; none if they can be used.")
+    native_obstacle: str | None = Field(description="Why the native kernels cannot be used. None if they can.")
 
     @classmethod
     def of(cls, session: Session) -> ModelInfo:
-        """Read the facts off a model; tries once which backend runs it."""
+        """Collect the facts about a model; tries once which backend runs it."""
         model, chosen = session.model, session.chosen
         return cls(
             model_name=session.model_name,

@@ -1,4 +1,4 @@
-"""Rejected options in words: one line that names each, says what is wrong with it and what was given."""
+"""One-line messages about rejected options: the name of each, what is wrong with it, and the given value."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pydantic import ValidationError
 
 
 def explain(error: ValidationError) -> str:
-    """The faults that pydantic found, in one line."""
+    """The errors of a pydantic validation in one line."""
     lines = []
-    for fault in error.errors():
-        message = fault["msg"].removeprefix("Value error, ")
-        name = ".".join(str(part) for part in fault["loc"])
-        # without a name it is a message that was put into words before
-        lines.append(f"{name}: {message} (got {fault['input']!r})" if name else message)
+    for detail in error.errors():
+        message = detail["msg"].removeprefix("Value error, ")
+        name = ".".join(str(part) for part in detail["loc"])
+        # errors without a location have complete messages
+        lines.append(f"{name}: {message} (got {detail['input']!r})" if name else message)
     return "; ".join(lines)
 
 
 def unknown(names: Iterable[str], known: Iterable[str], *, what: str) -> str:
-    """That some names are unknown, with the nearest known one to each."""
+    """A message about unknown names, with the closest known name for each."""
     known = list(known)
-    faults = ", ".join(f"{what} {name!r}{did_you_mean(name, known)}" for name in names)
-    return f"unknown {faults}; known are {', '.join(known)}"
+    listed = ", ".join(f"{what} {name!r}{did_you_mean(name, known)}" for name in names)
+    return f"unknown {listed}; known are {', '.join(known)}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the closest known name, or nothing."""
-    close = difflib.get_close_matches(str(name), list(known), n=1)  # what was given may be no text
+    """`` (did you mean 'x'?)`` with the closest known name, or an empty text."""
+    close = difflib.get_close_matches(str(name), list(known), n=1)  # the given name may not be a string
     return f" (did you mean {close[0]!r}?)" if close else ""

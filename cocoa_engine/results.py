@@ -1,4 +1,4 @@
-"""What a decode returns: plain data, JSON in and out (``model_dump_json`` round-trips)."""
+"""What the engine's calls return: plain data that round-trips through JSON (``model_dump_json``)."""
 
 from __future__ import annotations
 
@@ -22,28 +22,27 @@ class Generation(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     text: str
-    token_ids: list[int] = Field(description="Every generated token, an end-of-sequence token included.")
+    token_ids: list[int] = Field(description="Every generated token, including an end-of-sequence token.")
     spans: list[Span]
     finish_reason: FinishReason | None = Field(
-        description="stop: a stop text, stop token or stopping criterion; eos; length; risk: the last span's "
-        "reaches max_risk, whatever else may have ended the answer there; none for a text scored as given."
+        description="stop: a stop text, stop token or stopping criterion; eos; length; risk: the last span's risk "
+        "reaches max_risk, even if something else would have ended the answer there. None for a text scored as given."
     )
     usage: Usage
-    config: CocoaConfig = Field(description="The settings it was made with.")
+    config: CocoaConfig = Field(description="The settings of the decode.")
     model_name: str | None = None
     answer_risk: float | None = Field(
-        None, description="Probability that the answer is wrong as a whole; none without a calibrator for answers."
+        None, description="Probability that the answer is wrong as a whole. None without a calibrator for answers."
     )
-
     processed: bool = Field(
         False,
-        description="Whether logits processors (a repetition penalty, say) acted: the log-probabilities are then those "
-        "of what they made of the model's own distribution.",
+        description="Whether logits processors, such as a repetition penalty, changed the model's distribution. The "
+        "log-probabilities are then those of the changed distribution.",
     )
     competition: Competition | None = Field(
         None,
-        description="Of a text scored as given with a calibrator of answers, what would have competed in it; of a "
-        "decoded answer the spans' candidates say it.",
+        description="For a text scored as given with a calibrator for answers: what would have competed in it. For a "
+        "decoded answer, the spans hold their candidates instead.",
     )
 
     @property
@@ -53,33 +52,49 @@ class Generation(BaseModel):
 
     @property
     def max_risk(self) -> float:
-        """The highest risk of any span; 0.0 without spans."""
+        """The highest risk of any span, 0.0 without spans."""
         return max((span.risk for span in self.spans), default=0.0)
 
     @property
     def mean_risk(self) -> float:
-        """The mean risk over spans; 0.0 without spans."""
+        """The mean risk of the spans, 0.0 without spans."""
         return sum(span.risk for span in self.spans) / len(self.spans) if self.spans else 0.0
 
     def to_html(self, *, compared: Sequence[Generation] = (), title: str | None = None, full: bool = True) -> str:
-        """The answer with every span shaded by its risk; pointing at one shows its figures and what competed.
+        """The answer as HTML, every span shaded by its risk.
 
-        Self-contained: styles are inside, there is no script, and nothing is fetched.
+        Hovering over a span shows its scores and the candidates it competed with. The HTML is self-contained: it
+        includes its styles, has no script and fetches nothing.
 
         Args:
-            compared: other answers to the same prompt, to stand beside it with the differences marked.
-            title: what to put above it, such as the question.
-            full: a whole page; otherwise a fragment that can stand in any page, as notebooks show it.
+            compared: other answers to the same prompt, shown beside this one with the differences marked.
+            title: a heading, such as the question.
+            full: a complete page. Otherwise a fragment that can be put into any page, as notebooks show it.
         """
         from cocoa_engine.rendering.html import document, fragment
 
         return (document if full else fragment)([self, *compared], title=title)
 
+    def render(self, format: str, *, compared: Sequence[Generation] = (), title: str | None = None) -> str:
+        """The answer as a document in one of the formats of :data:`~cocoa_engine.rendering.documents.DOCUMENTS`.
+
+        Args:
+            format: ``"html"``, ``"markdown"`` or ``"svg"`` (a picture of the terminal's output).
+            compared: other answers to the same prompt, shown with this one.
+            title: a heading, such as the question.
+
+        Raises:
+            ConfigError: the format is unknown.
+        """
+        from cocoa_engine.rendering.documents import render
+
+        return render([self, *compared], format, title=title)
+
     def _repr_html_(self) -> str:
         return self.to_html(full=False)
 
     def to_markdown(self) -> str:
-        """The answer with its risk in the text, ``[like this|2]``, a legend, and a table of its risk points."""
+        """The answer as Markdown: the risk written into the text, ``[like this|2]``, a legend and the risk points."""
         from cocoa_engine.rendering.markdown import to_markdown
 
         return to_markdown(self)
@@ -90,7 +105,7 @@ class Generation(BaseModel):
         """The answer coloured by risk, for ``rich.print``.
 
         Args:
-            compared: other answers to the same prompt, to stand beside it with the differences marked.
+            compared: other answers to the same prompt, shown beside this one with the differences marked.
             table: add every candidate of every risk point.
             marks: write the risk into the text, ``[like this|2]``, for output without colour.
         """
@@ -99,20 +114,20 @@ class Generation(BaseModel):
         return report([self, *compared], table=table, marks=marks)
 
     def plot(self) -> Figure:
-        """Both MLDS along the text, a bar for each span; the layers of one span are :meth:`LayerCurve.plot`'s.
+        """Both MLDS of every span as bars. :meth:`LayerCurve.plot` shows the layers of one span.
 
         Raises:
             MissingExtraError: matplotlib is not installed.
         """
-        from cocoa_engine.rendering.plot import mlds_along
+        from cocoa_engine.rendering.plot import mlds_by_span
 
-        return mlds_along(self)
+        return mlds_by_span(self)
 
 
 class LayerCurve(BaseModel):
     """How the layers disagree about one span, from the embedding (layer 0) to the final layer L.
 
-    With H[S, l] the mean state of the span's tokens after layer l, and dis(a, b) = 1 - cos(H[S, a], H[S, b]).
+    dis(a, b) = 1 - cos(H[S, a], H[S, b]), where H[S, l] is the mean state of the span's tokens after layer l.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -120,12 +135,14 @@ class LayerCurve(BaseModel):
     text: str = Field(description="The span's text.")
     consecutive: list[float] = Field(description="dis(j, j + 1) for j = 0..L-1.")
     to_final: list[float] = Field(description="dis(j, L) for j = 0..L-1.")
-    middle_layers: tuple[int, int] = Field(description="The window (m, n) that the MLDS are taken over.")
-    final_layer: Literal["post_norm", "pre_norm"] = Field(description="Whether layer L is after the final norm.")
+    middle_layers: tuple[int, int] = Field(description="The window (m, n) of the MLDS, both inclusive.")
+    final_layer: Literal["post_norm", "pre_norm"] = Field(
+        description="Whether the state of layer L is taken after the final norm."
+    )
 
     @property
     def num_layers(self) -> int:
-        """L."""
+        """L, the number of layers."""
         return len(self.to_final)
 
     @property
@@ -139,7 +156,7 @@ class LayerCurve(BaseModel):
         return f_mlds_of(self.to_final, self.middle_layers)
 
     def plot(self) -> Figure:
-        """Both disagreements layer by layer, the middle window shaded.
+        """Both disagreements layer by layer, with the middle window shaded.
 
         Raises:
             MissingExtraError: matplotlib is not installed.

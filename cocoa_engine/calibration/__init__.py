@@ -1,6 +1,6 @@
-"""A risk in [0, 1]: what was measured of a span or an answer, turned into the probability that it is hallucinated.
+"""A risk in [0, 1]: the statistics of a span or an answer as the probability that it is hallucinated.
 
-Fitting needs scikit-learn (the extra ``risk``); using what was fitted needs nothing beyond this package.
+Fitting needs scikit-learn (the extra ``risk``). A fitted calibrator needs nothing beyond this package.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""From the features of a span to its risk in [0, 1], with weights that were fitted before. Plain Python."""
+"""From the features of a span or an answer to its risk in [0, 1], with fitted weights. Plain Python."""
 
 from __future__ import annotations
 
 import math
-import warnings
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,13 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from cocoa_engine.calibration.features import (
     ANSWER_FEATURES,
     SPAN_FEATURES,
-    SpanFigures,
+    SpanStatistics,
     answer_features,
     span_features,
 )
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.equations import middle_layers
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.messages import explain
+from cocoa_engine.methods import METHODS
 from cocoa_engine.results import Generation
 
 if TYPE_CHECKING:
@@ -30,24 +31,24 @@ if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
 
 Level = Literal["span", "answer"]
-"""What there is a risk of."""
+"""What a risk is the risk of."""
 
 Rule = Literal["precision", "recall", "conformal"]
 """How a threshold is chosen."""
 
 EMBEDDED = Path(__file__).parent / "embedded.json"
-"""The embedded model's; what it was fitted on, and what it is worth, is said in it and in docs/signal.md."""
+"""The embedded model's calibrator. Its data and its validation are in the file and in docs/signal.md."""
 
 
 class CalibrationWarning(UserWarning):
-    """A calibrator is used with a model or settings that it was not fitted with: its risks may mean nothing."""
+    """A calibrator is used with a model or settings that it was not fitted for, or a level could not be fitted."""
 
     @classmethod
     def of(cls, differences: Sequence[str]) -> CalibrationWarning:
-        """The warning of differences, as :meth:`RiskCalibrator.mismatches` says them."""
+        """The warning that lists differences from :meth:`RiskCalibrator.mismatches`."""
         return cls(
-            f"the calibrator was fitted otherwise: {'; '.join(differences)}. Its risks may mean nothing here; fit one "
-            "with these (cocoa calibrate), or leave the calibrator out."
+            f"the calibrator does not match: {'; '.join(differences)}. Its risks may be meaningless here. Fit a "
+            "calibrator for these settings (cocoa calibrate), or use none."
         )
 
 
@@ -56,9 +57,9 @@ class _Part(BaseModel):
 
 
 class Settings(_Part):
-    """The settings that a risk is valid for: which layers, what competes, whether it is grown, where spans end.
+    """The settings that a calibrator is valid for: the layers, which tokens compete, and where spans end.
 
-    Given texts are cut where tokens compete, whatever the settings of the end are.
+    Given texts are always divided where tokens compete, whatever ``span_boundary`` is.
     """
 
     final_layer: Literal["post_norm", "pre_norm"]
@@ -71,10 +72,7 @@ class Settings(_Part):
 
     @classmethod
     def of(cls, config: CocoaConfig, num_layers: int) -> Settings:
-        """Those of a config, for a model with that many layers."""
-        from cocoa_engine.equations import middle_layers  # which loads torch: a calibrator is read without it
-        from cocoa_engine.methods import METHODS
-
+        """The settings of a config, for a model with ``num_layers`` layers."""
         return cls(
             final_layer=config.final_layer,
             middle_layers=config.middle_layers or middle_layers(num_layers),
@@ -87,7 +85,7 @@ class Settings(_Part):
 
 
 class Isotonic(_Part):
-    """A non-decreasing map from [0, 1] to [0, 1]: straight between its knots, constant beyond them."""
+    """A non-decreasing map from [0, 1] to [0, 1]: linear between its knots, constant outside them."""
 
     x: list[float]
     y: list[float]
@@ -96,36 +94,36 @@ class Isotonic(_Part):
     def _monotone(self) -> Isotonic:
         rising = all(a < b for a, b in zip(self.x, self.x[1:], strict=False))
         if len(self.x) != len(self.y) or not self.x or not rising or sorted(self.y) != self.y:
-            raise ValueError("isotonic: x must rise, y must not fall, and the two must be of one length")
+            raise ValueError("isotonic: x must increase, y must not decrease, and both must have the same length")
         if not 0 <= self.y[0] <= self.y[-1] <= 1:
             raise ValueError("isotonic: y must be in [0, 1]")
         return self
 
     def __call__(self, value: float) -> float:
-        place = bisect_right(self.x, value)
-        if place == 0 or place == len(self.x):
-            return self.y[0 if place == 0 else -1]
-        x0, x1, y0, y1 = self.x[place - 1], self.x[place], self.y[place - 1], self.y[place]
+        after = bisect_right(self.x, value)
+        if after == 0 or after == len(self.x):
+            return self.y[0 if after == 0 else -1]
+        x0, x1, y0, y1 = self.x[after - 1], self.x[after], self.y[after - 1], self.y[after]
         return min(max(y0 + (y1 - y0) * (value - x0) / (x1 - x0), y0), y1)
 
 
 class Estimate(_Part):
-    """A figure with its 95 % bootstrap interval over prompts."""
+    """An estimate with its 95 % bootstrap interval over prompts."""
 
     estimate: float
     low: float
     high: float
 
 
-class Rival(_Part):
-    """X: its AUROC, and the calibrated risk's less that."""
+class Baseline(_Part):
+    """A baseline that needs no fit: its AUROC, and the calibrated risk's AUROC minus that."""
 
     auroc: Estimate
     difference: Estimate
 
 
 class ReliabilityBin(_Part):
-    """Items whose risk is alike: how many, their mean risk, and the share of them that is hallucinated."""
+    """Items of similar risk: their number, their mean risk, and the share of them that is hallucinated."""
 
     items: int
     mean_risk: float
@@ -133,35 +131,38 @@ class ReliabilityBin(_Part):
 
 
 class Validation(_Part):
-    """How the risk does on prompts that it was not fitted on, by grouped cross-validation.
+    """How well the risk does on prompts that it was not fitted on, by grouped cross-validation.
 
-    AUROC and AUPRC, the rivals' too, are over the items of each fold: risks of two folds come from two fits.
+    AUROC and AUPRC, also those of the baselines (``rivals``), compare items of the same fold only, because the risks of
+    two folds come from two fits.
     """
 
-    folds: int = Field(description="Of the cross-validation; 0 where nothing was fitted on these prompts at all.")
-    repeats: int = Field(1, description="How often the prompts were divided into folds; figures are over all of these.")
+    folds: int = Field(description="Folds of the cross-validation; 0 if the risk was fitted on other data.")
+    repeats: int = Field(
+        1, description="How often the prompts were divided into folds; the values cover all divisions."
+    )
     prompts: int
     items: int = Field(description="Spans, or answers as wholes.")
     hallucinated: int
     auroc: Estimate
     auprc: Estimate
     brier: float = Field(description="Mean squared error of the risk.")
-    brier_of_base_rate: float = Field(description="The same of a risk that is the share of hallucinated items.")
+    brier_of_base_rate: float = Field(description="The same for a constant risk, the share of hallucinated items.")
     ece: float = Field(description="Expected calibration error: mean gap of the reliability bins, by their size.")
     reliability: list[ReliabilityBin]
-    rivals: dict[str, Rival]
+    rivals: dict[str, Baseline]
 
     @property
     def division(self) -> str:
-        """How the prompts were divided, in words; empty where nothing was fitted on them."""
+        """A description of the folds; empty if the risk was fitted on other data."""
         again = f", divided {self.repeats} times" if self.repeats > 1 else ""
         return f"{self.folds} folds of prompts{again}" if self.folds else ""
 
     def plot(self, unit: str = "item") -> Figure:
-        """The reliability curve: of each bin of risks, the share that is hallucinated.
+        """The reliability curve: for each bin of risks, the share of items that is hallucinated.
 
         Args:
-            unit: what the items are called: ``"span"`` or ``"answer"``.
+            unit: the name of an item: ``"span"`` or ``"answer"``.
 
         Raises:
             MissingExtraError: matplotlib is not installed.
@@ -172,25 +173,25 @@ class Validation(_Part):
 
 
 class Threshold(_Part):
-    """From which risk on a span is flagged, and what was asked of that choice."""
+    """The risk from which an item is flagged, and the rule and target that it was chosen by."""
 
     value: float = Field(ge=0)
     rule: Rule
     target: float
-    precision: float | None = Field(description="Reached on the spans it was chosen on; none if nothing is flagged.")
+    precision: float | None = Field(description="Precision on the items it was chosen on; None if nothing is flagged.")
     recall: float
     prompts: int
 
 
 class FittedRisk(_Part):
-    """A risk in [0, 1]: a logistic model of some features, and an isotonic map on top if one was fitted.
+    """A risk in [0, 1]: a logistic model of some features, optionally followed by an isotonic map.
 
-    risk = g(1 / (1 + e^-z)),  z = b + sum_k w_k (x_k - mean_k) / scale_k,  g the isotonic map or none
+    risk = g(1 / (1 + e^-z)), with z = b + sum_k w_k (x_k - mean_k) / scale_k, and g the isotonic map or the identity.
 
     Attributes:
-        data: what it was fitted on.
-        validation: how it does on prompts that it was not fitted on.
-        threshold: from which risk on to flag, if one was chosen.
+        data: a description of the data it was fitted on.
+        validation: how well it does on prompts that it was not fitted on.
+        threshold: the risk from which items are flagged, if one was chosen.
     """
 
     data: str
@@ -206,13 +207,13 @@ class FittedRisk(_Part):
     @model_validator(mode="after")
     def _of_one_length(self) -> FittedRisk:
         if not len(self.features) == len(self.means) == len(self.scales) == len(self.weights):
-            raise ValueError("features, means, scales and weights must be of one length")
+            raise ValueError("features, means, scales and weights must have the same length")
         if min(self.scales, default=1) <= 0:
             raise ValueError("scales must be above 0")
         return self
 
     def __call__(self, features: Sequence[float]) -> float:
-        """The risk by the features, in their order."""
+        """The risk of an item with these features, in the order of :attr:`features`."""
         scaled = zip(self.weights, features, self.means, self.scales, strict=True)
         z = self.intercept + sum(weight * (value - mean) / scale for weight, value, mean, scale in scaled)
         risk = logistic(z)
@@ -225,7 +226,7 @@ class FittedRisk(_Part):
             CalibrationError: no threshold was chosen.
         """
         if self.threshold is None:
-            raise CalibrationError("this calibrator has no threshold; choose one when it is fitted.")
+            raise CalibrationError("this calibrator has no threshold; choose one when you fit it.")
         return self(features) >= self.threshold.value
 
 
@@ -233,10 +234,12 @@ class RiskCalibrator(_Part):
     """The risk of a span, of an answer as a whole, or of both.
 
     Attributes:
-        model_name: the model whose spans and answers it was fitted on.
-        settings: the settings these were measured with.
-        span: of a span, from :data:`~cocoa_engine.calibration.features.SPAN_FEATURES`; none if no spans were labelled.
-        answer: of an answer, from :data:`~cocoa_engine.calibration.features.ANSWER_FEATURES`; none if no answers were.
+        model_name: the model it was fitted for.
+        settings: the settings it was fitted with.
+        span: the risk of a span, from :data:`~cocoa_engine.calibration.features.SPAN_FEATURES`; None if no spans were
+            labelled.
+        answer: the risk of an answer, from :data:`~cocoa_engine.calibration.features.ANSWER_FEATURES`; None if no
+            answers were labelled.
     """
 
     schema_version: Literal[2] = 2
@@ -248,11 +251,11 @@ class RiskCalibrator(_Part):
     @model_validator(mode="after")
     def _of_known_features(self) -> RiskCalibrator:
         if self.span is None and self.answer is None:
-            raise ValueError("it holds no risk, neither of spans nor of answers")
+            raise ValueError("it has no risk, neither of spans nor of answers")
         for fitted, known in ((self.span, SPAN_FEATURES), (self.answer, ANSWER_FEATURES)):
             if fitted is not None and fitted.features != list(known):
                 raise ValueError(
-                    f"features: this version measures {', '.join(known)}; another one fitted it, fit it anew"
+                    f"features: this version measures {', '.join(known)}; another version fitted it, fit it again"
                 )
         return self
 
@@ -271,58 +274,55 @@ class RiskCalibrator(_Part):
         draws: int = 1000,
         seed: int = 0,
     ) -> RiskCalibrator:
-        """Fit one for an engine's model, as ``cocoa calibrate`` does; its figures are of prompts left out of the fit.
+        """Fit a calibrator for an engine's model, as ``cocoa calibrate`` does.
+
+        Its validation is by cross-validation, on prompts left out of the fit. If only one of the two levels can be
+        fitted, the other is left out with a :class:`CalibrationWarning`.
 
         Args:
-            answers: with labels (:func:`~cocoa_engine.datasets.read_labelled`): they are fed to the model. Those
-                labelled as wholes give the risk of an answer, those with labelled parts also that of a span.
-            questions: with known answers (:func:`~cocoa_engine.datasets.read_questions`): the model answers them, and
-                the risk of an answer is fitted on that instead.
-            config: the settings that the calibrator will be valid for; by default the engine's.
-            chat: ask through the model's chat template instead of as a text to continue. Questions always are, where
-                there is one.
-            isotonic: an isotonic map on top of the logistic model.
-            threshold: by which :meth:`flags` decides: ``"precision"``, ``"recall"`` or ``"conformal"`` (the share that
-                may be missed), and the target, such as ``("recall", 0.8)``.
-            folds: of the cross-validation, grouped by prompt; few items are divided into them several times.
-            draws: of the bootstrap.
-            seed: of that, and of what a conformal threshold is chosen on.
+            engine: the engine with the model.
+            answers: labelled answers (:func:`~cocoa_engine.datasets.read_labelled`), which are fed to the model. The
+                risk of an answer is fitted on their labels as wholes, the risk of a span on their labelled parts.
+            questions: questions with known answers (:func:`~cocoa_engine.datasets.read_questions`). The model answers
+                them, and the risk of an answer is fitted on that instead.
+            config: the settings that the calibrator is valid for. Default: the engine's.
+            chat: feed ``answers`` through the model's chat template instead of as text to continue. ``questions``
+                always use the template if the model has one.
+            isotonic: add an isotonic map after the logistic model.
+            threshold: the rule and target of the threshold that :meth:`flags` uses: ``"precision"``, ``"recall"`` or
+                ``"conformal"`` (the share that may be missed), such as ``("recall", 0.8)``.
+            folds: folds of the cross-validation, grouped by prompt. Few items are divided several times.
+            draws: draws of the bootstrap.
+            seed: seed of the bootstrap, and of the prompts that a conformal threshold is chosen on.
 
         Raises:
-            CalibrationError: nothing is labelled, or there are too few prompts of either class; a level that lacks
-                these while the other has them is left out, with a :class:`CalibrationWarning`.
+            CalibrationError: nothing is labelled, or there are too few prompts of either class.
             MissingExtraError: scikit-learn is not installed.
         """
-        from cocoa_engine.studies.fitting.fit import fit_levels
-        from cocoa_engine.studies.fitting.measured import labelled_features, own_answers
-        from cocoa_engine.studies.fitting.thresholds import require
-        from cocoa_engine.studies.signal.segments import force
+        from cocoa_engine.studies.fitting.fit_calibrator import fit_calibrator
 
-        if threshold is not None:
-            require(*threshold)
-        config = engine.config if config is None else config
-        fed = force(engine, answers, config, chat=chat, grow=True)
-        found = labelled_features(fed, config, engine.num_layers)
-        about: dict[Level, str] = dict.fromkeys(found, f"{len(answers)} given answers")
-        if questions:
-            found["answer"] = own_answers(engine, questions, config)
-            about["answer"] = f"the model's own answers to {len(questions)} questions"
-        fitted, missing = fit_levels(
-            found, about, isotonic=isotonic, folds=folds, draws=draws, seed=seed, threshold=threshold
+        return fit_calibrator(
+            engine,
+            answers,
+            questions,
+            config=config,
+            chat=chat,
+            isotonic=isotonic,
+            threshold=threshold,
+            folds=folds,
+            draws=draws,
+            seed=seed,
         )
-        for words in missing:
-            warnings.warn(CalibrationWarning(words), stacklevel=2)
-        return cls(model_name=engine.model_name, settings=Settings.of(config, engine.num_layers), **fitted)
 
     @classmethod
     def load(cls, path: str | Path) -> RiskCalibrator:
-        """Read one from its JSON file.
+        """Read a calibrator from its JSON file.
 
         Args:
-            path: the file; ``"embedded"`` is the one that comes with the package, for the embedded model.
+            path: the file. ``"embedded"`` is the calibrator that comes with the package, for the embedded model.
 
         Raises:
-            CalibrationError: there is no such file, or it holds no calibrator of this version.
+            CalibrationError: the file cannot be read, or is no calibrator of this version.
         """
         path = EMBEDDED if str(path) == "embedded" else path
         try:
@@ -330,55 +330,55 @@ class RiskCalibrator(_Part):
         except OSError as error:
             raise CalibrationError(f"the calibrator {path} cannot be read: {error.strerror}.") from error
         except ValidationError as error:
-            raise CalibrationError(f"{path} is not a calibrator that can be used: {explain(error)}") from None
+            raise CalibrationError(f"{path} is not a calibrator of this version: {explain(error)}") from None
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON."""
+        """Write the calibrator as JSON."""
         Path(path).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
-    def risk(self, span: SpanFigures) -> float:
-        """The risk of a span, in [0, 1]: the probability, by this calibrator, that a part of it is hallucinated.
+    def risk(self, span: SpanStatistics) -> float:
+        """The risk of a span, in [0, 1]: the estimated probability that a part of it is hallucinated.
 
         Raises:
-            CalibrationError: it was fitted on whole answers only.
+            CalibrationError: the calibrator has no risk of spans.
         """
         return self._of_spans(span_features(span))
 
     def answer_risk(self, generation: Generation) -> float:
-        """The risk of an answer, in [0, 1]: the probability, by this calibrator, that it is wrong as a whole.
+        """The risk of an answer, in [0, 1]: the estimated probability that it is wrong as a whole.
 
         Raises:
-            CalibrationError: it was fitted on spans only; or the answer is a text that was scored without a calibrator
-                of answers, so that nobody measured what would have competed in it.
+            CalibrationError: the calibrator has no risk of answers, or the answer is a text scored as given without a
+                calibrator for answers, so that its competing candidates were not measured.
         """
         return self._of_answers(answer_features(generation))
 
-    def flags(self, span: SpanFigures) -> bool:
+    def flags(self, span: SpanStatistics) -> bool:
         """Whether a span's risk reaches the threshold.
 
         Raises:
-            CalibrationError: no threshold was chosen, or it was fitted on whole answers only.
+            CalibrationError: no threshold was chosen, or the calibrator has no risk of spans.
         """
         return self._of_spans.flags(span_features(span))
 
     def flags_answer(self, generation: Generation) -> bool:
-        """Whether an answer's risk reaches the threshold; errors as for :meth:`flags`."""
+        """Whether an answer's risk reaches the threshold; raises as :meth:`flags` does."""
         return self._of_answers.flags(answer_features(generation))
 
     @property
     def _of_spans(self) -> FittedRisk:
         if self.span is None:
-            raise CalibrationError("this calibrator was fitted on whole answers: it knows no risk of a span.")
+            raise CalibrationError("this calibrator was fitted on whole answers: it has no risk of a span.")
         return self.span
 
     @property
     def _of_answers(self) -> FittedRisk:
         if self.answer is None:
-            raise CalibrationError("this calibrator was fitted on spans: it knows no risk of an answer as a whole.")
+            raise CalibrationError("this calibrator was fitted on spans: it has no risk of an answer as a whole.")
         return self.answer
 
     def mismatches(self, model_name: str, config: CocoaConfig | None, num_layers: int) -> list[str]:
-        """In what a model and its settings (if they are known) differ from those of the fit, in words."""
+        """How a model and its settings (None: unknown) differ from those of the fit, one text per difference."""
         found = []
         if model_name != self.model_name:
             found.append(f"the model is {model_name}, not {self.model_name}")

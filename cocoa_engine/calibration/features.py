@@ -1,4 +1,4 @@
-"""What a risk is worked out from: plain numbers, of a span or of a whole answer, decoded or given as text."""
+"""The features of a risk: plain numbers that describe a span or a whole answer, decoded or given as text."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from cocoa_engine.results import Generation
 from cocoa_engine.spans import Candidate, Competition, Preceding
 
 MARGIN_CAP = 20.0
-"""Margins above it, in nats, count as this; an infinite one (a single allowed token) could not be weighed."""
+"""Larger margins, in nats, count as this. An infinite margin (a single allowed token) could not be weighted."""
 
 CONTESTED = -math.log(0.3)
-"""A token with no larger margin, in nats, was contested: another had 0.3 times its probability (gamma's default)."""
+"""A token is contested if its margin is at most this, in nats: another token had at least 0.3 times its probability
+(gamma's default)."""
 
-FAR = 32
-"""Places further on in an answer count as this: how long answers go on is a habit of the data that a risk is fitted on,
-which would be carried on to longer ones."""
+POSITION_CAP = 32
+"""Later positions in an answer count as this. The length of answers is a property of the fitting data that would not
+carry over to longer ones."""
 
 _SHARED = (
     "con_mlds",
@@ -37,12 +38,16 @@ _SHARED = (
 )
 
 ANSWER_FEATURES = (*_SHARED, "contested", "log_contested", "candidates", "score_spread", "best_score")
-"""In this order: both MLDS, means over the answer's spans weighed by their tokens; and of its tokens log p (mean and
-lowest), mean entropy and margin; the share that the prompt holds, and the mean run of the prompt that they end
-(``Span.token_copied``); the mean log(1 + id), as vocabularies that were merged pair by pair number their tokens from
-the frequent to the rare; log of their number; the share that was contested (:data:`CONTESTED`), and log(1 + number) of
-those; and means over its risk points of how many candidates there were, of the best of their scores less the worst, and
-of the best (:func:`competition`). Logarithms are natural, entropies in nats."""
+"""The features of an answer, in this order. Logarithms are natural, entropies and margins in nats.
+
+- Both MLDS: means over the spans, weighted by their tokens.
+- Of the tokens: mean and lowest log p, mean entropy, mean margin.
+- The share of tokens that occur in the prompt, and the mean of ``Span.token_copied``.
+- The mean of log(1 + token id): vocabularies merged pair by pair number their tokens from frequent to rare.
+- The log of the number of tokens.
+- The share of contested tokens (:data:`CONTESTED`), and log(1 + their number).
+- Means over the risk points (:func:`competition`): the number of candidates, the best score minus the worst, the best
+  score."""
 
 SPAN_FEATURES = (
     *_SHARED,
@@ -60,18 +65,22 @@ SPAN_FEATURES = (
     "before_copied",
     "before_copied_run",
 )
-"""In this order: the same of a span and its tokens, but for those contested; entropy where it begins (the risk point)
-and highest, margin where it begins and lowest; the highest log(1 + id); how many tokens competed there, log p of the
-best of these less that of the last, and the best of the candidates' scores less the worst; and what stands before it
-(``Span.preceding``; log(1 + number) of tokens, at most :data:`FAR`)."""
+"""The features of a span, in this order.
+
+- As for an answer, up to the log of the number of tokens.
+- Entropy of the first token (at the risk point) and the highest entropy; margin of the first token and the lowest.
+- The highest log(1 + token id).
+- At the risk point: the number of candidates, the highest log p of a first token minus the lowest, the best score minus
+  the worst.
+- Of the tokens before the span (``Span.preceding``): log(1 + number), at most :data:`POSITION_CAP`, and means."""
 
 ALPHA: float = CocoaConfig.model_fields["alpha"].default
-"""Of the scores whose spread is a feature: the default ones whatever ranks the candidates, so that a calibrator holds
-for every alpha and either metric."""
+"""The alpha of the scores that are features: always the default, so that a calibrator is valid for every alpha and
+either metric."""
 
 
-class SpanFigures(Protocol):
-    """What was measured of a span, decided or reported."""
+class SpanStatistics(Protocol):
+    """The statistics of a span, decided or reported."""
 
     @property
     def con_mlds(self) -> float: ...
@@ -101,15 +110,20 @@ class SpanFigures(Protocol):
     def candidates(self) -> list[Candidate]: ...
 
 
-def span_features(span: SpanFigures) -> list[float]:
+SpanFigures = SpanStatistics
+
+
+def span_features(span: SpanStatistics) -> list[float]:
     """The features of a span, in the order of :data:`SPAN_FEATURES`."""
     return [
         span.con_mlds,
         span.f_mlds,
-        *of_tokens(span.token_ids, span.token_log_probs, span.token_entropies, span.token_margins, span.token_copied),
-        *worst_of_tokens(span.token_ids, span.token_entropies, span.token_margins),
-        *of_candidates(span.candidates),
-        *of_preceding(span.preceding),
+        *token_features(
+            span.token_ids, span.token_log_probs, span.token_entropies, span.token_margins, span.token_copied
+        ),
+        *extreme_token_features(span.token_ids, span.token_entropies, span.token_margins),
+        *candidate_features(span.candidates),
+        *preceding_features(span.preceding),
     ]
 
 
@@ -117,13 +131,13 @@ def answer_features(generation: Generation) -> list[float]:
     """The features of an answer, in the order of :data:`ANSWER_FEATURES`.
 
     Raises:
-        CalibrationError: it is a text scored as given, and what would have competed in it was not measured.
+        CalibrationError: it is a text scored as given, and its competing candidates were not measured.
     """
     spans, competed = generation.spans, generation.competition
     if competed is None and any(span.kind == "given" for span in spans):
         raise CalibrationError(
-            "what would have competed in a text scored as given is not known: score it by an engine that has a "
-            "calibrator of answers."
+            "the competing candidates of this text were not measured: score it with an engine that has a calibrator "
+            "for answers."
         )
     competed = competed or competition(span.candidates for span in spans)
     tokens = sum(len(span.token_ids) for span in spans)
@@ -131,26 +145,26 @@ def answer_features(generation: Generation) -> list[float]:
     return [
         sum(span.con_mlds * len(span.token_ids) for span in spans) / tokens,
         sum(span.f_mlds * len(span.token_ids) for span in spans) / tokens,
-        *of_tokens(
+        *token_features(
             generation.token_ids,
             list(chain.from_iterable(span.token_log_probs for span in spans)),
             list(chain.from_iterable(span.token_entropies for span in spans)),
             margins,
             list(chain.from_iterable(span.token_copied for span in spans)),
         ),
-        *of_contested(margins),
-        *of_competition(competed),
+        *contested_features(margins),
+        *competition_features(competed),
     ]
 
 
-def of_tokens(
+def token_features(
     token_ids: Sequence[int],
     log_probs: Sequence[float],
     entropies: Sequence[float],
     margins: Sequence[float],
     copied: Sequence[int],
 ) -> list[float]:
-    """The features over t tokens, ``[t]`` each, that spans and answers share."""
+    """The features over t tokens that spans and answers share; every argument is ``[t]``."""
     count = len(log_probs)
     return [
         sum(log_probs) / count,
@@ -164,14 +178,16 @@ def of_tokens(
     ]
 
 
-def of_contested(margins: Sequence[float]) -> list[float]:
+def contested_features(margins: Sequence[float]) -> list[float]:
     """The features of an answer's contested tokens."""
     count = sum(margin <= CONTESTED for margin in margins)
     return [count / len(margins), math.log1p(count)]
 
 
-def worst_of_tokens(token_ids: Sequence[int], entropies: Sequence[float], margins: Sequence[float]) -> list[float]:
-    """The features of single tokens of a span: the first and the worst."""
+def extreme_token_features(
+    token_ids: Sequence[int], entropies: Sequence[float], margins: Sequence[float]
+) -> list[float]:
+    """The features of single tokens of a span: the first one and the extremes."""
     return [
         entropies[0],
         max(entropies),
@@ -181,18 +197,18 @@ def worst_of_tokens(token_ids: Sequence[int], entropies: Sequence[float], margin
     ]
 
 
-def of_candidates(candidates: Sequence[Candidate]) -> list[float]:
-    """The features of what competed at a risk point; of a span that is none, one candidate and no spread."""
+def candidate_features(candidates: Sequence[Candidate]) -> list[float]:
+    """The features of the candidates of a risk point. Other spans count as one candidate without spread."""
     first = [one.token_log_probs[0] for one in candidates]
     spread, _ = _scores(candidates)
     return [float(max(1, len(candidates))), max(first) - min(first) if first else 0.0, spread]
 
 
 def competition(points: Iterable[Sequence[Candidate]]) -> Competition:
-    """What competed in an answer.
+    """Summarise what competed in an answer.
 
     Args:
-        points: the candidates of each span; none where none competed.
+        points: the candidates of each span; empty where no tokens competed.
     """
     contested = [candidates for candidates in points if candidates]
     if not contested:
@@ -207,20 +223,26 @@ def competition(points: Iterable[Sequence[Candidate]]) -> Competition:
     )
 
 
-def of_competition(competed: Competition) -> list[float]:
+def competition_features(competed: Competition) -> list[float]:
     """The features of what competed in an answer."""
     return [competed.candidates, competed.score_spread, competed.best_score]
 
 
 def _scores(candidates: Sequence[Candidate]) -> tuple[float, float]:
-    """The best of the candidates' scores less the worst, and the best; zeros without candidates.
+    """The best score of some candidates minus the worst, and the best; zeros without candidates.
 
-    Scores are CoCoA-SIG's, s = log p_S (1 + alpha fMLDS), with log p_S as a sum and :data:`ALPHA`.
+    Scores are CoCoA-SIG's, log p_S (1 + alpha fMLDS), with log p_S as a sum and :data:`ALPHA`.
     """
     scores = [cocoa_sig(span_log_prob(one.token_log_probs), one.f_mlds, ALPHA) for one in candidates]
     return (max(scores) - min(scores), max(scores)) if scores else (0.0, 0.0)
 
 
-def of_preceding(before: Preceding) -> list[float]:
-    """The features of what stands before a span."""
-    return [math.log1p(min(before.tokens, FAR)), before.log_prob, before.entropy, before.copied, before.copied_run]
+def preceding_features(before: Preceding) -> list[float]:
+    """The features of the tokens before a span."""
+    return [
+        math.log1p(min(before.tokens, POSITION_CAP)),
+        before.log_prob,
+        before.entropy,
+        before.copied,
+        before.copied_run,
+    ]

@@ -1,4 +1,4 @@
-"""The command line ``cocoa``: a thin face over the engine. One file per command."""
+"""The command line ``cocoa``, a thin layer over the engine. One file per command."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ def main() -> None:
     """The entry point of the command ``cocoa``."""
     try:
         from cocoa_engine.cli.app import run
-    except KeyboardInterrupt:  # while the imports take their time
+    except KeyboardInterrupt:  # during the imports, which take a while
         sys.exit(130)
     run()

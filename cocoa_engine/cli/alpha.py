@@ -1,4 +1,4 @@
-"""``cocoa alpha``: the paper's heuristic for the weight of the penalty, on one's own model and prompts."""
+"""``cocoa alpha``: the paper's heuristic for the weight of the penalty, on your model and prompts."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ def alpha(
     loading: LoadOptions,
     data: DataPath,
     format: Format = None,
-    prompts: Annotated[int, typer.Option(min=1, help="How many prompts to answer, drawn at random.")] = 20,
+    prompts: Annotated[int, typer.Option(min=1, help="Number of prompts to answer, drawn at random.")] = 20,
     chat: Chat = False,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Draw the scatter plot.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write the scatter plot to FILE.")
+    ] = None,
     seed: Seed = 0,
     model: Model = None,
     json: Json = False,
     no_color: NoColor = False,
 ) -> None:
-    """Suggest alpha: answer prompts with alpha 1 and compare |log p| of every candidate span with its disagreement."""
+    """Suggest alpha: answer prompts with alpha 1 and compare |log p| of every candidate span with its MLDS."""
     if plot:
         check_drawable("plot", plot)
         check_writable(plot=plot)
@@ -58,6 +60,6 @@ def alpha(
     text = (
         f"|log p_S| / MLDS of {found.candidates} candidate spans ({config.metric}, {len(asked)} prompts): "
         f"median {found.median:.2f}, middle half {found.low:.2f} to {found.high:.2f}; "
-        f"of the means {found.of_means:.2f}. The paper takes alpha near this ratio, and recommends 1 to 3."
+        f"ratio of the means {found.of_means:.2f}. The paper takes alpha near this ratio, and recommends 1 to 3."
     )
     output(no_color).print(Text(text))

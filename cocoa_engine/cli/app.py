@@ -1,4 +1,4 @@
-"""The commands together, and how every error leaves them: as one line, unless ``--debug`` asks for the traceback."""
+"""The application with all commands. Errors are shown as one line, or with their traceback under ``--debug``."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from cocoa_engine.cli.calibrate import calibrate
 from cocoa_engine.cli.compare import compare
 from cocoa_engine.cli.heads import heads
 from cocoa_engine.cli.info import info
-from cocoa_engine.cli.plugins import load_command, plugged_commands
+from cocoa_engine.cli.plugins import load_command, plugin_commands
 from cocoa_engine.cli.score import score
 from cocoa_engine.cli.signal import signal
-from cocoa_engine.cli.terminal import say
+from cocoa_engine.cli.terminal import print_note
 from cocoa_engine.errors import CocoaError
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
 
-_pythons_own = warnings.formatwarning
+_python_format = warnings.formatwarning
 
 
 class OneLineErrors(TyperGroup):
     """A group of commands that turns exceptions into an exit code and one line on stderr."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Our commands, then those that are plugged in."""
-        return list(dict.fromkeys((*super().list_commands(ctx), *plugged_commands())))
+        """The built-in commands, then the plugins."""
+        return list(dict.fromkeys((*super().list_commands(ctx), *plugin_commands())))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """One of our commands, or a plugged one of this name."""
-        own = super().get_command(ctx, cmd_name)
-        return load_command(cmd_name) if own is None and cmd_name in plugged_commands() else own
+        """The built-in command of this name, or the plugin."""
+        command = super().get_command(ctx, cmd_name)
+        return load_command(cmd_name) if command is None and cmd_name in plugin_commands() else command
 
     def main(
         self,
@@ -55,31 +55,31 @@ class OneLineErrors(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Runs a command line and exits; without ``standalone_mode`` it returns or raises as Typer does."""
+        """Run a command line and exit. Without ``standalone_mode`` it returns or raises as Typer does."""
         args = list(sys.argv[1:] if args is None else args) or ["--help"]
         run = partial(super().main, args, prog_name, complete_var, False, windows_expand_args, **extra)
         if not standalone_mode:
             return run()
-        _mend_streams()
+        _prepare_streams()
         try:
             code = run()
             sys.stdout.flush()
         except (KeyboardInterrupt, typer.Abort):
             code = INTERRUPTED
         except BrokenPipeError:
-            # The reader went away (`cocoa ask ... | head`); what Python still wants to flush goes nowhere.
+            # the reader has closed the pipe (`cocoa ask ... | head`): discard what Python would still flush
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = 1
         except Exception as error:
             if "--debug" in args:
                 raise
-            code = _say(error)
+            code = _report_error(error)
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _say(error: Exception) -> int:
-    """Prints one line that says what went wrong and returns the exit code."""
-    # Usage errors are typer's own, or click's in its earlier versions: both can format their message.
+def _report_error(error: Exception) -> int:
+    """Print the error as one line and return the exit code."""
+    # usage errors are typer's own, or click's in earlier versions; both have format_message
     format_message = getattr(error, "format_message", None)
     if format_message:
         message, code = f"{format_message()} (see --help)", BAD_INPUT
@@ -87,12 +87,12 @@ def _say(error: Exception) -> int:
         message, code = str(error), BAD_INPUT
     else:
         message, code = f"{type(error).__name__}: {error} (--debug shows where)", 1
-    say(message)
+    print_note(message)
     return code
 
 
-def _mend_streams() -> None:
-    """A character that the terminal's encoding lacks becomes a question mark; what has nowhere to go is dropped."""
+def _prepare_streams() -> None:
+    """Replace characters that the terminal cannot encode, and replace closed streams with the null device."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
@@ -115,7 +115,7 @@ def cocoa(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Ask a local language model, and see which parts of its answer to doubt."""
+    """Ask a local language model, and see which parts of its answer may be wrong."""
 
 
 app.command()(ask)
@@ -130,7 +130,7 @@ app.command()(alpha)
 
 
 def run() -> None:
-    """Read the command line and run it."""
+    """Run the command line."""
     warnings.formatwarning = _as_one_line
     app(prog_name="cocoa")
 
@@ -138,7 +138,7 @@ def run() -> None:
 def _as_one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A warning of ours as the errors are written; others as Python does."""
+    """Format this package's warnings like its errors, and others as Python does."""
     if issubclass(category, CalibrationWarning) and "--debug" not in sys.argv:
         return f"cocoa: warning: {message}\n"
-    return _pythons_own(message, category, filename, lineno, line)
+    return _python_format(message, category, filename, lineno, line)

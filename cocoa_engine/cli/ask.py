@@ -1,4 +1,4 @@
-"""``cocoa ask``: a question, its answer coloured by risk, and if wanted why it is so and what greedy says."""
+"""``cocoa ask``: answer a question, with the answer coloured by risk."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from cocoa_engine.cli.export import Html, Svg, check_writable, write_html, write_svg
+from cocoa_engine.cli.export import Html, Svg, check_writable, write
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.prefill_progress import first_span, is_long
-from cocoa_engine.cli.prompting import Question, Raw, System, put, read_question
-from cocoa_engine.cli.terminal import draws_on_screen, output, print_json, say
+from cocoa_engine.cli.prompting import Question, Raw, System, ask_engine, read_question
+from cocoa_engine.cli.terminal import can_redraw, output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.rendering.documents import render
+from cocoa_engine.rendering.svg import document as picture
 from cocoa_engine.rendering.terminal import report, spans_text
 from cocoa_engine.results import Generation
 from cocoa_engine.spans import Span
@@ -36,7 +38,7 @@ def ask(
     compare: Annotated[
         str | None,
         typer.Option(
-            metavar="METHOD", help="Answer with another method too, such as greedy, and mark where the two differ."
+            metavar="METHOD", help="Also answer with another method, such as greedy, and mark the differences."
         ),
     ] = None,
     table: Annotated[
@@ -47,10 +49,10 @@ def ask(
     svg: Svg = None,
     html: Html = None,
 ) -> None:
-    """Ask a question. The answer streams, coloured by the risk of each span.
+    """Ask a question. The answer is streamed, coloured by the risk of each span.
 
-    In a pipe or a file, stdout is the bare answer, unless --compare, --table, --no-color or --json asks for more. A
-    line on stderr then says that --max-risk stopped it.
+    In a pipe or a file, the output is the plain text of the answer, unless --compare, --table, --no-color or --json is
+    given. If --max-risk stopped the answer, a line on stderr says so.
     """
     compared_config = config.replace(method=compare) if compare is not None else None
     question = read_question(prompt, system=system, raw=raw)
@@ -58,11 +60,11 @@ def ask(
     engine = load_engine(model, loading, calibrator)
     console = output(no_color)
     marks = console.color_system is None
-    bare = not (console.is_terminal or compared_config or table or no_color)
+    plain = not (console.is_terminal or compared_config or table or no_color)
 
     def decode(settings: CocoaConfig, spans: list[Span]) -> Generation:
-        draws = not json and draws_on_screen(console)
-        with put(engine, question, system, raw, settings) as stream:
+        draws = not json and can_redraw(console)
+        with ask_engine(engine, question, system, raw, settings) as stream:
             first = first_span(stream, console) if draws and is_long(stream) else []
             with _screen(console, draws=draws) as draw:
                 for span in chain(first, stream):
@@ -76,7 +78,7 @@ def ask(
         generation = decode(config, decoded)
         compared = decode(compared_config, []) if compared_config else None
     except KeyboardInterrupt:
-        if bare and not json:
+        if plain and not json:
             print("".join(span.text for span in decoded))
         elif not json:
             console.print(spans_text(decoded, marks=marks))
@@ -87,28 +89,30 @@ def ask(
         print_json(f'{{"answer": {generation.model_dump_json()}, "compared": {compared.model_dump_json()}}}')
     elif json:
         print_json(generation.model_dump_json())
-    elif bare:
+    elif plain:
         print(generation.text)
         if generation.finish_reason == "risk":
-            say(f"stopped: the last span's risk, {generation.spans[-1].risk:.3f}, reaches max_risk {config.max_risk}")
+            print_note(
+                f"stopped: the last span's risk, {generation.spans[-1].risk:.3f}, reaches max_risk {config.max_risk}"
+            )
     else:
         console.print(report(generations, table=table, marks=marks))
     if svg:
-        write_svg(svg, report(generations, table=table), question)
+        write(svg, picture(generations, title=question, table=table))
     if html:
-        write_html(html, generations, question)
+        write(html, render(generations, "html", title=question))
 
 
 @contextmanager
 def _screen(console: Console, *, draws: bool) -> Iterator[Callable[[Text], None]]:
-    """Yields what draws the answer so far over the one before; nothing of it stays. Idle where none can be redrawn."""
+    """Yield a function that replaces the answer shown so far. It does nothing if lines cannot be redrawn."""
     if not draws:
         yield lambda text: None
         return
     with Live(Text("…"), console=console, auto_refresh=False, transient=True) as live:
 
         def draw(text: Text) -> None:
-            lines = text.wrap(console, console.width)[-(console.height - 1) :]  # an answer may outgrow the screen
+            lines = text.wrap(console, console.width)[-(console.height - 1) :]  # it may outgrow the screen
             live.update(Text("\n").join(lines), refresh=True)
 
         yield draw

@@ -1,4 +1,4 @@
-"""``cocoa bench``: what decoding costs with one's own model on one's own machine."""
+"""``cocoa bench``: the time per token of decoding with your model on your machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cocoa_engine.cli.loading import load_engine
-from cocoa_engine.cli.options import MODEL_HELP, RIVALS, Json, LoadOptions, NoColor, with_options
+from cocoa_engine.cli.options import MODEL_HELP, OTHER_METHODS, Json, LoadOptions, NoColor, with_options
 from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError, PromptError
@@ -34,42 +34,44 @@ BASE = "HF generate, greedy"
 PER_TOKEN = ("forward_passes", "risk_points")  # fields of Usage
 
 
-@with_options(*RIVALS)
+@with_options(*OTHER_METHODS)
 def bench(
     config: CocoaConfig,
     loading: LoadOptions,
     model: Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default=False)] = None,
     prompt: Annotated[
-        list[str] | None, typer.Option(help="A question to answer; by default four of ours. Repeatable.")
+        list[str] | None, typer.Option(help="A question to answer. Default: four built-in ones. Repeatable.")
     ] = None,
-    methods: Annotated[str, typer.Option(help="Our decoding methods, comma-separated.")] = "greedy,cocoa-sig",
-    tokens: Annotated[int, typer.Option(min=2, help="At most this many new tokens for each answer.")] = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="How often every way answers every question.")] = 3,
+    methods: Annotated[
+        str, typer.Option(help="The decoding methods to measure, comma-separated.")
+    ] = "greedy,cocoa-sig",
+    tokens: Annotated[int, typer.Option(min=2, help="Maximum number of new tokens per answer.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each question is answered with each method.")] = 3,
     json: Json = False,
     no_color: NoColor = False,
 ) -> None:
-    """Measure the time per token of CoCoA-SIG (or other methods), our greedy decode and Hugging Face's, taking turns.
+    """Measure the time per token of decoding methods and of Hugging Face's greedy decoding, in turns.
 
-    Where the model has a chat template the questions are asked as a chat; else the model continues them.
+    Questions are asked as a chat if the model has a chat template, otherwise the model continues them.
     """
     questions = list(prompt or QUESTIONS)
     if not all(question.strip() for question in questions):
         raise PromptError("a --prompt is empty")
     ours = _by_name(config.replace(max_new_tokens=tokens), methods)
-    engine = _without_memory(load_engine(model, loading))
+    engine = _without_prefix_cache(load_engine(model, loading))
     prompts = [_encoded(engine, question) for question in questions]
     usages: dict[str, list[Usage]] = {name: [] for name in ours}
-    ways: dict[str, Callable[[list[int]], Turn]] = {BASE: timed(_hugging_face(engine, tokens))}
-    for name, own in ours.items():
-        ways[name] = timed(_ours(engine, own, usages[name]))
+    decoders: dict[str, Callable[[list[int]], Turn]] = {BASE: timed(_hugging_face(engine, tokens))}
+    for name, method_config in ours.items():
+        decoders[name] = timed(_ours(engine, method_config, usages[name]))
 
-    for way in ways.values():  # a first pass allocates, compiles and tries
-        way(prompts[0])
-    for kept in usages.values():
-        kept.clear()
+    for decoder in decoders.values():  # warm up: the first pass allocates, compiles and selects
+        decoder(prompts[0])
+    for warm_up in usages.values():
+        warm_up.clear()
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("Measuring", total=rounds * len(prompts) * len(ways))
-        per_token = interleave(ways, [prompts] * rounds, lambda: progress.advance(task))
+        task = progress.add_task("Measuring", total=rounds * len(prompts) * len(decoders))
+        per_token = interleave(decoders, [prompts] * rounds, lambda: progress.advance(task))
 
     record = _record(engine, per_token, usages, tokens, len(prompts))
     if json:
@@ -81,15 +83,15 @@ def bench(
 
 
 def _by_name(config: CocoaConfig, methods: str) -> dict[str, CocoaConfig]:
-    """The settings of each method that is asked for, by the name it is shown under."""
+    """The settings of each requested method, by the name in the table."""
     asked = [method.strip() for method in methods.split(",") if method.strip()]
     if not asked:
         raise ConfigError("--methods names no method")
     return {"our greedy" if method == "greedy" else method: config.replace(method=method) for method in asked}
 
 
-def _without_memory(loaded: CocoaEngine) -> CocoaEngine:
-    """The same engine without its prefix cache, which would spare it a prompt that ``generate`` must read each time."""
+def _without_prefix_cache(loaded: CocoaEngine) -> CocoaEngine:
+    """The engine without its prefix cache, because Hugging Face's ``generate`` prefills the prompt every time."""
     from cocoa_engine import CocoaEngine
 
     runtime = loaded.runtime.model_copy(update={"prefix_cache_mb": 0})
@@ -126,7 +128,7 @@ def _record(
     from cocoa_engine.studies.machine import describe, one_line
 
     machine, info = describe(), engine.info()
-    ways = {
+    decoders = {
         name: {
             "ratio": ratio(seconds, per_token[BASE])._asdict(),
             "seconds_per_token": seconds,
@@ -141,7 +143,7 @@ def _record(
         "tokens": tokens,
         "prompts": prompts,
         "base": BASE,
-        "ways": ways,
+        "ways": decoders,
         "machine": machine,
         "on": f"{info.model_name}, {info.dtype}, {info.device}, {info.forward} forward pass, {info.linears} linear "
         f"layers: {one_line(machine)}",
@@ -157,16 +159,16 @@ def _table(record: dict[str, Any]) -> Table:
     rounds = len(record["ways"][BASE]["seconds_per_token"])
     title = f"Per kept token, median (prompts: {record['prompts']}, new tokens: {record['tokens']}, rounds: {rounds})"
     table = Table(title=title, title_justify="left", title_style="", box=None, padding=(0, 2, 0, 0))
-    table.add_column("way", no_wrap=True)
+    table.add_column("decoder", no_wrap=True)
     for heading in ("ms", "ratio", "lowest-highest", "forward passes", "risk points"):
         table.add_column(heading, justify="right")
-    for name, way in record["ways"].items():
-        compared = way["ratio"]
+    for name, decoder in record["ways"].items():
+        compared = decoder["ratio"]
         table.add_row(
             name,
-            f"{1000 * Spread.of(way['seconds_per_token']).median:.1f}",
+            f"{1000 * Spread.of(decoder['seconds_per_token']).median:.1f}",
             f"{compared['median']:.2f}",
             f"{compared['lowest']:.2f}-{compared['highest']:.2f}",
-            *(f"{way['per_kept_token'][figure]:.2f}" if way["per_kept_token"] else "" for figure in PER_TOKEN),
+            *(f"{decoder['per_kept_token'][name]:.2f}" if decoder["per_kept_token"] else "" for name in PER_TOKEN),
         )
     return table

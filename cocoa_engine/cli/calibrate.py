@@ -1,4 +1,4 @@
-"""``cocoa calibrate``: fit a risk in [0, 1] on labelled answers, and say honestly what it is worth."""
+"""``cocoa calibrate``: fit a risk in [0, 1] on labelled answers, and validate it on unseen prompts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,17 @@ from cocoa_engine.calibration.calibrator import (
     Threshold,
     Validation,
 )
-from cocoa_engine.cli.dataset_options import Chat, Draws, Format, Prompts, Seed, fed, make_folder, progress, read
+from cocoa_engine.cli.dataset_options import (
+    Chat,
+    Draws,
+    Format,
+    Prompts,
+    Seed,
+    make_folder,
+    progress,
+    read,
+    teacher_forced,
+)
 from cocoa_engine.cli.export import check_drawable
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
@@ -34,46 +44,47 @@ from cocoa_engine.datasets import read_questions, sample
 from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.optional import need
 
-_SETTINGS = [name for name in Settings.model_fields if name != "branches"]  # that follows from the method
+_SETTINGS = [name for name in Settings.model_fields if name != "branches"]  # follows from the method
 
 
 @with_options("method", *_SETTINGS, "max_new_tokens")
 def calibrate(
     config: CocoaConfig,
     loading: LoadOptions,
-    data: Annotated[Path | None, typer.Option(help="Answers with labels: a file or a folder.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Labelled answers: a file or a folder.")] = None,
     questions: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Questions with known answers. The model answers them itself, and the risk of an answer as a whole "
-            "is fitted on that.",
+            help="Questions with known answers. The model answers them, and the risk of an answer as a whole is fitted "
+            "on its answers.",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The calibrator's JSON file.", dir_okay=False)] = None,
     check: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Fit nothing: say what this calibrator is worth here; 'embedded' is the package's own."
+            metavar="FILE",
+            help="Evaluate this calibrator instead of fitting one. 'embedded': the package's calibrator.",
         ),
     ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Draw how risks and shares of hallucinated ones agree: FILE risk.svg becomes risk-span.svg, "
-            "risk-answer.svg. Default: beside --out.",
+            help="Write the reliability curves: FILE risk.svg becomes risk-span.svg and risk-answer.svg. "
+            "Default: beside --out.",
             dir_okay=False,
             show_default=False,
         ),
     ] = None,
     level: Annotated[
-        Literal["span", "answer"] | None, typer.Option(help="Only the risk of this. Default: of all that is labelled.")
+        Literal["span", "answer"] | None, typer.Option(help="Fit only this risk. Default: all that are labelled.")
     ] = None,
     format: Format = None,
     prompts: Prompts = None,
     chat: Chat = False,
-    isotonic: Annotated[bool, typer.Option("--isotonic", help="An isotonic map on top of the logistic model.")] = False,
+    isotonic: Annotated[bool, typer.Option("--isotonic", help="Add an isotonic map after the logistic model.")] = False,
     precision: Annotated[
         float | None, typer.Option(min=0, max=1, help="Choose the lowest threshold with this precision.")
     ] = None,
@@ -88,7 +99,7 @@ def calibrate(
     ] = None,
     folds: Annotated[
         int,
-        typer.Option(min=2, help="Of the cross-validation, grouped by prompt; few items are divided several times."),
+        typer.Option(min=2, help="Cross-validation folds, grouped by prompt. Few items are divided several times."),
     ] = 5,
     draws: Draws = 1000,
     seed: Seed = 0,
@@ -96,16 +107,16 @@ def calibrate(
     json: Json = False,
     no_color: NoColor = False,
 ) -> None:
-    """Fit a calibrator: the risk in [0, 1] of a span and of a whole answer, as far as the data labels either.
+    """Fit a calibrator: the risk in [0, 1] of spans and of whole answers, depending on the labels of the data.
 
-    It is worked out from layers, log-probabilities, entropies, margins, candidates and their scores, and what is copied
-    from the prompt. Its figures are those on prompts left out of the fit, beside what ranks without any fit.
+    Features are layer disagreement, log-probabilities, entropies, margins, candidates and their scores, and tokens
+    copied from the prompt. The risk is validated on prompts left out of the fit, and compared with unfitted baselines.
     """
     threshold = _threshold(precision, recall, miss)
     if (out is None) == (check is None):
-        raise ConfigError("give either --out FILE, to fit a calibrator, or --check FILE, to try one out")
+        raise ConfigError("give either --out FILE to fit a calibrator, or --check FILE to evaluate one")
     if check is not None and threshold:
-        raise ConfigError("--check tries a calibrator out as it is: no threshold is chosen then")
+        raise ConfigError("--check evaluates a calibrator as it is: a threshold cannot be chosen")
     if data is None and questions is None:
         raise ConfigError("give --data PATH with labelled answers, --questions FILE for the model to answer, or both")
     known = None if check is None else RiskCalibrator.load(check)
@@ -128,11 +139,11 @@ def calibrate(
 
     if known is not None and (differences := known.mismatches(engine.model_name, config, engine.num_layers)):
         warnings.warn(CalibrationWarning.of(differences), stacklevel=2)
-    Layers.of(config, engine.num_layers)  # refused before the work, not after
+    Layers.of(config, engine.num_layers)  # refuse bad settings before the work
     found: dict[Level, LabelledFeatures] = {}
     about: dict[Level, str] = {}
     if data is not None:
-        with fed(engine, records, config, chat=chat, grow=True) as answers:
+        with teacher_forced(engine, records, config, chat=chat, grow=True) as answers:
             found = labelled_features(answers, config, engine.num_layers)
         how = f"{data.name}, {len(records)} given answers, {'as a chat' if chat else 'plain prompts'}"
         about = dict.fromkeys(found, how)
@@ -142,7 +153,7 @@ def calibrate(
         about["answer"] = f"{questions.name}, the model's own answers to {len(asked)} questions"
     found = {one: items for one, items in found.items() if level in (None, one)}
     if not found:
-        raise CalibrationError(f"nothing here is labelled{f' by {level}' if level else ''}.")
+        raise CalibrationError(f"the data has no labels{f' by {level}' if level else ''}.")
     if known is not None:
         checked = {
             one: validate(found[one], risks_of(risk, found[one]), draws=draws, seed=seed)
@@ -150,12 +161,12 @@ def calibrate(
             if one in found and (risk := getattr(known, one)) is not None
         }
         if not checked:
-            raise CalibrationError(f"{check} knows no risk of a kind that is labelled here.")
+            raise CalibrationError(f"{check} has no risk of a level that is labelled here.")
         files = _draw(checked, plot)
         if json:
-            print_json(dumps({one: figures.model_dump() for one, figures in checked.items()}))
+            print_json(dumps({one: validation.model_dump() for one, validation in checked.items()}))
         else:
-            shown = [_figures(figures, one) for one, figures in checked.items()]
+            shown = [_validation(validation, one) for one, validation in checked.items()]
             output(no_color).print(Group(*shown, *_written(files)))
         return
     assert out is not None
@@ -175,14 +186,14 @@ def calibrate(
 
 
 def _as_fitted(config: CocoaConfig, fitted: Settings, check: object) -> CocoaConfig:
-    """The settings that a calibrator was fitted with; those that are given must not be others."""
+    """The settings that a calibrator was fitted with. Settings given on the command line must agree with them."""
     wanted = {name: getattr(fitted, name) for name in _SETTINGS}
     for name in wanted:
         if name in config.model_fields_set and getattr(config, name) != wanted[name]:
             value = ",".join(map(str, wanted[name])) if isinstance(wanted[name], tuple) else wanted[name]
             raise ConfigError(
-                f"the calibrator {check} was fitted with --{name.replace('_', '-')} {value}: it cannot be tried out "
-                "with another. Leave the option out."
+                f"the calibrator {check} was fitted with --{name.replace('_', '-')} {value}: it cannot be evaluated "
+                "with another value. Leave the option out."
             )
     from cocoa_engine.methods import METHODS
 
@@ -190,7 +201,7 @@ def _as_fitted(config: CocoaConfig, fitted: Settings, check: object) -> CocoaCon
         if "method" in config.model_fields_set:
             raise ConfigError(
                 f"the calibrator {check} was fitted on answers {'with' if fitted.branches else 'without'} candidates: "
-                f"it cannot be tried out with --method {config.method}. Leave the option out."
+                f"it cannot be evaluated with --method {config.method}. Leave the option out."
             )
         config = config.replace(method="greedy")
     return config.replace(**wanted)
@@ -214,13 +225,13 @@ def _threshold(precision: float | None, recall: float | None, miss: float | None
 
 
 def _draw(found: Mapping[Level, Validation], plot: Path | None) -> list[Path]:
-    """The reliability curve of each level, in files that are named after ``plot``; which those are."""
+    """Write the reliability curve of each level to a file named after ``plot``, and return the files."""
     if plot is None:
         return []
     files = []
-    for level, figures in found.items():
+    for level, validation in found.items():
         file = plot.with_stem(f"{plot.stem}-{level}")
-        figures.plot(level).savefig(file)
+        validation.plot(level).savefig(file)
         files.append(file)
     return files
 
@@ -229,48 +240,48 @@ def _written(files: Sequence[Path]) -> list[Text]:
     return [Text(f"Written to {', '.join(map(str, files))}.")] if files else []
 
 
-def _figures(found: Validation, unit: str) -> Group:
-    """How a risk ranks and how well it is calibrated, beside what needs no fit."""
+def _validation(found: Validation, unit: str) -> Group:
+    """How well a risk ranks and is calibrated, compared with the unfitted baselines."""
     from cocoa_engine.studies.signal.ranking import caution
 
     table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", title_style="")
     folds = f"; {found.division}" if found.division else ""
     table.title = f"{found.items} {unit}s of {found.prompts} prompts, {found.hallucinated} hallucinated{folds}"
-    for name in ("", "AUROC", "risk less that"):
+    for name in ("", "AUROC", "risk minus that"):
         table.add_column(name, no_wrap=True)
     table.add_row("calibrated risk", _interval(found.auroc), "")
-    for name, rival in found.rivals.items():
-        table.add_row(name, _interval(rival.auroc), _interval(rival.difference, "+.3f"))
+    for name, baseline in found.rivals.items():
+        table.add_row(name, _interval(baseline.auroc), _interval(baseline.difference, "+.3f"))
     line = (
-        f"AUPRC {_interval(found.auprc)}; Brier {found.brier:.4f} (of the base rate {found.brier_of_base_rate:.4f}); "
+        f"AUPRC {_interval(found.auprc)}; Brier {found.brier:.4f} (base rate {found.brier_of_base_rate:.4f}); "
         f"ECE {found.ece:.4f}"
     )
     return Group(table, Text(line), *([] if (warning := caution(found.prompts)) is None else [Text(warning)]))
 
 
 def _shown(fitted: FittedRisk, unit: str) -> Group:
-    figures = _figures(fitted.validation, unit)
+    validation = _validation(fitted.validation, unit)
     if fitted.threshold is None:
-        return figures
+        return validation
     one = fitted.threshold
     precision = f"no {unit} is flagged" if one.precision is None else f"precision {one.precision:.3f}"
     line = (
         f"threshold {one.value:.4f} ({one.rule}, target {one.target:g}): {precision}, recall {one.recall:.3f} on "
         f"{one.prompts} prompts"
     )
-    return Group(figures, Text(line), *([Text(_guarantee(one, unit))] if one.rule == "conformal" else []))
+    return Group(validation, Text(line), *([Text(_guarantee(one, unit))] if one.rule == "conformal" else []))
 
 
 def _guarantee(threshold: Threshold, unit: str) -> str:
-    """What conformal risk control promises of a threshold, and of what."""
+    """The guarantee of conformal risk control, in words."""
     promise = (
-        f"Guarantee: of a new prompt like these {threshold.prompts} (exchangeable with them), the expected share of "
-        f"hallucinated {unit}s below the threshold is at most {threshold.target:g}; on average over prompts, not for "
-        "each of them. It holds for texts measured as these were."
+        f"Guarantee: for a new prompt exchangeable with these {threshold.prompts}, the expected share of hallucinated "
+        f"{unit}s below the threshold is at most {threshold.target:g}. It holds on average over prompts, not for each "
+        "prompt, and for texts measured in the same way."
     )
     if threshold.target * (threshold.prompts + 1) >= 1:
         return promise
-    return f"{promise} {threshold.prompts} prompts are too few for any threshold but 0, which flags everything."
+    return f"{promise} {threshold.prompts} prompts are too few for a threshold above 0, which flags everything."
 
 
 def _interval(value: Estimate, form: str = ".3f") -> str:

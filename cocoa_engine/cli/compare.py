@@ -10,13 +10,14 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.text import Text
 
-from cocoa_engine.cli.export import Html, check_writable, write_html
+from cocoa_engine.cli.export import Html, check_writable, write
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, with_options
-from cocoa_engine.cli.prompting import Question, Raw, System, put, read_question
+from cocoa_engine.cli.prompting import Question, Raw, System, ask_engine, read_question
 from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.rendering.documents import render
 from cocoa_engine.rendering.terminal import report
 from cocoa_engine.results import Generation
 
@@ -27,7 +28,7 @@ def compare(
     loading: LoadOptions,
     prompt: Question = None,
     methods: Annotated[
-        str, typer.Option(help="The methods to compare, at least two; differences are marked against the first.")
+        str, typer.Option(help="The methods to compare, at least two. Differences are marked against the first.")
     ] = "greedy,cocoa-sig",
     model: Model = None,
     calibrator: Calibrator = None,
@@ -40,7 +41,7 @@ def compare(
     no_color: NoColor = False,
     html: Html = None,
 ) -> None:
-    """Answer a question with several methods and show the answers side by side, their differences marked."""
+    """Answer a question with several methods and show the answers side by side, with the differences marked."""
     configs = [config.replace(method=method) for method in _methods(methods)]
     question = read_question(prompt, system=system, raw=raw)
     check_writable(html=html)
@@ -48,7 +49,7 @@ def compare(
     progress = Console(stderr=True, quiet=not sys.stderr.isatty())
     generations: list[Generation] = []
     for one in configs:
-        with progress.status(Text(f"{one.method} …")), put(engine, question, system, raw, one) as stream:
+        with progress.status(Text(f"{one.method} …")), ask_engine(engine, question, system, raw, one) as stream:
             for _ in stream:
                 pass
         assert stream.generation is not None
@@ -59,7 +60,7 @@ def compare(
         console = output(no_color)
         console.print(report(generations, table=table, marks=console.color_system is None))
     if html:
-        write_html(html, generations, question)
+        write(html, render(generations, "html", title=question))
 
 
 def _methods(given: str) -> list[str]:

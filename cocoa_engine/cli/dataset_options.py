@@ -1,4 +1,4 @@
-"""What the commands that read labelled data share: their options, and feeding the answers with a progress bar."""
+"""Options and helpers of the commands that read labelled data."""
 
 from __future__ import annotations
 
@@ -25,58 +25,58 @@ if TYPE_CHECKING:
 DataPath = Annotated[Path, typer.Option("--data", help="A labelled data set: a file or a folder.")]
 Format = Annotated[
     str | None,
-    typer.Option("--format", metavar="|".join(FORMATS), help="Its format. Default: found out.", show_default=False),
+    typer.Option(
+        "--format", metavar="|".join(FORMATS), help="The format of the data. Default: detected.", show_default=False
+    ),
 ]
 Prompts = Annotated[
-    int | None, typer.Option(min=2, help="Take the answers to this many prompts, drawn at random. Default: all.")
+    int | None, typer.Option(min=2, help="Use the answers to this many prompts, drawn at random. Default: all.")
 ]
-Chat = Annotated[
-    bool, typer.Option("--chat", help="Ask through the model's chat template instead of as a text to continue.")
-]
-Draws = Annotated[int, typer.Option(min=20, help="Samples of the bootstrap.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")]
+Chat = Annotated[bool, typer.Option("--chat", help="Use the model's chat template instead of plain text to continue.")]
+Draws = Annotated[int, typer.Option(min=20, help="Number of bootstrap draws.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of all random draws.")]
 
 
 def read(path: Path, format: str | None, prompts: int | None, seed: int) -> list[LabelledText]:
-    """The labelled answers that a command asks for.
+    """Read the labelled answers of a command.
 
     Raises:
-        LabelledDataError: they cannot be read, or have one class only.
+        LabelledDataError: the data cannot be read, or is of one class only.
     """
     records = sample(read_labelled(path, format), prompts, seed)
     return checked(records, path)
 
 
 @contextmanager
-def fed(
+def teacher_forced(
     engine: CocoaEngine,
     records: list[LabelledText],
     config: CocoaConfig,
     *,
     chat: bool,
-    bare: bool = False,
+    without_source: bool = False,
     grow: bool = False,
 ) -> Iterator[Iterator[TeacherForced]]:
-    """The answers as :func:`~cocoa_engine.studies.signal.segments.force` feeds them, with a progress bar on stderr."""
+    """Feed answers as :func:`~cocoa_engine.studies.signal.segments.force` does, with a progress bar on stderr."""
     from cocoa_engine.studies.signal.segments import force
 
     with progress("Feeding answers", len(records)) as advance:
-        yield force(engine, records, config, chat=chat, bare=bare, grow=grow, advance=advance)
+        yield force(engine, records, config, chat=chat, without_source=without_source, grow=grow, advance=advance)
 
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr, if that is a terminal; what is yielded is told of each step."""
+    """A progress bar on stderr if that is a terminal. Yields a function that advances it."""
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(what, total=total)
         yield lambda count: bar.advance(task, count)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder for results.
+    """Create a folder for results.
 
     Raises:
-        ConfigError: that is not possible.
+        ConfigError: the folder cannot be written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -87,10 +87,10 @@ def make_folder(folder: Path) -> None:
 
 
 def short_name(model: str | None) -> str:
-    """The last part of a model's name, for files that are named after it."""
+    """The last part of a model's name, for file names."""
     return (model or MODEL_NAME).rstrip("/").rpartition("/")[2]
 
 
 def command_line() -> str:
-    """The command as it was given, the program's name without its folder."""
+    """The command line, with the program's name without its folder."""
     return shlex.join(["cocoa", *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""``cocoa heads``: find a model's retrieval heads, which DeCoRe masks."""
+"""``cocoa heads``: find a model's retrieval heads, which the method DeCoRe masks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def heads(
         ),
     ] = None,
     lengths: Annotated[
-        str, typer.Option(help="Lengths of the texts a needle is hidden in, in tokens.")
+        str, typer.Option(help="Lengths of the texts that needles are hidden in, in tokens.")
     ] = "256,512,1024",
 ) -> None:
     """Find a model's retrieval heads and write them to a file, for --method decore --decore-heads FILE."""
@@ -39,7 +39,7 @@ def heads(
     out = out or Path(f"{short_name(model)}-heads.json")
     make_folder(out.parent)
     engine = load_engine(model, loading)
-    from cocoa_engine.studies.retrieval_heads import find_retrieval_heads  # after the model: it imports torch
+    from cocoa_engine.studies.retrieval_heads import find_retrieval_heads  # imports torch
 
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task("needles", total=None)
@@ -48,4 +48,4 @@ def heads(
         )
     out.write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
     best = ", ".join(f"{head.layer}.{head.head} ({head.score:.2f})" for head in found.heads[:5])
-    print(f"{out}: {len(found.heads)} heads of {found.model_name}, {found.samples} needles found again; best: {best}")
+    print(f"{out}: {len(found.heads)} heads of {found.model_name}, {found.samples} needles recalled; best: {best}")

@@ -1,4 +1,4 @@
-"""``cocoa info``: what the engine found out about a model."""
+"""``cocoa info``: facts about a model and how it runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def info(
     json: Json = False,
     no_color: NoColor = False,
 ) -> None:
-    """Describe a model: its layers, its middle window, and whether branches can share the prompt's cache."""
+    """Describe a model: its layers, its middle window, and how its branches run."""
     found = load_engine(model, loading).info()
     if json:
         print_json(found.model_dump_json())

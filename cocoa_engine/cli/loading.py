@@ -1,4 +1,4 @@
-"""Loads the model that a command asks for, with a spinner on stderr while it lasts."""
+"""Loading the model of a command, with a spinner on stderr."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def load_engine(model: str | None, options: LoadOptions, calibrator: Path | None = None) -> CocoaEngine:
-    """Loads a model; torch and transformers are first imported here, so that ``--help`` and bad settings are quick.
+    """Load a model. torch and transformers are imported only here, so that ``--help`` and bad settings are fast.
 
     Raises:
         CocoaError: as :meth:`CocoaEngine.from_pretrained`.
@@ -27,13 +27,14 @@ def load_engine(model: str | None, options: LoadOptions, calibrator: Path | None
     console = Console(stderr=True, quiet=not sys.stderr.isatty())
     with console.status(Text(f"Loading {model or 'the embedded model'} …")):
         if not options.debug:
-            logging.disable(logging.WARNING)  # what other packages (torchao) say while they are imported
+            logging.disable(logging.WARNING)  # messages of other packages (torchao) during import
         try:
             import torch
             from huggingface_hub.utils import logging as hub_logging
             from transformers.utils import logging as transformers_logging
 
-            from cocoa_engine import CocoaEngine, loading  # noqa: F401 - loading imports the rest of transformers
+            from cocoa_engine.engine import CocoaEngine
+            from cocoa_engine.model import loading  # noqa: F401 - imports the rest of transformers
         finally:
             logging.disable(logging.NOTSET)
 
@@ -41,7 +42,7 @@ def load_engine(model: str | None, options: LoadOptions, calibrator: Path | None
             torch.set_num_threads(options.threads)
         if not options.debug:
             transformers_logging.set_verbosity_error()
-            hub_logging.set_verbosity(logging.CRITICAL)  # its retries; our error says what came of them
+            hub_logging.set_verbosity(logging.CRITICAL)  # its retries; the final error is reported anyway
             transformers_logging.disable_progress_bar()  # it would write through the spinner
         more: dict[str, Any] = {} if calibrator is None else {"calibrator": calibrator}
         return CocoaEngine.from_pretrained(

@@ -1,4 +1,4 @@
-"""Options that several commands share. Those of decoding come from ``CocoaConfig``, where each is declared once."""
+"""Options that several commands share. The decoding options are generated from ``CocoaConfig``."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ from pydantic.fields import FieldInfo
 from rich.markup import escape
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.methods import METHODS
 
 DECODING = "Decoding settings"
 LOADING = "Model loading"
 
-RIVALS = ("dola_layers", "dola_relative_top", "decore_heads", "decore_masked_heads", "diver_weight")
-"""The config fields of other decoders than the paper's own."""
+OTHER_METHODS = ("dola_layers", "dola_relative_top", "decore_heads", "decore_masked_heads", "diver_weight")
+"""The settings of the other papers' decoding methods."""
 
 MODEL_HELP = "Hub name or folder of a causal language model. Default: the embedded SmolLM2-135M-Instruct."
 
 Model = Annotated[str | None, typer.Option(help=MODEL_HELP)]
 NoColor = Annotated[
     bool,
-    typer.Option("--no-color", help=escape("Write the risk into the text instead, [like this|2]; NO_COLOR does too.")),
+    typer.Option(
+        "--no-color",
+        help=escape("Write the risk into the text instead of colouring it: [like this|2]. So does NO_COLOR."),
+    ),
 ]
 Calibrator = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="A calibrator, as cocoa calibrate writes it: risks are then in \\[0, 1]. 'embedded': that model's.",
+        help="A calibrator written by cocoa calibrate; risks are then in \\[0, 1]. 'embedded': the embedded model's.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")]
@@ -74,13 +76,13 @@ class LoadOptions:
 
 
 def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes a command of a function whose parameters may be annotated ``CocoaConfig`` and ``LoadOptions``.
+    """Turn a function into a command; its parameters may be annotated ``CocoaConfig`` and ``LoadOptions``.
 
-    Each of these two becomes one option per field, and the function receives the object made from them. A bad
-    setting raises :class:`~cocoa_engine.errors.ConfigError`, as everywhere else: the options themselves are text.
+    Each of these two becomes one option per field, and the function receives the object built from the options. The
+    options are passed on as text, so that bad values raise :class:`~cocoa_engine.errors.ConfigError` as elsewhere.
 
     Args:
-        only: the config fields that the command takes; by default all.
+        *only: the settings that the command takes. Default: all.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -95,7 +97,7 @@ def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., No
 
         def command(**given: Any) -> None:
             loading = {field.name: given.pop(field.name) for field in fields(LoadOptions)}
-            # not every field: a command may have an option of its own that is called like one
+            # only these fields, since a command may have an own option with the name of another field
             config = {name: given.pop(name) for name in _fields(only) if name in given}
             for name, kind in get_type_hints(function).items():
                 if kind is CocoaConfig:
@@ -123,7 +125,7 @@ def _fields(only: Sequence[str]) -> list[str]:
 
 
 def _config_options(only: Sequence[str]) -> Iterator[inspect.Parameter]:
-    """One option per config field; its default is "not given", so that the config's own default is declared once."""
+    """One option per setting. The option's default is "not given", since the config declares the default."""
     for name in _fields(only):
         field = CocoaConfig.model_fields[name]
         repeatable = _is_repeatable(field)
@@ -131,7 +133,7 @@ def _config_options(only: Sequence[str]) -> Iterator[inspect.Parameter]:
         option = typer.Option(
             f"--{name.replace('_', '-')}",
             help=escape(f"{field.description}{default}{' Repeatable.' if repeatable else ''}"),
-            metavar=_metavar(name, field),
+            metavar=_metavar(field),
             show_default=False,
             rich_help_panel=DECODING,
         )
@@ -143,16 +145,16 @@ def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def _config(given: Mapping[str, Any]) -> CocoaConfig:
-    """The settings from the options that were given, still text; validated by the config itself."""
+    """The settings from the given options, which are still text; the config validates them."""
     settings = {name: value for name, value in given.items() if value not in (None, [])}
     for name, value in settings.items():
         if isinstance(value, str) and _is_tuple(CocoaConfig.model_fields[name]):
-            settings[name] = re.split(r",|(?<=\d)-", value)  # 10-20 is how the harness takes them
+            settings[name] = re.split(r",|(?<=\d)-", value)  # the evaluation harness writes ranges as 10-20
     return CocoaConfig(**settings)
 
 
 def _alternatives(field: FieldInfo) -> tuple[Any, ...]:
-    """The types of a field: the members of a union, or the one type there is."""
+    """The types of a field: the members of its union, or its only type."""
     return get_args(field.annotation) if type(None) in get_args(field.annotation) else (field.annotation,)
 
 
@@ -164,10 +166,8 @@ def _is_repeatable(field: FieldInfo) -> bool:
     return any(get_origin(kind) is tuple and ... in get_args(kind) for kind in _alternatives(field))
 
 
-def _metavar(name: str, field: FieldInfo) -> str:
-    """What the help shows for an option's value: its choices, or its type."""
-    if name == "method":
-        return "|".join(METHODS)
+def _metavar(field: FieldInfo) -> str:
+    """The placeholder of an option's value in the help: its choices, or its type."""
     kind = _alternatives(field)[0]
     if get_origin(kind) is Literal:
         return "|".join(get_args(kind))

@@ -1,7 +1,7 @@
-"""Commands that other packages plug into ``cocoa``: entry points of the group ``cocoa.commands``.
+"""Plugins: commands of other packages, found by entry points of the group ``cocoa.commands``.
 
-An entry point names a function made like those here, with Typer's annotations. It is imported when its command is asked
-for (or listed by ``--help``), and one that cannot be imported fails by itself.
+An entry point names a function with Typer's annotations, like the commands of this package. It is imported only when
+its command is run or listed by ``--help``. A plugin that cannot be imported does not affect other commands.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ GROUP = "cocoa.commands"
 
 
 @cache
-def plugged_commands() -> dict[str, EntryPoint]:
-    """The entry points by the name of their command; nothing is imported yet."""
+def plugin_commands() -> dict[str, EntryPoint]:
+    """The entry points by the name of their command. Nothing is imported."""
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
 @cache
 def load_command(name: str) -> Any:
-    """The command of an entry point, as Typer makes it. One that cannot be imported says so when it is run."""
-    entry = plugged_commands()[name]
+    """The Typer command of an entry point. If it cannot be imported, running the command reports the reason."""
+    entry = plugin_commands()[name]
     try:
         function = entry.load()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""How far the model has read a long prompt, while nothing of the answer is there yet."""
+"""A progress bar for the prefill of long prompts, before the first span of the answer."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 
 def is_long(stream: SpanStream) -> bool:
-    """Whether the prompt is read in several pieces."""
+    """Whether the prompt is prefilled in several chunks."""
     from cocoa_engine.execution.backends.shared_cache import PREFILL_CHUNK
 
     return len(stream.prompt) > PREFILL_CHUNK
 
 
 def first_span(stream: SpanStream, console: Console) -> list[Span]:
-    """The first span, if there is one, under a bar that fills as the prompt is read and is gone afterwards."""
+    """Wait for the first span, if there is one, and show a progress bar of the prefill meanwhile."""
     with Live(get_renderable=lambda: bar(*stream.prompt_progress), console=console, transient=True):
         span = next(stream, None)
     return [] if span is None else [span]
 
 
 def bar(read: int, total: int) -> Table:
-    """Tokens read of those there are, as a bar and in figures."""
+    """The progress as a bar and as numbers of tokens."""
     line = Table.grid(padding=(0, 1))
     line.add_row("reading the prompt", ProgressBar(total, read, width=30), f"{read:,} of {total:,} tokens")
     return line

@@ -1,4 +1,4 @@
-"""The question that a command puts to a model, and how it is put."""
+"""Reading a command's question, and asking the engine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine, SpanStream
 
 Question = Annotated[
-    str | None, typer.Argument(help="The question. None or -: it is read from stdin.", show_default=False)
+    str | None, typer.Argument(help="The question. Without it, or with -, it is read from stdin.", show_default=False)
 ]
-System = Annotated[str | None, typer.Option(help="A system message that precedes the question.")]
+System = Annotated[str | None, typer.Option(help="A system message before the question.")]
 Raw = Annotated[
-    bool, typer.Option("--raw", help="Continue the prompt as it stands, without the model's chat template.")
+    bool, typer.Option("--raw", help="Continue the prompt as plain text, without the model's chat template.")
 ]
 
 
@@ -26,17 +26,17 @@ def read_question(given: str | None, *, system: str | None, raw: bool) -> str:
     """The question from the command line or from stdin.
 
     Raises:
-        ConfigError: a system message is given where no chat is.
+        ConfigError: a system message is combined with ``--raw``.
         PromptError: there is no question, or it is not text.
     """
     if raw and system is not None:
-        raise ConfigError("--system is part of a chat and --raw asks without one: leave out one of the two")
-    # where the shell closed stdin, Python has none
+        raise ConfigError("--system needs a chat and --raw asks without one: give only one of them")
+    # sys.stdin is None if the shell closed it
     if given in (None, "-") and (sys.stdin is None or (given is None and sys.stdin.isatty())):
         raise PromptError("there is no question: give one as the argument, or pipe it into stdin")
     try:
         prompt = sys.stdin.read().removesuffix("\n") if given in (None, "-") else given
-        prompt.encode()  # bytes that are no text reach Python as lone surrogates in some locales
+        prompt.encode()  # in some locales, bytes that are not text become lone surrogates
     except UnicodeError as error:
         raise PromptError(f"the question is not text: {error}") from error
     if not prompt.strip():
@@ -44,17 +44,17 @@ def read_question(given: str | None, *, system: str | None, raw: bool) -> str:
     return prompt
 
 
-def put(engine: CocoaEngine, prompt: str, system: str | None, raw: bool, config: CocoaConfig) -> SpanStream:
-    """The stream of the answer's spans.
+def ask_engine(engine: CocoaEngine, prompt: str, system: str | None, raw: bool, config: CocoaConfig) -> SpanStream:
+    """Start the decode and return the stream of spans.
 
     Raises:
-        ChatTemplateError: the model cannot chat.
+        ChatTemplateError: the model has no chat template.
     """
     if raw:
         return engine.stream(prompt, config=config)
     if not engine.has_chat_template:
         raise ChatTemplateError(
-            f"{engine.model_name} has no chat template: --raw lets it continue the prompt as it stands"
+            f"{engine.model_name} has no chat template: use --raw to continue the prompt as plain text"
         )
     messages = [{"role": "system", "content": system}] if system is not None else []
     return engine.stream_chat([*messages, {"role": "user", "content": prompt}], config=config)

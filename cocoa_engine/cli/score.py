@@ -1,4 +1,4 @@
-"""``cocoa score``: the figures of given texts after a given prompt. Nothing is generated."""
+"""``cocoa score``: the scores of given texts after a prompt. Nothing is generated."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from rich.table import Table
 from rich.text import Text
 
 from cocoa_engine.cli.loading import load_engine
-from cocoa_engine.cli.options import RIVALS, Calibrator, Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.options import OTHER_METHODS, Calibrator, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.rendering.words import visible
+from cocoa_engine.rendering.wording import visible
 from cocoa_engine.results import Generation
 
 
-@with_options("method", "metric", "alpha", "span_log_prob", "middle_layers", "final_layer", *RIVALS)
+@with_options("method", "metric", "alpha", "span_log_prob", "middle_layers", "final_layer", *OTHER_METHODS)
 def score(
     config: CocoaConfig,
     loading: LoadOptions,
-    prompt: Annotated[str, typer.Option(help="What precedes the text, as it stands: no chat template is applied.")],
-    text: Annotated[list[str], typer.Option(help="The text to score. Repeatable: one row each.")],
+    prompt: Annotated[str, typer.Option(help="The text before the text to score. No chat template is applied.")],
+    text: Annotated[list[str], typer.Option(help="The text to score. Repeatable; each text is one row.")],
     model: Model = None,
     calibrator: Calibrator = None,
     json: Json = False,
     no_color: NoColor = False,
 ) -> None:
-    """Score a text: its log-probability after a prompt, its layer disagreement and the method's score."""
+    """Score a text after a prompt: its log-probability, its layer disagreement and the method's score."""
     engine = load_engine(model, loading, calibrator)
     if len(text) > 1:
         generations = engine.score(prompt, text, config=config)
@@ -42,11 +42,11 @@ def score(
     if json:
         print_json(generation.model_dump_json())
     else:
-        output(no_color).print(_figures(generation))
+        output(no_color).print(_statistics(generation))
 
 
-def _figures(generation: Generation) -> Table:
-    """Every figure of one text, and what it is."""
+def _statistics(generation: Generation) -> Table:
+    """Every statistic of one text, with its meaning."""
     (span,), config = generation.spans, generation.config
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
@@ -65,13 +65,13 @@ def _figures(generation: Generation) -> Table:
 
 
 def _rows(generations: Sequence[Generation]) -> Table:
-    """A row for each text."""
+    """One row per text."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("text", overflow="fold")
     for name in ("tokens", "log p", "ConMLDS", "fMLDS", "score"):
         table.add_column(name, justify="right", no_wrap=True)
     for generation in generations:
         (span,) = generation.spans
-        figures = (span.log_prob, span.con_mlds, span.f_mlds, span.score)
-        table.add_row(Text(visible(span.text)), str(len(span.token_ids)), *(f"{value:.4f}" for value in figures))
+        values = (span.log_prob, span.con_mlds, span.f_mlds, span.score)
+        table.add_row(Text(visible(span.text)), str(len(span.token_ids)), *(f"{value:.4f}" for value in values))
     return table

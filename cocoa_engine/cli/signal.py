@@ -1,4 +1,4 @@
-"""``cocoa signal``: does layer disagreement tell hallucinated answers from supported ones, on this model and data?"""
+"""``cocoa signal``: does layer disagreement separate hallucinated from supported answers, on a model and data?"""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from cocoa_engine.cli.dataset_options import (
     Prompts,
     Seed,
     command_line,
-    fed,
     make_folder,
     read,
+    teacher_forced,
 )
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import LoadOptions, Model, NoColor, with_options
@@ -35,20 +35,20 @@ def signal(
     config: CocoaConfig,
     loading: LoadOptions,
     data: DataPath,
-    out: Annotated[Path, typer.Option(help="Folder for signal.json, signal.md and pictures.", file_okay=False)],
+    out: Annotated[Path, typer.Option(help="Folder for signal.json, signal.md and plots.", file_okay=False)],
     format: Format = None,
     prompts: Prompts = None,
     chat: Chat = False,
     context_lift: Annotated[
         bool,
         typer.Option(
-            "--context-lift", help="Feed each answer also without its source, and measure what the source changed."
+            "--context-lift", help="Also feed each answer without its source, and measure the effect of the source."
         ),
     ] = False,
     boundaries: Annotated[
         bool,
         typer.Option(
-            "--boundaries", help="Also compare where spans end; the model grows branches at every risk point."
+            "--boundaries", help="Also compare the rules of span boundaries, growing branches at every risk point."
         ),
     ] = False,
     draws: Draws = 1000,
@@ -56,30 +56,31 @@ def signal(
     model: Model = None,
     no_color: NoColor = False,
 ) -> None:
-    """Measure on labelled answers whether layer disagreement tells hallucinated ones from supported ones.
+    """Measure on labelled answers whether layer disagreement separates hallucinated from supported ones.
 
-    Beside every figure stands that of what needs no layers: log-probability, entropy, margin and position.
+    Every score is compared with baselines that need no hidden states: log-probability, entropy, margin and position.
     """
     need("scipy", extra="risk", what="cocoa signal")
     need("matplotlib", extra="risk", what="cocoa signal")
     records = read(data, format, prompts, seed)
     if context_lift and (lacking := next((record for record in records if not record.source), None)):
-        raise LabelledDataError(f"{lacking.id!r} has no source, so there is no context whose lift could be measured.")
+        raise LabelledDataError(f"{lacking.id!r} has no source, so its context lift cannot be measured.")
     if boundaries and all(record.spans is None for record in records):
-        raise LabelledDataError("these answers are labelled as wholes: where their spans end says nothing about them.")
+        raise LabelledDataError("these answers are labelled as wholes, so span boundaries cannot be compared.")
     make_folder(out)
     engine = load_engine(model, loading)
     from cocoa_engine.studies.signal.boundaries import Cuts, cut_every_way
     from cocoa_engine.studies.signal.indicators import Layers
     from cocoa_engine.studies.signal.items import collect
     from cocoa_engine.studies.signal.plots import draw
+    from cocoa_engine.studies.signal.record import About
     from cocoa_engine.studies.signal.report import measure, to_markdown
 
-    Layers.of(config, engine.num_layers)  # refused before the work, not after
-    with fed(engine, records, config, chat=chat, bare=context_lift) as answers:
+    Layers.of(config, engine.num_layers)  # refuse bad settings before the work
+    with teacher_forced(engine, records, config, chat=chat, without_source=context_lift) as answers:
         cuts = Cuts()
         items = collect(cut_every_way(answers, engine, config, cuts) if boundaries else answers)
-    about = {
+    about: About = {
         "data": data.name,
         "format": format or detect_format(data),
         "model": engine.model_name,
@@ -88,7 +89,7 @@ def signal(
         "chat": chat,
         "command": command_line(),
     }
-    record = {"about": about, **measure(items, config, draws=draws, seed=seed)}
+    record = measure(about, items, config, draws=draws, seed=seed)
     if boundaries:
         record["boundaries"] = cuts.measure(draws=draws, seed=seed)
     (out / "signal.json").write_text(dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

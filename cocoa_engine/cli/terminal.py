@@ -1,4 +1,4 @@
-"""Where a command's output goes, and in which form."""
+"""The output of commands: the console, notes on stderr, and JSON."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def output(no_color: bool) -> Console:
     return Console(color_system=None if plain else "auto", markup=False, emoji=False, highlight=False)
 
 
-def draws_on_screen(console: Console) -> bool:
-    """Whether lines can be drawn over: a real terminal with a cursor, not one pretended with FORCE_COLOR."""
+def can_redraw(console: Console) -> bool:
+    """Whether lines can be overwritten, which needs a real terminal with a cursor (not FORCE_COLOR)."""
     return console.file.isatty() and not console.is_dumb_terminal
 
 
-def say(message: str) -> None:
-    """One line on stderr, where it is no part of what was asked for."""
+def print_note(message: str) -> None:
+    """Print one line on stderr, apart from the command's output."""
     print("cocoa:", " ".join(message.split()), file=sys.stderr)
 
 
 def print_json(document: str) -> None:
-    """One line of JSON on stdout, in UTF-8 whatever the locale."""
+    """Print one line of JSON on stdout, in UTF-8 under any locale."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")
     print(document)

@@ -1,4 +1,4 @@
-"""Answers with labels of what in them is not true or not supported: one record type, one reader per published set."""
+"""Labelled data: answers with labels of what is hallucinated in them. One record type, one reader per format."""
 
 from __future__ import annotations
 

@@ -10,17 +10,23 @@ from cocoa_engine.datasets.records import LabelledSpan, LabelledText
 from cocoa_engine.errors import LabelledDataError
 
 NO_ERROR = "No Error"
+FILE = "annotations.json"
+
+
+def matches(path: Path) -> bool:
+    """A folder with ``annotations.json``, or any JSON file (FaithBench's are recognised before)."""
+    return (path / FILE).exists() if path.is_dir() else path.suffix == ".json"
 
 
 def read(path: Path) -> list[LabelledText]:
-    """Every model's summary of every dialogue.
+    """Read every model's summary of every dialogue.
 
-    Where an error's span is empty or not found in its sentence, the whole sentence is the hallucinated part.
+    If an error's span is empty or not found in its sentence, the whole sentence is the hallucinated part.
 
     Raises:
         LabelledDataError: a field is missing or of a wrong type, or a sentence is not in its summary.
     """
-    file = path / "annotations.json" if path.is_dir() else path
+    file = path / FILE if path.is_dir() else path
     records = []
     for name, value in as_object(read_json(file), str(file)).items():
         where = f"{file}, dialogue {name}"
@@ -55,7 +61,7 @@ def _spans(text: str, sentences: list[Any], where: str) -> list[LabelledSpan]:
         sentence = field(as_object(value, at), "sentence", str, at).strip()
         rest = text[after:].strip()
         if rest and sentence.startswith(rest):
-            sentence = rest  # some summaries end in the midst of their last sentence
+            sentence = rest  # some summaries are cut off within their last sentence
         start = text.find(sentence, after)
         if start < 0:
             raise LabelledDataError(f"{at} is not in the summary.")
@@ -65,10 +71,10 @@ def _spans(text: str, sentences: list[Any], where: str) -> list[LabelledSpan]:
             if kind == NO_ERROR:
                 continue
             part = field(error, "error_span", str, at).strip()
-            place = sentence.find(part) if part else -1
+            offset = sentence.find(part) if part else -1
             found.add(
-                LabelledSpan(start + place, start + place + len(part), kind)
-                if place >= 0
+                LabelledSpan(start + offset, start + offset + len(part), kind)
+                if offset >= 0
                 else LabelledSpan(start, after, kind)
             )
     return sorted(found, key=lambda span: (span.start, span.end, span.kind))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,21 @@ from cocoa_engine.datasets.files import as_object, field, read_json
 from cocoa_engine.datasets.records import LabelledSpan, LabelledText
 
 HALLUCINATED = "Unwanted"
-"""The kind that counts; ``Benign`` and ``Questionable`` spans are kept, but do not."""
+"""The kind that counts as hallucinated. ``Benign`` and ``Questionable`` spans are read too, but do not count."""
+
+
+def matches(path: Path) -> bool:
+    """A folder with ``batch_*.json``, or a JSON file with ``samples``."""
+    if path.is_dir():
+        return any(path.glob("batch_*.json"))
+    if path.suffix != ".json":
+        return False
+    value = read_json(path)
+    return isinstance(value, dict) and "samples" in value
 
 
 def read(path: Path) -> list[LabelledText]:
-    """The summaries of one file, or of all ``batch_*.json`` of a folder.
+    """Read the summaries of a file, or of all ``batch_*.json`` in a folder.
 
     Raises:
         LabelledDataError: a field is missing or of a wrong type.
@@ -42,7 +53,7 @@ def read(path: Path) -> list[LabelledText]:
     return records
 
 
-def _span(annotation: Any, where: str) -> LabelledSpan:
+def _span(annotation: Mapping[str, Any], where: str) -> LabelledSpan:
     kinds = field(annotation, "label", list, where)
     start, end = (field(annotation, f"summary_{side}", int, where) for side in ("start", "end"))
     return LabelledSpan(start, end, str(kinds[0]) if kinds else "unnamed", HALLUCINATED in kinds)

@@ -1,24 +1,40 @@
-"""The formats of labelled data that can be read. A further one is a file beside this one and a line below."""
+"""The registry of data set formats. To add a format, write its module here and add a line to ``_READERS``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from cocoa_engine.datasets import diasumfact, faithbench, jsonl, mushroom, truthfulqa, xsum_token
-from cocoa_engine.datasets.files import read_json, read_json_lines
 from cocoa_engine.datasets.records import LabelledText, checked
 from cocoa_engine.errors import LabelledDataError
 from cocoa_engine.messages import unknown
 
-FORMATS: dict[str, Callable[[Path], list[LabelledText]]] = {
-    "truthfulqa": truthfulqa.read,
-    "mushroom": mushroom.read,
-    "faithbench": faithbench.read,
-    "diasumfact": diasumfact.read,
-    "xsum-token": xsum_token.read,
-    "jsonl": jsonl.read,
+
+class Reader(Protocol):
+    """What the module of a format defines."""
+
+    def read(self, path: Path) -> list[LabelledText]:
+        """Read a file or folder of this format."""
+        ...
+
+    def matches(self, path: Path) -> bool:
+        """Whether an existing file or folder looks like this format. Formats are asked in the registry's order."""
+        ...
+
+
+_READERS: dict[str, Reader] = {
+    "truthfulqa": truthfulqa,
+    "mushroom": mushroom,
+    "faithbench": faithbench,
+    "diasumfact": diasumfact,
+    "xsum-token": xsum_token,
+    "jsonl": jsonl,
 }
+
+FORMATS: dict[str, Callable[[Path], list[LabelledText]]] = {name: reader.read for name, reader in _READERS.items()}
+"""The function that reads each format, by the format's name."""
 
 
 def read_labelled(path: str | Path, format: str | None = None, *, both_classes: bool = True) -> list[LabelledText]:
@@ -26,12 +42,12 @@ def read_labelled(path: str | Path, format: str | None = None, *, both_classes: 
 
     Args:
         path: a file or folder.
-        format: one of :data:`FORMATS`; none finds out.
-        both_classes: whether there must be hallucinated and supported answers or parts.
+        format: one of :data:`FORMATS`. Default: detected by :func:`detect_format`.
+        both_classes: require hallucinated and supported answers or parts.
 
     Raises:
-        LabelledDataError: it is not there, its format is not known or not as it should be, or its labels are of one
-            class only, where both are asked for.
+        LabelledDataError: the path does not exist, the format is unknown, the data is malformed, or its labels are of
+            one class only although both are required.
     """
     path = Path(path)
     if not path.exists():
@@ -43,28 +59,12 @@ def read_labelled(path: str | Path, format: str | None = None, *, both_classes: 
 
 
 def detect_format(path: Path) -> str:
-    """The format of a file or folder, by its names and its first record.
+    """The format of a file or folder, by its file names and its first record.
 
     Raises:
-        LabelledDataError: it is none that is known.
+        LabelledDataError: no format matches.
     """
-    if path.is_dir():
-        for name, pattern in (
-            ("truthfulqa", truthfulqa.FILE),
-            ("mushroom", "*.jsonl"),
-            ("faithbench", "batch_*.json"),
-            ("diasumfact", "annotations.json"),
-            ("xsum-token", "*.label"),
-            ("xsum-token", "*/*.label"),
-        ):
-            if any(path.glob(pattern)):
-                return name
-    elif path.suffix == ".csv":
-        return "truthfulqa"
-    elif path.suffix == ".jsonl":
-        _, first = next(read_json_lines(path), ("", {}))
-        return "mushroom" if "model_output_text" in first else "jsonl"
-    elif path.suffix == ".json":
-        value = read_json(path)
-        return "faithbench" if isinstance(value, dict) and "samples" in value else "diasumfact"
+    for name, reader in _READERS.items():
+        if reader.matches(path):
+            return name
     raise LabelledDataError(f"the format of {path} is not known; name one of {', '.join(FORMATS)}.")

@@ -1,10 +1,10 @@
-"""Labelled data of one's own: JSON lines with ``id``, ``prompt``, ``text`` and ``label`` or ``spans``.
+"""Your own labelled data: JSON lines with ``id``, ``prompt``, ``text`` and ``label`` or ``spans``.
 
 >>> {"id": "1", "prompt": "Who wrote Dune?", "text": "Frank Herbert, in 1865.", "spans": [[18, 22]]}
 
-``label`` is true for a hallucinated answer; ``spans`` are the hallucinated parts, ``[start, end]`` in characters, an
-empty list if there is none. ``group`` is optional: answers that share it share a prompt. ``source`` is optional too:
-the part of the prompt that the answer should be supported by, word for word.
+``label`` is true for a hallucinated answer. ``spans`` are the hallucinated parts as ``[start, end]`` in characters; an
+empty list means that there are none. Two fields are optional: ``group``, an id that answers to the same prompt share,
+and ``source``, the part of the prompt that should support the answer, word for word.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ from cocoa_engine.datasets.records import LabelledSpan, LabelledText
 from cocoa_engine.errors import LabelledDataError
 
 
+def matches(path: Path) -> bool:
+    """A file of JSON lines (mu-SHROOM's are recognised before)."""
+    return not path.is_dir() and path.suffix == ".jsonl"
+
+
 def read(path: Path) -> list[LabelledText]:
-    """The records of one file.
+    """Read the records of a file.
 
     Raises:
-        LabelledDataError: a field is missing or of a wrong type, or one answer has both labels.
+        LabelledDataError: a field is missing or of a wrong type, or the same answer has both labels.
     """
     records = []
     labels: dict[tuple[str, str], bool] = {}

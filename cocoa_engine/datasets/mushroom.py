@@ -9,8 +9,18 @@ from cocoa_engine.datasets.records import LabelledSpan, LabelledText
 from cocoa_engine.errors import LabelledDataError
 
 
+def matches(path: Path) -> bool:
+    """A folder with JSON lines, or JSON lines with the field ``model_output_text``."""
+    if path.is_dir():
+        return any(path.glob("*.jsonl"))
+    if path.suffix != ".jsonl":
+        return False
+    _, first = next(read_json_lines(path), ("", {}))
+    return "model_output_text" in first
+
+
 def read(path: Path) -> list[LabelledText]:
-    """The answers of one file, or of all ``*.jsonl`` of a folder; the hard labels are the hallucinated parts.
+    """Read the answers of a file, or of all ``*.jsonl`` in a folder. The hard labels are the hallucinated parts.
 
     Raises:
         LabelledDataError: a field is missing or of a wrong type.

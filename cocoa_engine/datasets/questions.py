@@ -1,11 +1,11 @@
-"""Questions whose answers are known, for a model to answer by itself: an answer's label is then found by comparing.
+"""Questions with known answers. The model answers them, and its answers are labelled by comparison.
 
-JSON lines with ``question``, ``answers`` and, if there is one, the ``context`` to answer from:
+A file has JSON lines with ``question``, ``answers`` and optionally the ``context`` to answer from:
 
 >>> {"question": "Who wrote Dune?", "context": "Dune is a novel by Frank Herbert.", "answers": ["Frank Herbert"]}
 
-or NQ-Swap (Longpre et al., 2021) as it is published, one parquet file: each question with its own passage and with one
-in which the answer was swapped.
+or is NQ-Swap (Longpre et al., 2021) as published, a parquet file in which each question has its original passage and
+one in which the answer was swapped.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from cocoa_engine.optional import need
 
 @dataclass(frozen=True)
 class Question:
-    """A question, and what would be a right answer to it.
+    """A question with its known answers.
 
     Attributes:
         text: the question itself.
-        context: what to answer from; none asks what the model knows.
-        answers: an answer is right if it holds one of these, see :func:`is_right`.
-        group: questions that share it are held together: all are fitted on, or none.
+        context: the passage to answer from. None asks for what the model knows.
+        answers: an answer is right if it contains one of these, see :meth:`is_right`.
+        group: questions with the same group are never divided between fitting and validation.
     """
 
     text: str
@@ -40,37 +40,37 @@ class Question:
 
     @property
     def request(self) -> str:
-        """What the model is asked."""
+        """The text that the model is asked."""
         if self.context is None:
             return f"{self.text}\nAnswer in a few words."
         task = "Answer the question from the passage, in a few words."
         return f"Passage: {self.context}\n\n{task}\nQuestion: {self.text}"
 
     def is_right(self, answer: str) -> bool:
-        """Whether an answer holds one of the known ones, word for word: without case, punctuation and articles."""
+        """Whether an answer contains a known answer word for word, ignoring case, punctuation and articles."""
         words = f" {_normalized(answer)} "
         return any(f" {_normalized(known)} " in words for known in self.answers)
 
 
 def read_questions(path: str | Path) -> list[Question]:
-    """Read a file of questions; those that come twice, with the same context, are read once.
+    """Read a file of questions. Repeated questions with the same context are read once.
 
     Raises:
-        LabelledDataError: it cannot be read, holds nothing, or a question lacks something.
-        MissingExtraError: it is a parquet file, and pyarrow is not installed.
+        LabelledDataError: the file cannot be read, has no questions, or a question lacks a field.
+        MissingExtraError: the file is parquet, and pyarrow is not installed.
     """
     path = Path(path)
     questions: dict[tuple[str, str | None], Question] = {}
-    for where, question in _nq_swap(path) if path.suffix == ".parquet" else _own(path):
+    for where, question in _nq_swap(path) if path.suffix == ".parquet" else _json_lines(path):
         if not question.text.strip() or not any(_normalized(answer) for answer in question.answers):
             raise LabelledDataError(f"{where}: the question is empty, or has no answer that is a word.")
         questions.setdefault((question.text, question.context), question)
     if not questions:
-        raise LabelledDataError(f"{path} holds no questions.")
+        raise LabelledDataError(f"{path} has no questions.")
     return list(questions.values())
 
 
-def _own(path: Path) -> Iterator[tuple[str, Question]]:
+def _json_lines(path: Path) -> Iterator[tuple[str, Question]]:
     for where, row in read_json_lines(path):
         text = field(row, "question", str, where)
         context = field(row, "context", str, where) if row.get("context") is not None else None
@@ -78,7 +78,7 @@ def _own(path: Path) -> Iterator[tuple[str, Question]]:
 
 
 def _nq_swap(path: Path) -> Iterator[tuple[str, Question]]:
-    """The first row of each question: others swap in other answers."""
+    """The first row of each question; the other rows swap in other answers."""
     parquet = need("pyarrow.parquet", extra="eval", what="reading parquet files")
     try:
         rows = parquet.read_table(path).to_pylist()
@@ -103,6 +103,6 @@ def _strings(row: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
 
 
 def _normalized(text: str) -> str:
-    """As SQuAD's evaluation compares: lower case without punctuation, articles and further white space."""
+    """The text as SQuAD's evaluation compares it: lower case, without punctuation, articles and extra white space."""
     text = "".join(letter for letter in text.lower() if letter not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())

@@ -1,4 +1,4 @@
-"""What a labelled data set gives: prompts, answers, and what in an answer is hallucinated."""
+"""The records of a labelled data set: prompts, answers, and which parts of an answer are hallucinated."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class LabelledSpan:
 
     Attributes:
         start, end: character offsets in the answer's text, the end exclusive.
-        kind: the data set's own name for it.
-        hallucinated: whether it counts as hallucinated; a data set may mark harmless parts too.
+        kind: the label's name in the data set.
+        hallucinated: whether it counts as hallucinated. Some data sets also mark harmless parts.
     """
 
     start: int
@@ -32,13 +32,13 @@ class LabelledText:
 
     Attributes:
         id: unique in its data set.
-        prompt: what precedes the answer: text for a model to continue.
-        text: the answer, as the data set has it.
-        question: the same request without the cues for a plain model, for a chat.
-        label: whether the answer as a whole is hallucinated; none where the set does not say.
-        spans: its labelled parts, by their start; none if only the whole answer is labelled.
-        group: answers to the same prompt share it.
-        source: the part of prompt and question that the answer should be supported by; none if there is no such part.
+        prompt: the text before the answer, for a model to continue.
+        text: the answer, as in the data set.
+        question: the same request as a chat message, without the cues for a model that only continues text.
+        label: whether the answer as a whole is hallucinated. None if it is not labelled.
+        spans: the labelled parts, ordered by start. None if only the whole answer is labelled.
+        group: an id that answers to the same prompt share.
+        source: the part of the prompt and the question that should support the answer. None if there is none.
     """
 
     id: str
@@ -51,10 +51,10 @@ class LabelledText:
     source: str | None = None
 
     def without_source(self) -> LabelledText:
-        """The same with the source cut out of prompt and question.
+        """The record with the source removed from its prompt and question.
 
         Raises:
-            ValueError: there is none.
+            ValueError: the record has no source.
         """
         if not self.source:
             raise ValueError(f"{self.id} has no source")
@@ -62,10 +62,10 @@ class LabelledText:
         return replace(self, **cut)
 
     def hallucinated_at(self, start: int, end: int) -> list[bool]:
-        """Of each character of a range, whether it lies in a hallucinated part.
+        """Whether each character of a range is in a hallucinated part.
 
         Raises:
-            ValueError: no part of this answer is labelled.
+            ValueError: only the whole answer is labelled.
         """
         if self.spans is None:
             raise ValueError(f"only the whole answer {self.id} is labelled")
@@ -74,27 +74,28 @@ class LabelledText:
 
 
 def checked(records: Sequence[LabelledText], where: object, *, both_classes: bool = True) -> list[LabelledText]:
-    """The records, if nothing in them would spoil a measurement.
+    """Check records before a measurement, and return them.
 
     Args:
-        where: what they were read from, for messages.
-        both_classes: whether there must be hallucinated and supported ones.
+        records: the records.
+        where: where they were read from, for messages.
+        both_classes: require hallucinated and supported answers or parts.
 
     Raises:
-        LabelledDataError: there are none; an id comes twice; a prompt or an answer is empty; a source is not in its
-            prompt; a part lies outside its answer; or all labels are of one class, where both are asked for.
+        LabelledDataError: there are no records; an id is repeated; a prompt or an answer is empty; a source is not in
+            its prompt; a part is outside its answer; or both classes are required and only one is labelled.
     """
     if not records:
-        raise LabelledDataError(f"{where} holds no answers.")
+        raise LabelledDataError(f"{where} has no answers.")
     seen: set[str] = set()
     for record in records:
         if record.id in seen:
-            raise LabelledDataError(f"{where}: the id {record.id!r} comes twice; every answer needs its own.")
+            raise LabelledDataError(f"{where}: the id {record.id!r} is repeated; every answer needs its own id.")
         seen.add(record.id)
         for name, value in (("answer", record.text), ("prompt", record.prompt)):
             if not value.strip():
                 raise LabelledDataError(
-                    f"{where}: the {name} of {record.id!r} is empty; give it a text or leave it out."
+                    f"{where}: the {name} of {record.id!r} is empty; give it a text or remove the record."
                 )
         if record.source is not None and not (record.source and record.source in record.prompt):
             raise LabelledDataError(f"{where}: the source of {record.id!r} is not in its prompt, word for word.")
@@ -109,14 +110,12 @@ def checked(records: Sequence[LabelledText], where: object, *, both_classes: boo
         classes |= _classes(record)
     if both_classes and len(classes) < 2:
         only = "hallucinated" if classes == {True} else "supported"
-        raise LabelledDataError(
-            f"{where}: every label is {only!r}; nothing can be told apart. Give answers of both classes."
-        )
+        raise LabelledDataError(f"{where}: every label is {only!r}; both classes are needed.")
     return list(records)
 
 
 class Grouped(Protocol):
-    """Belongs to a group: what shares a prompt."""
+    """An item with a group: items with the same prompt share it."""
 
     @property
     def group(self) -> str: ...
@@ -126,11 +125,12 @@ Record = TypeVar("Record", bound=Grouped)
 
 
 def sample(records: Sequence[Record], prompts: int | None = None, seed: int = 0) -> list[Record]:
-    """The records of some prompts, those of the same prompt together.
+    """Draw some prompts and return their records, grouped by prompt.
 
     Args:
-        prompts: at most this many, drawn at random; none takes all.
-        seed: of the draw.
+        records: the records of all prompts.
+        prompts: the number of prompts to draw at random. None takes all.
+        seed: the seed of the draw.
     """
     by: dict[str, list[Record]] = {}
     for record in records:

@@ -12,12 +12,16 @@ FILE = "TruthfulQA.csv"
 COLUMNS = ("Question", "Best Answer", "Correct Answers", "Incorrect Answers")
 
 
-def read(path: Path) -> list[LabelledText]:
-    """Every answer of one file, or of a folder's ``TruthfulQA.csv``, as a record.
+def matches(path: Path) -> bool:
+    """A folder with ``TruthfulQA.csv``, or any CSV file."""
+    return (path / FILE).exists() if path.is_dir() else path.suffix == ".csv"
 
-    Of each question the best answer comes first, then the other true ones, then the false.
-    An answer that is listed as true and as false is two records, one with either label: of two questions the published
-    file lists "Unknown" so.
+
+def read(path: Path) -> list[LabelledText]:
+    """Read every answer of a CSV file, or of a folder's ``TruthfulQA.csv``, as a record.
+
+    The best answer to a question comes first, then the other true answers, then the false ones. An answer that is
+    listed as both true and false becomes two records (the published file does so with "Unknown" for two questions).
 
     Raises:
         LabelledDataError: a column is missing, or a question or its answers are empty.
@@ -31,10 +35,10 @@ def read(path: Path) -> list[LabelledText]:
         true = list(dict.fromkeys([best, *_answers(row["Correct Answers"])]))
         false = list(dict.fromkeys(_answers(row["Incorrect Answers"])))
         for label, answers in ((False, true), (True, false)):
-            for place, answer in enumerate(answers):
+            for index, answer in enumerate(answers):
                 records.append(
                     LabelledText(
-                        id=f"{number}-{'false' if label else 'true'}-{place}",
+                        id=f"{number}-{'false' if label else 'true'}-{index}",
                         prompt=f"Question: {question}\nAnswer:",
                         text=answer,
                         question=question,

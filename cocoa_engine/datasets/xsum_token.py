@@ -1,6 +1,6 @@
 """XSum outputs with a hallucination label for every word (Zhou et al., 2021): folders of parallel text files.
 
-Each system's folder has ``.docid``, ``.source``, ``.target`` and ``.label``, a line for each summary.
+Each system's folder has a ``.docid``, ``.source``, ``.target`` and ``.label`` file with one line per summary.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ from cocoa_engine.errors import LabelledDataError
 _PARTS = ("docid", "source", "target", "label")
 
 
+def matches(path: Path) -> bool:
+    """A folder with ``.label`` files, or with folders that have them."""
+    return path.is_dir() and (any(path.glob("*.label")) or any(path.glob("*/*.label")))
+
+
 def read(path: Path) -> list[LabelledText]:
-    """The summaries of one system's folder, or of every such folder in a folder; ``\\'`` is read as ``'``.
+    """Read the summaries of a system's folder, or of every such folder in a folder. ``\\'`` is read as ``'``.
 
     Raises:
-        LabelledDataError: a file is missing, the files have different numbers of lines, or a summary has not one
-            label for each of its words.
+        LabelledDataError: a file is missing, the files have different numbers of lines, or the labels of a summary do
+            not match its words.
     """
     labels = sorted([*path.glob("*.label"), *path.glob("*/*.label")])
     if not labels:
@@ -52,7 +57,7 @@ def _system(labels: Path) -> list[LabelledText]:
 
 
 def _spans(text: str, labels: list[str], where: str) -> tuple[LabelledSpan, ...]:
-    """One span for each run of words that are labelled 1."""
+    """One span for each run of words labelled 1."""
     words = text.split()
     if len(words) != len(labels) or set(labels) - {"0", "1"}:
         raise LabelledDataError(f"{where}: {len(words)} words need as many labels 0 or 1, found {len(labels)}.")

@@ -1,25 +1,28 @@
-"""The registry of decoding methods. A further method is one new file here and one line below."""
+"""The decoding methods: one file each, named after the method (``cocoa-sig`` is ``cocoa_sig.py``).
+
+To add a method, write its file here and add its name to :data:`~cocoa_engine.config.MethodName`.
+"""
 
 from __future__ import annotations
 
-from cocoa_engine.methods.base import ContrastingMethod, DecodingMethod
-from cocoa_engine.methods.cocoa import Cocoa
-from cocoa_engine.methods.cocoa_sig import CocoaSig
-from cocoa_engine.methods.decore import Decore
-from cocoa_engine.methods.diver import Diver
-from cocoa_engine.methods.dola import Dola
-from cocoa_engine.methods.greedy import Greedy
+from importlib import import_module
+from typing import get_args
 
-METHODS: dict[str, DecodingMethod] = {
-    method.name: method
-    for method in (
-        Greedy(),
-        Cocoa(),
-        CocoaSig(),
-        Dola(),
-        Decore(),
-        Diver(),
+from cocoa_engine.config import MethodName
+from cocoa_engine.methods.base import ContrastingMethod, DecodingMethod
+
+
+def _load(name: MethodName) -> DecodingMethod:
+    """The method that the file of this name defines."""
+    module = import_module(f"{__name__}.{name.replace('-', '_')}")
+    (method,) = (
+        found
+        for found in vars(module).values()
+        if isinstance(found, type) and issubclass(found, DecodingMethod) and found.__module__ == module.__name__
     )
-}
+    return method()
+
+
+METHODS: dict[str, DecodingMethod] = {name: _load(name) for name in get_args(MethodName)}
 
 __all__ = ["METHODS", "ContrastingMethod", "DecodingMethod"]

@@ -1,11 +1,11 @@
-"""What a decoding method is."""
+"""The base classes of decoding methods."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-if TYPE_CHECKING:  # settings are read without loading torch
+if TYPE_CHECKING:  # settings can be imported without torch
     from torch import Tensor
 
     from cocoa_engine.config import CocoaConfig
@@ -13,13 +13,13 @@ if TYPE_CHECKING:  # settings are read without loading torch
 
 
 class DecodingMethod(ABC):
-    """One way to rank candidate spans.
+    """A rule that ranks candidate spans.
 
     Attributes:
-        name: the name a user gives as ``CocoaConfig(method=...)``.
-        branches: whether a risk point is branched at all; a method that does not takes the best token.
-        reads_back: whether candidates are ranked by how well the prompt follows from them, too.
-        repetition_penalty: the one of its paper, for open generation; none is the model's own.
+        name: the name in ``CocoaConfig(method=...)``.
+        branches: whether risk points are branched. Otherwise the best token is taken.
+        reads_back: whether the score also includes how well the prompt follows from a candidate.
+        repetition_penalty: the default repetition penalty. None uses the model's own.
     """
 
     name: ClassVar[str]
@@ -29,10 +29,16 @@ class DecodingMethod(ABC):
 
     @abstractmethod
     def score(self, log_prob: float, mlds: float, alpha: float) -> float:
-        """Score of a span, higher is better; ``log_prob`` is log p_S in nats, ``mlds`` the chosen metric."""
+        """The score of a span, higher is better.
+
+        Args:
+            log_prob: log p_S in nats.
+            mlds: the span's MLDS by the configured metric.
+            alpha: the weight of the penalty.
+        """
 
     def early_layers(self, config: CocoaConfig, model: LanguageModel) -> tuple[int, ...]:
-        """The layers whose states it wants as logits, as indices of ``hidden_states``.
+        """The layers whose logits the method needs, as indices of ``hidden_states``.
 
         Raises:
             ConfigError: the settings name a layer that the model does not have.
@@ -40,19 +46,19 @@ class DecodingMethod(ABC):
         return ()
 
     def masked_heads(self, config: CocoaConfig, model: LanguageModel) -> tuple[tuple[int, int], ...]:
-        """The (layer, head) pairs without which it wants the model's logits, too.
+        """The (layer, head) pairs to mask in a second pass, if the method also needs the logits of a masked model.
 
         Raises:
             ConfigError: the settings do not fit the model's heads.
-            UnsupportedModelError: the model has no heads.
+            UnsupportedModelError: the model has no attention heads.
         """
         return ()
 
 
 class ContrastingMethod(DecodingMethod):
-    """One that takes each token by the model's distribution against another, weaker one of the same model.
+    """A method that contrasts the model's distribution with weaker distributions of the same model.
 
-    A span's score is then the sum (or mean) of its tokens' contrasts; log p_S stays the model's own.
+    The score of a span is the sum (or mean) of its tokens' contrasts. log p_S remains the model's own.
     """
 
     branches = False
@@ -62,17 +68,18 @@ class ContrastingMethod(DecodingMethod):
         """The contrast of every token, higher is better.
 
         Args:
-            logits: ``[W, V]`` float32, the model's.
-            others: ``[K, W, V]`` float32, those it is held against.
+            logits: the model's logits, ``[W, V]`` float32.
+            others: the logits to contrast with, ``[K, W, V]`` float32.
+            config: the settings.
 
         Returns:
             ``[W, V]`` float32.
         """
 
     def plausible(self, logits: Tensor, config: CocoaConfig) -> Tensor | None:
-        """``[W, V]``, which tokens may be taken in generation; none is all."""
+        """Which tokens may be generated, ``[W, V]`` bool. None allows all tokens."""
         return None
 
     def score(self, log_prob: float, mlds: float, alpha: float) -> float:
-        """log p_S: what is left where nothing was contrasted."""
+        """log p_S, the score of a span without contrasts."""
         return log_prob

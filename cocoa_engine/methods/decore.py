@@ -1,4 +1,4 @@
-"""DeCoRe-entropy, "Decoding by Contrasting Retrieval Heads" (Gema et al., 2024): the model against itself, masked."""
+"""DeCoRe-entropy, "Decoding by Contrasting Retrieval Heads" (Gema et al., 2024): contrast with a masked model."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 class Decore(ContrastingMethod):
     """contrast = log softmax((1 + a) log p - a log p_masked), with a the entropy of p in nats.
 
-    The authors normalise in multiple choice only. No token is taken otherwise for it, unless a logits processor reads
-    more than the order of the scores, as a repetition penalty does: it finds log-probabilities here.
+    The authors normalise in multiple choice only. Normalising does not change which token is best. It matters only for
+    logits processors that read more than the order of scores, such as a repetition penalty: they get log-probabilities.
 
-    p_masked is the same model with its retrieval heads masked: their query is zero, so that they attend uniformly. From
-    the prompt's last token on the masked model has keys and values of its own; the prompt is read once, unmasked.
+    p_masked is the same model with its retrieval heads masked: their query is zero, so that they attend uniformly. The
+    prompt is prefilled once, unmasked. From its last token on, the masked model has its own keys and values.
     """
 
     name = "decore"

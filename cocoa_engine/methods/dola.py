@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class Dola(ContrastingMethod):
     """contrast(w) = log p_N(w) - log p_l(w), where p_l = softmax(lm_head(h[l])), without the final norm.
 
-    Layer l is, at every token, the candidate layer whose p_l is farthest from p_N by the Jensen-Shannon divergence
+    At each token, layer l is the candidate layer whose p_l is farthest from p_N by the Jensen-Shannon divergence
     1/2 KL(M || p_N) + 1/2 KL(M || p_l), M = (p_N + p_l) / 2, with the arguments in the order of the authors' code. Only
-    tokens with p_N(w) >= 0.1 max p_N are taken. The repetition penalty of open generation comes after the contrast.
+    tokens with p_N(w) >= 0.1 max p_N are allowed. The repetition penalty is applied after the contrast.
     """
 
     name = "dola"
@@ -38,7 +38,7 @@ class Dola(ContrastingMethod):
         p, q = final.exp(), early.exp()
         middle = (p + q) / 2
         log_middle = middle.log()
-        # 0 * log 0 is 0, also where both have nothing
+        # 0 * log 0 is 0, also where both probabilities are 0
         divergence = (middle * (2 * log_middle - final - early)).nan_to_num(0.0).sum(-1) / 2  # [K, W]
         chosen = divergence.argmax(0)  # [W]
         rows = chosen[None, :, None].expand(1, *logits.shape)
@@ -46,22 +46,24 @@ class Dola(ContrastingMethod):
 
     def plausible(self, logits: Tensor, config: CocoaConfig) -> Tensor:
         below = log(config.dola_relative_top) if config.dola_relative_top > 0 else -inf
-        return logits >= logits.amax(-1, keepdim=True) + below  # log p less a constant
+        return logits >= logits.amax(-1, keepdim=True) + below  # logits are log p plus a constant
 
 
 def early_layers(asked: str, num_layers: int, tied_embeddings: bool) -> tuple[int, ...]:
     """The candidate layers, as indices of ``hidden_states``.
 
     Args:
-        asked: ``"high"``, ``"low"`` or layers, as in ``"16,18,20"``.
+        asked: ``"high"``, ``"low"`` or layers such as ``"16,18,20"``.
+        num_layers: the number of layers of the model.
+        tied_embeddings: whether the model's input and output embeddings are tied.
 
     Raises:
-        ValueError: a layer the model does not have.
+        ValueError: the model does not have a layer.
     """
     if asked == "high":
         return tuple(range(num_layers // 2 if num_layers <= 40 else num_layers - 20, num_layers, 2))
     if asked == "low":
-        # tied embeddings predict the token itself from layer 0
+        # with tied embeddings, layer 0 predicts the input token itself
         first = 2 if tied_embeddings else 0
         return tuple(range(first, num_layers // 2 if num_layers <= 40 else 20, 2)) or (first,)
     layers = tuple(sorted({int(layer) for layer in asked.split(",")}))

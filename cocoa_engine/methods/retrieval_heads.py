@@ -1,4 +1,4 @@
-"""Retrieval heads: the attention heads that copy from the context, best first; kept as a small JSON file."""
+"""Retrieval heads, the attention heads that copy from the context, read from a JSON file."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import explain
 
 _EMBEDDED = Path(__file__).parent / "embedded_heads.json"
-"""The embedded model's, by `cocoa heads`; models fine-tuned from it have the same shape and much the same heads."""
+"""The embedded model's heads, found by `cocoa heads`. Models fine-tuned from it have similar heads."""
 
-MOST_MASKED = 50
-"""The number of heads that DeCoRe's paper masks in models of about 1,000."""
+MAX_MASKED = 50
+"""The number of heads that DeCoRe's paper masks in models with about 1,000 heads."""
 
 
 class ScoredHead(BaseModel):
-    """One head, both numbers from 0."""
+    """A head and its score. Layers and heads are counted from 0."""
 
     model_config = ConfigDict(frozen=True)
 
     layer: int = Field(ge=0)
     head: int = Field(ge=0)
-    score: float = Field(ge=0, le=1, description="Mean share of a needle's tokens that it copied.")
+    score: float = Field(ge=0, le=1, description="Mean share of a needle's tokens that the head copied.")
 
 
 class RetrievalHeads(BaseModel):
-    """The heads of a model, by falling score.
+    """The heads of a model, ordered by decreasing score.
 
     Attributes:
-        num_layers, num_heads: of the model they were found in.
-        samples: needles that were found again, over which the scores are means.
+        model_name: the model.
+        num_layers, num_heads: its number of layers, and of heads per layer.
+        samples: the number of recalled needles, over which scores are averaged.
+        heads: the scored heads.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -46,13 +48,13 @@ class RetrievalHeads(BaseModel):
     @model_validator(mode="after")
     def _heads_of_the_model(self) -> RetrievalHeads:
         if any(head.layer >= self.num_layers or head.head >= self.num_heads for head in self.heads):
-            raise ValueError(f"a head beyond the {self.num_layers} layers of {self.num_heads} heads")
+            raise ValueError(f"a head is outside the {self.num_layers} layers of {self.num_heads} heads")
         return self
 
     def best(self, count: int | None) -> tuple[tuple[int, int], ...]:
-        """The (layer, head) pairs of the best ``count``; by default 50, at most 1 in 20 as in the paper."""
+        """The (layer, head) pairs of the best ``count`` heads. Default: 50, but at most 1 in 20 as in the paper."""
         if count is None:
-            count = min(MOST_MASKED, max(1, self.num_layers * self.num_heads // 20))
+            count = min(MAX_MASKED, max(1, self.num_layers * self.num_heads // 20))
         return tuple((head.layer, head.head) for head in self.heads[:count])
 
 
@@ -60,18 +62,20 @@ def masked_heads(path: str | None, count: int | None, num_layers: int, num_heads
     """The heads that DeCoRe masks.
 
     Args:
-        path: a file of `cocoa heads`; none is the embedded model's, for models of its shape.
+        path: a file written by `cocoa heads`. None uses the embedded model's heads, for models of its shape.
+        count: the number of heads. None uses the default of :meth:`RetrievalHeads.best`.
+        num_layers, num_heads: the shape of the model.
 
     Raises:
-        ConfigError: there is no such file, it is not one of heads, or its heads are another model's.
+        ConfigError: the file cannot be read, is not a file of heads, or is for a model of another shape.
     """
     if path is None:
         embedded = _read(_EMBEDDED, 0)
         if (embedded.num_layers, embedded.num_heads) == (num_layers, num_heads):
             return embedded.best(count)
         raise ConfigError(
-            'method="decore" masks the model\'s retrieval heads, which have to be known: find them once with '
-            "`cocoa heads NAME --out heads.json`, and give the file as decore_heads."
+            'method="decore" needs the model\'s retrieval heads. Find them once with '
+            "`cocoa heads NAME --out heads.json`, and pass the file as decore_heads."
         )
     file = Path(path)
     try:
@@ -79,11 +83,11 @@ def masked_heads(path: str | None, count: int | None, num_layers: int, num_heads
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"decore_heads: {path} cannot be read ({error}); `cocoa heads` writes it.") from None
     except ValidationError as error:
-        raise ConfigError(f"decore_heads: {path} is no file of `cocoa heads`: {explain(error)}") from None
+        raise ConfigError(f"decore_heads: {path} is not a file of `cocoa heads`: {explain(error)}") from None
     if (found.num_layers, found.num_heads) != (num_layers, num_heads):
         raise ConfigError(
-            f"decore_heads: {path} is of {found.model_name}, with {found.num_layers} layers of {found.num_heads} "
-            f"heads; this model has {num_layers} of {num_heads}. Run `cocoa heads` on this one."
+            f"decore_heads: {path} is for {found.model_name}, with {found.num_layers} layers of {found.num_heads} "
+            f"heads; this model has {num_layers} of {num_heads}. Run `cocoa heads` on this model."
         )
     return found.best(count)
 

@@ -6,19 +6,19 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 
-# words; but each character of a script that is written without spaces, and each sign, by itself
+# words; in scripts that are written without spaces, and for punctuation, each character by itself
 _WORD = re.compile(r"[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]|[^\W\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]+|[^\w\s]")
 
 Range = tuple[int, int]
 
 
 def differences(texts: Sequence[str]) -> list[list[Range]]:
-    """Of each text, the ranges of characters that differ: of the first what another lacks, of those what it lacks.
+    """The ranges of characters in which texts differ.
 
-    White space alone is no difference.
+    The first text is compared with each of the others. White space alone is no difference.
 
     Returns:
-        For each text the ranges (start, end), in order; neighbouring words are one range.
+        For each text, its ranges (start, end) in order. Neighbouring words form one range.
     """
     words = [list(_WORD.finditer(text)) for text in texts]
     differing: list[set[int]] = [set() for _ in texts]
@@ -43,9 +43,17 @@ def _ranges(words: Sequence[re.Match[str]], marked: set[int]) -> list[Range]:
 
 
 def cut(text: str, start: int, ranges: Iterable[Range]) -> list[tuple[str, bool]]:
-    """A piece of a text that begins at ``start``, cut where differences begin and end: parts, and whether they differ.
+    """Cut a piece of a text where differences begin and end.
 
-    White space at the end of a difference belongs to what follows.
+    White space at the end of a difference belongs to the part after it.
+
+    Args:
+        text: the piece.
+        start: its offset in the whole text.
+        ranges: the differences, as offsets in the whole text.
+
+    Returns:
+        The parts, each with whether it differs.
     """
     parts: list[tuple[str, bool]] = []
     at = 0

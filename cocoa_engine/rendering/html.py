@@ -1,7 +1,8 @@
-"""Answers as HTML: for notebooks, reports and the web. Nothing in it is fetched, and it holds no script.
+"""Answers as HTML, for notebooks, reports and the web. The HTML has no script and fetches nothing.
 
-Every span is shaded and underlined by its risk; pointing at it or tabbing to it shows its figures and what competed.
-Text of a model is escaped, its control characters are shown, and its direction is its own.
+Every span is shaded and underlined by its risk. Hovering over a span, or focusing it with Tab, shows its scores and the
+candidates that competed. Text from the model is escaped, its control characters are made visible, and its writing
+direction is kept apart from the page's.
 """
 
 from __future__ import annotations
@@ -14,22 +15,24 @@ from html import escape
 from importlib.resources import files
 
 from cocoa_engine.rendering.differences import Range, cut, differences
+from cocoa_engine.rendering.inputs import Answer
 from cocoa_engine.rendering.scale import RiskScale
-from cocoa_engine.rendering.words import (
+from cocoa_engine.rendering.wording import (
+    CANDIDATE_COLUMNS,
     REACHED,
+    answer_names,
     any_reached,
-    edges,
-    figures,
-    kind_words,
-    names,
-    risk_words,
+    candidate_values,
+    describe_answer,
+    describe_choice,
+    describe_kind,
+    describe_risk,
+    describe_scale,
     safe,
-    scale_words,
-    summary_words,
-    taken,
+    split_whitespace,
+    statistics,
     visible,
 )
-from cocoa_engine.results import Generation
 from cocoa_engine.spans import Candidate, Span
 
 _PAGE = """<!DOCTYPE html>
@@ -49,42 +52,40 @@ _PAGE = """<!DOCTYPE html>
 """
 
 
-def document(generations: Sequence[Generation], *, title: str | None = None) -> str:
-    """A whole page of :func:`fragment`."""
-    return _PAGE.format(
-        title=escape(title or "Where this answer may be wrong"), body=fragment(generations, title=title)
-    )
+def document(answers: Sequence[Answer], *, title: str | None = None) -> str:
+    """A complete page with :func:`fragment` as its body."""
+    return _PAGE.format(title=escape(title or "Where this answer may be wrong"), body=fragment(answers, title=title))
 
 
-def fragment(generations: Sequence[Generation], *, title: str | None = None) -> str:
-    """One answer, or several side by side with their differences marked, as HTML that can stand in any page.
+def fragment(answers: Sequence[Answer], *, title: str | None = None) -> str:
+    """One answer, or several side by side with their differences marked, as HTML that can be put into any page.
 
     Args:
-        generations: at least one; levels of risk are on one scale for all.
-        title: what to put above it, such as the question.
+        answers: at least one. All of them share one scale of risk.
+        title: a heading, such as the question.
     """
-    scale = RiskScale.of(span for one in generations for span in one.spans)
-    several = len(generations) > 1
-    differing = differences([one.text for one in generations])
+    scale = RiskScale.of(span for one in answers for span in one.spans)
+    several = len(answers) > 1
+    differing = differences([one.text for one in answers])
     parts = ["<style>", _style(), "</style>"]
     if title is not None:
         parts.append(f'<p class="cocoa-prompt" dir="auto">{_text(title)}</p>')
     parts.append(f'<div class="cocoa-columns{" cocoa-many" if several else ""}">')
-    for number, (one, name, ranges) in enumerate(zip(generations, names(generations), differing, strict=True)):
+    for number, (one, name, ranges) in enumerate(zip(answers, answer_names(answers), differing, strict=True)):
         parts.append('<div class="cocoa-answer">')
         if several:
             parts.append(f'<p class="cocoa-name">{_text(name)}</p>')
         parts += [_answer(one, ranges, scale, number), "</div>"]
     parts.append("</div>")
-    if several and len({one.text for one in generations}) == 1:
+    if several and len({one.text for one in answers}) == 1:
         parts.append("<p><strong>The answers are the same.</strong></p>")
-    parts.append(_about(generations, scale))
+    parts.append(_about(answers, scale))
     return '<div class="cocoa-risk">' + "\n".join(parts) + "\n</div>"
 
 
 @cache
 def _style() -> str:
-    """The style sheet, without its comments and indentation: a notebook keeps a copy with every answer."""
+    """The style sheet without comments and indentation, since a notebook stores a copy with every answer."""
     css = files(__package__).joinpath("risk.css").read_text(encoding="utf-8")
     return re.sub(r"\s+", " ", re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL)).strip()
 
@@ -93,26 +94,27 @@ def _text(text: str) -> str:
     return escape(safe(text))
 
 
-def _answer(generation: Generation, differing: Sequence[Range], scale: RiskScale, number: int) -> str:
+def _answer(answer: Answer, differing: Sequence[Range], scale: RiskScale, number: int) -> str:
     """The text, with the card of each span right after it."""
-    # the same answer has the same names in every run, so that a saved notebook changes only if its answer does
-    name = f"cocoa-{sha256(f'{number} {generation.model_dump_json()}'.encode()).hexdigest()[:10]}"
+    # ids are derived from the answer, so that a saved notebook changes only if its answer does
+    name = f"cocoa-{sha256(f'{number} {answer.model_dump_json()}'.encode()).hexdigest()[:10]}"
     parts = ['<div class="cocoa-text" dir="auto">']
-    for place, span in enumerate(generation.spans, start=1):
-        parts.append(_span(span, generation, differing, scale.level(span.risk), f"{name}-{place}"))
+    for number_of_span, span in enumerate(answer.spans, start=1):
+        parts.append(_span(span, answer, differing, scale.level(span.risk), f"{name}-{number_of_span}"))
     parts.append("</div>")
     return "".join(parts)
 
 
-def _span(span: Span, generation: Generation, differing: Sequence[Range], level: int, name: str) -> str:
-    before, core, after = edges(span.text)
+def _span(span: Span, answer: Answer, differing: Sequence[Range], level: int, name: str) -> str:
+    before, core, after = split_whitespace(span.text)
     if not core and not span.candidates and not span.reaches_max_risk:
         return _text(span.text)
     words = "".join(
         f'<span class="cocoa-differs">{_text(part)}</span>' if differs else _text(part)
         for part, differs in cut(core, span.start + len(before), differing)
     )
-    # of what competed or reached max_risk and has no text, the style sheet draws a sign, which is not copied
+    # a span that competed or reached max_risk but has no visible text gets a sign from the style sheet, so that
+    # copying the answer does not copy the sign
     blank = "" if core else " cocoa-line" if "\n" in span.text else " cocoa-space" if span.text else " cocoa-end"
     reached = " cocoa-reached" if span.reaches_max_risk else ""
     if not core:
@@ -121,18 +123,18 @@ def _span(span: Span, generation: Generation, differing: Sequence[Range], level:
         f'{_text(before)}<span class="cocoa-span cocoa-level-{level}{blank}{reached}" id="{name}" tabindex="0" '
         f'aria-describedby="{name}-card" style="anchor-name:--{name}">{words}</span>'
         f'<div class="cocoa-card" id="{name}-card" role="tooltip" dir="ltr" hidden style="position-anchor:--{name}">'
-        f"{_card(span, generation, level)}</div>{_text(after)}"
+        f"{_card(span, answer, level)}</div>{_text(after)}"
     )
 
 
-def _card(span: Span, generation: Generation, level: int) -> str:
+def _card(span: Span, answer: Answer, level: int) -> str:
     rows = "".join(
         f'<div title="{escape(meaning)}"><dt>{escape(name)}</dt><dd>{value}</dd></div>'
-        for name, value, meaning in figures(span, generation.config)
+        for name, value, meaning in statistics(span, answer.config)
     )
     reached = f"; {REACHED}" if span.reaches_max_risk else ""
     return (
-        f'<p><bdi class="cocoa-quote">{escape(visible(span.text))}</bdi>: {kind_words(span)}; '
+        f'<p><bdi class="cocoa-quote">{escape(visible(span.text))}</bdi>: {describe_kind(span)}; '
         f"risk level {level} of 0 to 3{reached}</p>"
         f'<dl class="cocoa-figures">{rows}</dl>{_candidates(span)}'
     )
@@ -142,39 +144,33 @@ def _candidates(span: Span) -> str:
     if not span.candidates:
         return ""
     rows = "".join(_candidate(one, index == span.chosen) for index, one in enumerate(span.candidates))
-    heads = "".join(
-        f'<th scope="col">{name}</th>' for name in ("candidate", "log p", "ConMLDS", "fMLDS", "score", "taken")
-    )
+    heads = "".join(f'<th scope="col">{name}</th>' for name in ("candidate", *CANDIDATE_COLUMNS, "taken"))
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
 
 
 def _candidate(candidate: Candidate, kept: bool) -> str:
-    numbers = (
-        f"{candidate.log_prob:.2f}",
-        f"{candidate.con_mlds:.3f}",
-        f"{candidate.f_mlds:.3f}",
-        f"{candidate.score:.2f}",
-        taken(candidate, kept),
-    )
-    cells = "".join(f"<td>{number}</td>" for number in numbers)
+    values = (*candidate_values(candidate), describe_choice(candidate, kept))
+    cells = "".join(f"<td>{value}</td>" for value in values)
     text = f'<th scope="row"><bdi class="cocoa-clip">{escape(visible(candidate.text))}</bdi></th>'
     return f'<tr class="cocoa-kept">{text}{cells}</tr>' if kept else f"<tr>{text}{cells}</tr>"
 
 
-def _about(generations: Sequence[Generation], scale: RiskScale) -> str:
-    """The legend, and what each answer is."""
-    parts = ['<div class="cocoa-about">', f"<p>{escape(scale_words(generations, scale))}</p>"]
+def _about(answers: Sequence[Answer], scale: RiskScale) -> str:
+    """The legend, and a summary of each answer."""
+    parts = ['<div class="cocoa-about">', f"<p>{escape(describe_scale(answers, scale))}</p>"]
     signs = [
         f'<li>{level} <span class="cocoa-level-{level}">{one}</span></li>' for level, one in enumerate(scale.ranges)
     ]
-    if any_reached(generations):
+    if any_reached(answers):
         signs.append(f'<li><span class="cocoa-reached">{REACHED}</span></li>')
     if signs:
         parts.append(f'<ul class="cocoa-legend">{"".join(signs)}</ul>')
-    for one in generations:
+    for one in answers:
         model = f" Model: {_text(one.model_name)}." if one.model_name else ""
-        parts.append(f"<p>{_text(summary_words(one).removesuffix('.'))}; {risk_words(one)}.{model}</p>")
-    if len(generations) > 1:
+        parts.append(f"<p>{_text(describe_answer(one).removesuffix('.'))}; {describe_risk(one)}.{model}</p>")
+    if len(answers) > 1:
         parts.append('<p>Words that another answer lacks are <span class="cocoa-differs">marked</span>.</p>')
-    parts.append("<p>Point at a part of the text, or tab to it, for its figures and what competed there.</p></div>")
+    parts.append(
+        "<p>Hover over a span, or focus it with Tab, to see its scores and the candidates it competed with.</p></div>"
+    )
     return "".join(parts)

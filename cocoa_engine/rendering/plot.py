@@ -1,35 +1,36 @@
-"""Figures, by matplotlib's objects alone: no global state of it is touched, and no back end chosen."""
+"""Plots with matplotlib's object interface. They touch no global state and choose no back end."""
 
 from __future__ import annotations
 
 import io
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cocoa_engine.optional import need
+from cocoa_engine.rendering.inputs import Answer, LayerDisagreement, Reliability
 from cocoa_engine.rendering.scale import RiskScale
-from cocoa_engine.rendering.words import METRIC_NAMES, REACHED, visible
-from cocoa_engine.results import Generation, LayerCurve
+from cocoa_engine.rendering.wording import METRIC_NAMES, REACHED, visible
 from cocoa_engine.spans import Span
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from cocoa_engine.calibration.calibrator import Validation
-
 COLORS = ("#c9ccd4", "#ffdf7e", "#f2a03d", "#c0392b")
-LABEL = 36  # characters
+LABEL_LENGTH = 36  # characters
 
 
-def mlds_along(generation: Generation) -> Figure:
-    """fMLDS and ConMLDS of every span that can be seen, in the order of the text; the metric at risk is coloured."""
-    spans = [span for span in generation.spans if span.text.strip()]
+def mlds_by_span(answer: Answer) -> Figure:
+    """A bar for the fMLDS and the ConMLDS of every visible span, in the order of the text.
+
+    Bars of the configured metric are coloured by the level of risk.
+    """
+    spans = [span for span in answer.spans if span.text.strip()]
     scale = RiskScale.of(spans)
     figure = _figure(9, 0.26 * max(len(spans), 1) + 1.3)
     axes = figure.subplots(1, 2, sharey=True)
     for panel, name in zip(axes, METRIC_NAMES, strict=True):
-        at_risk = name == generation.config.metric
-        levels = [scale.level(span.risk) if at_risk else 0 for span in spans]
+        is_risk = name == answer.config.metric
+        levels = [scale.level(span.risk) if is_risk else 0 for span in spans]
         panel.barh(
             range(len(spans)),
             [getattr(span, name) for span in spans],
@@ -37,17 +38,17 @@ def mlds_along(generation: Generation) -> Figure:
             edgecolor="#555555",
             linewidth=[1.5 if span.candidates else 0.3 for span in spans],
         )
-        panel.set_xlabel(METRIC_NAMES[name] + (" (colour: level of risk)" if at_risk else ""))
+        panel.set_xlabel(METRIC_NAMES[name] + (" (colour: level of risk)" if is_risk else ""))
         panel.grid(axis="x", alpha=0.3)
         panel.set_axisbelow(True)
     axes[0].set_yticks(range(len(spans)), [_span_label(span) for span in spans], parse_math=False)
     axes[0].set_ylim(max(len(spans), 1) - 0.5, -0.5)
-    figure.suptitle(f"{generation.config.method}: disagreement along the text (bold edge: a risk point)", fontsize=10)
+    figure.suptitle(f"{answer.config.method}: disagreement along the text (bold edge: a risk point)", fontsize=10)
     return figure
 
 
-def layer_curve(curve: LayerCurve) -> Figure:
-    """dis(j, j + 1) and dis(j, L) over the layers j, with the middle window shaded and both MLDS in figures."""
+def layer_curve(curve: LayerDisagreement) -> Figure:
+    """dis(j, j + 1) and dis(j, L) over the layers j. The middle window is shaded, with the MLDS in the legend."""
     m, n = curve.middle_layers
     figure = _figure(7, 4.2)
     axes = figure.subplots(2, 1, sharex=True)
@@ -67,18 +68,20 @@ def layer_curve(curve: LayerCurve) -> Figure:
     return figure
 
 
-def reliability_curve(found: Validation, unit: str) -> Figure:
-    """The share of hallucinated items against their mean risk, bin by bin; on the diagonal a risk is a probability."""
+def reliability_curve(validation: Reliability, unit: str) -> Figure:
+    """The share of hallucinated items against their mean risk, for each bin. A calibrated risk is on the diagonal."""
     figure = _figure(4.6, 4.6)
     axes = figure.subplots()
-    axes.plot([0, 1], [0, 1], ":", color="#555555", label="a probability")
-    risks = [one.mean_risk for one in found.reliability]
-    shares = [one.share_hallucinated for one in found.reliability]
-    sizes = [one.items for one in found.reliability]
+    axes.plot([0, 1], [0, 1], ":", color="#555555", label="perfectly calibrated")
+    risks = [one.mean_risk for one in validation.reliability]
+    shares = [one.share_hallucinated for one in validation.reliability]
+    sizes = [one.items for one in validation.reliability]
     least, most = min(sizes), max(sizes)
     each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
     axes.plot(risks, shares, "o-", color="#2c5f9e", label=f"{each} {unit}s each")
-    axes.axhline(found.hallucinated / found.items, color="#f2a03d", linestyle="--", linewidth=1, label="base rate")
+    axes.axhline(
+        validation.hallucinated / validation.items, color="#f2a03d", linestyle="--", linewidth=1, label="base rate"
+    )
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.set_aspect("equal")
@@ -86,10 +89,10 @@ def reliability_curve(found: Validation, unit: str) -> Figure:
     axes.set_xlabel(f"mean risk of the {unit}s")
     axes.set_ylabel("share that is hallucinated")
     axes.legend(fontsize=8)
-    source = found.division or "fitted on other prompts"
+    source = validation.division or "fitted on other prompts"
     axes.set_title(
-        f"{found.items:,} {unit}s of {found.prompts:,} prompts, {source}\n"
-        f"ECE {found.ece:.3f}, Brier {found.brier:.3f} (base rate {found.brier_of_base_rate:.3f})",
+        f"{validation.items:,} {unit}s of {validation.prompts:,} prompts, {source}\n"
+        f"ECE {validation.ece:.3f}, Brier {validation.brier:.3f} (base rate {validation.brier_of_base_rate:.3f})",
         fontsize=9,
     )
     return figure
@@ -100,11 +103,11 @@ def _span_label(span: Span) -> str:
 
 
 def _label(text: str) -> str:
-    return textwrap.shorten(visible(text.strip()), LABEL, placeholder=" …") or visible(text)[:LABEL]
+    return textwrap.shorten(visible(text.strip()), LABEL_LENGTH, placeholder=" …") or visible(text)[:LABEL_LENGTH]
 
 
 def _figure(width: float, height: float) -> Figure:
-    """A figure that notebooks show by themselves, whether or not pyplot was ever imported."""
+    """A figure that notebooks display even if pyplot was never imported."""
     need("matplotlib", extra="bench", what="drawing a figure")
     from matplotlib.figure import Figure
 
@@ -114,5 +117,4 @@ def _figure(width: float, height: float) -> Figure:
             self.savefig(buffer, format="png", dpi=120)
             return buffer.getvalue()
 
-    options: dict[str, Any] = {"figsize": (width, height), "layout": "constrained"}
-    return ShownFigure(**options)
+    return ShownFigure(figsize=(width, height), layout="constrained")

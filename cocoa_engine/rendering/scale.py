@@ -1,4 +1,4 @@
-"""The levels of risk that every form of drawing shares."""
+"""The levels of risk that every rendering shares."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from itertools import pairwise
 from cocoa_engine.spans import Span
 
 LEVELS = 4
-SHOWN = 0.001  # figures are shown to three decimals: below that, risks differ by rounding alone
-NARROWEST = 0.02  # a relative scale: the riskiest of spans that are nearly alike is not painted as if it stood out
+SMALLEST_SHOWN = 0.001  # risks are shown to three decimals: smaller differences cannot be seen in the legend
+NARROWEST = 0.02  # of a relative scale, so that the riskiest of nearly equal spans is not painted as an outlier
 
 
 @dataclass(frozen=True)
 class RiskScale:
-    """Which level of risk, 0 to 3, a span's figure is shown at.
+    """Maps a span's risk to the level, 0 to 3, that it is drawn at.
 
     Attributes:
-        low, high: the range that is divided into four equal steps.
-        calibrated: whether the range is the absolute [0, 1] of a calibrated risk, or that of the texts themselves.
+        low, high: the range, divided into four equal steps.
+        calibrated: whether the range is the absolute [0, 1] of a calibrated risk, or relative to the texts.
     """
 
     low: float
@@ -28,37 +28,37 @@ class RiskScale:
 
     @classmethod
     def of(cls, spans: Iterable[Span]) -> RiskScale:
-        """Absolute if every span's risk is calibrated, else from the lowest to the highest of those that can be seen.
+        """The scale of some spans: absolute if every risk is calibrated, otherwise relative.
 
-        A relative range that is too small to matter is widened to :data:`NARROWEST`, or left empty.
-
-        Raw MLDS has no absolute scale: some models put every span near 0.9.
+        A relative scale reaches from the lowest to the highest risk of the visible spans, because raw MLDS has no
+        absolute scale: some models put every span near 0.9. A range that is too small to matter is widened to
+        :data:`NARROWEST`, or left empty.
         """
         spans = [span for span in spans if span.text.strip()]
         if spans and all(span.calibrated for span in spans):
             return cls(0.0, 1.0, True)
         risks = [span.risk for span in spans] or [0.0]
         low, high = min(risks), max(risks)
-        return cls(low, high if high - low < SHOWN else max(high, low + NARROWEST), False)
+        return cls(low, high if high - low < SMALLEST_SHOWN else max(high, low + NARROWEST), False)
 
     @property
     def empty(self) -> bool:
-        """Whether the range is too small to be seen in its figures."""
-        return self.high - self.low < SHOWN
+        """Whether the range is too small to be divided into levels."""
+        return self.high - self.low < SMALLEST_SHOWN
 
     @property
     def bounds(self) -> list[float]:
-        """The five ends of the four levels."""
+        """The five bounds of the four levels."""
         step = (self.high - self.low) / LEVELS
         return [self.low + step * level for level in range(LEVELS + 1)]
 
     @property
     def ranges(self) -> list[str]:
-        """The four levels in figures; none if the range is empty."""
+        """The range of each level as text; no ranges if the scale is empty."""
         if self.empty:
             return []
         return [f"{low:.3f}–{high:.3f}" for low, high in pairwise(self.bounds)]
 
     def level(self, risk: float) -> int:
-        """The level of a risk; 0 for every risk if the range is empty."""
+        """The level of a risk; always 0 if the scale is empty."""
         return 0 if self.empty else sum(risk >= bound for bound in self.bounds[1:-1])

@@ -1,1 +1,1 @@
-"""What measures over many prompts: signal study, fitting of calibrators, alpha, retrieval heads, timing."""
+"""Measurements over many prompts: the signal study, fitting calibrators, alpha, retrieval heads and timing."""

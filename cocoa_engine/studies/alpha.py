@@ -1,9 +1,9 @@
 """The paper's heuristic for alpha (its appendix on the penalty weight): the scale of |log p_S| against that of MLDS.
 
-A sample is decoded with alpha = 1 and (MLDS, |log p_S|) of every candidate span is collected. The paper takes "the
-ratio of MLDS and |log p_S|", in whose neighbourhood the penalty neither overwhelms the fluency nor is negligible beside
-it, and finds 1.125 to 1.768 on its models; it does not say which of the two is divided by which, nor how spans are
-summed up. Here it is |log p_S| / MLDS, the alpha at which CoCoA's penalty is as large as log p_S: a reconstruction.
+Some prompts are decoded with alpha = 1, and (MLDS, |log p_S|) of every candidate span is collected. The paper takes
+alpha near "the ratio of MLDS and |log p_S|", where the penalty neither overwhelms fluency nor is negligible beside it,
+and reports 1.125 to 1.768 on its models. It states neither which of the two is divided by the other nor how spans are
+aggregated. This reconstruction uses |log p_S| / MLDS, the alpha at which CoCoA's penalty is as large as log p_S.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class CandidateScale(NamedTuple):
-    """One candidate span: its MLDS by the configured metric, and |log p_S| in nats."""
+    """A candidate span: its MLDS by the configured metric, and |log p_S| in nats."""
 
     mlds: float
     log_prob: float
@@ -34,9 +34,9 @@ class AlphaRange(NamedTuple):
     """Ratios |log p_S| / MLDS over all candidate spans.
 
     Attributes:
-        low, median, high: their quartiles: the neighbourhood to take alpha from, and its middle.
+        low, median, high: the quartiles of the ratio.
         of_means: the mean |log p_S| divided by the mean MLDS.
-        candidates: how many spans.
+        candidates: the number of candidate spans.
     """
 
     low: float
@@ -57,9 +57,11 @@ def collect(
     """Decode prompts with alpha = 1 and collect every candidate of every risk point.
 
     Args:
+        engine: the engine with the model.
         prompts: texts or token ids.
-        config: everything but alpha.
-        advance: told how many prompts were answered.
+        config: the settings; alpha is replaced.
+        batch_size: prompts decoded together.
+        advance: called with the number of prompts answered since the last call.
     """
     settings = config.replace(alpha=1.0)
     found = []
@@ -78,7 +80,7 @@ def suggest(candidates: Sequence[CandidateScale]) -> AlphaRange:
     """The range of alpha that the candidates suggest.
 
     Raises:
-        CalibrationError: there are none: no prompt led to a risk point.
+        CalibrationError: there are no candidates, because no prompt led to a risk point.
     """
     values = np.array([one for one in candidates if one.mlds > 0], dtype=np.float64)
     if not len(values):
@@ -89,7 +91,7 @@ def suggest(candidates: Sequence[CandidateScale]) -> AlphaRange:
 
 
 def draw(candidates: Sequence[CandidateScale], found: AlphaRange, metric: str, path: Path) -> None:
-    """The paper's scatter plot, with lines of equal ratio at the quartiles.
+    """Draw the paper's scatter plot, with lines of equal ratio at the quartiles.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

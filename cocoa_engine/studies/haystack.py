@@ -1,4 +1,4 @@
-"""Text to hide a sentence in, and sentences to hide. Written for this package."""
+"""Needles and hay for finding retrieval heads: sentences to hide, and text to hide them in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Needle(NamedTuple):
-    """A sentence that fits nowhere, and the question that asks for it."""
+    """A sentence that is unrelated to the text around it, and the question that asks for it."""
 
     text: str
     question: str

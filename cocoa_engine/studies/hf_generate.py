@@ -1,29 +1,36 @@
-"""Hugging Face's own ``generate``, as the rival that the engine is measured against."""
+"""Hugging Face's own ``generate``, the baseline that the engine's speed is compared with."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cocoa_engine.model.generation_config import eos_token_ids
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 
 def generate(
-    model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, **options: Any
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    **options: Any,
 ) -> list[list[int]]:
-    """Answer some prompts in one left-padded batch, without sampling.
+    """Answer prompts in one left-padded batch, without sampling.
 
     Args:
-        model: a ``PreTrainedModel``.
+        model: the model.
         tokenizer: its tokenizer.
-        prompts: token ids of each.
-        max_new_tokens: at most this many for each.
-        **options: further options of ``generate``, such as ``num_beams`` (else 1).
+        prompts: the token ids of each prompt.
+        max_new_tokens: the maximum number of new tokens per prompt.
+        **options: further options of ``generate``, such as ``num_beams`` (default 1).
 
     Returns:
-        The new tokens of each prompt, up to and with its end token.
+        The new tokens of each prompt, up to and including its end token.
     """
     eos = eos_token_ids(model, tokenizer)
     width = max(map(len, prompts))

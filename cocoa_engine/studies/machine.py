@@ -1,4 +1,4 @@
-"""What a measurement ran on, for the record beside the numbers."""
+"""A description of the machine, to store beside a measurement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def describe() -> dict[str, Any]:
-    """Processor, memory, threads and versions."""
+    """Processor, memory, threads and package versions."""
     import psutil
     import torch
 
@@ -29,7 +29,7 @@ def describe() -> dict[str, Any]:
 
 
 def one_line(machine: Mapping[str, Any]) -> str:
-    """The same in a line."""
+    """The description in one line."""
     gpu = f", {machine['gpu']}" if machine["gpu"] else ""
     names = ("python", "torch", "transformers", "cocoa-integrations")
     return (

@@ -1,9 +1,9 @@
-"""Finding a model's retrieval heads: those that look at the very token of a needle that is then copied.
+"""Finding a model's retrieval heads: the attention heads that attend to the token that is copied next.
 
 After Wu et al., "Retrieval Head Mechanistically Explains Long-Context Factuality" (2024). A sentence, the needle, is
-hidden in a longer text and asked for. While the model answers greedily, a head scores 1 / |needle| at each token if the
-position it attends to most lies in the needle and holds that token. Only runs in which the needle was found again
-count.
+hidden in a longer text, and the model is asked for it. While the model answers greedily, a head scores 1 / |needle| at
+each generated token if the position it attends to most is inside the needle and holds that token. Only runs in which
+the model recalls the needle count.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from cocoa_engine.studies.haystack import HAY, NEEDLES, Needle
 
 LENGTHS = (256, 512, 1024)
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
-FOUND_AGAIN = 0.5
-"""ROUGE-1 recall of the needle's words in the answer above which a run counts."""
+RECALLED = 0.5
+"""A run counts if the ROUGE-1 recall of the needle in the answer is above this."""
 
 
 class _Run(NamedTuple):
@@ -41,22 +41,23 @@ def find_retrieval_heads(
     depths: Sequence[float] = DEPTHS,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> RetrievalHeads:
-    """Score every head of an engine's model.
+    """Score every attention head of an engine's model.
 
     Args:
-        lengths: of the texts that needles are hidden in, in tokens.
-        depths: where in them, from 0 to 1.
-        on_progress: called with the runs done and their total.
+        engine: the engine with the model.
+        lengths: the lengths of the texts that needles are hidden in, in tokens.
+        depths: the relative positions of the needle in the text, from 0 to 1.
+        on_progress: called with the number of runs done and their total.
 
     Raises:
-        UnsupportedModelError: the model's attention is not run by us, or it finds no needle again.
+        UnsupportedModelError: the model's attention cannot be observed, or the model recalls no needle.
         PromptError: a text does not fit the context window.
     """
     backend = engine.session.backend
     if not isinstance(backend, SharedCache) or not backend.masks_heads:
         raise UnsupportedModelError(
-            f"heads can be looked at where attention goes through transformers' AttentionInterface; this model runs by "
-            f"{backend.forward_name!r} (see `cocoa info`)."
+            f"heads can be observed only if attention goes through transformers' AttentionInterface; this model runs "
+            f"with {backend.forward_name!r} (see `cocoa info`)."
         )
     model = engine.session.model
     num_heads = int(model.config.num_attention_heads)
@@ -66,14 +67,14 @@ def find_retrieval_heads(
     for number, (length, depth, needle) in enumerate(runs):
         run = _hidden(engine, needle, length, depth)
         scores, answer = _answered(engine, backend, run)
-        if _recall(needle.text, answer) > FOUND_AGAIN:
+        if _recall(needle.text, answer) > RECALLED:
             total += scores
             samples += 1
         on_progress(number + 1, len(runs))
     if not samples:
         raise UnsupportedModelError(
-            f"{engine.model_name} found none of {len(runs)} needles again: it has no retrieval heads to speak of, or "
-            "the texts are too long for it; try shorter ones (--lengths)."
+            f"{engine.model_name} recalled none of {len(runs)} needles: it has no clear retrieval heads, or the texts "
+            "are too long for it; try shorter ones (--lengths)."
         )
     mean = (total / samples).tolist()
     heads = [
@@ -88,7 +89,7 @@ def find_retrieval_heads(
 
 
 def _hidden(engine: CocoaEngine, needle: Needle, length: int, depth: float) -> _Run:
-    """A prompt of about ``length`` tokens with the needle in it, and the needle's place."""
+    """A prompt of about ``length`` tokens that contains the needle, and the needle's positions."""
     hay = engine.encode(" ".join(HAY), add_special_tokens=False)
     hay = (hay * (length // len(hay) + 1))[:length]
     at = int(depth * len(hay))
@@ -105,25 +106,25 @@ def _hidden(engine: CocoaEngine, needle: Needle, length: int, depth: float) -> _
         raise PromptError(
             f"a text of {length} tokens does not fit the model's context window of {window}; give shorter --lengths."
         )
-    return _Run(prompt, _place(engine, prompt, needle.text))
+    return _Run(prompt, _positions(engine, prompt, needle.text))
 
 
-def _place(engine: CocoaEngine, prompt: list[int], needle: str) -> range:
-    """The tokens in which a text stands: the shortest run that decodes to something that has it."""
+def _positions(engine: CocoaEngine, prompt: list[int], needle: str) -> range:
+    """The positions of the needle's tokens: the shortest run of tokens whose text contains the needle."""
     end = next((n for n in range(1, len(prompt) + 1) if needle in engine.decode(prompt[:n])), None)
     if end is None:
         raise UnsupportedModelError(
-            f"the tokenizer of {engine.model_name} changes the text it is given; its heads cannot be looked at."
+            f"the tokenizer of {engine.model_name} changes the text it is given; its heads cannot be scored."
         )
     start = next(n for n in range(end - 1, -1, -1) if needle in engine.decode(prompt[n:end]))
     return range(start, end)
 
 
 def _answered(engine: CocoaEngine, backend: SharedCache, run: _Run) -> tuple[Tensor, str]:
-    """``[L, heads]``, what each head scored while the model answered greedily, and the answer."""
+    """The score of each head while the model answers greedily, ``[L, heads]``, and the answer."""
     model = backend.model
     scores = torch.zeros(model.num_layers, int(model.config.num_attention_heads), dtype=torch.float64)
-    needle_ids = torch.tensor(run.prompt)
+    prompt_ids = torch.tensor(run.prompt)
     ends = eos_token_ids(model.model, engine.tokenizer)
     (tree,) = backend.open([run.prompt[:-1]], 2 * len(run.needle) + 16, capture_spec(backend.model, CocoaConfig()))
     assert isinstance(tree, SharedTree)
@@ -132,16 +133,16 @@ def _answered(engine: CocoaEngine, backend: SharedCache, run: _Run) -> tuple[Ten
         token_id, answer = run.prompt[-1], list[int]()
         while len(answer) < 2 * len(run.needle) + 8:
             attended: dict[int, Tensor] = {}
-            tree.probe = lambda layer, places, seen=attended: seen.__setitem__(layer, places)
+            tree.probe = lambda layer, positions, seen=attended: seen.__setitem__(layer, positions)
             output = backend.step([(tree, [(token_id,)])])[0]
             tree.commit((token_id,))
             token_id = int(output.logits[0].argmax())
             if token_id in ends:
                 break
             answer.append(token_id)
-            for layer, places in attended.items():
-                inside = (places >= run.needle.start) & (places < run.needle.stop)
-                copied = needle_ids[places.clamp(max=len(run.prompt) - 1)] == token_id
+            for layer, positions in attended.items():
+                inside = (positions >= run.needle.start) & (positions < run.needle.stop)
+                copied = prompt_ids[positions.clamp(max=len(run.prompt) - 1)] == token_id
                 scores[layer] += (inside & copied) / len(run.needle)
     finally:
         tree.close()
@@ -149,7 +150,7 @@ def _answered(engine: CocoaEngine, backend: SharedCache, run: _Run) -> tuple[Ten
 
 
 def _recall(expected: str, actual: str) -> float:
-    """ROUGE-1 recall: the share of the expected words that are there."""
+    """ROUGE-1 recall: the share of the expected words that occur in the actual text."""
     words = Counter(_words(expected))
     return sum((words & Counter(_words(actual))).values()) / sum(words.values())
 

@@ -1,4 +1,4 @@
-"""Fair timing on a machine that is never quite idle: rivals take turns, and ratios are taken within a round."""
+"""Fair timing on a machine that is never quite idle: competitors take turns, and ratios are taken within a round."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Case = TypeVar("Case")
 
 
 class Turn(NamedTuple):
-    """What one rival did with one piece of work; time is divided by ``units``, which mostly are kept tokens."""
+    """The time that one competitor took for one case. ``units``, mostly kept tokens, is what time is divided by."""
 
     seconds: float
     units: float
 
 
 class Spread(NamedTuple):
-    """The median of one figure per round, with its lowest and highest."""
+    """The median, lowest and highest of one value per round."""
 
     median: float
     lowest: float
@@ -26,40 +26,40 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one figure."""
+        """The spread of at least one value."""
         return cls(statistics.median(values), min(values), max(values))
 
 
 def timed(work: Callable[[Case], float]) -> Callable[[Case], Turn]:
-    """A rival made of a function that does a piece of work and returns its units."""
+    """A competitor made from a function that processes a case and returns its units."""
 
-    def way(case: Case) -> Turn:
+    def competitor(case: Case) -> Turn:
         start = time.perf_counter()
         units = work(case)
         return Turn(time.perf_counter() - start, units)
 
-    return way
+    return competitor
 
 
 def interleave(
-    ways: Mapping[str, Callable[[Case], Turn]],
+    competitors: Mapping[str, Callable[[Case], Turn]],
     rounds: Iterable[Sequence[Case]],
     after_turn: Callable[[], None] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Let every way do every piece of work of every round.
+    """Time every competitor on every case of every round.
 
-    They take turns piece by piece, so that a busy machine slows all alike, and another one begins each time, so that
-    none always finds the processor's caches as the same rival left them.
+    Competitors take turns case by case, so that a busy machine slows all of them alike. The order rotates, so that no
+    competitor always runs with the caches that the same other one left.
 
     Args:
-        ways: the rivals by name.
-        rounds: the work of each round.
+        competitors: the competitors by name.
+        rounds: the cases of each round.
         after_turn: called after every turn, to show progress.
 
     Returns:
-        Seconds per unit of each way, one figure per round.
+        Seconds per unit of each competitor, one value per round.
     """
-    names = list(ways)
+    names = list(competitors)
     per_unit: dict[str, list[float]] = {name: [] for name in names}
     turns = 0
     for cases in rounds:
@@ -68,7 +68,7 @@ def interleave(
             first = turns % len(names)
             turns += 1
             for name in (*names[first:], *names[:first]):
-                turn = ways[name](case)
+                turn = competitors[name](case)
                 seconds[name] += turn.seconds
                 units[name] += turn.units
                 after_turn()
@@ -78,5 +78,5 @@ def interleave(
 
 
 def ratio(values: Sequence[float], base: Sequence[float]) -> Spread:
-    """How one way compares with another, round by round."""
+    """The ratio of one competitor to another, round by round."""
     return Spread.of([value / other for value, other in zip(values, base, strict=True)])

@@ -220,7 +220,7 @@ def test_colour_where_there_is_some(cocoa: Cocoa, monkeypatch: pytest.MonkeyPatc
 def test_on_a_terminal_the_answer_grows(cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setattr("cocoa_engine.cli.ask.draws_on_screen", lambda console: True)
+    monkeypatch.setattr("cocoa_engine.cli.ask.can_redraw", lambda console: True)
     answer = engine.chat(messages(QUESTION), max_new_tokens=12)
     assert len(answer.spans) > 1
     shown = cocoa("ask", QUESTION, *SHORT).stdout
@@ -230,7 +230,7 @@ def test_on_a_terminal_the_answer_grows(cocoa: Cocoa, engine: CocoaEngine, monke
 def test_a_long_prompt_is_seen_to_be_read(cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setattr("cocoa_engine.cli.ask.draws_on_screen", lambda console: True)
+    monkeypatch.setattr("cocoa_engine.cli.ask.can_redraw", lambda console: True)
     assert "reading the prompt" not in cocoa("ask", QUESTION, *SHORT).stdout
     monkeypatch.setattr("cocoa_engine.execution.backends.shared_cache.PREFILL_CHUNK", 16)
     answer = engine.chat(messages(QUESTION), max_new_tokens=12)

@@ -37,7 +37,7 @@ def test_table_and_line(cocoa: Cocoa, loads: list[tuple[str | None, object]]) ->
     assert [model for model, _ in loads] == ["some/model"]
     title, headings, *rows = result.stdout.splitlines()
     assert title.strip() == "Per kept token, median (prompts: 2, new tokens: 4, rounds: 2)"
-    assert headings.split()[:4] == ["way", "ms", "ratio", "lowest-highest"]
+    assert headings.split()[:4] == ["decoder", "ms", "ratio", "lowest-highest"]
     assert [row[:20].strip() for row in rows[:3]] == WAYS
     assert "torch" in " ".join(rows[3:])
     assert max(map(len, result.stdout.splitlines())) <= 80

@@ -67,7 +67,7 @@ def test_signal_of_whole_answers(cocoa: Cocoa, answers: Path, tmp_path: Path, en
     one = record["levels"]["answer"]
     assert (one["items"], one["prompts"], one["hallucinated"]) == (24, 12, 12)
     assert record["about"]["model"] == engine.model_name
-    assert record["left_out"] == {"span": "none is labelled", "character": "none is labelled"}
+    assert record["left_out"] == {"span": "they are not labelled", "character": "they are not labelled"}
     ranking, paired = one["ranking"], one["paired"]
     # a model of 135M parameters does know capitals
     assert ranking["-log p"]["auroc"]["estimate"] > 0.8
@@ -98,11 +98,11 @@ def test_signal_of_parts(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "signal.json").read_text())
     assert list(record["levels"]) == ["span", "character"]  # every answer has a wrong part: as wholes they are alike
-    assert record["left_out"] == {"answer": "every one is hallucinated"}
+    assert record["left_out"] == {"answer": "all are hallucinated"}
     assert record["about"]["answers"] == 8
     text = (tmp_path / "signal.md").read_text()
     assert "Intervals over only 8 prompts" in text
-    assert "Nothing by answer: every one is hallucinated." in text
+    assert "Answers are left out: all are hallucinated." in text
     spans, characters = record["levels"]["span"], record["levels"]["character"]
     assert (spans["middle_layers"], spans["final_layer"]) == ([3, 9], "pre_norm")
     assert "as set, pre_norm" in spans["layers"]
@@ -131,7 +131,7 @@ def test_one_prompt_alone_has_no_intervals(cocoa: Cocoa, parts: Path, tmp_path: 
     result = cocoa("signal", "--data", str(few), "--out", str(tmp_path), "--draws", "20")
     assert result.exit_code == 0, result.output
     text = (tmp_path / "signal.md").read_text()
-    assert "**No intervals: they are drawn over prompts, and there is one only.**" in text
+    assert "**No intervals: they are drawn over prompts, and there is only one.**" in text
     assert "(" not in text.partition("| -log p |")[2].partition("|\n")[0]
     interval = json.loads((tmp_path / "signal.json").read_text())["levels"]["span"]["ranking"]["-log p"]["auroc"]
     assert interval["low"] is interval["high"] is None
@@ -139,7 +139,7 @@ def test_one_prompt_alone_has_no_intervals(cocoa: Cocoa, parts: Path, tmp_path: 
     fitted().save(tmp_path / "risk.json")
     refused = cocoa("calibrate", "--data", str(few), "--check", str(tmp_path / "risk.json"))
     assert refused.exit_code == 2
-    assert "too few prompts for an interval" in " ".join(refused.stderr.split())
+    assert "too few prompts for a bootstrap interval" in " ".join(refused.stderr.split())
 
 
 def test_signal_of_where_spans_end(cocoa: Cocoa, answers: Path, parts: Path, tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_calibrate_fits_and_saves(
     calibrator = RiskCalibrator.load(path)
     assert calibrator.answer is not None
     assert calibrator.span is None
-    # tried out on answers it was fitted on, it is at least as good as on those left out
+    # evaluated on answers it was fitted on, it is at least as good as on those left out
     checked = json.loads(cocoa("calibrate", "--data", str(answers), "--check", str(path), "--json").stdout)
     assert set(checked) == {"answer"}
     assert checked["answer"]["folds"] == 0
@@ -259,7 +259,7 @@ def test_a_calibrator_is_fitted_in_python_as_on_the_command_line(
     same_words = found.span.model_copy(update={"data": known.span.data})
     assert found.model_copy(update={"span": same_words}) == known
     assert found.mismatches(engine.model_name, engine.config, engine.num_layers) == ["span_boundary is right, not left"]
-    with pytest.raises(CalibrationError, match="nothing here is labelled"):
+    with pytest.raises(CalibrationError, match="the data has no labels"):
         RiskCalibrator.fit(engine)
     for rule, target, message in (
         ("recall", 3.0, "a recall is above 0 and at most 1, not 3"),
@@ -291,7 +291,7 @@ def test_a_calibrator_for_a_method_without_candidates(
     assert checked["span"]["auroc"]["estimate"] >= calibrator.span.validation.auroc.estimate - 0.05
     refused = cocoa("calibrate", "--data", str(parts), "--check", str(path), "--method", "cocoa")
     assert refused.exit_code == 2
-    assert "answers without candidates: it cannot be tried out with --method cocoa" in " ".join(refused.stderr.split())
+    assert "answers without candidates: it cannot be evaluated with --method cocoa" in " ".join(refused.stderr.split())
     for method, words in (("greedy", []), ("dola", []), ("cocoa", ["method='cocoa' grows candidates to compare"])):
         config = engine.config.replace(method=method)
         assert calibrator.mismatches(engine.model_name, config, engine.num_layers) == words
@@ -311,7 +311,7 @@ def test_too_few_prompts_are_said(cocoa: Cocoa, answers: Path, tmp_path: Path) -
 def test_a_conformal_threshold_says_what_it_guarantees(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
     options = ["--folds", "2", "--draws", "20", "--out", str(tmp_path / "risk.json")]
     shown = " ".join(cocoa("calibrate", "--data", str(parts), *options, "--miss", "0.5").stdout.split())
-    assert "Guarantee: of a new prompt like these 4 (exchangeable with them), the expected share of" in shown
+    assert "Guarantee: for a new prompt exchangeable with these 4, the expected share of" in shown
     assert "hallucinated spans below the threshold is at most 0.5;" in shown
     shown = " ".join(cocoa("calibrate", "--data", str(parts), *options, "--miss", "0.1").stdout.split())
     assert "4 prompts are too few for any threshold but 0, which flags everything." in shown

@@ -74,7 +74,7 @@ def test_what_is_no_question(row: dict[str, object], message: str, tmp_path: Pat
 
 
 def test_no_questions(tmp_path: Path) -> None:
-    with pytest.raises(LabelledDataError, match="holds no questions"):
+    with pytest.raises(LabelledDataError, match="has no questions"):
         read_questions(write(tmp_path / "q.jsonl", []))
     with pytest.raises(LabelledDataError, match="cannot be read as parquet"):
         read_questions(write(tmp_path / "q.parquet", ROWS))

@@ -294,7 +294,7 @@ def test_scores_of_heads_are_means_over_the_needles_found_again(monkeypatch: pyt
     }
     assert [head.score for head in found.heads] == sorted((head.score for head in found.heads), reverse=True)
     runs = iter(zip(scores[:2], ["one two", ""], strict=True))
-    with pytest.raises(UnsupportedModelError, match="found none of 2 needles again"):
+    with pytest.raises(UnsupportedModelError, match="recalled none of 2 needles"):
         find_retrieval_heads(engine, lengths=(32,), depths=(0.1, 0.9))
 
 
@@ -351,7 +351,7 @@ def test_models_that_a_method_does_not_fit(tmp_path: Path) -> None:
     wrong.write_text(
         '{"model_name":"m","num_layers":6,"num_heads":4,"samples":1,"heads":[{"layer":0,"head":9,"score":1}]}'
     )
-    with pytest.raises(ConfigError, match="a head beyond"):
+    with pytest.raises(ConfigError, match="a head is outside"):
         tiny.generate([5], method="decore", decore_heads=str(wrong))
 
 

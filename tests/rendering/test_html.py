@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from cocoa_engine import Candidate, CocoaEngine, Generation
-from cocoa_engine.rendering.words import safe
+from cocoa_engine.rendering.wording import safe
 from tests.helpers.made_up_answers import ATTACK, figures, generation, stopped
 
 VOID = {"meta"}

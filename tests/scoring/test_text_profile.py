@@ -123,17 +123,17 @@ def test_answers_fed_without_their_source(engine: CocoaEngine, chat: bool) -> No
     prompt = f"Passage: {source}\n\nSummary:"
     one = LabelledText("1", prompt, "It is Canberra.", f"Summarise.\n\n{source}", False, (), "1", source=source)
     other = replace(one, id="2", text="Sydney.", spans=(LabelledSpan(0, 6),), label=True)
-    answers = list(force(engine, [one, other], CocoaConfig(), chat=chat, bare=True))
+    answers = list(force(engine, [one, other], CocoaConfig(), chat=chat, without_source=True))
     items = collect(answers)["span"]
-    assert items.bare is not None
+    assert items.without_source is not None
     asked = engine.encode_chat([{"role": "user", "content": "Summarise.\n\n"}]) if chat else "Passage: \n\nSummary:"
     scored = [engine.score(asked, forced.profile.token_ids) for forced in answers]
-    for forced, bare in zip(answers, scored, strict=True):
+    for forced, alone in zip(answers, scored, strict=True):
         of_answer = [name == forced.record.id for name in items.answers]
-        assert items.bare.log_prob[of_answer].sum() == pytest.approx(bare.spans[0].log_prob, abs=1e-3)
-    lift = items.log_prob - items.bare.log_prob
+        assert items.without_source.log_prob[of_answer].sum() == pytest.approx(alone.spans[0].log_prob, abs=1e-3)
+    lift = items.log_prob - items.without_source.log_prob
     assert indicators(items, Layers((10, 20), "post_norm"), 2.5)["-context lift"] == pytest.approx(-lift)
     assert lift[np.array(items.answers) == "1"].max() > 2
     with pytest.raises(ValueError, match="1 has no source"):
-        list(force(engine, [replace(one, source=None)], CocoaConfig(), bare=True))
-    assert collect(force(engine, [one, other], CocoaConfig()))["span"].bare is None
+        list(force(engine, [replace(one, source=None)], CocoaConfig(), without_source=True))
+    assert collect(force(engine, [one, other], CocoaConfig()))["span"].without_source is None

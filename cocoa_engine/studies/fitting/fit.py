@@ -1,4 +1,4 @@
-"""Fitting a risk on labelled spans or answers, and validating it on prompts it has not seen. Needs scikit-learn."""
+"""Fitting a risk on labelled spans or answers, and validating it on unseen prompts. Needs scikit-learn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cocoa_engine.calibration.calibrator import Estimate, FittedRisk, Isotonic, Level, Rival, Rule, Validation
+from cocoa_engine.calibration.calibrator import Baseline, Estimate, FittedRisk, Isotonic, Level, Rule, Validation
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.optional import need
 from cocoa_engine.studies.fitting.thresholds import choose
@@ -21,11 +21,11 @@ Floats = NDArray[np.float64]
 
 Columns = Mapping[str, Floats]
 
-MOST_REPEATS, ENOUGH_RISKS = 5, 20_000
-"""What one division into folds says of few items hangs on the division: they are divided again, at most so many times,
-up to so many risks in all."""
+MAX_REPEATS, ENOUGH_RISKS = 5, 20_000
+"""With few items, the validation depends on how they are divided into folds. They are therefore divided repeatedly: at
+most MAX_REPEATS times, and until there are ENOUGH_RISKS left-out risks."""
 
-RIVALS: dict[str, Callable[[Columns], Floats]] = {
+BASELINES: dict[str, Callable[[Columns], Floats]] = {
     "-log p": lambda x: -x["mean_log_prob"] * np.exp(x["log_tokens"]),
     "-mean log p": lambda x: -x["mean_log_prob"],
     "-min log p": lambda x: -x["min_log_prob"],
@@ -34,7 +34,7 @@ RIVALS: dict[str, Callable[[Columns], Floats]] = {
     "fMLDS": lambda x: x["f_mlds"],
     "ConMLDS": lambda x: x["con_mlds"],
 }
-"""What ranks spans or answers without any fit: the scores of a single pass that the field uses, and either MLDS."""
+"""Scores that rank spans or answers without a fit: common single-pass uncertainty scores, and both MLDS."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class LabelledFeatures:
     """Labelled items: spans, or answers as wholes.
 
     Attributes:
-        names: of the features.
+        names: the names of the features.
         features: ``[n, len(names)]``.
-        labels: ``[n]``, whether each is hallucinated.
-        groups: the prompt of each.
+        labels: whether each item is hallucinated, ``[n]``.
+        groups: the prompt of each item.
     """
 
     names: Sequence[str]
@@ -54,7 +54,7 @@ class LabelledFeatures:
     groups: list[str]
 
     def only(self, chosen: NDArray[np.bool_]) -> LabelledFeatures:
-        """Some of them."""
+        """The items of a mask."""
         groups = [group for group, kept in zip(self.groups, chosen, strict=True) if kept]
         return LabelledFeatures(self.names, self.features[chosen], self.labels[chosen], groups)
 
@@ -64,13 +64,13 @@ class LabelledFeatures:
         return dict(zip(self.names, self.features.T, strict=True))
 
     def times(self, repeats: int) -> LabelledFeatures:
-        """All of them several times, one after the other."""
+        """All items, repeated ``repeats`` times one after the other."""
         features, labels = np.tile(self.features, (repeats, 1)), np.tile(self.labels, repeats)
         return LabelledFeatures(self.names, features, labels, self.groups * repeats)
 
     @staticmethod
     def pooled(sets: Sequence[LabelledFeatures]) -> LabelledFeatures:
-        """The items of several data sets, whose prompts are different ones also where they are called alike."""
+        """The items of several data sets; prompts of different sets are different even if they have the same name."""
         return LabelledFeatures(
             sets[0].names,
             np.concatenate([one.features for one in sets]),
@@ -105,17 +105,20 @@ def fit(
     seed: int = 0,
     threshold: tuple[Rule, float] | None = None,
 ) -> FittedRisk:
-    """Fit a risk on all items; its validation figures come from folds of prompts that were left out in turn.
+    """Fit a risk on all items, and validate it by cross-validation on prompts that were left out.
 
     Args:
-        isotonic: an isotonic map on top of the logistic model, fitted on risks of items that the latter has not seen.
-        folds: of the cross-validation, grouped by prompt; few items are divided into them several times.
-        draws: of the bootstrap, over prompts.
-        threshold: a rule and its target. For ``"conformal"`` a third of the prompts is not fitted on, but chosen on;
-            else the threshold is chosen on the left-out risks of the cross-validation.
+        items: the labelled items.
+        data: a description of their data.
+        isotonic: add an isotonic map after the logistic model, fitted on risks of items left out of the logistic fit.
+        folds: folds of the cross-validation, grouped by prompt. Few items are divided several times.
+        draws: draws of the bootstrap over prompts.
+        seed: seed of the bootstrap, and of the prompts that a conformal threshold is chosen on.
+        threshold: a rule and its target. A ``"conformal"`` threshold is chosen on a third of the prompts, which are
+            then not fitted on. Other thresholds are chosen on the left-out risks of the cross-validation.
 
     Raises:
-        CalibrationError: there are fewer prompts than folds, or a fold would have items of one class only.
+        CalibrationError: there are too few prompts, or a fold would have items of one class only.
         MissingExtraError: scikit-learn is not installed.
     """
     need("sklearn.linear_model", extra="risk", what="fitting a calibrator")
@@ -126,7 +129,7 @@ def fit(
         inside = np.array([group in drawn for group in items.groups])
         kept, chosen_on = items.only(~inside), items.only(inside)
     _require(kept, folds, isotonic=isotonic)
-    repeats = max(1, min(MOST_REPEATS, ENOUGH_RISKS // len(kept.labels)))
+    repeats = max(1, min(MAX_REPEATS, ENOUGH_RISKS // len(kept.labels)))
     parts = [left_out(kept, isotonic=isotonic, folds=folds, seed=number) for number in range(repeats)]
     risks = np.concatenate([of_items for of_items, _ in parts])
     strata = np.concatenate([number * folds + of_items for number, (_, of_items) in enumerate(parts)])
@@ -158,20 +161,21 @@ def fit_levels(
     seed: int = 0,
     threshold: tuple[Rule, float] | None = None,
 ) -> tuple[dict[Level, FittedRisk], list[str]]:
-    """Fit a risk of each level that can be fitted; arguments as for :func:`fit`.
+    """Fit a risk for each level that can be fitted.
 
     Args:
-        found: the labelled items.
-        about: what these are.
+        found: the labelled items of each level.
+        about: a description of the data of each level.
+        isotonic, folds, draws, seed, threshold: as for :func:`fit`.
 
     Returns:
-        The risks, and why there is none of the other levels, in words.
+        The fitted risks, and for each level that could not be fitted the reason.
 
     Raises:
         CalibrationError: nothing is labelled, or no level can be fitted.
     """
     if not found:
-        raise CalibrationError("nothing here is labelled.")
+        raise CalibrationError("the data has no labels.")
     fitted: dict[Level, FittedRisk] = {}
     missing = []
     for level, items in found.items():
@@ -195,10 +199,15 @@ def fit_levels(
 def left_out(
     items: LabelledFeatures, *, isotonic: bool, folds: int = 5, seed: int = 0
 ) -> tuple[Floats, NDArray[np.intp]]:
-    """Of each item, its risk by a fit on the prompts of the other folds, ``[n]``; and its fold, ``[n]``.
+    """Risks by cross-validation: each item's risk is from a fit on the prompts of the other folds.
 
     Args:
-        seed: of the division into folds.
+        items: the labelled items.
+        isotonic, folds: as for :func:`fit`.
+        seed: seed of the division into folds.
+
+    Returns:
+        The risk of each item, ``[n]``, and its fold, ``[n]``.
     """
     risks, of_item = np.empty(len(items.labels)), np.empty(len(items.labels), dtype=np.intp)
     for number, (rest, fold) in enumerate(_folds(items, folds, seed)):
@@ -208,7 +217,7 @@ def left_out(
 
 
 def risks_of(fitted: FittedRisk, items: LabelledFeatures) -> Floats:
-    """The risk of each item by a fit from elsewhere, ``[n]``."""
+    """The risk of each item by an existing fit, ``[n]``."""
     return np.array([fitted(row) for row in items.features.tolist()])
 
 
@@ -221,13 +230,16 @@ def validate(
     draws: int,
     seed: int,
 ) -> Validation:
-    """The figures of risks that were worked out for items not fitted on, beside those of each rival.
+    """Evaluate risks of items that were not fitted on, and compare them with the baselines.
 
     Args:
-        risks: ``[repeats * n]``.
-        folds: of each risk, ``[repeats * n]``, if each fold's come from a fit of its own: items of one fold are ranked
-            then, the rivals' like the risk's.
-        repeats: how often the items were divided into folds, one after the other.
+        items: the labelled items.
+        risks: their risks, ``[repeats * n]``.
+        folds: the fold of each risk, ``[repeats * n]``, if the folds come from different fits. Risks and baselines are
+            then ranked within each fold.
+        repeats: how often the items were divided into folds.
+        draws: draws of the bootstrap over prompts.
+        seed: seed of the bootstrap.
     """
     items = items.times(repeats)
     bootstrap = Bootstrap(items.groups, draws, seed)
@@ -237,13 +249,13 @@ def validate(
     def ranked(values: Floats) -> RankedWithin:
         return RankedWithin(values, labels, 1 - labels, strata)
 
-    own = ranked(risks)
-    rivals = {}
-    for name, score in RIVALS.items():
-        rival = ranked(score(items.columns))
-        rivals[name] = Rival(
-            auroc=_estimate(bootstrap.interval(rival, "auroc")),
-            difference=_estimate(bootstrap.difference(own, rival, "auroc")),
+    fitted = ranked(risks)
+    baselines = {}
+    for name, score in BASELINES.items():
+        baseline = ranked(score(items.columns))
+        baselines[name] = Baseline(
+            auroc=_estimate(bootstrap.interval(baseline, "auroc")),
+            difference=_estimate(bootstrap.difference(fitted, baseline, "auroc")),
         )
     curve = reliability(risks, labels)
     return Validation(
@@ -252,13 +264,13 @@ def validate(
         prompts=len(set(items.groups)),
         items=len(labels) // repeats,
         hallucinated=int(labels.sum()) // repeats,
-        auroc=_estimate(bootstrap.interval(own, "auroc")),
-        auprc=_estimate(bootstrap.interval(own, "auprc")),
+        auroc=_estimate(bootstrap.interval(fitted, "auroc")),
+        auprc=_estimate(bootstrap.interval(fitted, "auprc")),
         brier=brier(risks, labels),
         brier_of_base_rate=brier(np.full(len(labels), labels.mean()), labels),
         ece=expected_calibration_error(curve),
         reliability=[one.model_copy(update={"items": round(one.items / repeats)}) for one in curve],
-        rivals=rivals,
+        rivals=baselines,
     )
 
 
@@ -276,11 +288,11 @@ def _fit(items: LabelledFeatures, *, isotonic: bool) -> _Fit:
 
 
 STRENGTHS = (0.03, 0.3, 3.0)
-"""Of the logistic model's fit against its penalty (scikit-learn's C); the best is found anew in every fit."""
+"""Inverse strengths of the logistic model's penalty (scikit-learn's C). Every fit selects the best."""
 
 
 def _best_strength(items: LabelledFeatures) -> float:
-    """The one with the lowest log loss on prompts left out."""
+    """The strength with the lowest log loss on left-out prompts."""
     losses = dict.fromkeys(STRENGTHS, 0.0)
     for rest, fold in _folds(items, 3):
         inside, labels = items.only(rest), items.labels[fold]
@@ -300,7 +312,7 @@ def _logistic(items: LabelledFeatures, strength: float) -> _Fit:
 
 
 def _folds(items: LabelledFeatures, folds: int, seed: int = 0) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
-    """Of each fold, which items are in the rest and which in it; no prompt is in both."""
+    """For each fold, the masks of the other items and of its own items. No prompt is in both."""
     from sklearn.model_selection import StratifiedGroupKFold
 
     splitter: Any = StratifiedGroupKFold(n_splits=folds, shuffle=True, random_state=seed)
@@ -318,7 +330,7 @@ def _require(items: LabelledFeatures, folds: int, *, isotonic: bool) -> None:
         raise CalibrationError(f"a cross-validation has at least 2 folds, not {folds}.")
     if not np.isfinite(items.features).all():
         raise CalibrationError("a feature of an item is not finite; it cannot be fitted on.")
-    within = 4 if isotonic else 3  # what is left of a fold is divided again, for the isotonic map or the strength
+    within = 4 if isotonic else 3  # the rest of a fold is divided again, for the isotonic map or the strength
     least = max(2 * folds, math.ceil(within * folds / (folds - 1)))
     for what, chosen in (("hallucinated", items.labels), ("supported", ~items.labels)):
         prompts = len({group for group, is_one in zip(items.groups, chosen, strict=True) if is_one})
@@ -331,6 +343,6 @@ def _require(items: LabelledFeatures, folds: int, *, isotonic: bool) -> None:
 def _estimate(interval: Interval) -> Estimate:
     if interval.low is None or interval.high is None:
         raise CalibrationError(
-            "too few prompts for an interval: it is drawn over prompts, and draws need both classes. Give more prompts."
+            "too few prompts for a bootstrap interval: every draw of prompts needs both classes. Give more prompts."
         )
     return Estimate(estimate=interval.estimate, low=interval.low, high=interval.high)

@@ -1,4 +1,4 @@
-"""Labelled spans and answers to fit on: of answers that were fed to a model, or of its own to known questions."""
+"""Labelled spans and answers to fit on: from given answers, or from the model's own answers to known questions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cocoa_engine.calibration.features import (
     ANSWER_FEATURES,
     SPAN_FEATURES,
     answer_features,
+    candidate_features,
     competition,
-    of_candidates,
-    of_competition,
-    of_contested,
-    of_preceding,
-    of_tokens,
-    worst_of_tokens,
+    competition_features,
+    contested_features,
+    extreme_token_features,
+    preceding_features,
+    token_features,
 )
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import Question
@@ -34,18 +34,20 @@ if TYPE_CHECKING:
 
 
 LEVELS: tuple[Level, ...] = ("span", "answer")
-NAMES: dict[Level, tuple[str, ...]] = {"span": SPAN_FEATURES, "answer": ANSWER_FEATURES}
+FEATURES: dict[Level, tuple[str, ...]] = {"span": SPAN_FEATURES, "answer": ANSWER_FEATURES}
 
 
 def labelled_features(
     answers: Iterable[TeacherForced], config: CocoaConfig, num_layers: int
 ) -> dict[Level, LabelledFeatures]:
-    """The features and labels of every span, and of every answer as a whole, as far as they are labelled.
+    """The features and labels of every labelled span, and of every answer labelled as a whole.
 
-    A span, a part between risk points, is hallucinated if a character of it is, white space aside.
+    A span reaches from one risk point to the next. It is hallucinated if any of its characters is, except white space.
 
     Args:
-        answers: fed with ``grow``.
+        answers: teacher-forced answers with candidates (``grow``).
+        config: the settings of the features.
+        num_layers: the number of layers of the model.
     """
     layers = Layers.of(config, num_layers)
     found: dict[Level, _Rows] = {level: _Rows() for level in LEVELS}
@@ -54,14 +56,14 @@ def labelled_features(
         assert forced.candidates is not None
         if forced.record.label is not None:
             features = [
-                *_shared(answer(forced), layers),
-                *of_contested(forced.profile.margins),
-                *of_competition(competition(risk_points(forced.candidates))),
+                *_shared_features(answer(forced), layers),
+                *contested_features(forced.profile.margins),
+                *competition_features(competition(risk_points(forced.candidates))),
             ]
             found["answer"].add(features, forced.record.label, group)
         if forced.record.spans is not None:
             for segment in spans(forced):
-                features = _of_span(segment, forced.candidates[segment.start], layers)
+                features = _span_features(segment, forced.candidates[segment.start], layers)
                 found["span"].add(features, segment.hallucinated > 0, group)
     return {level: rows.labelled(level) for level, rows in found.items() if rows.labels}
 
@@ -73,22 +75,25 @@ def own_answers(
     *,
     advance: Callable[[int], None] = lambda count: None,
 ) -> LabelledFeatures:
-    """The features of a model's own answers to questions, and whether each is wrong: holds no known answer.
+    """The features of a model's own answers to questions. An answer that contains no known answer is hallucinated.
 
-    Asked as a chat where the model has a template, else as a text to continue.
+    Questions are asked as a chat if the model has a template, otherwise as text to continue.
 
     Args:
-        advance: told how many questions were answered.
+        engine: the engine with the model.
+        questions: the questions.
+        config: the settings of the decodes.
+        advance: called with the number of questions answered since the last call.
     """
     rows = _Rows()
-    config = config.replace(max_risk=None)  # answers are judged whole
-    together = engine.runtime.max_batch_size
-    for start in range(0, len(questions), together):
-        some = questions[start : start + together]
-        generations = engine.generate_batch(_prompts(engine, some), config=config)
-        for question, generation in zip(some, generations, strict=True):
+    config = config.replace(max_risk=None)  # only complete answers can be judged
+    batch_size = engine.runtime.max_batch_size
+    for start in range(0, len(questions), batch_size):
+        batch = questions[start : start + batch_size]
+        generations = engine.generate_batch(_prompts(engine, batch), config=config)
+        for question, generation in zip(batch, generations, strict=True):
             rows.add(answer_features(generation), not question.is_right(generation.text), question.group)
-        advance(len(some))
+        advance(len(batch))
     return rows.labelled("answer")
 
 
@@ -99,7 +104,7 @@ def _prompts(engine: CocoaEngine, questions: Sequence[Question]) -> list[str | l
 
 
 class _Rows:
-    """Labelled features in the making."""
+    """Collects labelled features."""
 
     def __init__(self) -> None:
         self.features: list[list[float]] = []
@@ -113,26 +118,30 @@ class _Rows:
 
     def labelled(self, level: Level) -> LabelledFeatures:
         features = np.array(self.features, dtype=np.float64)
-        return LabelledFeatures(NAMES[level], features, np.array(self.labels, dtype=bool), self.groups)
+        return LabelledFeatures(FEATURES[level], features, np.array(self.labels, dtype=bool), self.groups)
 
 
-def _of_span(segment: Segment, candidates: Sequence[Candidate], layers: Layers) -> list[float]:
-    one, start, which = segment.forced.profile, segment.start, slice(segment.start, segment.end)
+def _span_features(segment: Segment, candidates: Sequence[Candidate], layers: Layers) -> list[float]:
+    profile, start, tokens = segment.forced.profile, segment.start, slice(segment.start, segment.end)
     return [
-        *_shared(segment, layers),
-        *worst_of_tokens(one.token_ids[which], one.entropies[which], one.margins[which]),
-        *of_candidates(candidates),
-        *of_preceding(preceding(one.log_probs[:start], one.entropies[:start], one.copied[:start])),
+        *_shared_features(segment, layers),
+        *extreme_token_features(profile.token_ids[tokens], profile.entropies[tokens], profile.margins[tokens]),
+        *candidate_features(candidates),
+        *preceding_features(preceding(profile.log_probs[:start], profile.entropies[:start], profile.copied[:start])),
     ]
 
 
-def _shared(segment: Segment, layers: Layers) -> list[float]:
-    """What spans and answers share; an answer is one span, as ``engine.score`` gives it."""
-    one, which = segment.forced.profile, slice(segment.start, segment.end)
+def _shared_features(segment: Segment, layers: Layers) -> list[float]:
+    """The features that spans and answers share. An answer counts as one span, as in ``engine.score``."""
+    profile, tokens = segment.forced.profile, slice(segment.start, segment.end)
     return [
         float(segment.layers.con_mlds(layers.window)),
         float(segment.layers.f_mlds(layers.window, layers.final)),
-        *of_tokens(
-            one.token_ids[which], one.log_probs[which], one.entropies[which], one.margins[which], one.copied[which]
+        *token_features(
+            profile.token_ids[tokens],
+            profile.log_probs[tokens],
+            profile.entropies[tokens],
+            profile.margins[tokens],
+            profile.copied[tokens],
         ),
     ]

@@ -1,4 +1,4 @@
-"""From which risk on to flag a span: by a wanted precision or recall, or by conformal risk control."""
+"""Choosing the risk from which spans are flagged: by precision, by recall, or by conformal risk control."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from cocoa_engine.errors import CalibrationError
 
 
 class Reached(NamedTuple):
-    """What flagging from a threshold on gives on some spans; the precision is none if nothing is flagged."""
+    """Precision and recall of a threshold. The precision is None if nothing is flagged."""
 
     precision: float | None
     recall: float
 
 
 def require(rule: str, target: float) -> None:
-    """Refuse a rule that there is not, or a target that cannot be.
+    """Check the rule and target of a threshold.
 
     Raises:
-        CalibrationError: says what is wrong.
+        CalibrationError: the rule is unknown, or the target is out of range.
     """
     if rule not in get_args(Rule):
         raise CalibrationError(f"a threshold is chosen by {', '.join(get_args(Rule))}, not by {rule!r}.")
@@ -37,7 +37,7 @@ def require(rule: str, target: float) -> None:
 
 
 def reached(risks: ArrayLike, labels: ArrayLike, threshold: float) -> Reached:
-    """Precision and recall of flagging every span whose risk is at least the threshold."""
+    """Precision and recall if every span whose risk is at least the threshold is flagged."""
     flagged = np.asarray(risks, dtype=np.float64) >= threshold
     hallucinated = np.asarray(labels, dtype=bool)
     hits = int((flagged & hallucinated).sum())
@@ -45,56 +45,54 @@ def reached(risks: ArrayLike, labels: ArrayLike, threshold: float) -> Reached:
 
 
 def for_precision(risks: ArrayLike, labels: ArrayLike, target: float) -> float:
-    """The lowest threshold whose precision reaches the target on these spans; there is no guarantee for others.
+    """The lowest threshold whose precision reaches the target on these spans, without a guarantee for other spans.
 
     Raises:
-        CalibrationError: no threshold does.
+        CalibrationError: no threshold reaches the target.
     """
     values, hallucinated = np.asarray(risks, dtype=np.float64), np.asarray(labels, dtype=np.float64)
     _hallucinated(values, hallucinated)
     thresholds, of_span = np.unique(values, return_inverse=True)
-    hits = np.bincount(of_span, hallucinated)[::-1].cumsum()[::-1]  # among those flagged from each threshold on
+    hits = np.bincount(of_span, hallucinated)[::-1].cumsum()[::-1]  # hallucinated spans flagged by each threshold
     precision = hits / np.bincount(of_span)[::-1].cumsum()[::-1]
     enough = np.flatnonzero(precision >= target)
     if not len(enough):
-        raise CalibrationError(
-            f"no threshold reaches a precision of {target:g}; the highest there is is {precision.max():.3f}."
-        )
+        raise CalibrationError(f"no threshold reaches a precision of {target:g}; the highest is {precision.max():.3f}.")
     return float(thresholds[enough[0]])
 
 
 def for_recall(risks: ArrayLike, labels: ArrayLike, target: float) -> float:
-    """The highest threshold whose recall reaches the target on these spans; there is no guarantee for others."""
+    """The highest threshold whose recall reaches the target on these spans, without a guarantee for other spans."""
     values = np.sort(_hallucinated(risks, labels))[::-1]
     needed = int(np.ceil(target * len(values) - 1e-9))
     return float(values[max(needed, 1) - 1])
 
 
 def conformal(risks: ArrayLike, labels: ArrayLike, groups: Sequence[Hashable], target: float) -> float:
-    """A threshold for which the expected share of hallucinated spans that are missed is at most the target.
+    """A threshold for which the expected share of missed hallucinated spans is at most the target.
 
     Conformal risk control (Angelopoulos et al., 2022). The loss of a prompt is the share of its hallucinated spans
-    whose risk is below the threshold, 0 if it has none; it is at most 1 and does not fall as the threshold rises. With
-    the mean loss R(t) over n prompts, the threshold is the highest t with (n R(t) + 1) / (n + 1) <= target.
+    whose risk is below the threshold, or 0 if it has none. The loss is at most 1 and does not decrease as the threshold
+    rises. With the mean loss R(t) over n prompts, the threshold is the highest t with (n R(t) + 1) / (n + 1) <= target.
 
-    Guarantee: E[loss of a new prompt] <= target, whatever the risks are worth, over the draw of these n prompts and
-    the new one, if (1) all n + 1 are exchangeable, and (2) the calibrator was not fitted on any of them. It holds on
-    average over prompts, not for each prompt or each kind of prompt, and says nothing of how much is flagged in vain.
-    With a target below 1 / (n + 1) no threshold is safe but 0, which flags every span.
+    Guarantee: E[loss of a new prompt] <= target, for any quality of the risks, over the draw of the n prompts and the
+    new one, if (1) all n + 1 prompts are exchangeable, and (2) the calibrator was fitted on none of them. The guarantee
+    holds on average over prompts, not for each prompt or kind of prompt, and does not limit false alarms. With a target
+    below 1 / (n + 1), only the threshold 0 is safe, which flags every span.
 
     Args:
-        risks: of spans, in [0, 1].
-        labels: whether each is hallucinated.
-        groups: the prompt of each.
+        risks: the risk of each span, in [0, 1].
+        labels: whether each span is hallucinated.
+        groups: the prompt of each span.
         target: the share that may be missed, above 0 and below 1.
 
     Raises:
-        CalibrationError: the target is out of range, or no span is given.
+        CalibrationError: the target is out of range, or there are no spans.
     """
     require("conformal", target)
     values, hallucinated = np.asarray(risks, dtype=np.float64), np.asarray(labels, dtype=bool)
     if not len(values):
-        raise CalibrationError("a threshold needs spans to be chosen on.")
+        raise CalibrationError("choosing a threshold needs spans.")
     names = {group: number for number, group in enumerate(dict.fromkeys(groups))}
     of_span = np.array([names[group] for group in groups])
     in_prompt = np.bincount(of_span[hallucinated], minlength=len(names))
@@ -102,7 +100,7 @@ def conformal(risks: ArrayLike, labels: ArrayLike, groups: Sequence[Hashable], t
     order = np.argsort(values[hallucinated])
     candidates, weights = values[hallucinated][order], weights[order]
     n = len(names)
-    # flagged from a span's own risk on, all hallucinated spans strictly below it are missed
+    # a threshold equal to a span's risk misses all hallucinated spans strictly below it
     below = np.searchsorted(candidates, candidates, side="left")
     missed = np.concatenate([[0.0], np.cumsum(weights)])[below]  # n R(t)
     safe = candidates[(missed + 1) / (n + 1) <= target]
@@ -110,10 +108,10 @@ def conformal(risks: ArrayLike, labels: ArrayLike, groups: Sequence[Hashable], t
 
 
 def choose(rule: Rule, target: float, risks: ArrayLike, labels: ArrayLike, groups: Sequence[Hashable]) -> Threshold:
-    """A threshold by one of the rules, with what it reaches on the spans it was chosen on.
+    """Choose a threshold by one of the rules, with its precision and recall on the spans it was chosen on.
 
     Raises:
-        CalibrationError: it cannot be reached.
+        CalibrationError: the target cannot be reached.
     """
     require(rule, target)
     if rule == "conformal":
@@ -129,5 +127,5 @@ def choose(rule: Rule, target: float, risks: ArrayLike, labels: ArrayLike, group
 def _hallucinated(risks: ArrayLike, labels: ArrayLike) -> NDArray[np.float64]:
     values: NDArray[np.float64] = np.asarray(risks, dtype=np.float64)[np.asarray(labels, dtype=bool)]
     if not len(values):
-        raise CalibrationError("a threshold needs hallucinated spans to be chosen on.")
+        raise CalibrationError("choosing a threshold needs hallucinated spans.")
     return values

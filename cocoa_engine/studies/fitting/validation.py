@@ -1,4 +1,4 @@
-"""How well a risk is calibrated: Brier score, expected calibration error, reliability curve."""
+"""Measures of calibration: Brier score, expected calibration error and reliability curve."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ def brier(risks: ArrayLike, labels: ArrayLike) -> float:
 
 
 def reliability(risks: ArrayLike, labels: ArrayLike, bins: int = 10) -> list[ReliabilityBin]:
-    """Items in bins of equal size by their risk, lowest first; items of equal risk stay in one bin."""
+    """Divide items by their risk into bins of equal size, lowest first. Items of equal risk stay in one bin."""
     values, truth = np.asarray(risks, dtype=np.float64), np.asarray(labels, dtype=np.float64)
     edges = np.unique(np.quantile(values, np.linspace(0, 1, bins + 1)[1:-1]))
-    of_item = np.searchsorted(edges, values, side="left")
+    bin_of_item = np.searchsorted(edges, values, side="left")
     return [
         ReliabilityBin(
             items=int(inside.sum()),
             mean_risk=float(values[inside].mean()),
             share_hallucinated=float(truth[inside].mean()),
         )
-        for inside in (of_item == place for place in range(len(edges) + 1))
+        for inside in (bin_of_item == number for number in range(len(edges) + 1))
         if inside.any()
     ]
 
 
 def expected_calibration_error(curve: list[ReliabilityBin]) -> float:
-    """ECE = sum over bins of (items in it / all items) * abs(mean risk - share hallucinated)."""
+    """ECE: the sum over bins of (items of the bin / all items) * abs(mean risk - share hallucinated)."""
     total = sum(one.items for one in curve)
     return sum(one.items * abs(one.mean_risk - one.share_hallucinated) for one in curve) / total

@@ -1,1 +1,1 @@
-"""Does the disagreement of layers tell hallucinated answers from supported ones? Measured on labelled data."""
+"""The signal study: does layer disagreement separate hallucinated from supported answers, on labelled data?"""

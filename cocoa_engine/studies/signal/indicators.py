@@ -1,4 +1,4 @@
-"""What may tell hallucinated items from supported ones: the paper's scores, and the rivals they must beat."""
+"""Scores that may separate hallucinated from supported items: the paper's, and the baselines they must beat."""
 
 from __future__ import annotations
 
@@ -15,28 +15,26 @@ from cocoa_engine.studies.signal.items import Floats, Items
 
 @dataclass(frozen=True)
 class Layers:
-    """Which layers are compared: m..n, both inclusive, with each other or with the final state."""
+    """The layers of the MLDS: the window (m, n), both inclusive, and the final state they are compared with."""
 
     window: tuple[int, int]
     final: FinalLayer
 
     @classmethod
     def of(cls, config: CocoaConfig, num_layers: int) -> Layers:
-        """Those of the settings.
+        """The layers of some settings.
 
         Raises:
-            ConfigError: the window includes the last layer, or lies beyond it.
+            ConfigError: the window is not below the last layer.
         """
         window = config.middle_layers or middle_layers(num_layers)
         if window[1] >= num_layers:
-            raise ConfigError(
-                f"middle_layers: n={window[1]} is not below the model's {num_layers} layers; here it must be."
-            )
+            raise ConfigError(f"middle_layers: n={window[1]} must be below the model's {num_layers} layers here.")
         return cls(window, config.final_layer)
 
 
 def composites(items: Items, layers: Layers, alpha: float, length: SpanLogProb = "sum") -> dict[str, Floats]:
-    """The paper's four scores of each item, higher is better, ``[n]`` each."""
+    """The paper's four scores of each item, ``[n]`` each, higher is better."""
     log_prob = items.log_prob if length == "sum" else items.log_prob / items.tokens
     con, f = items.con_mlds(layers.window), items.f_mlds(layers.window, layers.final)
     return {
@@ -48,7 +46,7 @@ def composites(items: Items, layers: Layers, alpha: float, length: SpanLogProb =
 
 
 def parts(items: Items, layers: Layers) -> dict[str, Floats]:
-    """What the composites are made of, each alone, higher is better: log p_S, and less disagreement."""
+    """The components of the composite scores: log p_S and the negated MLDS, higher is better."""
     return {
         "log p alone": items.log_prob,
         "-ConMLDS alone": -items.con_mlds(layers.window),
@@ -57,7 +55,7 @@ def parts(items: Items, layers: Layers) -> dict[str, Floats]:
 
 
 def indicators(items: Items, layers: Layers, alpha: float, length: SpanLogProb = "sum") -> dict[str, Floats]:
-    """Risk of each item by everything there is, higher is riskier: the method's figures first, then the rivals."""
+    """Every score of each item, higher is riskier: the method's scores first, then the baselines."""
     found = {name: -score for name, score in composites(items, layers, alpha, length).items()}
     found["ConMLDS"] = items.con_mlds(layers.window)
     found["fMLDS"] = items.f_mlds(layers.window, layers.final)
@@ -73,29 +71,33 @@ def indicators(items: Items, layers: Layers, alpha: float, length: SpanLogProb =
         found["length in tokens"] = items.tokens
     else:
         found["position in tokens"] = items.position
-        found["position as a share of the answer"] = items.place
-    if items.bare is not None:
-        found |= _lifts(items, items.bare, layers)
-    if items.level == "character":  # of a single token these are the same
+        found["position as a share of the answer"] = items.relative_position
+    if items.without_source is not None:
+        found |= _lifts(items, items.without_source, layers)
+    if items.level == "character":  # for single tokens these equal -log p
         for name in ("-mean log p", "-min log p"):
             del found[name]
     return found
 
 
-def _lifts(items: Items, bare: Items, layers: Layers) -> dict[str, Floats]:
-    """What the source changed: less of log p, or more disagreement, as the riskier; and log p without the source."""
-    lift = items.log_prob - bare.log_prob
+def _lifts(items: Items, without_source: Items, layers: Layers) -> dict[str, Floats]:
+    """The effect of the source: a smaller rise of log p, or a larger rise of disagreement, is riskier."""
+    lift = items.log_prob - without_source.log_prob
     found = {"-context lift": -lift}
     if items.level != "character":
         found["-mean context lift"] = -lift / items.tokens
-    found["lift of ConMLDS"] = items.con_mlds(layers.window) - bare.con_mlds(layers.window)
-    found["lift of fMLDS"] = items.f_mlds(layers.window, layers.final) - bare.f_mlds(layers.window, layers.final)
-    found["-log p without the source"] = -bare.log_prob
+    window, final = layers.window, layers.final
+    found["lift of ConMLDS"] = items.con_mlds(window) - without_source.con_mlds(window)
+    found["lift of fMLDS"] = items.f_mlds(window, final) - without_source.f_mlds(window, final)
+    found["-log p without the source"] = -without_source.log_prob
     return found
 
 
-def layer_choices(num_layers: int, own: Layers) -> dict[str, Layers]:
-    """The choices that are compared, by name: the settings' own, and windows before and after the final norm."""
+def layer_choices(num_layers: int, configured: Layers) -> dict[str, Layers]:
+    """The choices of layers that are compared, by name: several windows, each before and after the final norm.
+
+    The configured window is added if it is not among them.
+    """
     windows = {
         "first third": (0, num_layers // 3),
         "middle third (the paper)": middle_layers(num_layers),
@@ -104,17 +106,17 @@ def layer_choices(num_layers: int, own: Layers) -> dict[str, Layers]:
         "last third": (2 * num_layers // 3, num_layers - 1),
         "all": (0, num_layers - 1),
     }
-    if own.window not in windows.values():
-        windows["as set"] = own.window
+    if configured.window not in windows.values():
+        windows["as set"] = configured.window
     finals: tuple[FinalLayer, ...] = ("post_norm", "pre_norm")
     return {f"{name}, {final}": Layers(window, final) for name, window in windows.items() for final in finals}
 
 
 def shrinking_windows(num_layers: int) -> list[tuple[int, int]]:
-    """Windows m..n in the midst of the middle third, ever smaller, the smallest of 3 layers; none if that is too small.
+    """Windows m..n centred in the middle third, from 4/5 to 1/5 of its width, with at least 3 layers.
 
-    Their widths are 4, 3, 2 and 1 fifths of its own: of 32 layers they are those of the paper's ablation, 11..19,
-    12..18, 13..17 and 14..16.
+    For 32 layers they are those of the paper's ablation: 11..19, 12..18, 13..17 and 14..16. For models with few layers
+    the list may be empty.
     """
     m, n = middle_layers(num_layers)
     middle, reach = (m + n) // 2, (n - m) // 2
@@ -123,10 +125,10 @@ def shrinking_windows(num_layers: int) -> list[tuple[int, int]]:
 
 
 def pairs(items: Items) -> list[tuple[list[int], list[int]]]:
-    """What is compared in pairs, as numbers of items: the supported side and the hallucinated one.
+    """The pairs of the paired test, as indices of items: supported ones and hallucinated ones.
 
-    Of each prompt, its first supported and its first hallucinated answer; of each answer, its supported and its
-    hallucinated spans.
+    Answers: the first supported and the first hallucinated answer of each prompt. Spans: all supported and all
+    hallucinated spans of each answer.
     """
     by: dict[str, tuple[list[int], list[int]]] = {}
     for number, name in enumerate(items.groups if items.level == "answer" else items.answers):

@@ -1,41 +1,61 @@
-"""What was measured of many answers, spans or tokens, as arrays; n items, L layers."""
+"""Statistics of many answers, spans or tokens as arrays, for n items and L layers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from cocoa_engine.equations import con_mlds_of, f_mlds_of
 from cocoa_engine.model.hidden_states import FinalLayer
 from cocoa_engine.scoring.text_profile import LayerProfile
+from cocoa_engine.studies.signal.record import Level
 from cocoa_engine.studies.signal.segments import TeacherForced, answer, spans, token_labels
 
 Floats = NDArray[np.float64]
-Level = Literal["answer", "span", "character"]
 
 MARGIN_CAP = 20.0
-"""Margins above it, in nats, count as this; an infinite one (a single allowed token) has no mean."""
+"""Larger margins, in nats, count as this. An infinite margin (a single allowed token) has no mean."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The statistics of one item; :class:`Items` describes them."""
+
+    hallucinated: float
+    supported: float
+    log_prob: float
+    tokens: float
+    min_log_prob: float
+    mean_entropy: float
+    mean_margin: float
+    first_entropy: float
+    first_margin: float
+    position: float
+    relative_position: float
+    candidates: float
+    spread: float
 
 
 @dataclass(frozen=True)
 class Items:
-    """Items of one level. An item of the level ``"character"`` is a token, which stands for its characters.
+    """Items of one level. An item of the level ``"character"`` is a token that stands for its characters.
 
     Attributes:
-        groups: what prompt each belongs to.
-        answers: the id of the answer each belongs to.
-        hallucinated, supported: the weight of each in either class, ``[n]``.
-        log_prob: sum of log p over its tokens.
-        tokens: how many those are.
-        position: tokens of the answer before it.
-        place: those as a share of the answer's tokens.
-        candidates, spread: how many tokens competed at its first token, and log p of the best less that of the last.
+        groups: the prompt of each item.
+        answers: the id of the answer of each item.
+        hallucinated, supported: the weight of each item in either class, ``[n]``.
+        log_prob: the sum of log p over its tokens.
+        tokens: its number of tokens.
+        position: the number of the answer's tokens before it.
+        relative_position: the position as a share of the answer's tokens.
+        candidates, spread: the number of tokens that competed at its first token, and log p of the best minus log p of
+            the last of them.
         consecutive, to_pre_norm, to_post_norm: ``[n, L]``, as in :class:`.LayerProfile`.
-        bare: the same items after the prompt without its source, if they were fed so too.
+        without_source: the same items after the prompt without its source, if measured.
     """
 
     level: Level
@@ -51,43 +71,43 @@ class Items:
     first_entropy: Floats
     first_margin: Floats
     position: Floats
-    place: Floats
+    relative_position: Floats
     candidates: Floats
     spread: Floats
     consecutive: Floats
     to_pre_norm: Floats
     to_post_norm: Floats
-    bare: Items | None = None
+    without_source: Items | None = None
 
     @property
     def num_layers(self) -> int:
-        """L."""
+        """L, the number of layers."""
         return int(self.consecutive.shape[1])
 
     @property
     def both_classes(self) -> bool:
-        """Whether there are hallucinated and supported ones."""
+        """Whether there are hallucinated and supported items."""
         return bool(len(self.groups) and self.hallucinated.any() and self.supported.any())
 
     def con_mlds(self, window: tuple[int, int]) -> Floats:
-        """ConMLDS of each for layers m..n, ``[n]``."""
+        """The ConMLDS of each item for layers m..n, ``[n]``."""
         return con_mlds_of(self.consecutive.T, window)
 
     def f_mlds(self, window: tuple[int, int], final: FinalLayer) -> Floats:
-        """fMLDS of each for layers m..n, ``[n]``; n < L."""
+        """The fMLDS of each item for layers m..n with n < L, ``[n]``."""
         return f_mlds_of((self.to_pre_norm if final == "pre_norm" else self.to_post_norm).T, window)
 
 
 class _Rows:
-    """Items in the making."""
+    """Collects items."""
 
     def __init__(self, level: Level) -> None:
         self.level = level
         self.groups: list[str] = []
         self.answers: list[str] = []
-        self.columns: list[list[float]] = []
+        self.statistics: list[Statistics] = []
         self.layers: list[LayerProfile] = []
-        self.bare: _Rows | None = None
+        self.without_source: _Rows | None = None
 
     def add(
         self,
@@ -104,52 +124,65 @@ class _Rows:
         count = end - start
         self.groups.append(forced.record.group)
         self.answers.append(forced.record.id)
-        self.columns.append(
-            [
-                hallucinated,
-                supported,
-                sum(log_probs),
-                count,
-                min(log_probs),
-                sum(profile.entropies[start:end]) / count,
-                sum(margins) / count,
-                profile.entropies[start],
-                margins[0],
-                start,
-                start / len(profile.token_ids),
-                profile.competing[start],
-                profile.spreads[start],
-            ]
+        self.statistics.append(
+            Statistics(
+                hallucinated=hallucinated,
+                supported=supported,
+                log_prob=sum(log_probs),
+                tokens=count,
+                min_log_prob=min(log_probs),
+                mean_entropy=sum(profile.entropies[start:end]) / count,
+                mean_margin=sum(margins) / count,
+                first_entropy=profile.entropies[start],
+                first_margin=margins[0],
+                position=start,
+                relative_position=start / len(profile.token_ids),
+                candidates=profile.competing[start],
+                spread=profile.spreads[start],
+            )
         )
         if layers is not None:
             self.layers.append(layers)
-        if forced.bare is not None:
-            self.bare = self.bare or _Rows(self.level)
-            same = None if layers is None else forced.bare.profile.span(start, end)
-            self.bare.add(forced.bare, start, end, same, hallucinated, supported)
+        if forced.without_source is not None:
+            self.without_source = self.without_source or _Rows(self.level)
+            same = None if layers is None else forced.without_source.profile.span(start, end)
+            self.without_source.add(forced.without_source, start, end, same, hallucinated, supported)
 
     def add_tokens(self, forced: TeacherForced) -> None:
-        """Each token of an answer."""
+        """Add each token of an answer."""
         for at, (hallucinated, supported) in enumerate(token_labels(forced)):
             self.add(forced, at, at + 1, None, hallucinated, supported)
         self.layers.append(forced.profile.tokens)
-        if forced.bare is not None and self.bare is not None:
-            self.bare.layers.append(forced.bare.profile.tokens)
+        if forced.without_source is not None and self.without_source is not None:
+            self.without_source.layers.append(forced.without_source.profile.tokens)
 
     def items(self) -> Items:
-        columns = np.array(self.columns, dtype=np.float64).reshape(len(self.columns), 13)
-        layers = (
-            np.concatenate([getattr(layer, name).numpy().T for layer in self.layers]).astype(np.float64)
-            if self.layers
-            else np.zeros((0, 0))
-            for name in ("consecutive", "to_pre_norm", "to_post_norm")
+        columns = {
+            field.name: np.array([getattr(one, field.name) for one in self.statistics], dtype=np.float64)
+            for field in fields(Statistics)
+        }
+        layers = self.layers
+        return Items(
+            level=self.level,
+            groups=self.groups,
+            answers=self.answers,
+            **columns,
+            consecutive=_stacked([layer.consecutive for layer in layers]),
+            to_pre_norm=_stacked([layer.to_pre_norm for layer in layers]),
+            to_post_norm=_stacked([layer.to_post_norm for layer in layers]),
+            without_source=None if self.without_source is None else self.without_source.items(),
         )
-        items = Items(self.level, self.groups, self.answers, *columns.T, *layers)
-        return items if self.bare is None else replace(items, bare=self.bare.items())
+
+
+def _stacked(profiles: Sequence[Tensor]) -> Floats:
+    """``[L, items]`` of each profile, put together as ``[n, L]``."""
+    if not profiles:
+        return np.zeros((0, 0))
+    return np.concatenate([profile.numpy().T for profile in profiles]).astype(np.float64)
 
 
 def collect(answers: Iterable[TeacherForced]) -> dict[Level, Items]:
-    """The items of every level that the labels allow: answers that are labelled as a whole, spans and characters."""
+    """The items of every labelled level: answers labelled as a whole, spans, and characters."""
     rows: dict[Level, _Rows] = {level: _Rows(level) for level in ("answer", "span", "character")}
     for forced in answers:
         if forced.record.label is not None:
@@ -158,7 +191,7 @@ def collect(answers: Iterable[TeacherForced]) -> dict[Level, Items]:
         if forced.record.spans is None:
             continue
         for span in spans(forced):
-            # one label for a span: hallucinated if a part of it is
+            # a span is hallucinated if any part of it is
             label = int(span.hallucinated > 0)
             rows["span"].add(forced, span.start, span.end, span.layers, label, 1 - label)
         rows["character"].add_tokens(forced)

@@ -10,18 +10,19 @@ import numpy as np
 
 from cocoa_engine.errors import LabelledDataError
 from cocoa_engine.optional import need
+from cocoa_engine.studies.signal.record import PairedRecord
 
 
 class PairedTest(NamedTuple):
-    """Wilcoxon's signed-rank test on N pairs, with the sign that its effect size hides.
+    """Wilcoxon's signed-rank test on N pairs, with the direction of the difference.
 
     Attributes:
         pairs: N.
-        z: the normal approximation's statistic; above 0 where the supported answers score higher.
+        z: the statistic of the normal approximation, positive if the supported answers score higher.
         effect_size: r = abs(Z) / sqrt(N).
-        p_two_sided: what the paper reports: it does not say in which direction.
-        p_right: one-sided, that supported answers score higher.
-        right: share of pairs whose supported answer scores higher; ties count half.
+        p_two_sided: the two-sided p value, as the paper reports it, which does not show the direction.
+        p_right: the one-sided p value that supported answers score higher.
+        right: the share of pairs whose supported answer scores higher; ties count half.
     """
 
     pairs: int
@@ -31,6 +32,17 @@ class PairedTest(NamedTuple):
     p_right: float
     right: float
 
+    def record(self) -> PairedRecord:
+        """The test as plain data."""
+        return {
+            "pairs": self.pairs,
+            "z": self.z,
+            "effect_size": self.effect_size,
+            "p_two_sided": self.p_two_sided,
+            "p_right": self.p_right,
+            "right": self.right,
+        }
+
 
 def paired_test(supported: Sequence[float], hallucinated: Sequence[float]) -> PairedTest:
     """Whether supported answers score higher than hallucinated ones to the same prompts.
@@ -39,7 +51,7 @@ def paired_test(supported: Sequence[float], hallucinated: Sequence[float]) -> Pa
         supported, hallucinated: scores of N pairs, higher is better.
 
     Raises:
-        LabelledDataError: there are no pairs, or their scores do not differ at all.
+        LabelledDataError: there are no pairs, or no pair's scores differ.
         MissingExtraError: scipy is not installed.
     """
     stats = need("scipy.stats", extra="risk", what="the signed-rank test")

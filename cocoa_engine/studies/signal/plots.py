@@ -1,21 +1,21 @@
-"""Pictures of the measurement: how well each indicator ranks, and how scores of either class are spread."""
+"""Plots of the signal study: how well each score ranks, and the distribution of scores in either class."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.optional import need
 from cocoa_engine.studies.signal.indicators import Layers, composites
-from cocoa_engine.studies.signal.items import Items, Level
+from cocoa_engine.studies.signal.items import Items
+from cocoa_engine.studies.signal.record import Level, LevelRecord, SignalRecord
 
 
-def draw(record: Mapping[str, Any], items: Mapping[Level, Items], config: CocoaConfig, folder: Path) -> list[Path]:
-    """Draw the pictures into a folder; returns their files.
+def draw(record: SignalRecord, items: Mapping[Level, Items], config: CocoaConfig, folder: Path) -> list[Path]:
+    """Draw the plots into a folder, and return their files.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -29,18 +29,18 @@ def draw(record: Mapping[str, Any], items: Mapping[Level, Items], config: CocoaC
     return files
 
 
-def _ranking(level: str, one: Mapping[str, Any], folder: Path) -> Path:
-    """A bar from the low to the high end of each indicator's AUROC."""
+def _ranking(level: str, one: LevelRecord, folder: Path) -> Path:
+    """The AUROC of each score with its bootstrap interval."""
     from matplotlib.figure import Figure
 
     rows = list(one["ranking"].items())[::-1]
     figure = Figure(figsize=(7, 0.32 * len(rows) + 1.2), layout="constrained")
     axes = figure.subplots()
-    for place, (_, row) in enumerate(rows):
-        interval = row["auroc"]
-        if interval["low"] is not None:
-            axes.plot([interval["low"], interval["high"]], [place, place], color="tab:blue", linewidth=3)
-        axes.plot(interval["estimate"], place, "o", color="black", markersize=4)
+    for height, (_, row) in enumerate(rows):
+        low, high = row["auroc"]["low"], row["auroc"]["high"]
+        if low is not None and high is not None:
+            axes.plot([low, high], [height, height], color="tab:blue", linewidth=3)
+        axes.plot(row["auroc"]["estimate"], height, "o", color="black", markersize=4)
     axes.axvline(0.5, color="grey", linestyle=":")
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.set_xlabel(f"AUROC by {level}, 95 % bootstrap interval over prompts")
@@ -50,7 +50,7 @@ def _ranking(level: str, one: Mapping[str, Any], folder: Path) -> Path:
 
 
 def _scores(items: Items, config: CocoaConfig, folder: Path) -> Path:
-    """Histograms of the four composite scores, supported against hallucinated."""
+    """Histograms of the four composite scores for supported and hallucinated items."""
     from matplotlib.figure import Figure
 
     values = composites(items, Layers.of(config, items.num_layers), config.alpha, config.span_log_prob)

@@ -1,39 +1,57 @@
-"""The measurement as a whole: from items to a record of figures, and that record as Markdown."""
+"""The report of the signal study: a record of all values, and the record as Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.equations import SpanLogProb
 from cocoa_engine.studies.signal.indicators import Layers, composites, indicators, layer_choices, means, pairs, parts
-from cocoa_engine.studies.signal.items import Floats, Items, Level
+from cocoa_engine.studies.signal.items import Floats, Items
 from cocoa_engine.studies.signal.paired import PairedTest, paired_test
 from cocoa_engine.studies.signal.ranking import Bootstrap, Interval, Ranked, caution
+from cocoa_engine.studies.signal.record import (
+    About,
+    BoundaryRow,
+    IntervalRecord,
+    LayerRow,
+    Level,
+    LevelRecord,
+    PairedRecord,
+    RankingRow,
+    SignalRecord,
+)
 
-RIVALS = ("-log p", "-mean log p")
-"""What everything is compared with: log p_S, which is in every composite score, and the same by length. Where context
-lift is measured, also the raw risk, fMLDS."""
+LENGTH_RULES: tuple[SpanLogProb, ...] = ("sum", "mean")
+
+BASELINES = ("-log p", "-mean log p")
+"""The scores that every other score is compared with: log p_S, which is part of every composite score, and its mean per
+token. If context lift is measured, fMLDS is added."""
 
 
-def measure(items: Mapping[Level, Items], config: CocoaConfig, *, draws: int = 1000, seed: int = 0) -> dict[str, Any]:
-    """Everything that the report says, as plain values.
+def measure(
+    about: About, items: Mapping[Level, Items], config: CocoaConfig, *, draws: int = 1000, seed: int = 0
+) -> SignalRecord:
+    """All values of the report, as plain data.
 
     Args:
-        items: of each level.
-        config: the layers, alpha and length rule that are the paper's or one's own.
-        draws: of the bootstrap.
-        seed: of those.
+        about: what is measured.
+        items: the items of each level.
+        config: the settings; layers, alpha and the rule for log p_S are used.
+        draws: draws of the bootstrap.
+        seed: seed of the bootstrap.
     """
-    levels, left_out = {}, {}
-    for level, those in items.items():
-        if those.both_classes:
-            levels[level] = _level(those, Layers.of(config, those.num_layers), config, draws, seed)
-        elif those.groups:
-            left_out[level] = f"every one is {'hallucinated' if those.hallucinated.any() else 'supported'}"
+    levels: dict[Level, LevelRecord] = {}
+    left_out: dict[Level, str] = {}
+    for level, level_items in items.items():
+        if level_items.both_classes:
+            levels[level] = _level(level_items, Layers.of(config, level_items.num_layers), config, draws, seed)
+        elif level_items.groups:
+            left_out[level] = f"all are {'hallucinated' if level_items.hallucinated.any() else 'supported'}"
         else:
-            left_out[level] = "none is labelled"
+            left_out[level] = "they are not labelled"
     return {
+        "about": about,
         "alpha": config.alpha,
         "span_log_prob": config.span_log_prob,
         "draws": draws,
@@ -43,19 +61,19 @@ def measure(items: Mapping[Level, Items], config: CocoaConfig, *, draws: int = 1
     }
 
 
-def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: int) -> dict[str, Any]:
+def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: int) -> LevelRecord:
     bootstrap = Bootstrap(items.groups, draws, seed)
     ranked = {
         name: Ranked(values, items.hallucinated, items.supported)
         for name, values in indicators(items, layers, config.alpha, config.span_log_prob).items()
     }
-    against = RIVALS if items.bare is None else (*RIVALS, "fMLDS")
-    rivals = [name for name in against if name in ranked]
-    rows = {
+    candidates = BASELINES if items.without_source is None else (*BASELINES, "fMLDS")
+    baselines = [name for name in candidates if name in ranked]
+    rows: dict[str, RankingRow] = {
         name: {
-            "auroc": bootstrap.interval(one, "auroc")._asdict(),
-            "auprc": bootstrap.interval(one, "auprc")._asdict(),
-            "less": {rival: bootstrap.difference(one, ranked[rival], "auroc")._asdict() for rival in rivals},
+            "auroc": bootstrap.interval(one, "auroc").record(),
+            "auprc": bootstrap.interval(one, "auprc").record(),
+            "less": {name: bootstrap.difference(one, ranked[name], "auroc").record() for name in baselines},
         }
         for name, one in ranked.items()
     }
@@ -68,50 +86,49 @@ def _level(items: Items, layers: Layers, config: CocoaConfig, draws: int, seed: 
         "share_hallucinated": positive / (positive + negative),
         "middle_layers": list(layers.window),
         "final_layer": layers.final,
-        "rivals": rivals,
+        "rivals": baselines,
         "ranking": rows,
         "paired": _paired(items, layers, config),
         "layers": {} if items.level == "character" else _layers(items, layers, config, bootstrap),
     }
 
 
-def _paired(items: Items, layers: Layers, config: CocoaConfig) -> dict[str, Any]:
+def _paired(items: Items, layers: Layers, config: CocoaConfig) -> dict[str, PairedRecord]:
     sides = [] if items.level == "character" else pairs(items)
     if len(sides) < 2:
         return {}
     values = {**composites(items, layers, config.alpha, config.span_log_prob), **parts(items, layers)}
     values["mean log p alone"] = items.log_prob / items.tokens
-    return {name: _test(score, sides)._asdict() for name, score in values.items()}
+    return {name: _test(score, sides).record() for name, score in values.items()}
 
 
 def _test(score: Floats, sides: list[tuple[list[int], list[int]]]) -> PairedTest:
     return paired_test(means(score, [good for good, _ in sides]), means(score, [bad for _, bad in sides]))
 
 
-def _layers(items: Items, own: Layers, config: CocoaConfig, bootstrap: Bootstrap) -> dict[str, Any]:
-    """AUROC of the disagreement alone and of CoCoA-SIG by either length rule, for each choice of layers."""
+def _layers(items: Items, configured: Layers, config: CocoaConfig, bootstrap: Bootstrap) -> dict[str, LayerRow]:
+    """The AUROC of both MLDS, and of CoCoA-SIG with both rules for log p_S, for each choice of layers."""
     sides = pairs(items)
-    rows: dict[str, Any] = {}
-    for name, layers in layer_choices(items.num_layers, own).items():
+    rows: dict[str, LayerRow] = {}
+    for name, layers in layer_choices(items.num_layers, configured).items():
         f = items.f_mlds(layers.window, layers.final)
         values = {"ConMLDS": items.con_mlds(layers.window), "fMLDS": f}
-        for length in ("sum", "mean"):
-            score = composites(items, layers, config.alpha, length)["CoCoA-SIG, fMLDS"]
-            values[f"CoCoA-SIG, fMLDS, {length}"] = -score
+        for length in LENGTH_RULES:
+            values[f"CoCoA-SIG, fMLDS, {length}"] = -composites(items, layers, config.alpha, length)["CoCoA-SIG, fMLDS"]
         rows[name] = {
             "middle_layers": list(layers.window),
             "final_layer": layers.final,
             "auroc": {
-                figure: bootstrap.interval(Ranked(risk, items.hallucinated, items.supported), "auroc")._asdict()
-                for figure, risk in values.items()
+                score: bootstrap.interval(Ranked(risk, items.hallucinated, items.supported), "auroc").record()
+                for score, risk in values.items()
             },
-            "paired_f_mlds": _test(-f, sides)._asdict() if len(sides) > 1 else None,
+            "paired_f_mlds": _test(-f, sides).record() if len(sides) > 1 else None,
         }
     return rows
 
 
-def to_markdown(record: Mapping[str, Any]) -> str:
-    """The record as tables."""
+def to_markdown(record: SignalRecord) -> str:
+    """The record as Markdown tables."""
     about = record["about"]
     lines = [
         f"# Does the signal work? On {about['format']}",
@@ -144,15 +161,19 @@ def to_markdown(record: Mapping[str, Any]) -> str:
             lines += _paired_table(level, one["paired"])
         if one["layers"]:
             lines += _layer_table(one["layers"])
-    lines += [line for level, why in record["left_out"].items() for line in ("", f"Nothing by {level}: {why}.")]
+    lines += [
+        line
+        for level, why in record["left_out"].items()
+        for line in ("", f"{level.capitalize()}s are left out: {why}.")
+    ]
     if record.get("boundaries"):
         lines += boundary_table(record["boundaries"])
     elif "boundaries" in record:
-        lines += ["", "Nothing on where spans end: no character is hallucinated, or none is supported."]
+        lines += ["", "Span boundaries are not compared: the characters are all supported or all hallucinated."]
     return "\n".join([*lines, ""])
 
 
-def _paired_table(level: str, paired: Mapping[str, Any]) -> list[str]:
+def _paired_table(level: str, paired: Mapping[str, PairedRecord]) -> list[str]:
     what = "first supported and first hallucinated answer" if level == "answer" else "supported and hallucinated spans"
     lines = [
         "",
@@ -170,41 +191,41 @@ def _paired_table(level: str, paired: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _layer_table(layers: Mapping[str, Any]) -> list[str]:
-    figures = list(next(iter(layers.values()))["auroc"])
+def _layer_table(layers: Mapping[str, LayerRow]) -> list[str]:
+    scores = list(next(iter(layers.values()))["auroc"])
     lines = [
         "",
         "AUROC by choice of layers and length rule (ConMLDS does not see the final layer):",
         "",
-        f"| layers | m..n | {' | '.join(figures)} | -fMLDS alone, paired: Z, r |",
-        f"| {' | '.join(['---'] * (len(figures) + 3))} |",
+        f"| layers | m..n | {' | '.join(scores)} | -fMLDS alone, paired: Z, r |",
+        f"| {' | '.join(['---'] * (len(scores) + 3))} |",
     ]
     for name, row in layers.items():
         m, n = row["middle_layers"]
         test = row["paired_f_mlds"]
         paired = f"{test['z']:+.2f}, {test['effect_size']:.3f}" if test else "–"
-        cells = " | ".join(_shown(row["auroc"][figure]) for figure in figures)
+        cells = " | ".join(_shown(row["auroc"][score]) for score in scores)
         lines.append(f"| {name} | {m}..{n} | {cells} | {paired} |")
     return lines
 
 
-def boundary_table(boundaries: Mapping[str, Any]) -> list[str]:
-    """What :meth:`~cocoa_engine.studies.signal.boundaries.Cuts.measure` found, as lines."""
-    figures = list(next(iter(boundaries.values()))["auroc"])
+def boundary_table(boundaries: Mapping[str, BoundaryRow]) -> list[str]:
+    """The result of :meth:`~cocoa_engine.studies.signal.boundaries.Cuts.measure` as lines of Markdown."""
+    scores = list(next(iter(boundaries.values()))["auroc"])
     lines = [
         "",
         "## Where spans end",
         "",
-        "AUROC by character, each with the figure of its span; branches of `left` and `right` grown by the model.",
+        "AUROC by character, each with the score of its span; branches of `left` and `right` grown by the model.",
         "",
-        f"| spans | how many | tokens each | {' | '.join(figures)} |",
-        f"| {' | '.join(['---'] * (3 + len(figures)))} |",
+        f"| spans | how many | tokens each | {' | '.join(scores)} |",
+        f"| {' | '.join(['---'] * (3 + len(scores)))} |",
     ]
     for cut, row in boundaries.items():
-        cells = " | ".join(_shown(row["auroc"][figure]) for figure in figures)
+        cells = " | ".join(_shown(row["auroc"][score]) for score in scores)
         lines.append(f"| {cut} | {row['spans']:,} | {row['tokens_per_span']:.1f} | {cells} |")
     return lines
 
 
-def _shown(interval: Mapping[str, Any], form: str = ".3f") -> str:
+def _shown(interval: IntervalRecord, form: str = ".3f") -> str:
     return Interval(**interval).shown(form)

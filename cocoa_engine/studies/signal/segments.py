@@ -1,4 +1,4 @@
-"""Labelled answers as items to tell apart: whole answers, their spans between risk points, their tokens."""
+"""Labelled answers, teacher-forced, and their parts: whole answers, spans between risk points, tokens."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TeacherForced:
-    """A labelled answer that was fed to the model.
+    """A labelled answer that was fed to the model (teacher forcing).
 
     Attributes:
         record: the answer.
-        profile: what was measured of its tokens.
-        ends: where the characters of each token end in the record's text.
-        bare: the same tokens after the prompt without its source, if that was asked for.
-        candidates: of each token, the spans that decoding would weigh there, if that was asked for; none where no
-            tokens compete, or the method grows none.
+        profile: the statistics of its tokens.
+        ends: for each token, the offset after its last character in the record's text.
+        without_source: the same tokens after the prompt without its source, if requested.
+        candidates: for each token, the candidate spans that decoding would compare there, if requested. Empty where no
+            tokens compete, or if the method grows no branches.
     """
 
     record: LabelledText
     profile: TextProfile
     ends: list[int]
-    bare: TeacherForced | None = None
+    without_source: TeacherForced | None = None
     candidates: Sequence[list[Candidate]] | None = None
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Some tokens of an answer as one span.
+    """Consecutive tokens of an answer as one span.
 
     Attributes:
-        start, end: the tokens, the end exclusive.
-        layers: of the mean-pooled span.
-        hallucinated, supported: how many of its characters are, white space aside; for a whole answer with one label,
+        forced: the answer.
+        start, end: the range of tokens, the end exclusive.
+        layers: the disagreements of the mean-pooled span.
+        hallucinated, supported: the number of such characters, without white space. For a whole answer with one label,
             1 and 0 or 0 and 1.
     """
 
@@ -63,19 +64,21 @@ def force(
     config: CocoaConfig,
     *,
     chat: bool = False,
-    bare: bool = False,
+    without_source: bool = False,
     grow: bool = False,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Iterator[TeacherForced]:
-    """Feed labelled answers to a model, each after its prompt; neighbours with the same prompt share its encoding.
+    """Feed labelled answers to a model, each after its prompt. Consecutive answers share the encoding of their prompt.
 
     Args:
-        config: its ``gamma`` and ``max_candidates`` say which tokens compete; for ``grow`` all that says how branches
-            grow counts.
-        chat: ask as a chat, with the model's template, instead of as a text to continue.
-        bare: feed each answer once more, after its prompt without the source.
-        grow: grow the candidates at every risk point.
-        advance: told how many answers were fed.
+        engine: the engine with the model.
+        records: the labelled answers.
+        config: the settings. ``gamma`` and ``max_candidates`` define which tokens compete; with ``grow``, every setting
+            of branches is used.
+        chat: ask through the model's chat template instead of as text to continue.
+        without_source: also feed each answer after its prompt without the source.
+        grow: also grow the candidates at every risk point.
+        advance: called with the number of answers fed since the last call.
 
     Raises:
         PromptError: an answer does not fit the context window after its prompt.
@@ -83,30 +86,28 @@ def force(
     profiler = Profiler(engine.session, config)
     grower = Grower(engine.session, config) if grow and METHODS[config.method].branches else None
     for _, same in groupby(records, key=lambda record: record.prompt):
-        together = list(same)
-        first = together[0]
-        prompt = _prompt(engine, first, chat)
-        # a plain prompt ends with a colon, which a space follows; the answer's offsets count from its own first letter
-        leads = ["" if chat or record.text[0].isspace() else " " for record in together]
-        texts = [lead + record.text for lead, record in zip(leads, together, strict=True)]
+        batch = list(same)
+        prompt = _prompt(engine, batch[0], chat)
+        # a plain prompt ends with a colon, so a space has to follow; offsets count from the answer's first letter
+        leads = ["" if chat or record.text[0].isspace() else " " for record in batch]
+        texts = [lead + record.text for lead, record in zip(leads, batch, strict=True)]
         profiles = profiler(prompt, texts)
-        without: Sequence[TextProfile | None] = [None] * len(together)
-        if bare:
-            bare_prompt = _prompt(engine, first.without_source(), chat)
-            without = profiler(bare_prompt, [profile.token_ids for profile in profiles])
         ids = [profile.token_ids for profile in profiles]
-        grown: Sequence[list[list[Candidate]] | None] = [None] * len(together)
+        sourceless: Sequence[TextProfile | None] = [None] * len(batch)
+        if without_source:
+            sourceless = profiler(_prompt(engine, batch[0].without_source(), chat), ids)
+        grown: Sequence[list[list[Candidate]] | None] = [None] * len(batch)
         if grow:
             grown = [[[] for _ in each] for each in ids] if grower is None else grower(profiles[0].prompt, ids)
-        for record, lead, text, profile, alone, candidates in zip(
-            together, leads, texts, profiles, without, grown, strict=True
+        for record, lead, text, profile, other, candidates in zip(
+            batch, leads, texts, profiles, sourceless, grown, strict=True
         ):
-            dropped = text[0].isspace() and not profile.text[:1].isspace()
+            dropped = text[0].isspace() and not profile.text[:1].isspace()  # by the tokenizer
             shift = len(lead) - dropped
             ends = [min(max(end - shift, 0), len(record.text)) for end in profile.ends]
-            bare_one = None if alone is None else TeacherForced(record, alone, ends)
-            yield TeacherForced(record, profile, ends, bare_one, candidates)
-        advance(len(together))
+            forced_other = None if other is None else TeacherForced(record, other, ends)
+            yield TeacherForced(record, profile, ends, forced_other, candidates)
+        advance(len(batch))
 
 
 def _prompt(engine: CocoaEngine, record: LabelledText, chat: bool) -> str | list[int]:
@@ -114,17 +115,18 @@ def _prompt(engine: CocoaEngine, record: LabelledText, chat: bool) -> str | list
 
 
 def answer(forced: TeacherForced) -> Segment:
-    """The whole answer as one span, with its one label."""
+    """The whole answer as one segment, with its label as a whole."""
     count = len(forced.profile.token_ids)
     label = bool(forced.record.label)
     return Segment(forced, 0, count, forced.profile.span(0, count), int(label), int(not label))
 
 
 def spans(forced: TeacherForced) -> Iterator[Segment]:
-    """The answer cut where more than one token competed, as decoding cuts it; spans of white space are left out.
+    """The answer divided at its risk points. Spans of white space are left out.
 
-    Decoding ends a span at the latest of its rivals' next risk points; here there are no rivals, so it ends at its own.
-    It is also cut before a token that is not the most probable one: no decode would have gone on with that.
+    Decoding ends a span at the latest of its candidates' next risk points. A given text has no other candidates, so a
+    span ends at its own next risk point. It also ends before a token that is not the most probable one, which no decode
+    would have continued with.
     """
     count = len(forced.profile.token_ids)
     cuts = [at for at in range(count) if at == 0 or begins_span(forced.profile, at)]
@@ -135,7 +137,7 @@ def spans(forced: TeacherForced) -> Iterator[Segment]:
 
 
 def begins_span(profile: TextProfile, at: int) -> bool:
-    """Whether several tokens compete for a place, or the text takes another one than the most probable."""
+    """Whether several tokens compete at a position, or the text's token is not the most probable one."""
     return profile.competing[at] > 1 or profile.gaps[at] > 0
 
 
@@ -152,5 +154,5 @@ def _characters(forced: TeacherForced, start: int, end: int) -> tuple[int, int]:
 
 
 def token_labels(forced: TeacherForced) -> Sequence[tuple[int, int]]:
-    """Of each token, how many of its characters are hallucinated and supported, white space aside."""
+    """For each token, the number of its hallucinated and of its supported characters, without white space."""
     return [_characters(forced, at, at + 1) for at in range(len(forced.ends))]

@@ -35,7 +35,7 @@ def entry_point(tmp_path: Path) -> Path:
 def cocoa(engine: CocoaEngine, entry_point: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Runs ``cocoa`` with some arguments in this process, on the model of the other tests."""
     monkeypatch.syspath_prepend(str(entry_point))
-    plugins.plugged_commands.cache_clear()
+    plugins.plugin_commands.cache_clear()
     plugins.load_command.cache_clear()
     monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: engine)
     monkeypatch.setenv("COLUMNS", "120")

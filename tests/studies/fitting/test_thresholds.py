@@ -31,7 +31,7 @@ def test_recall_and_precision_are_reached_and_no_better_threshold_is(
     if good:
         assert for_precision(risks, labels, target) == min(good)
     else:
-        with pytest.raises(CalibrationError, match="the highest there is"):
+        with pytest.raises(CalibrationError, match="the highest is"):
             for_precision(risks, labels, target)
 
 

@@ -8,7 +8,7 @@ from sklearn.metrics import roc_auc_score
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_engine.datasets import LabelledSpan, LabelledText
 from cocoa_engine.scoring.text_profile import Profiler
-from cocoa_engine.studies.signal.boundaries import CUTS, FIGURES, Cut, Cuts, Cutter, cut_every_way
+from cocoa_engine.studies.signal.boundaries import CUTS, SCORES, Cut, Cuts, Cutter, cut_every_way
 from cocoa_engine.studies.signal.report import boundary_table
 from cocoa_engine.studies.signal.segments import TeacherForced, force, spans, token_labels
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -52,7 +52,7 @@ def test_every_cut_speaks_of_the_same_characters(engine: CocoaEngine) -> None:
     found = cuts.measure(draws=20, seed=0)
     labels, weights = [1] * count + [0] * count, [*cuts.hallucinated, *cuts.supported]
     for cut in CUTS:
-        for figure in FIGURES:
+        for figure in SCORES:
             expected = roc_auc_score(labels, cuts.values[cut][figure] * 2, sample_weight=weights)
             assert found[cut]["auroc"][figure]["estimate"] == pytest.approx(expected)
     assert sum(line.startswith(tuple(f"| {cut} |" for cut in CUTS)) for line in boundary_table(found)) == len(CUTS)

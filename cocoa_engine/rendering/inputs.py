@@ -1,0 +1,116 @@
+"""What the renderings read, as protocols. They import no result type, so that result types can call them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.spans import Span, Usage
+
+
+class Answer(Protocol):
+    """An answer with its spans; :class:`~cocoa_engine.results.Generation` is one."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def spans(self) -> Sequence[Span]: ...
+
+    @property
+    def config(self) -> CocoaConfig: ...
+
+    @property
+    def usage(self) -> Usage: ...
+
+    @property
+    def finish_reason(self) -> str | None: ...
+
+    @property
+    def model_name(self) -> str | None: ...
+
+    @property
+    def answer_risk(self) -> float | None: ...
+
+    @property
+    def calibrated(self) -> bool: ...
+
+    @property
+    def max_risk(self) -> float: ...
+
+    @property
+    def mean_risk(self) -> float: ...
+
+    def model_dump_json(self) -> str:
+        """The whole answer as JSON."""
+        ...
+
+
+class LayerDisagreement(Protocol):
+    """Disagreement about one span, layer by layer; :class:`~cocoa_engine.results.LayerCurve` is one."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def consecutive(self) -> Sequence[float]: ...
+
+    @property
+    def to_final(self) -> Sequence[float]: ...
+
+    @property
+    def middle_layers(self) -> tuple[int, int]: ...
+
+    @property
+    def final_layer(self) -> Literal["post_norm", "pre_norm"]: ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def con_mlds(self) -> float: ...
+
+    @property
+    def f_mlds(self) -> float: ...
+
+
+class ReliabilityBin(Protocol):
+    """Items of similar risk."""
+
+    @property
+    def items(self) -> int: ...
+
+    @property
+    def mean_risk(self) -> float: ...
+
+    @property
+    def share_hallucinated(self) -> float: ...
+
+
+class Reliability(Protocol):
+    """How well a risk is calibrated; :class:`~cocoa_engine.calibration.calibrator.Validation` says it."""
+
+    @property
+    def items(self) -> int: ...
+
+    @property
+    def prompts(self) -> int: ...
+
+    @property
+    def hallucinated(self) -> int: ...
+
+    @property
+    def brier(self) -> float: ...
+
+    @property
+    def brier_of_base_rate(self) -> float: ...
+
+    @property
+    def ece(self) -> float: ...
+
+    @property
+    def reliability(self) -> Sequence[ReliabilityBin]: ...
+
+    @property
+    def division(self) -> str: ...

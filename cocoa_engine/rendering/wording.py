@@ -1,0 +1,186 @@
+"""Words that every rendering shares: names of statistics, summaries of an answer, text made safe to show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.rendering.inputs import Answer
+from cocoa_engine.rendering.scale import RiskScale
+from cocoa_engine.spans import Candidate, Measured, Span
+
+METRIC_NAMES = {"f_mlds": "fMLDS", "con_mlds": "ConMLDS"}
+FINISH_REASONS = {
+    "stop": "stopped as asked",
+    "eos": "ended by the model",
+    "length": "cut off by max_new_tokens",
+    "risk": "stopped by max_risk",
+}
+
+REACHED = "reached max_risk"
+
+_TITLES_AND_FORMATS = {
+    "log_prob": ("log p", ".2f"),
+    "con_mlds": ("ConMLDS", ".3f"),
+    "f_mlds": ("fMLDS", ".3f"),
+    "score": ("score", ".2f"),
+    "penalty": ("penalty", ".2f"),
+}
+# the risk has a row of its own; self-information is -log p
+_NOT_LISTED = {"risk", "self_information"}
+
+# C0 controls except tab and newline become their Unicode pictures, DEL likewise, C1 controls a replacement character.
+# Characters that reverse the direction of text invisibly are shown by name.
+_CONTROLS: dict[int, int | str] = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
+_CONTROLS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+_CONTROLS |= {code: f"<U+{code:04X}>" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+
+
+def safe(text: str) -> str:
+    """The text with its control characters made visible, so that no viewer obeys what a model wrote."""
+    return text.translate(_CONTROLS)
+
+
+def visible(text: str) -> str:
+    """A span's text on one line, with visible line ends and visible spaces at both ends."""
+    text = safe(text).replace("\n", "\\n").replace("\t", "\\t")
+    if not text:
+        return "(end)"
+    core = text.strip(" ")
+    before = len(text) - len(text.lstrip(" ")) if core else len(text)
+    after = len(text) - before - len(core)
+    return "␣" * before + core + "␣" * after
+
+
+def split_whitespace(text: str) -> tuple[str, str, str]:
+    """The white space before a text, the text itself, and the white space after it. Only the text is marked."""
+    core = text.strip()
+    if not core:
+        return text, "", ""
+    start = text.index(core)
+    return text[:start], core, text[start + len(core) :]
+
+
+def words_before(text: str, offset: int, length: int = 24) -> str:
+    """The last words before an offset, on one line."""
+    words = safe(" ".join(text[:offset].split()))
+    if len(words) <= length:
+        return words
+    last = words[-length:]
+    return "…" + (last.partition(" ")[2] or last)
+
+
+def answer_names(answers: Sequence[Answer]) -> list[str]:
+    """A name for each answer: its method, and every other setting in which the answers differ."""
+    configs = [one.config for one in answers]
+    differing = [
+        name
+        for name in CocoaConfig.model_fields
+        if name != "method" and any(getattr(config, name) != getattr(configs[0], name) for config in configs)
+    ]
+    return [", ".join([one.method, *(f"{name} {getattr(one, name)}" for name in differing)]) for one in configs]
+
+
+def describe_scale(answers: Sequence[Answer], scale: RiskScale) -> str:
+    """What the levels of a scale mean in these answers."""
+    if scale.calibrated:
+        return "Risk, calibrated (0 to 1):"
+    metric = " and ".join(dict.fromkeys(METRIC_NAMES[one.config.metric] for one in answers))
+    own = len(answers) == 1 and scale == RiskScale.of(answers[0].spans)
+    texts = "this text's own range" if own else "the range of these texts"
+    words = f"Risk by raw {metric}, not a probability, relative to {texts}:"
+    if not scale.empty:
+        return words
+    return f"{words} {scale.low:.3f} throughout." if any(one.spans for one in answers) else f"{words} no spans."
+
+
+def describe_answer(answer: Answer) -> str:
+    """One line: the size and cost of an answer, why it ended, and its risk as a whole if there is one."""
+    usage = answer.usage
+    counts = (
+        count(usage.completion_tokens, "token"),
+        count(len(answer.spans), "span"),
+        count(usage.risk_points, "risk point"),
+        count(usage.forward_passes, "forward pass", "forward passes"),
+    )
+    reason = answer.finish_reason
+    end = f", {FINISH_REASONS.get(reason, reason)}" if reason else ""
+    risk = answer.answer_risk
+    whole = "" if risk is None else f" Risk of the answer as a whole: {risk:.3f}, calibrated."
+    return f"{answer.config.method}: {', '.join(counts)}{end}.{whole}"
+
+
+def describe_risk(answer: Answer) -> str:
+    """The highest and the mean risk of an answer's spans, and whether they are calibrated."""
+    kind = "calibrated" if answer.calibrated else f"raw {METRIC_NAMES[answer.config.metric]}"
+    return f"highest risk {answer.max_risk:.3f}, mean {answer.mean_risk:.3f} ({kind})"
+
+
+def describe_kind(span: Span) -> str:
+    """How a span was produced."""
+    if span.candidates:
+        return f"kept of {count(len(span.candidates), 'candidate')} that competed"
+    return "a text scored as given" if span.kind == "given" else "no other token competed"
+
+
+def mark(level: int, reached: bool) -> str:
+    """A span's risk as written into text: its level, ``!`` if it reached ``max_risk``, or an empty text."""
+    return f"{level}!" if reached else str(level or "")
+
+
+def any_reached(answers: Iterable[Answer]) -> bool:
+    """Whether any span reached ``max_risk``, so that the legend must explain its mark."""
+    return any(span.reaches_max_risk for one in answers for span in one.spans)
+
+
+class Statistic(NamedTuple):
+    """One row of a span's statistics."""
+
+    name: str
+    value: str
+    meaning: str
+
+
+def statistics(span: Measured, config: CocoaConfig) -> list[Statistic]:
+    """Every statistic of a span or a candidate. Fields without a title here are listed under their own name."""
+    rows = []
+    if isinstance(span, Span):
+        what = "calibrated, 0 to 1" if span.calibrated else f"raw {METRIC_NAMES[config.metric]}, not a probability"
+        rows.append(Statistic("risk", f"{span.risk:.3f}", what))
+    kind = type(span)
+    meanings = {name: field.description for name, field in kind.model_fields.items()}
+    meanings |= {name: field.description for name, field in kind.model_computed_fields.items()}
+    for name, meaning in meanings.items():
+        value = getattr(span, name)
+        if isinstance(value, float) and name not in _NOT_LISTED:
+            title, form = _TITLES_AND_FORMATS.get(name, (name.replace("_", " "), ".3f"))
+            rows.append(Statistic(title, format(value, form), meaning or ""))
+    rows.append(Statistic("tokens", str(len(span.token_ids)), ""))
+    if span.token_entropies:
+        mean = sum(span.token_entropies) / len(span.token_entropies)
+        rows.append(Statistic("entropy", f"{mean:.2f}", "Mean over its tokens, in nats."))
+    return rows
+
+
+CANDIDATE_COLUMNS = ("log p", "ConMLDS", "fMLDS", "score")
+
+
+def candidate_values(candidate: Candidate) -> tuple[str, str, str, str]:
+    """The values of a candidate, in the order of :data:`CANDIDATE_COLUMNS`."""
+    return (
+        f"{candidate.log_prob:.2f}",
+        f"{candidate.con_mlds:.3f}",
+        f"{candidate.f_mlds:.3f}",
+        f"{candidate.score:.2f}",
+    )
+
+
+def describe_choice(candidate: Candidate, kept: bool) -> str:
+    """Whether a candidate was ``kept``, ``greedy`` decoding would have taken it, ``both``, or neither (empty)."""
+    return "both" if kept and candidate.is_greedy else "kept" if kept else "greedy" if candidate.is_greedy else ""
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """A number and its noun."""
+    return f"{number} {one if number == 1 else many or one + 's'}"

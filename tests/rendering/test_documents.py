@@ -1,0 +1,43 @@
+"""The registry of document formats, and what each writes."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+from tests.rendering.made_up import generation
+
+from cocoa_engine import ConfigError
+from cocoa_engine.rendering.documents import DOCUMENTS
+
+FIRST = generation((" Paris", 0.9), (" is it.", 0.1), method="greedy")
+OTHER = generation((" Rome", 0.7), (" is it.", 0.1), method="cocoa-sig")
+
+
+@pytest.mark.parametrize("format", DOCUMENTS)
+def test_every_format_shows_both_answers_and_the_title(format):
+    document = FIRST.render(format, compared=[OTHER], title="Which city?")
+    for part in ("Paris", "Rome", "Which", "greedy", "cocoa-sig"):
+        assert part in document
+
+
+def test_the_shorthands_write_the_same_documents():
+    assert FIRST.render("html", title="Which?") == FIRST.to_html(title="Which?")
+    assert FIRST.render("markdown") == FIRST.to_markdown()
+
+
+def test_markdown_escapes_titles_and_puts_one_answer_below_the_other():
+    lines = FIRST.render("markdown", compared=[OTHER], title="*Which*\ncity?").splitlines()
+    assert lines[0] == r"# \*Which\* city?"
+    assert [line for line in lines if line.startswith("## ")] == ["## greedy", "## cocoa-sig"]
+
+
+def test_svg_is_well_formed_and_fetches_nothing():
+    picture = FIRST.render("svg", title="Which city?")
+    assert ElementTree.fromstring(picture).tag.endswith("svg")
+    assert "@font-face" not in picture
+
+
+def test_an_unknown_format_is_refused():
+    with pytest.raises(ConfigError, match=r"unknown format 'htm' \(did you mean 'html'\?\)"):
+        FIRST.render("htm")

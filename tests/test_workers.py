@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from cocoa_engine import EngineBusyError, Runtime
-from cocoa_integrations.workers import in_worker
+from cocoa_integrations._shared.workers import in_worker
 from tests.engine.test_scheduler import Held, engine_of, prompt
 from tests.idle import assert_idle
 from tests.in_threads import wait_until

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cocoa_engine import CocoaEngine, Generation, Span
-from cocoa_integrations.logprobs import TokenLogprobs
+from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations.tool_calling.reading import Call
 
 

@@ -13,8 +13,8 @@ from llama_index.core.llms import ChatMessage, ImageBlock, MessageRole, TextBloc
 from llama_index_helpers import Listener
 
 from cocoa_engine import CocoaConfig, CocoaEngine, PromptError
+from cocoa_integrations._shared.metadata import all_spans, risk_report
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, CocoaSpanEvent
-from cocoa_integrations.metadata import all_spans, risk_report
 
 QUESTION = [ChatMessage("Name a colour.")]
 AS_DICTS = [{"role": "user", "content": "Name a colour."}]

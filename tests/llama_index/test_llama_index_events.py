@@ -17,8 +17,8 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.types import Thread
 from llama_index_helpers import PROMPT, Listener
 
+from cocoa_integrations._shared.metadata import RISK_KEY, risk_report
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, CocoaSpanEvent, collect_risk
-from cocoa_integrations.metadata import RISK_KEY, risk_report
 
 QUESTION = [ChatMessage("Name a colour.")]
 

@@ -80,7 +80,7 @@ def _content(reading: Reading, text: str) -> str:
     """The text outside of valid calls. It includes invalid calls."""
     for call in reading.invalid:
         logger.warning("invalid tool call: %s", call.error)
-    return "".join([reading.content, *(text[slice(*call.place)] for call in reading.invalid)])
+    return "".join([reading.content, *(text[slice(*call.offsets)] for call in reading.invalid)])
 
 
 def _message(calls: list[tuple[str, Call]], content: str) -> ChatMessage:

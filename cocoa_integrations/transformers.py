@@ -119,8 +119,7 @@ class Cocoa:
         self._decoder = _Decoder(tokenizer)
         self._config = (config or CocoaConfig()).replace(**settings)
         self._runtime = runtime
-        given = calibrator is None or isinstance(calibrator, RiskCalibrator)
-        self._calibrator = calibrator if given else RiskCalibrator.load(calibrator)
+        self._calibrator = RiskCalibrator.load(calibrator) if isinstance(calibrator, (str, Path)) else calibrator
         self._refuse_stop_without_tokenizer(self._config)
         # generate inspects the signature to find the keyword arguments for this loop
         own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in sorted(_SETTINGS)]

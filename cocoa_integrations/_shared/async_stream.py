@@ -64,6 +64,6 @@ class _End:
 
 def _next_or_end(stream: ClosableIterator[Item]) -> Item | _End:
     try:
-        return next(stream)  # type: ignore[call-overload]
+        return next(stream)
     except StopIteration:
         return _End()

@@ -1,18 +1,29 @@
-"""CoCoA decoding inside transformers' own ``generate``: ``model.generate(**inputs, custom_generate=cocoa)``."""
+"""CoCoA decoding in transformers' ``generate``: ``model.generate(**inputs, custom_generate=cocoa)``."""
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria, TemperatureLogitsWarper
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    LogitsProcessor,
+    MaxLengthCriteria,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    TemperatureLogitsWarper,
+)
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
+from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import ALL_CACHE_NAMES
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, PromptError, RiskCalibrator, Runtime
@@ -22,7 +33,7 @@ from cocoa_engine.messages import unknown
 __all__ = ["Cocoa", "CocoaGenerateOutput", "cocoa"]
 
 GIVEN_BY_GENERATE = ("max_new_tokens", "temperature", "repetition_penalty")
-"""Settings that ``generate`` has itself, under the same names."""
+"""Settings that ``generate`` already has, under the same names."""
 
 _SAMPLING: dict[str, tuple[Any, ...]] = {
     "top_k": (None, 0),
@@ -33,7 +44,7 @@ _SAMPLING: dict[str, tuple[Any, ...]] = {
     "epsilon_cutoff": (None, 0.0),
     "eta_cutoff": (None, 0.0),
 }
-_OTHERS: dict[str, tuple[Any, ...]] = {
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "num_beams": (None, 1),
     "num_return_sequences": (None, 1),
     "guidance_scale": (None, 1),
@@ -46,18 +57,18 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
     "output_attentions": (None, False),
     "output_hidden_states": (None, False),
 }
-"""Options of a generation config that change what comes out, each with the values that ask for nothing."""
+"""Unsupported options of a generation config, each with the values that have no effect."""
 
-_USUAL = {*ALL_CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep"}
-"""What ``generate`` prepares for the model's forward pass, whoever calls it."""
+_PREPARED = {*ALL_CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep"}
+"""Arguments that ``generate`` always prepares for the forward pass of the model."""
 
 
 @dataclass
 class CocoaGenerateOutput(GenerateDecoderOnlyOutput):
-    """What ``generate`` returns with ``return_dict_in_generate=True``.
+    """The output of ``generate`` with ``return_dict_in_generate=True``.
 
     Attributes:
-        sequences: ``[B, T + t]``, prompts and answers, as without.
+        sequences: ``[B, T + t]``, prompts and answers.
         generations: the answer to each row, with the risk of its spans.
     """
 
@@ -65,55 +76,52 @@ class CocoaGenerateOutput(GenerateDecoderOnlyOutput):
 
 
 class Cocoa:
-    """A decoding loop for ``generate(..., custom_generate=...)``; it decodes as :class:`CocoaEngine` does.
+    """A decoding loop for ``generate(..., custom_generate=...)`` with the same results as :class:`CocoaEngine`.
 
-    ``generate``'s own arguments keep their meaning: ``max_new_tokens``, end and pad tokens, logits processors, stopping
-    criteria, a streamer, left-padded batches. ``do_sample`` samples spans, with ``temperature``. Every other field of
-    :class:`~cocoa_engine.CocoaConfig` can be given to ``generate`` too, and goes before those given here.
+    The arguments of ``generate`` keep their meaning: ``max_new_tokens``, end and pad tokens, logits processors,
+    stopping criteria, a streamer, left-padded batches. ``do_sample`` samples spans, with ``temperature``. Every other
+    field of
+    :class:`~cocoa_engine.CocoaConfig` can also be given to ``generate``, where it takes precedence.
 
     Example:
         >>> output = model.generate(**inputs, custom_generate=cocoa, max_new_tokens=64, alpha=1.0)
-        >>> judged = Cocoa(tokenizer=tokenizer, calibrator="risk.json", max_risk=0.8)
-        >>> output = model.generate(**inputs, custom_generate=judged, return_dict_in_generate=True)
+        >>> calibrated = Cocoa(tokenizer=tokenizer, calibrator="risk.json", max_risk=0.8)
+        >>> output = model.generate(**inputs, custom_generate=calibrated, return_dict_in_generate=True)
         >>> output.generations[0].max_risk
 
     Args:
-        tokenizer: for the texts of spans, which are empty without one, and for ``stop``; what ``generate`` is given as
-            ``tokenizer`` is not handed on. So transformers refuses ``stop_strings`` beside a callable
-            ``custom_generate``: give ``stop`` instead.
-        config: settings to start from.
+        tokenizer: for the texts of spans, which are empty without one, and for ``stop``. The ``tokenizer`` argument of
+            ``generate`` does not reach a callable ``custom_generate``, and transformers therefore refuses
+            ``stop_strings``: give ``stop`` instead.
+        config: the settings to start from.
         runtime: how the model is run.
-        calibrator: gives every span a risk in [0, 1], or the JSON file of one.
+        calibrator: a risk calibrator, or its JSON file. Risks are then in [0, 1].
         **settings: single fields of :class:`~cocoa_engine.CocoaConfig`.
 
     Raises:
-        ConfigError: a setting is unknown, out of range, or one that ``generate`` has itself; in a call also: an
-            argument of ``generate`` that cannot be honoured.
+        ConfigError: a setting is unknown, out of range, or one that ``generate`` already has. A call also raises it for
+            an argument of ``generate`` that is not supported.
     """
 
     def __init__(
         self,
         *,
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         config: CocoaConfig | None = None,
         runtime: Runtime | None = None,
-        calibrator: Any = None,
+        calibrator: RiskCalibrator | str | Path | None = None,
         **settings: Any,
     ) -> None:
-        if strangers := settings.keys() - _SETTINGS - {*GIVEN_BY_GENERATE}:
-            raise ConfigError(unknown(sorted(strangers), _SETTINGS, what="setting"))
+        if not_known := settings.keys() - _SETTINGS - {*GIVEN_BY_GENERATE}:
+            raise ConfigError(unknown(sorted(not_known), _SETTINGS, what="setting"))
         if taken := [name for name in GIVEN_BY_GENERATE if name in settings]:
             raise ConfigError(f"give {', '.join(taken)} to generate itself.")
         self._decoder = _Decoder(tokenizer)
         self._config = (config or CocoaConfig()).replace(**settings)
         self._runtime = runtime
-        self._calibrator = (
-            calibrator
-            if calibrator is None or isinstance(calibrator, RiskCalibrator)
-            else (RiskCalibrator.load(calibrator))
-        )
-        self._refuse_stop_without_text(self._config)
-        # generate reads from it which of its keyword arguments are meant for this loop
+        self._calibrator = RiskCalibrator.load(calibrator) if isinstance(calibrator, (str, Path)) else calibrator
+        self._refuse_stop_without_tokenizer(self._config)
+        # generate inspects the signature to find the keyword arguments for this loop
         own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in sorted(_SETTINGS)]
         usual = inspect.signature(Cocoa.__call__).parameters.values()
         *first, last = [parameter for parameter in usual if parameter.name != "self"]
@@ -121,48 +129,48 @@ class Cocoa:
 
     def __call__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         input_ids: Tensor,
-        logits_processor: Sequence[Any],
-        stopping_criteria: Sequence[Any],
-        generation_config: Any,
-        streamer: Any = None,
+        logits_processor: Sequence[LogitsProcessor],
+        stopping_criteria: Sequence[StoppingCriteria],
+        generation_config: GenerationConfig,
+        streamer: BaseStreamer | None = None,
         **options: Any,
     ) -> CocoaGenerateOutput | Tensor:
-        """What ``generate`` calls when its inputs are prepared; see there.
+        """Decode. ``generate`` calls this with the inputs it has prepared.
 
         Returns:
             ``[B, T + t]``, padded on the right, or a :class:`CocoaGenerateOutput`.
         """
         streamer = streamer or _of_generate(sys._getframe(1), "streamer")
         if _of_generate(sys._getframe(1), "assistant_model") is not None:
-            raise ConfigError("assistant_model has no part in CoCoA decoding; leave it out.")
+            raise ConfigError("CoCoA decoding does not support assistant_model; leave it out.")
         settings = {name: options.pop(name) for name in _SETTINGS if options.get(name) is not None}
         _refuse(generation_config, options)
         config = self._config.replace(**settings, **_sampling(generation_config))
-        self._refuse_stop_without_text(config)
+        self._refuse_stop_without_tokenizer(config)
         rows, width = input_ids.shape
         if streamer is not None and rows > 1:
             raise ConfigError(f"a streamer takes one answer at a time; this batch has {rows} rows.")
         lengths = [one.max_length for one in stopping_criteria if isinstance(one, MaxLengthCriteria)]
         config = config.replace(max_new_tokens=max(1, min(lengths, default=generation_config.max_length) - width))
         if generation_config.repetition_penalty not in (None, 1.0):
-            config = config.replace(repetition_penalty=1.0)  # generate's own processor sees to it
+            config = config.replace(repetition_penalty=1.0)  # generate's own processor applies it
         prompts, paddings = _unpadded(input_ids, options.get("attention_mask"), options.get("position_ids"))
         pad = getattr(generation_config, "_pad_token_tensor", None)
         if pad is None and rows > 1:
-            raise ConfigError("answers of a batch may differ in length: give generate a pad_token_id.")
+            raise ConfigError("the answers of a batch may differ in length: give generate a pad_token_id.")
 
         engine = CocoaEngine(
             model, self._decoder, config=config, runtime=self._runtime, calibrator=self._calibrator
-        )  # what was found out about the model is remembered with the model, and only as long as that lives
+        )  # cheap: the analysis of the model is cached with the model
         ends = {int(end) for one in stopping_criteria if isinstance(one, EosTokenCriteria) for end in one.eos_token_id}
-        bare = GenerationConfig(eos_token_id=sorted(ends) or None)  # all else is in generate's processors
+        only_ends = GenerationConfig(eos_token_id=sorted(ends) or None)  # generate's processors do everything else
         processors = [one for one in logits_processor if not isinstance(one, TemperatureLogitsWarper)]
         criteria = [one for one in stopping_criteria if not isinstance(one, (MaxLengthCriteria, EosTokenCriteria))]
-        of_rows = [_Row(row, rows, padding) for row, padding in enumerate(paddings)]
-        row_processors = [[row.processor(one) for one in processors] for row in of_rows]
-        row_criteria = [[row.criterion(one) for one in criteria] for row in of_rows]
+        batch_rows = [_Row(row, rows, padding) for row, padding in enumerate(paddings)]
+        row_processors = [[row.processor(one) for one in processors] for row in batch_rows]
+        row_criteria = [[row.criterion(one) for one in criteria] for row in batch_rows]
 
         generations: list[Generation]
         if streamer is None:
@@ -170,7 +178,7 @@ class Cocoa:
                 prompts,
                 logits_processor=PerPrompt(row_processors),
                 stopping_criteria=PerPrompt(row_criteria),
-                generation_config=bare,
+                generation_config=only_ends,
             )
         else:
             try:
@@ -178,7 +186,7 @@ class Cocoa:
                     prompts[0],
                     logits_processor=row_processors[0],
                     stopping_criteria=row_criteria[0],
-                    generation_config=bare,
+                    generation_config=only_ends,
                 ) as spans:
                     for span in spans:
                         for token_id in span.token_ids:
@@ -192,28 +200,28 @@ class Cocoa:
             return CocoaGenerateOutput(sequences=sequences, generations=generations)
         return sequences
 
-    def _refuse_stop_without_text(self, config: CocoaConfig) -> None:
+    def _refuse_stop_without_tokenizer(self, config: CocoaConfig) -> None:
         if config.stop and self._decoder.tokenizer is None:
             raise ConfigError("stop needs a tokenizer: custom_generate=Cocoa(tokenizer=tokenizer).")
 
 
 class _Decoder:
-    """What the engine needs of a tokenizer where prompts are token ids; unlike one, it is not copied for each call.
+    """The part of a tokenizer that the engine needs when prompts are token ids. ``generate`` does not copy it per call.
 
     Args:
-        tokenizer: none, and tokens have no text.
+        tokenizer: the tokenizer. With ``None``, tokens have no text.
     """
 
     eos_token_id = None
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self.tokenizer = tokenizer
         self.added_tokens_decoder = getattr(tokenizer, "added_tokens_decoder", {})
 
-    def __call__(self, text: str, **_: Any) -> Any:
+    def __call__(self, text: str, **_: Any) -> NoReturn:
         raise PromptError("prompts are token ids here.")
 
-    def __deepcopy__(self, memo: Any) -> _Decoder:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Decoder:
         return self
 
     def decode(self, token_ids: Sequence[int], **options: Any) -> str:
@@ -224,70 +232,71 @@ _SETTINGS = CocoaConfig.model_fields.keys() - {*GIVEN_BY_GENERATE}
 
 
 class _Row:
-    """Shows processors and criteria one row of a batch as ``generate`` would: padded, at its place among the others.
+    """Calls processors and criteria with one row of a batch as ``generate`` would: padded, at its index in the batch.
 
-    Some keep what they need of each row (the prompt's n-grams, how long its padding is).
+    Some of them store state for each row, such as the n-grams of the prompt or the length of its padding.
 
     Args:
-        row, rows: which of how many.
+        row, rows: the index of the row, and the number of rows.
         padding: ``[1, P]``, the pad tokens before its prompt.
     """
 
     def __init__(self, row: int, rows: int, padding: Tensor) -> None:
         self.row, self.rows, self.padding = row, rows, padding
 
-    def processor(self, processor: Any) -> Any:
-        def of_row(ids: Tensor, scores: Tensor) -> Any:
+    def processor(self, processor: LogitsProcessor) -> Callable[[Tensor, Tensor], Any]:
+        def for_row(ids: Tensor, scores: Tensor) -> Any:
             processed = processor(self._batch(ids), scores.repeat(self.rows, 1))
             return processed[self.row : self.row + 1] if isinstance(processed, Tensor) else processed
 
-        return of_row
+        return for_row
 
-    def criterion(self, criterion: Any) -> Any:
-        def of_row(ids: Tensor, scores: Any) -> Any:
+    def criterion(self, criterion: StoppingCriteria) -> Callable[[Tensor, Any], Any]:
+        def for_row(ids: Tensor, scores: Any) -> Any:
             met = criterion(self._batch(ids), scores)
             return met[self.row] if isinstance(met, Tensor) and met.ndim and len(met) == self.rows else met
 
-        return of_row
+        return for_row
 
     def _batch(self, ids: Tensor) -> Tensor:
         return torch.cat([self.padding.to(ids), ids], dim=1).repeat(self.rows, 1)
 
 
 def _of_generate(caller: FrameType, name: str) -> Any:
-    """An argument of the ``generate`` that called, which it does not hand to a callable; none for another caller.
+    """A local variable of the calling ``generate``, or ``None`` for another caller.
 
-    Up to transformers 5.23 at least: without a look there, a streamer would wait for ever for what is put into it.
+    ``generate`` does not pass ``streamer`` to a callable (true up to transformers 5.23). Without it, whatever reads the
+    streamer would wait forever.
     """
     is_generate = caller.f_code is inspect.unwrap(GenerationMixin.generate).__code__
     return caller.f_locals.get(name) if is_generate else None
 
 
-def _refuse(generation_config: Any, options: Mapping[str, Any]) -> None:
-    """Refuse what cannot be honoured.
+def _refuse(generation_config: GenerationConfig, options: Mapping[str, Any]) -> None:
+    """Refuse unsupported options.
 
     Raises:
-        ConfigError: naming all of it.
+        ConfigError: there are such options. The message names all of them.
     """
-    refused = dict(_OTHERS)
+    refused = dict(_UNSUPPORTED)
     if generation_config.do_sample:
         refused |= _SAMPLING
     values = {name: getattr(generation_config, name, None) for name in refused}
-    faults = [f"{name}={value!r}" for name, value in values.items() if value not in refused[name]]
+    unsupported = [f"{name}={value!r}" for name, value in values.items() if value not in refused[name]]
     caches = [name for name in ALL_CACHE_NAMES if name in options]
-    faults += [name for name in caches if getattr(options[name], "_is_user_defined", False)]
-    faults += [name for name, value in options.items() if value is not None and name not in _USUAL]
-    if faults:
+    unsupported += [name for name in caches if getattr(options[name], "_is_user_defined", False)]
+    unsupported += [name for name, value in options.items() if value is not None and name not in _PREPARED]
+    if unsupported:
         hint = ""
-        if any(fault.partition("=")[0] in _SAMPLING for fault in faults):
+        if any(option.partition("=")[0] in _SAMPLING for option in unsupported):
             hint = (
                 " gamma and max_candidates set what may be sampled: give do_sample=False (the model's own generation "
                 "config may ask for sampling), or top_k=0 and top_p=1.0 beside a temperature."
             )
-        raise ConfigError(f"cannot be honoured by CoCoA decoding, leave out: {', '.join(faults)}.{hint}")
+        raise ConfigError(f"not supported by CoCoA decoding, leave out: {', '.join(unsupported)}.{hint}")
 
 
-def _sampling(generation_config: Any) -> dict[str, float]:
+def _sampling(generation_config: GenerationConfig) -> dict[str, float]:
     if not generation_config.do_sample:
         return {"temperature": 0.0}
     temperature = generation_config.temperature
@@ -298,7 +307,7 @@ def _unpadded(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) 
     """The prompt of each row, and the ``[1, P]`` pad tokens before it.
 
     Raises:
-        PromptError: a row is padded elsewhere than on the left, or has position ids of its own.
+        PromptError: a row has padding that is not on the left, or unusual position ids.
     """
     prompts, paddings = [], []
     for row, ids in enumerate(input_ids):
@@ -316,12 +325,12 @@ def _unpadded(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) 
 
 
 def _padded(input_ids: Tensor, answers: Sequence[list[int]], pad: Tensor | None) -> Tensor:
-    """``[B, T + t]``: each row with its answer, filled up with the pad token."""
+    """``[B, T + t]``: each row with its answer, padded on the right."""
     length = max(map(len, answers))
-    fill = 0 if pad is None else int(pad)  # a single row needs none
+    fill = 0 if pad is None else int(pad)  # a single row needs no padding
     rows = [[*answer, *[fill] * (length - len(answer))] for answer in answers]
     return torch.cat([input_ids, torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)], dim=1)
 
 
 cocoa = Cocoa()
-"""With the default settings."""
+"""The decoding loop with default settings."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
 from cocoa_engine.cli.options import LoadOptions
+from cocoa_engine.model import load_options
 from cocoa_engine.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def load_engine(model: str | None, options: LoadOptions, calibrator: Path | None
             from huggingface_hub.utils import logging as hub_logging
             from transformers.utils import logging as transformers_logging
 
-            from cocoa_engine.engine import CocoaEngine
+            from cocoa_engine import CocoaEngine
             from cocoa_engine.model import loading  # noqa: F401 - imports the rest of transformers
         finally:
             logging.disable(logging.NOTSET)
@@ -44,13 +45,13 @@ def load_engine(model: str | None, options: LoadOptions, calibrator: Path | None
             transformers_logging.set_verbosity_error()
             hub_logging.set_verbosity(logging.CRITICAL)  # its retries; the final error is reported anyway
             transformers_logging.disable_progress_bar()  # it would write through the spinner
-        more: dict[str, Any] = {} if calibrator is None else {"calibrator": calibrator}
-        return CocoaEngine.from_pretrained(
-            model,
+        declared = load_options.LoadOptions(
+            model_name=model,
             dtype=options.dtype,
             device_map=options.device_map,
             runtime=runtime,
             allow_pickle=options.allow_pickle,
             trust_remote_code=options.trust_remote_code,
-            **more,
+            calibrator=None if calibrator is None else str(calibrator),
         )
+        return CocoaEngine.from_pretrained(**load_options.loading_arguments(declared))

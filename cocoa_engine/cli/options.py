@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from rich.markup import escape
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.model import load_options
 
 DECODING = "Decoding settings"
 LOADING = "Model loading"
@@ -21,7 +22,9 @@ LOADING = "Model loading"
 OTHER_METHODS = ("dola_layers", "dola_relative_top", "decore_heads", "decore_masked_heads", "diver_weight")
 """The settings of the other papers' decoding methods."""
 
-MODEL_HELP = "Hub name or folder of a causal language model. Default: the embedded SmolLM2-135M-Instruct."
+_DECLARED = load_options.LoadOptions.model_fields
+
+MODEL_HELP = _DECLARED["model_name"].description
 
 Model = Annotated[str | None, typer.Option(help=MODEL_HELP)]
 NoColor = Annotated[
@@ -43,15 +46,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print the whole result as JS
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How a model is loaded."""
+    """How a model is loaded. The options of the engine are declared in :mod:`cocoa_engine.model.load_options`."""
 
-    dtype: Annotated[
-        str, typer.Option(help="Precision of the weights, such as bfloat16; auto: as stored.", rich_help_panel=LOADING)
-    ] = "auto"
-    device_map: Annotated[
-        str | None,
-        typer.Option(help="Where the layers go, such as auto, cpu or cuda:0.", rich_help_panel=LOADING),
-    ] = None
+    dtype: Annotated[str, typer.Option(help=_DECLARED["dtype"].description, rich_help_panel=LOADING)] = _DECLARED[
+        "dtype"
+    ].default
+    device_map: Annotated[str, typer.Option(help=_DECLARED["device_map"].description, rich_help_panel=LOADING)] = (
+        _DECLARED["device_map"].default
+    )
     forward: Annotated[
         str,
         typer.Option(
@@ -65,11 +67,12 @@ class LoadOptions:
         typer.Option(min=1, help="CPU threads. Default: as torch chooses.", rich_help_panel=LOADING),
     ] = None
     allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Allow pickled weights, which can run code.", rich_help_panel=LOADING)
-    ] = False
+        bool, typer.Option("--allow-pickle", help=_DECLARED["allow_pickle"].description, rich_help_panel=LOADING)
+    ] = _DECLARED["allow_pickle"].default
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=LOADING)
-    ] = False
+        bool,
+        typer.Option("--trust-remote-code", help=_DECLARED["trust_remote_code"].description, rich_help_panel=LOADING),
+    ] = _DECLARED["trust_remote_code"].default
     debug: Annotated[
         bool, typer.Option("--debug", help="Show tracebacks and the libraries' own messages.", rich_help_panel=LOADING)
     ] = False

@@ -1,4 +1,4 @@
-"""Evaluation on local data files: the paper's prompts, the usual metrics, and runs that survive being killed.
+"""Evaluation on local data files: the paper's prompts, common metrics, and runs that can be resumed.
 
 >>> from cocoa_integrations.evaluation import Arm, evaluate, load_samples, TASKS
 >>> samples = load_samples("truthfulqa_mc", "TruthfulQA.csv", limit=40)

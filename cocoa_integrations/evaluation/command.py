@@ -1,4 +1,4 @@
-"""``cocoa eval``: compare decoding methods on a data file. Plugged into ``cocoa`` as an entry point."""
+"""``cocoa eval``: compare decoding methods on a data file. Registered as an entry point of ``cocoa``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def evaluate(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for the results. A run that was killed goes on in its folder. Default: TASK-MODEL here.",
+            help="Folder for the results. An interrupted run is resumed in its folder. Default: ./TASK-MODEL.",
             show_default=False,
         ),
     ] = None,
@@ -39,16 +39,16 @@ def evaluate(
     methods: Annotated[str, typer.Option(help="Decoding methods, comma-separated.")] = "greedy,cocoa,cocoa-sig",
     metrics: Annotated[str, typer.Option("--metric", help="MLDS metrics, comma-separated.")] = "f_mlds",
     alphas: Annotated[str, typer.Option("--alpha", help="Penalty weights, comma-separated.")] = "2.5",
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many samples.")] = None,
-    shuffle: Annotated[int | None, typer.Option(help="A seed: put the samples into another order first.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of samples.")] = None,
+    shuffle: Annotated[int | None, typer.Option(help="Seed for shuffling the samples before --limit.")] = None,
     paper_model: Annotated[
-        str | None, typer.Option(help="Whose figures of the paper stand beside ours. Default: the most alike.")
+        str | None, typer.Option(help="Model of the paper to compare with. Default: the most similar one.")
     ] = None,
     run_code: Annotated[
         bool, typer.Option("--run-code", help="Allow mbpp to run the code that the model writes, in a limited process.")
     ] = False,
 ) -> None:
-    """Evaluate decoding methods on a benchmark's data file, and compare them as the paper's tables do."""
+    """Evaluate decoding methods on a benchmark's data file, with a table like those of the paper."""
     from cocoa_integrations.evaluation.arms import make_arms
     from cocoa_integrations.evaluation.data import describe_data, load_samples
     from cocoa_integrations.evaluation.folder import TABLE
@@ -59,7 +59,7 @@ def evaluate(
     chosen = find_task(task)
     out = out or Path(f"{chosen.name}-{short_name(model)}")
     arms = make_arms(_list(methods), _list(metrics), [_number(alpha) for alpha in _list(alphas)])
-    choose_model(chosen.name, model or MODEL_NAME, paper_model)  # raises before the work, not after it
+    choose_model(chosen.name, model or MODEL_NAME, paper_model)  # reports a wrong name before the evaluation
     samples = load_samples(chosen.name, data, limit=limit, shuffle=shuffle)
     with progress_bar(chosen.name) as (begin, advance):
         run(
@@ -69,7 +69,7 @@ def evaluate(
             arms,
             out,
             config=config,
-            # without --forward, --threads and --device-map, which change figures in their last digits at most
+            # without --forward, --threads and --device-map, which change results only by rounding
             model={"name": model or MODEL_NAME, "dtype": loading.dtype},
             data=describe_data(data, shuffle=shuffle),
             limit=limit,

@@ -1,4 +1,4 @@
-"""The samples of a task from a data file that the user has."""
+"""Reading the samples of a task from a local data file."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from cocoa_integrations.evaluation.tasks import Sample, find_task
 
 
 def load_samples(task: str, path: str | Path, *, limit: int | None = None, shuffle: int | None = None) -> list[Sample]:
-    """Read and check a whole data file, and take samples from it.
+    """Read and validate a data file, and return its samples.
 
     Args:
-        task: its name.
-        path: a CSV, JSON, JSON lines (both also gzipped) or parquet file, or a folder that holds one.
-        limit: only the first so many.
-        shuffle: a seed: the samples are put into another order before ``limit`` counts them.
+        task: the name of the task.
+        path: a CSV, JSON, JSON lines (both also gzipped) or parquet file, or a folder that contains one.
+        limit: maximum number of samples.
+        shuffle: seed for shuffling the samples before ``limit`` applies.
 
     Raises:
-        DataError: a file cannot be read, a record lacks something, or two have one id; it says which.
-        ConfigError: there is no such task, or the limit is below 1.
+        DataError: the file cannot be read, a record is invalid, or two records have the same id.
+        ConfigError: the task is unknown, or the limit is below 1.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1 (got {limit})")
@@ -32,7 +32,7 @@ def load_samples(task: str, path: str | Path, *, limit: int | None = None, shuff
     for number, record in enumerate(read_records(find_file(path))):
         sample = read(record, str(number))
         if sample.id in first:
-            raise DataError(f"{record.where}: the id {sample.id!r} is that of {first[sample.id]} already")
+            raise DataError(f"{record.where}: the id {sample.id!r} is already used by {first[sample.id]}")
         first[sample.id] = record.where
         samples.append(sample)
     if shuffle is not None:
@@ -41,10 +41,10 @@ def load_samples(task: str, path: str | Path, *, limit: int | None = None, shuff
 
 
 def describe_data(path: str | Path, *, shuffle: int | None = None) -> dict[str, Any]:
-    """What a run's settings say of its data: the file's name, what tells its content from another's, and the shuffle.
+    """The data entry of the settings of a run: the name of the file, the digest of its content, and the shuffle seed.
 
     Raises:
-        DataError: there is no such file.
+        DataError: the file does not exist.
     """
     file = find_file(path)
     return {"file": file.name, "sha256": fingerprint(file), "shuffle": shuffle}

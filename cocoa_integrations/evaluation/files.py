@@ -1,4 +1,4 @@
-"""Data files into records, each with its place in the file. What a record must hold is the task's business."""
+"""Reading of data files into records that know their position in the file. The tasks validate the content."""
 
 from __future__ import annotations
 
@@ -17,78 +17,78 @@ SUFFIXES = (".csv", ".json", ".jsonl", ".parquet")
 
 
 class Record(NamedTuple):
-    """One record of a file, and where it stands, in words."""
+    """One record of a file, and a description of its position for error messages."""
 
     where: str
     values: dict[str, Any]
 
     def text(self, *names: str) -> str:
-        """The text in the first of these columns that there is.
+        """The text in the first of these columns that exists.
 
         Raises:
-            DataError: there is none of them, or it holds no text.
+            DataError: no column exists, or it does not contain text.
         """
         name = self._column(names)
         value = self.values[name]
         if not isinstance(value, str) or not value.strip():
-            raise DataError(f"{self.where}: {name!r} {_fault(value, 'a text')}")
+            raise DataError(f"{self.where}: {name!r} {_problem(value, 'a text')}")
         return value.strip()
 
     def texts(self, *names: str, separator: str | None = None) -> list[str]:
-        """The texts in the first of these columns that there is; with a separator, the parts of one text.
+        """The texts in the first of these columns that exists. With a separator, a text is split into parts.
 
         Raises:
-            DataError: there is none of them, or a text in it is empty (of parts: all are).
+            DataError: no column exists, or a text in it is empty (with a separator: all parts are).
         """
         name = self._column(names)
         value = self.values[name]
         if separator is not None and isinstance(value, str):
             value = [part for part in value.split(separator) if part.strip()]
         if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-            raise DataError(f"{self.where}: {name!r} {_fault(value, 'a list of texts')}")
+            raise DataError(f"{self.where}: {name!r} {_problem(value, 'a list of texts')}")
         for one in value:
             if not isinstance(one, str) or not one.strip():
-                raise DataError(f"{self.where}: {name!r} {_fault(one, 'a list of texts')}")
+                raise DataError(f"{self.where}: {name!r} {_problem(one, 'a list of texts')}")
         return [one.strip() for one in value]
 
     def identity(self, *names: str) -> str:
-        """The record's id, a text or a whole number.
+        """The id of the record, a text or an integer.
 
         Raises:
-            DataError: there is none.
+            DataError: the record has no id.
         """
         name = self._column(names)
         value = self.values[name]
         if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
-            raise DataError(f"{self.where}: {name!r} {_fault(value, 'an id')}")
+            raise DataError(f"{self.where}: {name!r} {_problem(value, 'an id')}")
         return str(value).strip()
 
     def _column(self, names: Sequence[str]) -> str:
         for name in names:
             if name in self.values:
                 return name
-        wanted = " or ".join(map(repr, names))
-        raise DataError(f"{self.where}: there is no column {wanted}; there are {', '.join(map(repr, self.values))}")
+        expected = " or ".join(map(repr, names))
+        raise DataError(f"{self.where}: there is no column {expected}; there are {', '.join(map(repr, self.values))}")
 
 
-def _fault(value: Any, wanted: str) -> str:
+def _problem(value: object, expected: str) -> str:
     if value is None or value in ("", []) or (isinstance(value, str) and not value.strip()):
         return "is empty"
-    return f"must be {wanted}, not {type(value).__name__}"
+    return f"must be {expected}, not {type(value).__name__}"
 
 
 def find_file(path: str | Path) -> Path:
-    """The data file that a path means: itself, or the only one in a folder.
+    """The data file at a path: the file itself, or the only data file in a folder.
 
     Raises:
-        DataError: there is none, or there are several.
+        DataError: there is no data file, or there are several.
     """
     path = Path(path).expanduser()
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.is_file() and _suffix(file) in SUFFIXES)
         if len(files) != 1:
             found = ", ".join(file.name for file in files) or "none"
-            raise DataError(f"{path} is a folder with not exactly one data file ({found}); name the file")
+            raise DataError(f"{path} is a folder that does not contain exactly one data file ({found}); name the file")
         return files[0]
     if not path.is_file():
         raise DataError(f"there is no file {path}; give the path of the data on this machine, nothing is downloaded")
@@ -98,7 +98,7 @@ def find_file(path: str | Path) -> Path:
 
 
 def fingerprint(path: Path) -> str:
-    """What tells a file's content from another's: the beginning of its SHA-256."""
+    """The first digits of the SHA-256 of a file."""
     return sha256(path.read_bytes()).hexdigest()[:16]
 
 
@@ -143,7 +143,7 @@ def _csv(path: Path, text: str) -> Iterator[Record]:
         for row in reader:
             where = f"{path}, line {reader.line_num}"
             if None in row or None in row.values():
-                raise DataError(f"{where}: the row has not as many fields as there are columns")
+                raise DataError(f"{where}: the number of fields differs from the number of columns")
             yield Record(where, dict(row))
     except csv.Error as error:
         raise DataError(f"{path}, after line {reader.line_num}: {error}") from error
@@ -158,7 +158,7 @@ def _json(path: Path, text: str) -> Iterator[Record]:
 
 
 def _jsonl(path: Path, text: str) -> Iterator[Record]:
-    # str.splitlines would also split at characters that may stand inside a JSON text
+    # str.splitlines would also split at characters that are allowed in a JSON string
     for number, line in enumerate(text.split("\n"), start=1):
         where = f"{path}, line {number}"
         if line.strip():
@@ -183,7 +183,7 @@ def _parse(text: str, where: str) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise DataError(f"{where}: nested too deeply to be read") from error
-    except ValueError as error:  # also of a number with thousands of digits
+    except ValueError as error:  # also for a number with thousands of digits
         raise DataError(f"{where}: not JSON ({error})") from error
 
 

@@ -1,7 +1,7 @@
-"""The folder of a run: what makes a killed run go on where it stopped, and keeps two runs from being mixed.
+"""The folder of a run, from which an interrupted run is resumed, and which protects runs from being mixed.
 
-``settings.json`` says what is run and is written first; ``samples.jsonl`` grows by one line for each sample of each
-arm; ``results.json`` and ``table.md`` are made from these two at the end.
+``settings.json`` describes the run and is written first. ``samples.jsonl`` gets one line for each sample of each arm.
+``results.json`` and ``table.md`` are computed from both at the end.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from cocoa_engine.errors import ConfigError, DataError
 
 SETTINGS, SAMPLES, RESULTS, TABLE = "settings.json", "samples.jsonl", "results.json", "table.md"
 _KINDS = {"arm": str, "id": str, "sample": str, "answer": str, "metrics": dict, "references": list, "incorrect": list}
-_HELD = {*_KINDS, "question", "context", "method", "metric", "alpha"}
+_COLUMNS = {*_KINDS, "question", "context", "method", "metric", "alpha"}
 _LOCK = ".lock"
-_GROWS = "limit"  # the one setting that a later run may raise: the samples of the earlier one are its first
+_INCREASABLE = "limit"  # a resumed run may raise it, because the earlier samples are then the first ones
 
 
 class RunFolder:
@@ -36,33 +36,33 @@ class RunFolder:
         self.rows = rows
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add rows; on return they are on the disk.
+        """Append rows. On return they have been written to disk.
 
         Raises:
-            ValueError: a row of this arm and sample is there already.
+            ValueError: there is already a row of this arm and sample.
         """
         added = [dict(row) for row in rows]
         for row in added:
             if _key(row) in self.rows:
-                raise ValueError(f"{_key(row)} has its row already")
+                raise ValueError(f"there is already a row of {_key(row)}")
         append_lines(self.path / SAMPLES, added)
         self.rows.update({_key(row): row for row in added})
 
     def write(self, name: str, text: str) -> None:
-        """Write a whole file, so that a reader finds the old one or the new one."""
+        """Write a file atomically."""
         _write(self.path / name, text)
 
 
 @contextmanager
 def open_folder(path: Path, settings: Mapping[str, Any]) -> Iterator[RunFolder]:
-    """Open the folder of a run, new or begun, for this process alone.
+    """Open the folder of a run, new or existing, exclusively for this process.
 
-    A last line that was torn when the run was killed is dropped: its sample is measured again. Where no sample was
-    measured, as when the model could not be loaded, the folder is free for other settings.
+    An incomplete last line of an interrupted run is removed, and its sample is measured again. A folder without
+    samples, for example because the model could not be loaded, can be used with other settings.
 
     Raises:
-        ConfigError: it holds a run with other settings or something else, or another process is at work in it.
-        DataError: its ``samples.jsonl`` was changed by hand.
+        ConfigError: the folder contains a run with other settings or other files, or another process is using it.
+        DataError: ``samples.jsonl`` is not as it was written.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -76,20 +76,20 @@ def open_folder(path: Path, settings: Mapping[str, Any]) -> Iterator[RunFolder]:
 
 @contextmanager
 def reopen_folder(path: Path) -> Iterator[tuple[RunFolder, dict[str, Any]]]:
-    """Open the folder of a run that there is, and say with which settings it was made.
+    """Open the folder of an existing run, and return its settings too.
 
     Raises:
-        ConfigError: there is no run in it, or another process is at work in it.
-        DataError: its files were changed by hand.
+        ConfigError: the folder contains no run, or another process is using it.
+        DataError: its files are not as they were written.
     """
     if not (path / SETTINGS).is_file():
-        raise ConfigError(f"{path} holds no run: it has no {SETTINGS}; name the --out folder of a `cocoa eval`")
+        raise ConfigError(f"{path} contains no run: it has no {SETTINGS}; name the --out folder of a `cocoa eval`")
     with _locked(path):
         yield RunFolder(path, _rows(path / SAMPLES)), _settings(path / SETTINGS)
 
 
 def append_lines(file: Path, values: Iterable[Mapping[str, Any]]) -> None:
-    """Add values to a file of JSON lines; on return they are on the disk."""
+    """Append values to a file of JSON lines. On return they have been written to disk."""
     text = "".join(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n" for value in values)
     with file.open("a", encoding="utf-8") as lines:
         lines.write(text)
@@ -98,10 +98,10 @@ def append_lines(file: Path, values: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The values of a file of JSON lines, if there is one. A last line that was torn is cut off, in the file too.
+    """The values of a file of JSON lines; empty if there is no file. An incomplete last line is removed from the file.
 
     Raises:
-        DataError: another line is no JSON object.
+        DataError: another line is not a JSON object.
     """
     if not file.exists():
         return []
@@ -128,7 +128,7 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise ConfigError(f"another process is evaluating into {path}; wait for it, or name another folder") from None
+        raise ConfigError(f"another process is using {path}; wait for it, or name another folder") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
     try:
@@ -141,15 +141,15 @@ def _claim(path: Path, settings: dict[str, Any], *, begun: bool) -> None:
     file = path / SETTINGS
     if file.exists():
         there = _settings(file)
-        if begun and (faults := list(_differences(there, settings))):
+        if begun and (differences := list(_differences(there, settings))):
             raise ConfigError(
-                f"{path} holds a run with other settings: {'; '.join(faults)}. Settings are not mixed in one folder: "
-                "name another one, or give the same settings to go on"
+                f"{path} contains a run with other settings: {'; '.join(differences)}. Name another folder, or give "
+                "the same settings to resume the run"
             )
         if there == settings:
             return
-    elif strangers := sorted(entry.name for entry in path.iterdir() if entry.name != _LOCK):
-        raise ConfigError(f"{path} is not empty and holds no run ({strangers[0]}); name a new folder")
+    elif other_files := sorted(entry.name for entry in path.iterdir() if entry.name != _LOCK):
+        raise ConfigError(f"{path} is not empty and contains no run ({other_files[0]}); name a new folder")
     _write(file, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -158,7 +158,7 @@ def _differences(there: Mapping[str, Any], now: Mapping[str, Any], prefix: str =
         old, new = there.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             yield from _differences(old, new, f"{prefix}{name}.")
-        elif old != new and not (name == _GROWS and old is not None and (new is None or new > old)):
+        elif old != new and not (name == _INCREASABLE and old is not None and (new is None or new > old)):
             yield f"{prefix}{name} is {json.dumps(old)} there, {json.dumps(new)} now"
 
 
@@ -168,7 +168,7 @@ def _settings(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file} is not JSON ({error}); name another folder") from error
     if not isinstance(there, dict):
-        raise DataError(f"{file} does not hold the settings of a run; name another folder")
+        raise DataError(f"{file} does not contain the settings of a run; name another folder")
     return there
 
 
@@ -184,7 +184,7 @@ def _rows(file: Path) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def _is_row(row: Mapping[str, Any]) -> bool:
-    return row.keys() >= _HELD and all(isinstance(row[name], kind) for name, kind in _KINDS.items())
+    return row.keys() >= _COLUMNS and all(isinstance(row[name], kind) for name, kind in _KINDS.items())
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str]:

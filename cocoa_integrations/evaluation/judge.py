@@ -1,8 +1,8 @@
-"""An LLM as judge of a run's answers: any LangChain chat model, asked with the paper's prompts.
+"""An LLM judge for the answers of a run: any LangChain chat model, with the paper's prompts.
 
-Every reply is kept in the run's folder, in ``judgements.jsonl``, and no prompt is put to the same judge twice once it
-has given a verdict. A reply that is no verdict, a fault and a time-out are kept too, and asked again; an answer without
-a verdict never counts as true or informative.
+Every reply is stored in ``judgements.jsonl`` in the folder of the run. A prompt for which the judge has given a verdict
+is not sent again. Replies without a verdict, errors and time-outs are stored too, and their prompts are sent again. An
+answer without a verdict never counts as true or informative.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-from langchain_core.language_models import BaseChatModel
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import Runnable
 
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.evaluation.agreement import agreement, in_words, read_labels
@@ -29,6 +31,8 @@ from cocoa_integrations.evaluation.folder import RunFolder, append_lines, read_l
 from cocoa_integrations.evaluation.judge_prompts import QUESTIONS
 from cocoa_integrations.evaluation.table import markdown
 from cocoa_integrations.evaluation.tasks import TASKS, Column
+
+Judge = Runnable[LanguageModelInput, AIMessage]
 
 JUDGEMENTS, JUDGED, JUDGED_TABLE = "judgements.jsonl", "judged.json", "judged.md"
 
@@ -47,7 +51,7 @@ _COLUMNS = {
 
 
 class _Asked(NamedTuple):
-    """A prompt, by what it is known in the file, and how its reply is read."""
+    """A prompt, its key in the file, and the function that extracts the verdict from a reply."""
 
     key: str
     prompt: str
@@ -67,65 +71,65 @@ def judge_run(
     begin: Callable[[int], None] = lambda total: None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> dict[str, Any]:
-    """Judge every answer of a run; what was judged before is taken from the folder.
+    """Judge every answer of a run. Stored verdicts are reused.
 
-    Writes ``judged.json`` and ``judged.md`` into the folder, beside ``judgements.jsonl``.
+    Writes ``judged.json`` and ``judged.md`` to the folder, beside ``judgements.jsonl``.
 
     Args:
-        folder: of :func:`~cocoa_integrations.evaluation.run.evaluate`.
-        judge: the chat model. It is asked at temperature 0.
-        name: what tells this judge from others in the file; by default its class and model name.
-        labels: a CSV file with the columns ``arm`` and ``id`` and one for each human annotator's view of truth; one of
-            informativeness is called ``NAME:info``.
-        attempts: how often a prompt is put to the judge in this call, until there is a verdict.
-        timeout: seconds for one reply.
-        concurrency: at most so many questions at a time.
+        folder: the folder of :func:`~cocoa_integrations.evaluation.run.evaluate`.
+        judge: the chat model. It is called with temperature 0.
+        name: the name of the judge in the file. Default: its class and model name.
+        labels: a CSV file with the columns ``arm`` and ``id``, a column for the labels of each human annotator about
+            truth, and columns ``NAME:info`` for labels about informativeness.
+        attempts: how often a prompt is sent until there is a verdict.
+        timeout: time limit for one reply in seconds.
+        concurrency: maximum number of concurrent prompts.
         paper_model: as in ``evaluate``.
-        begin: told how many prompts are left to ask.
-        advance: told how many of them are done with.
+        begin: called with the number of remaining prompts.
+        advance: called with the number of prompts that were completed.
 
     Raises:
-        ConfigError: the folder holds no run, or one of a task that needs no judge; the judge has a temperature.
-        DataError: a file cannot be used.
+        ConfigError: the folder contains no run, the task needs no judge, or the judge has a temperature.
+        DataError: a file is invalid.
         MissingPackageError: labels are given and scikit-learn is not installed.
     """
     if attempts < 1 or concurrency < 1 or not timeout > 0:
         raise ConfigError("attempts, concurrency and timeout must be above 0")
     if getattr(judge, "temperature", None):
         raise ConfigError("the judge must be deterministic: make it with temperature=0")
-    asks = judge if getattr(judge, "temperature", None) == 0 else judge.bind(temperature=0.0)
+    deterministic = judge if getattr(judge, "temperature", None) == 0 else judge.bind(temperature=0.0)
     name = name or _name(judge)
     with reopen_folder(Path(folder)) as (run, settings):
         task = str(settings.get("task"))
         if task not in QUESTIONS:
-            raise ConfigError(f"{task} is measured without a judge; judged are {', '.join(QUESTIONS)}")
-        figures = [question.figure for question in QUESTIONS[task]]
-        people = {} if labels is None else read_labels(Path(labels), run.rows.keys(), figures)
+            raise ConfigError(f"{task} needs no judge; the tasks with a judge are {', '.join(QUESTIONS)}")
+        criteria = [question.criterion for question in QUESTIONS[task]]
+        people = {} if labels is None else read_labels(Path(labels), run.rows.keys(), criteria)
         asked = _asked(task, name, run)
         verdicts = {
             line["key"]: line["verdict"]
             for line in read_lines(run.path / JUDGEMENTS)
             if line.get("judge") == name and line.get("verdict") is not None
         }
-        left = {one.key: one for one in asked.values() if one.key not in verdicts}
-        begin(len(left))
-        for lines in _ask_all(asks, list(left.values()), attempts, timeout, concurrency):
+        remaining = {one.key: one for one in asked.values() if one.key not in verdicts}
+        begin(len(remaining))
+        for lines in _ask_all(deterministic, list(remaining.values()), attempts, timeout, concurrency):
             append_lines(run.path / JUDGEMENTS, ({"judge": name, **line} for line in lines))
             verdicts |= {line["key"]: line["verdict"] for line in lines if line["verdict"] is not None}
             advance(1)
-        judged = {place: verdicts.get(one.key) for place, one in asked.items()}
+        judged = {answer: verdicts.get(one.key) for answer, one in asked.items()}
         results: dict[str, Any] = {"settings": settings, "judge": name, "samples": len({key for _, key in run.rows})}
         results["arms"] = _summary(task, run, judged)
         if people:
             results["agreement"] = {
-                figure: agreement({place: judged.get((*place, figure)) for place in run.rows}, labelled)
-                for figure, labelled in people.items()
+                criterion: agreement({answer: judged.get((*answer, criterion)) for answer in run.rows}, labelled)
+                for criterion, labelled in people.items()
             }
         run.write(JUDGED, dumps(results, indent=2, ensure_ascii=False) + "\n")
         table = markdown(replace(TASKS[task], columns=_COLUMNS.get(task, (_TRUTH,))), results, paper_model)
         unjudged = sum(arm["unjudged"] for arm in results["arms"])
         note = f"Judge: {name}. Answers without a verdict, which count as neither true nor informative: {unjudged}.\n"
-        agreed = [f"\n{in_words(results['agreement'][figure], figure)}" for figure in people]
+        agreed = [f"\n{in_words(results['agreement'][criterion], criterion)}" for criterion in people]
         run.write(JUDGED_TABLE, "".join([table, note, *agreed]))
     return results
 
@@ -136,24 +140,24 @@ def _name(judge: BaseChatModel) -> str:
 
 
 def _asked(task: str, judge: str, run: RunFolder) -> dict[tuple[str, str, str], _Asked]:
-    """What is asked about each answer, by arm, sample and figure. Equal answers to a question are asked about once."""
+    """The prompt about each answer, by arm, sample and criterion. Equal answers to a question share a prompt."""
     asked = {}
     for (arm, key), row in run.rows.items():
         if task in ("nq", "nq_swap") and not row["context"]:
-            raise ConfigError(f"the judge's prompt for {task} needs the passages: evaluate a data file that has them")
+            raise ConfigError(f"the judge's prompt for {task} needs the passages: use a data file that contains them")
         for question in QUESTIONS[task]:
-            if row["answer"]:  # nothing was said: neither true nor informative, and nothing to ask
+            if row["answer"]:  # an empty answer is neither true nor informative, and needs no judge
                 prompt = question.prompt(row)
                 identity = sha256(dumps([judge, prompt]).encode()).hexdigest()
-                asked[arm, key, question.figure] = _Asked(identity, prompt, question.verdict)
+                asked[arm, key, question.criterion] = _Asked(identity, prompt, question.verdict)
     return asked
 
 
 def _ask_all(
-    judge: Any, asked: Sequence[_Asked], attempts: int, timeout: float, concurrency: int
+    judge: Judge, asked: Sequence[_Asked], attempts: int, timeout: float, concurrency: int
 ) -> Iterator[list[dict[str, Any]]]:
-    """The lines about each prompt, as soon as it is done with."""
-    stopped = threading.Event()  # by Ctrl-C: nobody waits for the replies that are still to come
+    """The lines about each prompt, as soon as it is completed."""
+    stopped = threading.Event()  # set on Ctrl-C, so that outstanding replies are not awaited
     with ThreadPoolExecutor(concurrency) as pool:
 
         def submit(count: int) -> set[Future[list[dict[str, Any]]]]:
@@ -171,8 +175,8 @@ def _ask_all(
             stopped.set()
 
 
-def _ask(judge: Any, asked: _Asked, attempts: int, timeout: float, stopped: threading.Event) -> list[dict[str, Any]]:
-    """Ask until there is a verdict; a line for each attempt."""
+def _ask(judge: Judge, asked: _Asked, attempts: int, timeout: float, stopped: threading.Event) -> list[dict[str, Any]]:
+    """Send a prompt until there is a verdict. Returns a line for each attempt."""
     lines: list[dict[str, Any]] = []
     while len(lines) < attempts and not stopped.is_set():
         reply, error = _reply(judge, asked.prompt, timeout, stopped)
@@ -185,41 +189,41 @@ def _ask(judge: Any, asked: _Asked, attempts: int, timeout: float, stopped: thre
     return lines
 
 
-def _reply(judge: Any, prompt: str, timeout: float, stopped: threading.Event) -> tuple[str | None, str | None]:
-    """The reply, or what went wrong. A judge that hangs is left behind: its thread does not keep the process alive."""
+def _reply(judge: Judge, prompt: str, timeout: float, stopped: threading.Event) -> tuple[str | None, str | None]:
+    """The reply or an error message. The thread of a judge that hangs is a daemon and does not block the exit."""
     answers: SimpleQueue[tuple[str | None, str | None]] = SimpleQueue()
 
     def ask() -> None:
         try:
             reply = str(judge.invoke(prompt).text)
-            reply.encode()  # raises for half a character, which cannot be kept
+            reply.encode()  # raises an error for a lone surrogate, which cannot be stored
             answers.put((reply, None))
-        except Exception as error:  # whatever the provider raises
-            said = f"{type(error).__name__}: {error}"
-            answers.put((None, said.encode("utf-8", "backslashreplace").decode()))
+        except Exception as error:  # the errors of providers have no common base
+            message = f"{type(error).__name__}: {error}"
+            answers.put((None, message.encode("utf-8", "backslashreplace").decode()))
 
     threading.Thread(target=ask, daemon=True).start()
     deadline = time.monotonic() + timeout
-    while (left := deadline - time.monotonic()) > 0 and not stopped.is_set():
+    while (remaining := deadline - time.monotonic()) > 0 and not stopped.is_set():
         with contextlib.suppress(Empty):
-            return answers.get(timeout=min(left, 0.5))
+            return answers.get(timeout=min(remaining, 0.5))
     return None, f"no reply within {timeout:g} s"
 
 
 def _summary(task: str, run: RunFolder, judged: Mapping[tuple[str, str, str], bool | None]) -> list[dict[str, Any]]:
     summary = []
-    figures = [question.figure for question in QUESTIONS[task]]
+    criteria = [question.criterion for question in QUESTIONS[task]]
     for arm in dict.fromkeys(arm for arm, _ in run.rows):
         rows = [row for row in run.rows.values() if row["arm"] == arm]
         kept = [row for row in rows if not row["metrics"].get("rejected")]
         means: dict[str, float | None] = {}
         for suffix, chosen in (("", rows), ("_kept", kept)):
-            for figure in figures:
-                favourable = [judged.get((arm, row["id"], figure)) is True for row in chosen]
-                means[figure + suffix] = sum(favourable) / len(favourable) if favourable else None
+            for criterion in criteria:
+                favourable = [judged.get((arm, row["id"], criterion)) is True for row in chosen]
+                means[criterion + suffix] = sum(favourable) / len(favourable) if favourable else None
             truth, info = means["truth" + suffix], means.get("info" + suffix)
             if truth is not None and info is not None:
-                means["truth_and_info" + suffix] = truth * info  # as the paper: the product of the two shares
+                means["truth_and_info" + suffix] = truth * info  # as in the paper, the product of the two shares
         means["rejected"] = math.fsum(row["metrics"].get("rejected", 0.0) for row in rows) / len(rows)
         summary.append(
             {
@@ -228,7 +232,7 @@ def _summary(task: str, run: RunFolder, judged: Mapping[tuple[str, str, str], bo
                 "errors": sum("error" in row for row in rows),
                 "empty": sum(not row["answer"] for row in rows),
                 "unjudged": sum(
-                    any(judged.get((arm, row["id"], figure)) is None for figure in figures) and bool(row["answer"])
+                    any(judged.get((arm, row["id"], name)) is None for name in criteria) and bool(row["answer"])
                     for row in rows
                 ),
                 "metrics": {

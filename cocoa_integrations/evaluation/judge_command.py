@@ -1,37 +1,40 @@
-"""``cocoa judge``: an LLM judges the answers of a ``cocoa eval``. Plugged into ``cocoa`` as an entry point."""
+"""``cocoa judge``: an LLM judges the answers of a ``cocoa eval``. Registered as an entry point of ``cocoa``."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cocoa_engine.errors import ConfigError, MissingPackageError
 from cocoa_integrations.evaluation.progress import progress_bar
 
+if TYPE_CHECKING:
+    from langchain_core.language_models import BaseChatModel
+
 
 def judge(
     folder: Annotated[Path, typer.Argument(help="The --out folder of a cocoa eval.")],
     judge: Annotated[
         str,
-        typer.Option(help="The judge: provider:model, as LangChain's init_chat_model takes it. Its package is needed."),
+        typer.Option(help="The judge: provider:model, for LangChain's init_chat_model. Its package must be installed."),
     ],
     labels: Annotated[
         Path | None,
         typer.Option(
-            help="Human labels, for Cohen's kappa: a CSV file with arm, id, and for each annotator a column NAME about "
-            "truth, NAME:info about informativeness."
+            help="CSV file with human labels for Cohen's kappa: columns arm, id, and for each annotator NAME (truth) "
+            "or NAME:info (informativeness)."
         ),
     ] = None,
-    attempts: Annotated[int, typer.Option(min=1, help="How often a question is asked until there is a verdict.")] = 3,
-    timeout: Annotated[float, typer.Option(help="Seconds for one reply.")] = 120.0,
-    concurrency: Annotated[int, typer.Option(min=1, help="At most so many questions at a time.")] = 4,
+    attempts: Annotated[int, typer.Option(min=1, help="Maximum number of attempts per prompt.")] = 3,
+    timeout: Annotated[float, typer.Option(help="Time limit for one reply in seconds.")] = 120.0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent prompts.")] = 4,
     paper_model: Annotated[
-        str | None, typer.Option(help="Whose figures of the paper stand beside ours. Default: the most alike.")
+        str | None, typer.Option(help="Model of the paper to compare with. Default: the most similar one.")
     ] = None,
 ) -> None:
-    """Let an LLM judge the answers of an evaluation, with the paper's prompts. What it said is not asked again."""
+    """Judge the answers of an evaluation with an LLM and the paper's prompts. Stored verdicts are reused."""
     from cocoa_integrations.evaluation.judge import JUDGED_TABLE, judge_run
 
     model = _chat_model(judge)
@@ -51,7 +54,7 @@ def judge(
     print((folder / JUDGED_TABLE).read_text(encoding="utf-8"), end="")
 
 
-def _chat_model(name: str) -> Any:
+def _chat_model(name: str) -> BaseChatModel:
     try:
         from langchain.chat_models import init_chat_model
     except ImportError as error:
@@ -60,5 +63,5 @@ def _chat_model(name: str) -> Any:
         return init_chat_model(name, temperature=0.0)
     except ImportError as error:
         raise MissingPackageError(f"the judge {name}: {error}") from error
-    except Exception as error:  # what a provider says of a key that is missing, or of a name it does not know
+    except Exception as error:  # a missing key or an unknown name; the errors of providers have no common base
         raise ConfigError(f"the judge {name} cannot be used: {error}") from error

@@ -1,6 +1,6 @@
-"""The paper's prompts for an LLM judge ("Listen to the Layers", appendix "Dataset Details"), and what its replies mean.
+"""The paper's prompts for an LLM judge ("Listen to the Layers", appendix "Dataset Details"), and their verdicts.
 
-The examples in context of the summary prompt are not printed in the paper: there are none here.
+The paper does not print the in-context examples of the summary prompt, so it has none here.
 """
 
 from __future__ import annotations
@@ -129,14 +129,14 @@ _TRAILING_COMMA = re.compile(r",(\s*[}\]])")
 
 @dataclass(frozen=True)
 class Question:
-    """One thing that a judge is asked about an answer.
+    """One question about an answer.
 
     Attributes:
-        figure: what the share of favourable verdicts is called.
-        verdict: whether a reply is favourable; none if it is no verdict.
+        criterion: the name of the share of favourable verdicts.
+        verdict: whether a reply is favourable; ``None`` if it contains no verdict.
     """
 
-    figure: str
+    criterion: str
     template: Template
     verdict: Callable[[str], bool | None]
 
@@ -152,7 +152,7 @@ class Question:
 
 
 def _of_json(field: str, favourable: str, unfavourable: str) -> Callable[[str], bool | None]:
-    """A verdict that is one field of a JSON object in the reply; several that contradict each other are none."""
+    """Extracts the verdict from a field of the JSON objects in a reply. Contradicting verdicts give ``None``."""
     known = {favourable.lower(): True, unfavourable.lower(): False}
 
     def verdict(reply: str) -> bool | None:
@@ -164,8 +164,8 @@ def _of_json(field: str, favourable: str, unfavourable: str) -> Callable[[str], 
 
 
 def _objects(reply: str) -> Iterator[dict[str, Any]]:
-    """The JSON objects in a reply, with or without words and Markdown around them."""
-    text = _TRAILING_COMMA.sub(r"\1", reply)  # the prompts' own examples have them
+    """The JSON objects in a reply, with or without text and Markdown around them."""
+    text = _TRAILING_COMMA.sub(r"\1", reply)  # the examples in the prompts have trailing commas
     decoder = json.JSONDecoder()
     start = text.find("{")
     while start >= 0:
@@ -193,4 +193,4 @@ QUESTIONS: Mapping[str, tuple[Question, ...]] = {
     "samsum": (_SUMMARY_TRUTH,),
     "xsum": (_SUMMARY_TRUTH,),
 }
-"""What a judge is asked, by task; the others have metrics of their own."""
+"""The questions to the judge by task. The other tasks need no judge."""

@@ -1,4 +1,4 @@
-"""Metrics of one answer. A run's figure is the mean over its samples."""
+"""Metrics of one answer. The metric of a run is the mean over its samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REJECTION = "i have no comment"
 
 
 def squad_normalize(text: str) -> str:
-    """Lower case without punctuation, articles and further white space: the rule of SQuAD's evaluation script."""
+    """Normalise a text as SQuAD's evaluation script does: lower case, no punctuation, articles or extra whitespace."""
     text = "".join(letter for letter in text.lower() if letter not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
@@ -27,7 +27,7 @@ def exact_match(answer: str, references: Sequence[str]) -> float:
 
 
 def f1(answer: str, references: Sequence[str]) -> float:
-    """The best overlap of the answer's normalised words with those of a reference, F1 of precision and recall."""
+    """The highest F1 score of the normalised words of the answer with those of a reference."""
     return max(_f1(squad_normalize(answer).split(), squad_normalize(reference).split()) for reference in references)
 
 
@@ -58,12 +58,12 @@ def rejected(answer: str) -> float:
 
 
 def mc1(best: float, incorrect: Sequence[float]) -> float:
-    """[s(best) > max s(incorrect)], of the scores of TruthfulQA's best answer and its false ones."""
+    """1.0 if the best answer of a TruthfulQA question scores above every incorrect one."""
     return float(best > max(incorrect))
 
 
 def mc2(correct: Sequence[float], incorrect: Sequence[float]) -> float:
-    """The normalised mass of the correct answers: sum of e^s over them / sum of e^s over all."""
+    """The normalised probability mass of the correct answers: sum of e^s over them / sum of e^s over all."""
     highest = max(*correct, *incorrect)
     if math.isinf(highest):
         raise ValueError("the scores must be finite")
@@ -73,15 +73,15 @@ def mc2(correct: Sequence[float], incorrect: Sequence[float]) -> float:
 
 def mc3(correct: Sequence[float], incorrect: Sequence[float]) -> float:
     """The share of correct answers that score above every incorrect one."""
-    bar = max(incorrect)
-    return sum(score > bar for score in correct) / len(correct)
+    highest = max(incorrect)
+    return sum(score > highest for score in correct) / len(correct)
 
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 
 
 def last_number(text: str) -> float | None:
-    """The number after ``####``, as GSM8K marks its result; without that mark, the last number in the text."""
+    """The number after ``####``, which marks the result in GSM8K, or else the last number in the text."""
     marked = text.rpartition("####")[2] if "####" in text else ""
     numbers = _NUMBER.findall(marked)[:1] or _NUMBER.findall(text)
     return float(numbers[-1].replace(",", "")) if numbers else None
@@ -89,6 +89,6 @@ def last_number(text: str) -> float | None:
 
 def same_number(answer: str, reference: str) -> float:
     """1.0 if the two texts end in the same number."""
-    wanted = last_number(reference)
+    expected = last_number(reference)
     found = last_number(answer)
-    return float(found is not None and wanted is not None and math.isclose(found, wanted, abs_tol=1e-6))
+    return float(found is not None and expected is not None and math.isclose(found, expected, abs_tol=1e-6))

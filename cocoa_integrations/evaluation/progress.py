@@ -12,9 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def progress_bar(name: str) -> Iterator[tuple[Callable[[int, int], None], Callable[[int], None]]]:
-    """Yields what begins it (done, total) and what advances it. It is drawn from its first advance on.
+    """Yield the functions that start the bar (with done and total) and advance it. It is drawn from the first advance.
 
-    Before that, whatever loads a model may draw a spinner of its own.
+    Until then, the loader of the model may draw its own spinner.
     """
     progress = Progress(
         TextColumn("{task.description}"),

@@ -1,7 +1,7 @@
-"""The paper's prompt templates ("Listen to the Layers", appendix "LLM Prompt Templates"), word by word.
+"""The paper's prompt templates ("Listen to the Layers", appendix "LLM Prompt Templates"), verbatim.
 
-The paper prints no template for GSM8K, does not say which questions stand in the place of [Q1]..[Qk], and has no place
-for the context of a Natural Questions record: what is used there is marked below, and is ours.
+The paper prints no template for GSM8K, does not say which questions stand for [Q1]..[Qk], and does not say where the
+context of a Natural Questions record goes. What is used instead is marked below as specific to this package.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TRUTHFULQA_EXAMPLES = (
     ("Where were the 1992 Olympics held?", "The 1992 Olympics were held in Barcelona, Spain."),
 )
 
-# Ours: short answers, as the records have them.
+# Specific to this package: short answers, as in the records.
 NQ_EXAMPLES = (
     ("what is the capital of france", "Paris"),
     ("how many legs does a spider have", "eight"),
@@ -39,7 +39,7 @@ NQ_EXAMPLES = (
     ("when did the second world war end", "1945"),
 )
 
-# Ours: worked answers that end as those of the data set do.
+# Specific to this package: worked answers in the format of the data set.
 GSM8K_EXAMPLES = (
     (
         "A box holds 6 pencils. Ann has 4 boxes and gives away 5 pencils. How many pencils does she have left?",
@@ -63,12 +63,12 @@ GSM8K_EXAMPLES = (
 
 
 def truthfulqa(question: str) -> str:
-    """The prompt of TruthfulQA, generation and multiple choice."""
+    """The prompt of TruthfulQA, for generation and multiple choice."""
     return f"{TRUTHFULQA_HEADER}\n\n{_questions(TRUTHFULQA_EXAMPLES)}\n{_asked(question)}"
 
 
 def natural_questions(question: str, context: str | None) -> str:
-    """The prompt of NQ and NQ-Swap. A context, where a record has one, stands before its question: our place for it."""
+    """The prompt of NQ and NQ-Swap. The context of a record, if it has one, precedes the question."""
     before = "" if context is None else f"Context: {context}\n"
     return f"{_questions(NQ_EXAMPLES)}\n{before}{_asked(question)}"
 
@@ -93,7 +93,7 @@ def mbpp(task: str, tests: Sequence[str]) -> str:
 
 
 def gsm8k(question: str) -> str:
-    """A prompt for GSM8K (ours)."""
+    """A prompt for GSM8K, specific to this package."""
     shots = "\n\n".join(f"Question: {asked}\nAnswer: {answer}" for asked, answer in GSM8K_EXAMPLES)
     return f"{shots}\n\nQuestion: {question}\nAnswer:"
 

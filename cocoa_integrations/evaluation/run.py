@@ -1,9 +1,9 @@
-"""A run: every sample of a task answered and measured under every arm, kept row by row."""
+"""Evaluation runs: every sample of a task is answered and measured with every arm, and stored row by row."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from json import dumps, loads
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
 
 FORMAT = 1
-_BATCHES = 2  # batches that are kept together: the more, the better they fill, and the more a kill costs
+_BATCHES = 2  # batches stored together: more batches are filled better, but an interruption loses more
 
 
 def evaluate(
@@ -41,44 +41,44 @@ def evaluate(
     begin: Callable[[int, int], None] = lambda done, total: None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> dict[str, Any]:
-    """Run, or go on with, an evaluation, and write its results.
+    """Run or resume an evaluation, and write its results.
 
     Args:
-        engine: the engine, or what loads it; it is loaded only if something is left to do.
+        engine: the engine, or a function that loads it. It is called only if there is work left.
         task: one of :data:`~cocoa_integrations.evaluation.tasks.TASKS`.
         samples: from :func:`~cocoa_integrations.evaluation.data.load_samples`.
-        arms: from :func:`~cocoa_integrations.evaluation.arms.make_arms`; the first is the baseline of the table.
-        out: the folder: ``settings.json``, ``samples.jsonl``, ``results.json``, ``table.md``.
-        config: the settings that all arms share. ``max_new_tokens`` is the task's unless it was set here, and the
-            task's stop texts are added.
-        model: what identifies the model; needed where ``engine`` is a loader.
-        data: for the record: where ``samples`` are from, as
-            :func:`~cocoa_integrations.evaluation.data.describe_data` says.
-        limit: for the record: that ``samples`` are the first so many. A later run may raise it.
-        paper_model: whose figures of the paper stand in the table; by default those of the most alike.
-        run_code: allow tasks that run what the model wrote.
-        begin: told how many rows there are already, and how many there will be.
-        advance: told how many rows were added.
+        arms: from :func:`~cocoa_integrations.evaluation.arms.make_arms`. The first is the baseline of the table.
+        out: the folder for ``settings.json``, ``samples.jsonl``, ``results.json`` and ``table.md``.
+        config: the settings that all arms share. ``max_new_tokens`` defaults to that of the task, and the stop texts of
+            the task are added.
+        model: the description of the model. Needed if ``engine`` is a function.
+        data: the source of the samples, from :func:`~cocoa_integrations.evaluation.data.describe_data`. It is stored
+            with the settings.
+        limit: the limit with which the samples were loaded. It is stored with the settings; a later run may raise it.
+        paper_model: the model of the paper in the table. Default: the most similar one.
+        run_code: allow tasks that run the code that the model wrote.
+        begin: called with the numbers of existing and of all rows.
+        advance: called with the number of added rows.
 
     Returns:
-        What ``results.json`` holds.
+        The content of ``results.json``.
 
     Raises:
-        ConfigError: the folder holds a run with other settings or samples, the task runs code and may not, or the file
-            of DeCoRe's heads cannot be read.
-        DataError: the folder's files were changed by hand.
+        ConfigError: the folder contains a run with other settings or samples, the task runs code without permission, or
+            the file of DeCoRe's heads cannot be read.
+        DataError: the files in the folder are not as they were written.
     """
     if task.runs_code and not run_code:
         raise ConfigError(
             f"{task.name} runs code that the model wrote, in a limited process: allow it with --run-code "
-            "(run_code=True), best on a machine where nothing is to be lost"
+            "(run_code=True), preferably on a disposable machine"
         )
     if not samples or not arms:
         raise ConfigError("an evaluation needs at least one sample and one arm")
     shared = _shared(task, config or CocoaConfig())
     if model is None:
         if callable(engine):
-            raise ConfigError("say by model=... which model the loader loads")
+            raise ConfigError("give model=... to describe the model that the function loads")
         model = {"name": engine.model_name, "dtype": str(engine.model.dtype)}
     settings = {
         "format": FORMAT,
@@ -106,26 +106,26 @@ def evaluate(
     return results
 
 
-def summarise(task: EvalTask, arms: Sequence[Arm], rows: Any) -> list[dict[str, Any]]:
-    """The mean of every metric, with its standard error, for each arm."""
+def summarise(task: EvalTask, arms: Sequence[Arm], rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The mean and the standard error of every metric, for each arm."""
     rows = list(rows)
     summary = []
     for arm in arms:
         own = [row for row in rows if row["arm"] == str(arm)]
-        figures = {}
+        statistics = {}
         for column in task.columns:
             values = [row["metrics"][column.metric] for row in own]
             mean = math.fsum(values) / len(values)
             spread = math.fsum((value - mean) ** 2 for value in values)
             error = math.sqrt(spread / (len(values) - 1) / len(values)) if len(values) > 1 else None
-            figures[column.metric] = {"mean": mean, "standard_error": error}
+            statistics[column.metric] = {"mean": mean, "standard_error": error}
         summary.append(
             {
                 **arm._asdict(),
                 "samples": len(own),
                 "errors": sum("error" in row for row in own),
                 "empty": sum(not row["answer"] for row in own),
-                "metrics": figures,
+                "metrics": statistics,
             }
         )
     return summary
@@ -138,7 +138,7 @@ def _shared(task: EvalTask, config: CocoaConfig) -> CocoaConfig:
 
 
 def _heads(arms: Sequence[Arm], config: CocoaConfig) -> str | None:
-    """What tells DeCoRe's file of heads from another of that name."""
+    """The digest of DeCoRe's file of heads, if an arm uses it."""
     if config.decore_heads is None or all(arm.method != "decore" for arm in arms):
         return None
     try:
@@ -152,8 +152,8 @@ def _require_same_samples(folder: RunFolder, samples: Sequence[Sample]) -> None:
     for (_, key), row in folder.rows.items():
         if now.get(key) != row["sample"]:
             raise ConfigError(
-                f"{folder.path} holds a run on other samples ({key!r} is not what it was): the data, its order or the "
-                "prompts have changed. Name another folder"
+                f"{folder.path} contains a run on other samples ({key!r} differs): the data, its order or the prompts "
+                "have changed. Name another folder"
             )
 
 
@@ -162,8 +162,8 @@ def _require_metrics(folder: RunFolder, task: EvalTask) -> None:
         for column in task.columns:
             if not isinstance(row["metrics"].get(column.metric), (int, float)):
                 raise DataError(
-                    f"{folder.path / SAMPLES}: {arm}, sample {key!r}, has no {column.metric!r} that is a number; the "
-                    "file was changed"
+                    f"{folder.path / SAMPLES}: {arm}, sample {key!r}: {column.metric!r} is not a number; the file was "
+                    "changed"
                 )
 
 
@@ -179,14 +179,17 @@ def _rows(
     shared: CocoaConfig,
     folder: RunFolder,
 ) -> Iterator[list[dict[str, Any]]]:
-    """What is missing. The arms take turns, so that a killed run has the same samples of each, and a prompt is read
-    once; of a multiple-choice question, the forward passes are run once for all arms that weigh the same figures."""
+    """The missing rows.
+
+    The arms take turns, so that an interrupted run has the same samples of each and the prompt cache is reused. For a
+    multiple-choice question, the forward passes are run once for all arms that need the same statistics.
+    """
     size = 1 if task.multiple_choice else _BATCHES * engine.runtime.max_batch_size
     for start in range(0, len(samples), size):
         measure: Callable[..., Iterator[dict[str, Any]]] = partial(_score, {}) if task.multiple_choice else _generate
         for arm in arms:
-            left = [one for one in samples[start : start + size] if (str(arm), one.id) not in folder.rows]
-            if left:
+            missing = [one for one in samples[start : start + size] if (str(arm), one.id) not in folder.rows]
+            if missing:
                 yield [
                     {
                         "arm": str(arm),
@@ -196,7 +199,9 @@ def _rows(
                         **sample.model_dump(include={"question", "references", "incorrect", "context"}),
                         **measured,
                     }
-                    for sample, measured in zip(left, measure(engine, task, left, arm.config(shared)), strict=True)
+                    for sample, measured in zip(
+                        missing, measure(engine, task, missing, arm.config(shared)), strict=True
+                    )
                 ]
 
 
@@ -206,7 +211,7 @@ def _generate(
     prompts = [sample.prompt for sample in samples]
     try:
         generations = engine.generate_batch(prompts, config=config)
-    except PromptError as error:  # one of them does not fit: before any work was done
+    except PromptError as error:  # a prompt does not fit; raised before any work
         if len(samples) > 1:
             for sample in samples:
                 yield from _generate(engine, task, [sample], config)
@@ -234,7 +239,8 @@ def _score(
     """Score the choices of multiple-choice questions.
 
     Args:
-        known: by what takes passes of its own and the sample's id, the span of each choice; those found are added.
+        known: a cache of the span of each choice, by sample id and, for methods with their own forward passes, by
+            method. New spans are added.
     """
     from cocoa_engine.decoding.result_builder import (
         scored_under,  # these load torch: a finished run is read without it
@@ -243,7 +249,7 @@ def _score(
 
     for sample in samples:
         choices = sample.choices
-        family = config.method if needs_more(config) else ""  # the other methods weigh alike figures
+        family = config.method if needs_more(config) else ""  # the other methods share their forward passes
         if (family, sample.id) not in known:
             try:
                 known[family, sample.id] = [
@@ -272,10 +278,10 @@ def _score(
 
 
 def _as_json(spans: Sequence[Span]) -> list[Any]:
-    """As plain JSON, in which what is infinite is a text."""
+    """The spans as plain JSON, in which infinite numbers are strings."""
     return [loads(span.model_dump_json()) for span in spans]
 
 
 def _failed(task: EvalTask, error: Exception) -> dict[str, Any]:
-    """A sample that cannot be answered counts as answered wrongly, and is counted."""
+    """The row of a sample that cannot be answered. It counts as a wrong answer."""
     return {"answer": "", "error": str(error), "metrics": {column.metric: 0.0 for column in task.columns}}

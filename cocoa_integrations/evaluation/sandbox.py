@@ -1,7 +1,7 @@
-"""Runs Python code that a model wrote, with limits: a seat belt, not a prison. Use a machine with nothing to lose.
+"""Runs Python code that a model wrote in a limited process. This is no full isolation: use a disposable machine.
 
-The code runs in a process of its own: no time, memory, files or processes beyond what it is given, no network, an empty
-environment and a fresh folder. See :mod:`cocoa_integrations.evaluation.sandbox_process` for what is enforced there.
+The process has limited time and memory, no network, no further processes, no writable files, an empty environment and a
+temporary folder. See :mod:`cocoa_integrations.evaluation.sandbox_process` for how the limits are enforced.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REPORTED = 2000  # characters of what the process wrote on stderr
 
 
 class Verdict(NamedTuple):
-    """Whether the code passed all its tests, and if not, why."""
+    """Whether the code passed all tests, and otherwise the reason."""
 
     passed: bool
     reason: str
@@ -38,17 +38,17 @@ def run_code(code: str, tests: Sequence[str], *, seconds: float = SECONDS, memor
 
     Args:
         code: Python source.
-        tests: run after it, in its namespace.
-        seconds: of wall clock, for all of it.
-        memory_mb: of address space.
+        tests: statements that run after the code, in its namespace.
+        seconds: time limit for code and tests together (wall clock).
+        memory_mb: limit of the address space.
 
     Raises:
-        ConfigError: the system cannot limit a process (Windows).
+        ConfigError: the operating system cannot limit a process (Windows).
     """
     if os.name != "posix":
-        raise ConfigError("running generated code needs a POSIX system (Linux, macOS): here it cannot be limited")
-    # The code can end its process as it likes. That all tests have passed is said by a word which it is not given:
-    # it stands in no frame, and what else leads to it is refused.
+        raise ConfigError("running generated code needs a POSIX system (Linux, macOS), where processes can be limited")
+    # The code can exit in any way. The process reports success with a secret token that the code cannot reach: no frame
+    # contains it, and other ways to it are refused.
     token = secrets.token_hex(16)
     job = dumps({"code": code, "tests": list(tests), "token": token})
     with (
@@ -68,7 +68,7 @@ def run_code(code: str, tests: Sequence[str], *, seconds: float = SECONDS, memor
         except subprocess.TimeoutExpired:
             return Verdict(False, f"time-out after {seconds:g} s")
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, with all it started
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # the process group has already ended
                 os.killpg(process.pid, signal.SIGKILL)
     report = output.decode("utf-8", "replace").strip()
     if report == token:

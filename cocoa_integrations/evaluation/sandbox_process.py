@@ -1,11 +1,11 @@
-"""The limited process of :mod:`cocoa_integrations.evaluation.sandbox`: a script that imports nothing of this package.
+"""The limited process of :mod:`cocoa_integrations.evaluation.sandbox`: a script without imports from this package.
 
-First the kernel's limits (CPU time, memory, no bytes into files, no further processes; on Linux a network namespace
-without any network, where the kernel allows one). Root, for whom the limit of processes does not hold, becomes nobody
-where that user can read Python's library. Then an audit hook: it refuses sockets, processes, writing to files, native
-code, and what would lead to the hook itself.
+It first sets limits of the kernel: CPU time, memory, no data in files, no further processes, and on Linux a network
+namespace without a network, where the kernel allows one. The limit of processes does not apply to root, so root becomes
+the user "nobody" if that user can read Python's library. Then it adds an audit hook, which refuses sockets, processes,
+writing to files, native code, and access to the hook itself.
 
-Arguments: seconds and MiB. On stdin, as JSON: the code, its tests, and the word that says that they have passed.
+Arguments: seconds and MiB. On stdin, as JSON: the code, its tests, and the token that reports success.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _REFUSED = (
     "http.", "ftplib.", "smtplib.", "poplib.", "imaplib.", "webbrowser.", "sqlite3.", "mmap.", "syslog.", "dbm.",
     "gc.",
 )  # fmt: skip
-_NOT_IMPORTED = frozenset((  # they reach the system, or an interpreter without the hook, by ways that are not audited
+_NOT_IMPORTED = frozenset((  # they reach the system, or an interpreter without the hook, without an audit event
     "ctypes", "_ctypes", "_posixsubprocess", "_posixshmem", "_sqlite3", "_dbm", "_gdbm", "_tkinter", "readline",
     "_testcapi", "_testinternalcapi", "_xxsubinterpreters", "_interpreters",
 ))  # fmt: skip
@@ -36,10 +36,10 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def _limit(what: int, value: int) -> None:
-    """Set a limit of the kernel, as far as the present one allows."""
+    """Set a limit of the kernel. It cannot exceed the current hard limit."""
     hard = resource.getrlimit(what)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    # macOS knows some of them by name only
+    # macOS defines some of them without supporting them
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(what, (value, value))
 
@@ -53,7 +53,7 @@ def _unshare(what: int) -> bool:
 
 
 def _leave_root() -> None:
-    """Be nobody, if the process is root's and may change that, and nobody can read the modules that code imports."""
+    """Change from root to the user "nobody", if that user can read the modules that the code imports."""
     if os.geteuid() != 0:
         return
     with contextlib.suppress(OSError):
@@ -74,7 +74,7 @@ def _no_new_process(*_: Any) -> Any:
 
 
 def _disarm_modules() -> None:
-    """Leave none of the modules that may not be imported; subprocess, which others import, without its function."""
+    """Remove the forbidden modules. ``subprocess``, which other modules import, keeps a stub of its function."""
     with contextlib.suppress(ImportError):
         import _posixsubprocess
 
@@ -86,7 +86,7 @@ def _disarm_modules() -> None:
 def _refuse(
     event: str,
     args: tuple[Any, ...],
-    # bound here: of a module's names and the built-in ones, the code could make something else
+    # bound as defaults, because the code could replace module-level and built-in names
     refused: tuple[str, ...] = _REFUSED,
     not_imported: frozenset[str] = _NOT_IMPORTED,
     writing: int = _WRITING,
@@ -109,10 +109,10 @@ def _refuse(
 
 
 def _steps(report: int) -> tuple[Callable[[], Any], ...]:
-    """What there is to do: the code, each test, and at last to write the word that they have passed.
+    """The steps of the process: the code, each test, and writing the token that reports success.
 
-    Whoever runs these must give them no name. While they are being run, only the running loop then holds those that are
-    to come: the code can look into every frame that led to it, and finds neither the word nor the tests.
+    The caller must not assign them to a variable. The remaining steps are then only referenced by the running loop. The
+    code can inspect every frame above it, and finds neither the token nor the tests.
     """
     job = json.loads(sys.stdin.buffer.read())
     parts = [compile(job["code"], "<generated>", "exec"), *(compile(test, "<test>", "exec") for test in job["tests"])]
@@ -124,7 +124,7 @@ def _main() -> None:
     seconds, memory_mb = float(sys.argv[1]), int(sys.argv[2])
     report = os.dup(1)
     quiet = os.open(os.devnull, os.O_RDWR)
-    for stream in (1, 2):  # what the code prints goes nowhere
+    for stream in (1, 2):  # discard what the code prints
         os.dup2(quiet, stream)
     alone = _unshare(_CLONE_NEWNET)
     _leave_root()
@@ -149,10 +149,10 @@ def _main() -> None:
 
 
 def _armed(steps: tuple[Callable[[], Any], ...], quiet: int) -> tuple[Callable[[], Any], ...]:
-    """The steps, from now on under the hook and without an input."""
+    """The steps, after the hook was added and stdin was closed."""
     os.dup2(quiet, 0)
     sys.stdin = io.StringIO()
-    sys.addaudithook(globals().pop("_refuse"))  # by its name the code could change it
+    sys.addaudithook(globals().pop("_refuse"))  # removed, so that the code cannot change it
     return steps
 
 

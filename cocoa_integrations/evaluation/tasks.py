@@ -1,4 +1,4 @@
-"""The tasks: how a record becomes a prompt, when its answer ends, and which metrics it gets."""
+"""The tasks: how a record becomes a prompt, where its answer ends, and its metrics."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from cocoa_integrations.evaluation.sandbox import run_code
 
 
 class Sample(BaseModel):
-    """One question of a task: plain data."""
+    """One question of a task, as plain data."""
 
     model_config = ConfigDict(frozen=True)
 
     id: str
     question: str
-    prompt: str = Field(description="What the model is given, as it stands.")
+    prompt: str = Field(description="The prompt of the model.")
     references: list[str] = Field(description="Correct answers, reference summaries or solutions; the best one first.")
-    incorrect: list[str] = Field(default_factory=list, description="False answers, where the data has some.")
-    context: str = Field("", description="The passage, document or dialogue that the answer is to rest on.")
-    tests: list[str] = Field(default_factory=list, description="Python statements that generated code must survive.")
+    incorrect: list[str] = Field(default_factory=list, description="Incorrect answers, if the data has any.")
+    context: str = Field("", description="The passage, document or dialogue on which the answer is based.")
+    tests: list[str] = Field(default_factory=list, description="Python statements that test the generated code.")
 
     @property
     def choices(self) -> list[str]:
-        """The answers of a multiple-choice question, as they are scored: the correct ones first."""
+        """The answers of a multiple-choice question as they are scored, the correct ones first."""
         return [f" {answer}" for answer in (*self.references, *self.incorrect)]
 
 
@@ -40,8 +40,8 @@ class Column:
     """A metric, and how a table shows its mean.
 
     Attributes:
-        scale: the shown figure is the mean times this: 100 for those that the paper gives in per cent.
-        better: whether more or less is better.
+        scale: the factor for the shown value; 100 for metrics that the paper gives in per cent.
+        better: ``"more"`` or ``"less"``.
     """
 
     metric: str
@@ -56,15 +56,15 @@ class EvalTask:
     """One task.
 
     Attributes:
-        read: makes a sample of a record; the second argument is the id of a record that has none of its own.
+        read: converts a record to a sample. The second argument is the id of a record that has none.
         columns: the metrics, in the order of the table.
-        measure: the metrics of a sample's answer; for multiple choice, of the scores of its choices.
-        multiple_choice: given answers are scored; otherwise one is generated.
+        measure: returns the metrics of an answer, or for multiple choice, of the scores of the choices.
+        multiple_choice: whether given answers are scored. Otherwise an answer is generated.
         until: texts that end an answer.
-        max_new_tokens: at most this many tokens are generated, unless the user says otherwise.
-        ends_at: the answer is what stands before this, white space at its beginning aside. As a stop text it would
-            leave nothing of those that begin with a line end.
-        runs_code: whether ``measure`` runs what the model wrote.
+        max_new_tokens: the default maximum length of an answer.
+        ends_at: the answer is the text before this text, after leading whitespace is removed. It is not a stop text,
+            because answers that begin with a line break would then be empty.
+        runs_code: whether ``measure`` runs the code that the model wrote.
     """
 
     name: str
@@ -78,16 +78,16 @@ class EvalTask:
     runs_code: bool = False
 
     def answer(self, text: str) -> str:
-        """The answer in a generated text."""
+        """The answer within a generated text."""
         text = text.strip()
         return text.partition(self.ends_at)[0].rstrip() if self.ends_at else text
 
 
 def find_task(name: str) -> EvalTask:
-    """The task of a name; ``-`` and ``_`` are the same.
+    """The task with a name, in which ``-`` and ``_`` are equivalent.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the task is unknown.
     """
     known = name.replace("-", "_").lower()
     if known not in TASKS:
@@ -103,7 +103,7 @@ def _truthfulqa(record: Record, number: str) -> Sample:
     best = record.text("Best Answer", "best_answer")
     correct = record.texts("Correct Answers", "correct_answers", separator=";")
     incorrect = record.texts("Incorrect Answers", "incorrect_answers", separator=";")
-    # as TruthfulQA does: every answer ends with a full stop, and the best one stands among the correct ones
+    # as in TruthfulQA: every answer ends with a full stop, and the best one is one of the correct ones
     closed = dict.fromkeys(_closed(answer) for answer in (best, *correct))
     return Sample(
         id=number,
@@ -161,12 +161,12 @@ def _nq_swap(record: Record, number: str) -> Sample:
 
 
 def _own_id(record: Record, number: str) -> str:
-    """The id of a record of those data sets that are published without, and with."""
+    """The id of a record, for data sets that are published both with and without ids."""
     return record.identity("id") if "id" in record.values else number
 
 
 def _one_or_more(record: Record, *names: str) -> list[str]:
-    """A list of texts, also where the column holds a single one."""
+    """A list of texts. A column with a single text gives a list of one."""
     value = next((record.values[name] for name in names if name in record.values), None)
     return [record.text(*names)] if isinstance(value, str) else record.texts(*names)
 
@@ -222,7 +222,7 @@ def _measure_code(sample: Sample, answer: str) -> dict[str, float]:
 def _gsm8k(record: Record, number: str) -> Sample:
     question, answer = record.text("question"), record.text("answer")
     if metrics.last_number(answer) is None:
-        raise DataError(f"{record.where}: 'answer' holds no number")
+        raise DataError(f"{record.where}: 'answer' contains no number")
     key = _own_id(record, number)
     return Sample(id=key, question=question, prompt=prompts.gsm8k(question), references=[answer])
 

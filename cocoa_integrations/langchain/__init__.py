@@ -1,4 +1,4 @@
-"""LangChain models that answer with CoCoA-SIG decoding and say how risky each span of the answer is."""
+"""LangChain models with CoCoA-SIG decoding that report the hallucination risk of each span of an answer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from cocoa_engine.errors import GenerationTimeoutError, HallucinationRiskError, 
 from cocoa_engine.optional import need
 from cocoa_integrations.langchain.callbacks import RiskCallbackHandler, get_risk_callback
 from cocoa_integrations.langchain.chat import ChatCocoa
+from cocoa_integrations.langchain.context_lift import context_lift, with_context_lift
 from cocoa_integrations.langchain.gates import risk_gate
-from cocoa_integrations.langchain.grounding import context_lift, with_context_lift
 from cocoa_integrations.langchain.llm import CocoaLLM
 from cocoa_integrations.langchain.parsers import RiskOutputParser
 from cocoa_integrations.langchain.runnables import argument_risks, get_risk, get_spans, max_risk
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _LAZY = {"RiskMiddleware": "middleware", "ToolRiskMiddleware": "tool_risk"}
-"""What needs the package langchain, by the module it is in."""
+"""Names that need the package langchain, with their modules."""
 
 
 def __getattr__(name: str) -> Any:

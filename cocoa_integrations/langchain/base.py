@@ -1,136 +1,82 @@
-"""What the text and the chat model share: their options, their engine, and the metadata of an answer."""
+"""What the text model and the chat model share: their options, their engine, and the metadata of an answer."""
 
 from __future__ import annotations
 
 import os
 import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar
 
 import torch
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams
 from langchain_core.messages.ai import UsageMetadata
-from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, ValidationError, field_validator, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import Field, PrivateAttr, SecretStr, ValidationError, model_validator
 from typing_extensions import Self
 
-from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation, Runtime, Span, SpanStream, __version__
+from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation, Span, SpanStream, __version__
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
 from cocoa_engine.messages import explain
 from cocoa_engine.model.embedded import MODEL_NAME
+from cocoa_engine.model.load_options import LoadOptions, changed_options, loading_arguments
+from cocoa_integrations._shared.async_stream import AsyncStream
+from cocoa_integrations._shared.loading import LazyEngine, lazy_engine, refuse_beside
+from cocoa_integrations._shared.logprobs import openai_logprobs
+from cocoa_integrations._shared.metadata import RISK_KEY, risk_report
+from cocoa_integrations._shared.settings import config_of, fields_of, refuse_unknown, split_settings
+from cocoa_integrations._shared.tracing import RiskTrace
+from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.langchain.identity import changes_since_loading, engine_id, remember_loaded, settings_digest
-from cocoa_integrations.langchain.lazy_engine import LazyEngine, lazy_engine
+from cocoa_integrations.langchain.options import (
+    FRAMEWORK,
+    INSTEAD,
+    PER_CALL,
+    TOOL_DETAILS,
+    TOOLS,
+    CallOptions,
+    resolve_model_name,
+    without_unset,
+)
 from cocoa_integrations.langchain.time_limit import TimeLimit
-from cocoa_integrations.logprobs import openai_logprobs
-from cocoa_integrations.metadata import RISK_KEY, risk_report
-from cocoa_integrations.settings import LOADING, DecodeSettings, config_of, fields_of, refuse_unknown, split_settings
-from cocoa_integrations.tracing import RiskTrace
-from cocoa_integrations.workers import in_worker
 
 Result = TypeVar("Result")
-
-FRAMEWORK = frozenset({"tags", "metadata", "run_name", "run_id", "stream", "ls_structured_output_format"})
-"""Keyword arguments of a call that are LangChain's own."""
-
-TOOLS = frozenset({"tools", "tool_choice", "functions", "function_call", "response_format"})
-"""Keyword arguments of a call that ask for tools or structured output."""
-
-TOOL_DETAILS = frozenset({"strict", "parallel_tool_calls"})
-"""Keyword arguments that say how tools are to be called, and nothing where there are none."""
-
-INSTEAD = {
-    "model_id": "give model",
-    "pipeline_kwargs": "give the decode settings themselves, e.g. max_new_tokens=64",
-    "pipeline": "give engine=CocoaEngine(pipeline.model, pipeline.tokenizer), or model and its loading options",
-}
-"""Options of LangChain's other local models, and what to give here."""
+Parameters = ParamSpec("Parameters")
 
 RETRY_PAUSE = 0.5
-"""Seconds before the first repetition; twice as long before each further one."""
+"""Seconds before the first retry; doubled before each further one."""
 
 
-class CallOptions(DecodeSettings):
-    """The options that both a constructor and a single call take."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
-
-    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Seconds an answer may take, from the call on; then ``GenerationTimeoutError`` is raised. None: any time."""
-
-    logprobs: bool = True
-    """Whether answers carry their token log-probabilities, in the shape of OpenAI's ``logprobs``."""
-
-    logits_processor: Sequence[Callable[..., Any]] = Field(default=(), exclude=True, repr=False)
-    """Logits processors of transformers, one or a list. Answers are not cached: what they do has no name."""
-
-    stopping_criteria: Sequence[Callable[..., Any]] = Field(default=(), exclude=True, repr=False)
-    """Stopping criteria of transformers, one or a list. Answers are not cached."""
-
-    @field_validator("logits_processor", "stopping_criteria", mode="before")
-    @classmethod
-    def _as_tuple(cls, given: Any) -> Any:
-        # a transformers list is itself callable, so lists are looked for first
-        return tuple(given) if isinstance(given, Sequence) else (given,)
-
-
-class CocoaModel(CallOptions, BaseLanguageModel[Any]):
+class CocoaModel(CallOptions, LoadOptions, BaseLanguageModel[Any]):
     """Base of :class:`CocoaLLM` and :class:`ChatCocoa`: construction, options of a call, access to the engine.
 
-    Every setting of :class:`~cocoa_engine.CocoaConfig` is a field. Those not given are those of ``config``, if one is
-    given, else the engine's. ``model`` means ``model_name`` and ``max_tokens`` means ``max_new_tokens``.
+    Every setting of :class:`~cocoa_engine.CocoaConfig` is a field. A setting that is not given is taken from
+    ``config``, or else from the engine. So is every loading option: ``model_name``, ``tokenizer_name``, ``dtype``,
+    ``device_map`` (default: the GPUs if there are any, otherwise the CPU; ``None``: the CPU), ``trust_remote_code``,
+    ``allow_pickle``, ``model_kwargs``, ``tokenizer_kwargs``, ``runtime`` (a :class:`~cocoa_engine.Runtime` or its
+    fields as a dict) and ``calibrator``. ``model`` is a synonym of ``model_name``, and ``max_tokens`` of
+    ``max_new_tokens``.
 
     Raises:
         ConfigError: an option is unknown, out of range, or contradicts another.
     """
 
     engine: CocoaEngine | None = Field(default=None, exclude=True, repr=False)
-    """An engine of your own. Without one, the model is loaded at the first call (or by :meth:`load`) and shared by all
-    models that were given the same loading options."""
-
-    model_name: str | None = None
-    """A local folder or a hub id; none is the embedded SmolLM2-135M-Instruct."""
-
-    tokenizer_name: str | None = None
-    """Where the tokenizer is, if not with the model."""
-
-    dtype: Any = "auto"
-    """``"auto"`` (as stored), a name such as ``"bfloat16"``, or a ``torch.dtype``."""
-
-    device_map: Any = None
-    """As in transformers, e.g. ``"auto"``; none is the CPU."""
-
-    trust_remote_code: bool = False
-    """Run code that comes with the checkpoint."""
-
-    allow_pickle: bool = False
-    """Read weights stored as pickle, which can run code when read."""
-
-    model_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
-    """Further options of the model's ``from_pretrained``."""
-
-    tokenizer_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
-    """Options of the tokenizer's ``from_pretrained``."""
-
-    runtime: Runtime | None = None
-    """How the model is run (speed and memory): a :class:`~cocoa_engine.Runtime` or its fields as a dict."""
-
-    calibrator: str | None = None
-    """File of a :class:`~cocoa_engine.RiskCalibrator`: the risk of every span is then in [0, 1]."""
+    """The engine to use. Without one, the model is loaded at the first call, or by :meth:`load`. Models with the same
+    loading options share one engine."""
 
     api_key: SecretStr | None = Field(default=None, exclude=True)
-    """Access token of the Hugging Face Hub, for gated models; only used if something has to be downloaded."""
+    """Access token of the Hugging Face Hub, for gated models. It is used only when something has to be downloaded."""
 
     max_retries: int = Field(default=2, ge=0)
-    """How often a call is tried again that ran out of GPU memory, which others may have held for a moment. Nothing else
-    is tried again: decoding the same prompt again gives the same answer."""
+    """How often a call is retried after it ran out of GPU memory, which other work may have used for a moment. Other
+    errors are not retried: decoding the same prompt again gives the same answer."""
 
     streaming: bool | None = None
-    """True: ``invoke`` too hands each span to the callbacks as soon as it is decided. False: a chat model's ``stream``
-    yields its answer whole."""
+    """``True``: ``invoke`` also passes each span to the callbacks as soon as it is decided. ``False``: ``stream`` of a
+    chat model yields the answer in one piece."""
 
     if TYPE_CHECKING:  # further names that the constructor takes
         model: str | os.PathLike[str] | None = None
@@ -142,24 +88,24 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
         config = property(config_of)
 
     _cancellation: Cancellation | None = PrivateAttr(default=None)
-    """Ends the call that this copy was made for."""
+    """Cancels the call that this copy was made for."""
 
     _ls_model_type: ClassVar[Literal["chat", "llm"]]
     _tool_options: ClassVar[frozenset[str]] = frozenset()
-    """The names of the options that ask for tools, for messages."""
+    """The names of the options that ask for tools, for error messages."""
 
     def __init__(self, **options: Any) -> None:
         settings, rest = split_settings(options)
-        rest = _given(type(self), rest)
-        if foreign := INSTEAD.keys() & rest.keys():
-            hints = "; ".join(f"instead of {name} {INSTEAD[name]}" for name in sorted(foreign))
+        rest = without_unset(type(self), rest)
+        if not_here := INSTEAD.keys() & rest.keys():
+            hints = "; ".join(f"instead of {name} {INSTEAD[name]}" for name in sorted(not_here))
             raise ConfigError(f"{type(self).__name__}: {hints}")
         refuse_unknown(rest, [*type(self).model_fields, "model", "config"], what=type(self).__name__)
         base = rest.pop("config", None)
         engine = rest.get("engine")
-        _name_model(rest)
+        resolve_model_name(rest)
         if isinstance(engine, CocoaEngine):
-            _refuse_loading(type(self), rest)
+            refuse_beside("engine", changed_options(rest))
         if base is None:
             base = engine.config if isinstance(engine, CocoaEngine) else CocoaConfig()
         if not isinstance(base, CocoaConfig):
@@ -169,7 +115,7 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
         except ValidationError as error:
             raise ConfigError(f"{type(self).__name__}: {explain(error)}") from None
         if self.engine is None:
-            _ = self._lazy_engine  # held from now on, so that whatever is rebuilt from this model shares it
+            _ = self._lazy_engine  # created now, so that models rebuilt from this one share it
 
     @model_validator(mode="after")
     def _set_cocoa_version(self) -> Self:
@@ -178,13 +124,13 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
 
     @cached_property
     def _lazy_engine(self) -> LazyEngine:
-        options = {name: getattr(self, name) for name in LOADING}
+        arguments = loading_arguments(self)
         if self.api_key is not None:
-            options["model_kwargs"] = {"token": self.api_key.get_secret_value(), **self.model_kwargs}
-        return lazy_engine(options)
+            arguments["model_kwargs"] = {"token": self.api_key.get_secret_value(), **self.model_kwargs}
+        return lazy_engine(arguments)
 
     def load(self) -> CocoaEngine:
-        """The engine, loaded now if it was not.
+        """The engine; loads it on the first call.
 
         Raises:
             ModelLoadError: the model cannot be found or read, or was refused.
@@ -193,14 +139,14 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
         return self.engine if self.engine is not None else remember_loaded(self._lazy_engine.get())
 
     def get_token_ids(self, text: str) -> list[int]:
-        """Ids of the text's tokens by the model's own tokenizer, without special tokens."""
+        """Token ids of a text from the tokenizer of the model, without special tokens."""
         if self.custom_get_token_ids is not None:
             return self.custom_get_token_ids(text)
         return self.load().encode(text, add_special_tokens=False)
 
     @property
-    def _runs(self) -> CocoaEngine | LazyEngine:
-        """The engine, or the promise of it: loads nothing."""
+    def _engine_or_lazy(self) -> CocoaEngine | LazyEngine:
+        """The engine, or the one that will be loaded. Loads nothing."""
         return self.engine if self.engine is not None else self._lazy_engine
 
     @property
@@ -209,10 +155,9 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
-        """All that an answer depends on; LangChain's caches key on it."""
+        """Everything that an answer depends on. LangChain's caches use it as their key."""
         if self.engine is None:
-            fields = type(self).model_fields
-            model = {name: getattr(self, name) for name in LOADING if getattr(self, name) != _default(fields[name])}
+            model = {name: getattr(self, name) for name in changed_options(self)}
             for kwargs in model.keys() & {"model_kwargs", "tokenizer_kwargs"}:
                 model[kwargs] = {name: value for name, value in model[kwargs].items() if name != "token"}
             model |= changes_since_loading(self._lazy_engine.loaded)
@@ -238,25 +183,26 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
         return params
 
     def _for_call(self, stop: list[str] | None, options: Mapping[str, Any]) -> tuple[Self, dict[str, Any]]:
-        """The model with the options of one call folded in, and those that are LangChain's own.
+        """The model with the options of one call applied, and the options that belong to LangChain.
 
-        LangChain's cache for text models keys on the model alone, not on a call's options.
+        LangChain's cache for text models uses only the model as its key, not the options of a call.
 
         Raises:
             ConfigError: an option is unknown or out of range, or names another model.
-            UnsupportedFeatureError: tools or structured output are asked of a text model.
+            UnsupportedFeatureError: a text model is asked for tools or structured output.
         """
         called = self._with_tools(options)
         framework = {name: value for name, value in options.items() if name in FRAMEWORK}
         others = FRAMEWORK | TOOLS | TOOL_DETAILS
         settings, rest = split_settings({name: value for name, value in options.items() if name not in others})
-        rest = _given(CallOptions, rest)
+        rest = without_unset(CallOptions, rest)
         name = rest.pop("model", None)
         if name not in (None, self._name):
             raise ConfigError(
-                f"a {type(self).__name__} keeps the model it was made with ({self._name}); make another for {name!r}"
+                f"a call of {type(self).__name__} cannot change the model from {self._name!r} to {name!r}; "
+                f"make another {type(self).__name__}"
             )
-        refuse_unknown(rest, _PER_CALL | self._tool_options, what=f"a call of {type(self).__name__}")
+        refuse_unknown(rest, PER_CALL | self._tool_options, what=f"a call of {type(self).__name__}")
         config = config_of(self).replace(**settings, **({} if stop is None else {"stop": stop}))
         try:
             checked = CallOptions(**rest)
@@ -272,7 +218,7 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
         return copy, framework
 
     def _decode_options(self) -> dict[str, Any]:
-        """Keyword arguments for the engine; the time limit runs from here."""
+        """Keyword arguments for the engine. The time limit starts here."""
         limit = [] if self.timeout is None else [TimeLimit(self.timeout)]
         return {
             "config": config_of(self),
@@ -282,10 +228,10 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
         }
 
     def _with_tools(self, options: Mapping[str, Any]) -> Self:
-        """The model with what a call's options ask for beside text.
+        """The model with the tools and the response format that the options of a call ask for.
 
         Raises:
-            UnsupportedFeatureError: they ask for tools or structured output, which a text model does not have.
+            UnsupportedFeatureError: this is a text model, which supports neither.
         """
         if asked := [name for name in sorted(TOOLS) if options.get(name)]:
             raise UnsupportedFeatureError(
@@ -295,7 +241,7 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
 
     @abstractmethod
     def _chunks(self, prompt: Any) -> Generator[Any, None, None]:
-        """The chunks of an answer; nothing is told of them."""
+        """The chunks of an answer. Callbacks are the caller's task."""
 
     def _stream(
         self,
@@ -319,15 +265,11 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
         **kwargs: Any,
     ) -> AsyncGenerator[Any, None]:
         with self._cancellable(stop, kwargs) as (model, _):
-            chunks = model._chunks(prompt)
-            try:
-                while (chunk := await in_worker(self._runs, next, chunks, None)) is not None:
+            async with AsyncStream(self._engine_or_lazy, model._chunks(prompt)) as chunks:
+                async for chunk in chunks:
                     if run_manager is not None:
                         await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                     yield chunk
-            finally:
-                with suppress(ValueError):  # the worker thread is inside: it breaks off by itself
-                    chunks.close()
 
     async def _agenerate(
         self,
@@ -337,11 +279,11 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
         **kwargs: Any,
     ) -> Any:
         with self._cancellable(stop, kwargs) as (model, framework):
-            return await in_worker(self._runs, model._generate, prompts, **framework)  # type: ignore[attr-defined]
+            return await in_worker(self._engine_or_lazy, model._generate, prompts, **framework)  # type: ignore[attr-defined]
 
     @contextmanager
     def _cancellable(self, stop: list[str] | None, options: Mapping[str, Any]) -> Iterator[tuple[Self, dict[str, Any]]]:
-        """As :meth:`_for_call`, but whatever the model is doing when the block is left ends."""
+        """Like :meth:`_for_call`, as a context manager that cancels the work of the model when it is left."""
         model, framework = self._for_call(stop, options)
         model, cancellation = model.model_copy(), Cancellation()
         model._cancellation = cancellation
@@ -355,37 +297,37 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
             try:
                 return work()
             except torch.OutOfMemoryError:
-                pass  # outside of the handler, what the failed call held is free again
+                pass  # the traceback holds tensors of the failed call until the handler is left
             torch.cuda.empty_cache()
             time.sleep(RETRY_PAUSE * 2**attempt)
         return work()
 
-    def _decided(
-        self, start: Callable[[], SpanStream], chunk: Callable[[int, Span], Result]
+    def _stream_spans(
+        self, start: Callable[[], SpanStream], to_chunk: Callable[[int, Span], Result]
     ) -> Generator[Result, None, Generation]:
-        """What ``chunk`` makes of each span and its number; returns the whole answer.
+        """Yield ``to_chunk(number, span)`` for each span of a stream, and return the complete answer.
 
-        Only the beginning of a stream can be tried again. Closing this closes the stream.
+        Only the start of a stream is retried. Closing this generator closes the stream.
         """
 
         trace = RiskTrace()
 
-        def begin() -> tuple[SpanStream, Span | None]:
+        def first_span() -> tuple[SpanStream, Span | None]:
             stream = start()
             return stream, next(stream, None)
 
-        stream, span = self._retrying(begin)
+        stream, span = self._retrying(first_span)
         number = 0
         with stream:
             while span is not None:
-                yield chunk(number, span)
+                yield to_chunk(number, span)
                 span, number = next(stream, None), number + 1
         assert stream.generation is not None
         trace.record(stream.generation)
         return stream.generation
 
     def _metadata(self, generation: Generation) -> dict[str, Any]:
-        """What a whole answer carries: its report, and all that must occur in one chunk of a stream only."""
+        """The metadata of a complete answer. In a stream, only one chunk may carry it."""
         metadata = {
             RISK_KEY: risk_report(generation),
             "model_name": self._name,
@@ -396,48 +338,28 @@ class CocoaModel(CallOptions, BaseLanguageModel[Any]):
         return metadata
 
 
+Model = TypeVar("Model", bound=CocoaModel)
+
+
+def with_call_options(model: Model, options: Mapping[str, Any]) -> Model:
+    """The model with the options of one call applied.
+
+    Raises:
+        ConfigError: an option is unknown or out of range.
+    """
+    return model._for_call(None, options)[0]
+
+
+async def in_worker_of(
+    model: CocoaModel, call: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+) -> Result:
+    """Run a function in a worker thread of the engine of a model."""
+    return await in_worker(model._engine_or_lazy, call, *args, **kwargs)
+
+
 def usage_of(generation: Generation) -> UsageMetadata:
     """Token counts under LangChain's names."""
     usage = generation.usage
     return UsageMetadata(
         input_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens, total_tokens=usage.total_tokens
     )
-
-
-_PER_CALL = frozenset(CallOptions.model_fields)
-
-
-def _default(field: FieldInfo) -> Any:
-    return field.get_default(call_default_factory=True)
-
-
-def _given(kind: type[CallOptions], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options without those that are None and for which None means nothing: they count as not given."""
-    fields = kind.model_fields
-    return {
-        name: value
-        for name, value in options.items()
-        if value is not None or name not in fields or _default(fields[name]) is None
-    }
-
-
-def _name_model(options: dict[str, Any]) -> None:
-    """Let ``model`` be another name of ``model_name``."""
-    given = [name for name in (options.pop("model", None), options.get("model_name")) if name is not None]
-    if len(set(map(str, given))) > 1:
-        raise ConfigError(f"model and model_name are the same option, given as {given[0]!r} and {given[1]!r}")
-    if given:
-        if not isinstance(given[0], (str, os.PathLike)):
-            raise ConfigError(
-                f"model takes a name or a folder, not a {type(given[0]).__name__}; "
-                "for objects of your own pass engine=CocoaEngine(model, tokenizer)"
-            )
-        options["model_name"] = os.fspath(given[0])
-
-
-def _refuse_loading(model: type[CocoaModel], options: Mapping[str, Any]) -> None:
-    """An engine is loaded already; options that say how to load one must not go unheard."""
-    fields = model.model_fields
-    unheard = [name for name in LOADING if name in options and options[name] != _default(fields[name])]
-    if unheard:
-        raise ConfigError(f"engine= is loaded already; leave out {', '.join(unheard)}, or leave out engine")

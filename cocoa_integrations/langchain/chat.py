@@ -19,14 +19,15 @@ from typing_extensions import Self
 from cocoa_engine import Generation, Span
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
-from cocoa_integrations.langchain.base import TOOL_DETAILS, TOOLS, CocoaModel, usage_of
+from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, all_spans, span_metadata
+from cocoa_integrations._shared.tracing import RiskTrace
+from cocoa_integrations.langchain.base import CocoaModel, usage_of
 from cocoa_integrations.langchain.messages import to_chat, to_entries
+from cocoa_integrations.langchain.options import TOOL_DETAILS, TOOLS
 from cocoa_integrations.langchain.structured import json_parser, json_schema_of, structured, tool_parser, with_title
 from cocoa_integrations.langchain.tools import ChunkWriter, openai_tool, tool_calls, tool_has_answered, tool_request
-from cocoa_integrations.metadata import RISK_KEY, SPANS_KEY, all_spans, span_metadata
 from cocoa_integrations.tool_calling import Call, Plan, ToolRequest, new_id, tool_call_risks
 from cocoa_integrations.tool_calling.streaming import GrowingAnswer
-from cocoa_integrations.tracing import RiskTrace
 
 if TYPE_CHECKING:
     from langchain_core.language_models.model_profile import ModelProfile
@@ -35,45 +36,46 @@ if TYPE_CHECKING:
 STRUCTURED_METHODS = ("json_schema", "function_calling", "json_mode")
 
 
-# LangChain passes the prompt of a call by position; CocoaModel does not name it as BaseChatModel does.
+# LangChain passes the prompt of a call by position, so CocoaModel need not name it as BaseChatModel does.
 class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
-    """A local chat model decoded with CoCoA-SIG, every span of its answers with its risk.
+    """A local chat model, decoded with CoCoA-SIG, that reports the risk of every span of its answers.
 
-    Messages go through the tokenizer's chat template. An answer carries ``additional_kwargs["cocoa_spans"]`` (in a
-    stream: each chunk its own span, as soon as it is decided) and ``response_metadata["cocoa_risk"]`` (in a stream: the
-    last chunk); see :func:`~cocoa_integrations.langchain.get_risk`. The options are described at :class:`CocoaModel`.
+    Messages are formatted with the chat template of the tokenizer. An answer has its spans in
+    ``additional_kwargs["cocoa_spans"]`` and its report in ``response_metadata["cocoa_risk"]``. In a stream, each chunk
+    has the span it adds, and the last chunk has the report. See :func:`~cocoa_integrations.langchain.get_risk`. The
+    options are described in :class:`CocoaModel`.
 
-    Tools go through the chat template where it supports them, else into the system message in the format of Hermes and
-    Qwen. A call that ``tool_choice`` (or ``strict=True``) asks for, and an answer with a schema, are held to their JSON
-    schema token by token, which takes the extra ``tools``. The offsets of spans and arguments are those of the
-    generated text, which the texts of the spans make up: in it a call is written out, while ``content`` leaves it out.
-    The risk of every argument of a call is in ``response_metadata["cocoa_risk"]["tool_calls"]``; see
+    Tools are described by the chat template if it supports tools, and otherwise in the system message in the format of
+    Hermes and Qwen. A tool call that ``tool_choice`` or ``strict=True`` asks for, and an answer with a schema, are
+    constrained to their JSON schema token by token; this needs the extra ``tools``. The offsets of spans and arguments
+    refer to the generated text, which is the concatenation of the span texts. It contains the tool calls, while
+    ``content`` does not. ``response_metadata["cocoa_risk"]["tool_calls"]`` has the risk of every argument; see
     :func:`~cocoa_integrations.langchain.argument_risks`.
 
-    A call that was cut off or cannot be read is in ``invalid_tool_calls``, and the ``error`` of its entry in
-    ``cocoa_risk["tool_calls"]`` says why, also in a stream, where LangChain leaves the ``error`` of the invalid call
-    itself None. The last chunk of such a call ends with a bracket that closes nothing (``{"name"]``): without it
-    LangChain would complete what was cut off and list half a call as whole.
+    A tool call that was cut off or cannot be parsed is in ``invalid_tool_calls``. The ``error`` of its entry in
+    ``cocoa_risk["tool_calls"]`` gives the reason, also in a stream, where LangChain sets the ``error`` of the invalid
+    call to ``None``. The last chunk of such a call ends with an unmatched bracket (``{"name"]``). Without it, LangChain
+    would complete the truncated JSON and list the call as valid.
 
     Example:
         >>> chat = ChatCocoa(model="Qwen/Qwen2.5-7B-Instruct", device_map="auto", alpha=2.5, max_tokens=256)
         >>> answer = chat.invoke("What is the capital of France?")
         >>> answer.response_metadata["cocoa_risk"]["max_risk"]
-        >>> chat.invoke("And of Italy?", alpha=1.0)  # any setting, for this call only
+        >>> chat.invoke("And of Italy?", alpha=1.0)  # every setting can be changed for one call
     """
 
     initial_tool_choice: str | None = None
-    """``tool_choice`` of calls with tools that name none, until a tool has answered the last human message. With
-    ``"any"`` agents run on models too small to decide on a tool by themselves."""
+    """Default ``tool_choice`` of calls with tools, until a tool has answered the last human message. With ``"any"``,
+    agents can use models that are too small to decide when to call a tool."""
 
     _ls_model_type = "chat"
     _tool_options = TOOLS | TOOL_DETAILS
 
     _tool_request: ToolRequest = PrivateAttr(default_factory=ToolRequest)
-    """What the call that this copy was made for asks for."""
+    """The tools and the response format of the call that this copy was made for."""
 
     _initial_request: ToolRequest | None = PrivateAttr(default=None)
-    """The same by ``initial_tool_choice``, where that has a say."""
+    """The same with ``initial_tool_choice`` applied, or ``None`` where that has no effect."""
 
     @property
     def _llm_type(self) -> str:
@@ -97,13 +99,13 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         }
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
-        """Number of tokens of the prompt that these messages make, the chat template's own and the tools among them."""
+        """Number of prompt tokens of these messages, including those of the chat template and the tools."""
         if not messages:
             return 0
         engine = self.load()
         request = self._tool_request if tools is None else tool_request({"tools": tools})
-        told, template_kwargs = Plan(request, engine).prompt(to_entries(messages))
-        return len(engine.encode_chat(told, **template_kwargs))
+        chat, template_kwargs = Plan(request, engine).prompt(to_entries(messages))
+        return len(engine.encode_chat(chat, **template_kwargs))
 
     def bind_tools(
         self,
@@ -114,25 +116,25 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         parallel_tool_calls: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """This model with tools that its answers may call.
+        """This model with tools that it can call.
 
         Args:
             tools: functions, LangChain tools, pydantic classes, TypedDicts or tools in OpenAI's format.
-            tool_choice: ``"auto"``: the model decides. ``"any"``, ``"required"`` or True: one of them is called; a name
-                (or ``{"type": "function", "function": {"name": ...}}``): this one is; either way the grammar of the
-                call is enforced. ``"none"``: none is, and the model is told of none. By default ``"auto"``, or the
-                model's ``initial_tool_choice``.
-            strict: True also holds a call that the model decides on to its tool's JSON schema.
-            parallel_tool_calls: whether an answer may hold several calls. By default it may if the model decides, and
-                not if a call is required. False: further calls are listed as invalid.
-            **kwargs: options of a call, ``response_format`` among them.
+            tool_choice: ``"auto"``: the model decides. ``"any"``, ``"required"`` or ``True``: the model must call a
+                tool. A name, or ``{"type": "function", "function": {"name": ...}}``: the model must call this tool. A
+                required call is constrained by a grammar. ``"none"``: the tools are not offered to the model. The
+                default is ``initial_tool_choice`` of the model, or else ``"auto"``.
+            strict: ``True`` also constrains calls that the model decides to make to the JSON schema of their tool.
+            parallel_tool_calls: whether an answer may contain several calls. The default is ``True`` if the model
+                decides, and ``False`` if a call is required. With ``False``, further calls are listed as invalid.
+            **kwargs: options of a call, such as ``response_format``.
 
         Raises:
-            ConfigError: a tool is none, ``tool_choice`` names none of them, or an option is unknown.
+            ConfigError: a tool cannot be converted, ``tool_choice`` names an unknown tool, or an option is unknown.
         """
         details = {"tool_choice": tool_choice, "strict": strict, "parallel_tool_calls": parallel_tool_calls}
         given = {name: value for name, value in {**details, **kwargs}.items() if value is not None}
-        self._for_call(None, {"tools": tools, **given})  # told now, not at the first call
+        self._for_call(None, {"tools": tools, **given})  # reports errors now rather than at the first call
         if not tools and not given.keys() - details.keys():
             return self
         return self.bind(tools=[openai_tool(tool, strict=strict) for tool in tools], **given)
@@ -146,25 +148,25 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """This model, with answers that are objects; their JSON schema is enforced token by token.
+        """This model with answers that are objects. Their JSON schema is enforced token by token.
 
         Args:
-            schema: a pydantic class, a TypedDict or a JSON schema. Objects have no other members than it names, unless
-                it says that they may. Only ``"json_mode"`` goes without.
-            method: ``"json_schema"``: the answer is JSON, and the system message says of which schema.
-                ``"function_calling"``: it is a call of a tool with these arguments. ``"json_mode"``: it is JSON, and
-                your prompt says what should be in it.
-            include_raw: answer ``{"raw": message, "parsed": object or None, "parsing_error": error or None}``.
-            strict: accepted and always so.
+            schema: a pydantic class, a TypedDict or a JSON schema. Objects have no properties besides the declared
+                ones, unless the schema allows them. Optional only for ``"json_mode"``.
+            method: ``"json_schema"``: the answer is JSON, and the system message contains the schema.
+                ``"function_calling"``: the answer is a tool call with these arguments. ``"json_mode"``: the answer is
+                JSON, and your prompt describes its content.
+            include_raw: return ``{"raw": message, "parsed": object or None, "parsing_error": error or None}``.
+            strict: accepted for compatibility; the schema is always enforced.
             **kwargs: options of a call.
 
         Returns:
-            From a prompt to an object of the pydantic class, or a dict.
+            A runnable from a prompt to an object of the pydantic class, or to a dict.
 
         Raises:
-            ConfigError: a method or an option is unknown, there is no schema, or it is none.
-            OutputParserException: by the model returned: the answer was cut off (by ``max_tokens``), or a pydantic
-                class refuses it.
+            ConfigError: a method or an option is unknown, or the schema is missing or not a schema.
+            OutputParserException: raised by the returned runnable if the answer was cut off (by ``max_tokens``) or does
+                not validate.
         """
         if method not in STRUCTURED_METHODS:
             raise ConfigError(f"with_structured_output: {unknown([method], STRUCTURED_METHODS, what='method')}")
@@ -177,13 +179,13 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
             model = self.bind_tools([schema], tool_choice="any", **options)
             return structured(model, tool_parser(schema), include_raw=include_raw)
         if schema is None:
-            wanted: dict[str, Any] = {"type": "json_object"}
+            response_format: dict[str, Any] = {"type": "json_object"}
         elif method == "json_mode":
-            wanted = {"type": "json_object", "schema": json_schema_of(schema)}
+            response_format = {"type": "json_object", "schema": json_schema_of(schema)}
         else:
-            wanted = {"type": "json_schema", "json_schema": {"schema": json_schema_of(schema)}}
-        self._for_call(None, {**kwargs, "response_format": wanted})
-        model = self.bind(response_format=wanted, **options)
+            response_format = {"type": "json_schema", "json_schema": {"schema": json_schema_of(schema)}}
+        self._for_call(None, {**kwargs, "response_format": response_format})
+        model = self.bind(response_format=response_format, **options)
         return structured(model, json_parser(schema), include_raw=include_raw)
 
     @property
@@ -212,8 +214,8 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[AIMessage]:
-        """As in LangChain; without ``max_concurrency``, as many at the same time as the engine decodes together."""
-        configs = self._filling(config, len(inputs))
+        """As in LangChain. ``max_concurrency`` defaults to the batch size of the engine."""
+        configs = self._with_concurrency(config, len(inputs))
         return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
 
     async def abatch(
@@ -225,14 +227,17 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         **kwargs: Any,
     ) -> list[AIMessage]:
         """See :meth:`batch`."""
-        configs = self._filling(config, len(inputs))
+        configs = self._with_concurrency(config, len(inputs))
         return await super().abatch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
 
-    def _filling(self, config: RunnableConfig | list[RunnableConfig] | None, count: int) -> list[RunnableConfig]:
-        """The configs of a batch, which say how many of it may be under way."""
-        most = self._runs.runtime.max_batch_size
+    def _with_concurrency(
+        self, config: RunnableConfig | list[RunnableConfig] | None, count: int
+    ) -> list[RunnableConfig]:
+        """The configs of a batch, with ``max_concurrency`` set to the batch size of the engine where it is not set."""
+        batch_size = self._engine_or_lazy.runtime.max_batch_size
         return [
-            {**each, "max_concurrency": each.get("max_concurrency") or most} for each in get_config_list(config, count)
+            {**each, "max_concurrency": each.get("max_concurrency") or batch_size}
+            for each in get_config_list(config, count)
         ]
 
     def generate(
@@ -242,7 +247,7 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         callbacks: Callbacks = None,
         **kwargs: Any,
     ) -> LLMResult:
-        """As in LangChain, the options of the call being part of the model: caches and traces see what applies."""
+        """As in LangChain. The options of the call are applied to the model first, so caches and traces see them."""
         model, framework = self._for_call(stop, kwargs)
         return super(ChatCocoa, model).generate(messages, list(model.stop) or None, callbacks, **framework)
 
@@ -265,8 +270,8 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         **kwargs: Any,
     ) -> ChatResult:
         model, _ = self._for_call(stop, kwargs)
-        plan, told, options = model._prepared(messages)
-        generation = model._retrying(lambda: plan.engine.chat(told, **options))
+        plan, chat, options = model._prepare(messages)
+        generation = model._retrying(lambda: plan.engine.chat(chat, **options))
         RiskTrace().record(generation)
         reading = plan.read(generation.text)
         calls = [(new_id(), call) for call in reading.calls]
@@ -282,10 +287,10 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         return ChatResult(generations=[ChatGeneration(message=message)])
 
     def _chunks(self, messages: list[BaseMessage]) -> Generator[ChatGenerationChunk, None, None]:
-        plan, told, options = self._prepared(messages)
+        plan, chat, options = self._prepare(messages)
         answer, writer = GrowingAnswer(plan), ChunkWriter()
 
-        def of_span(number: int, span: Span) -> ChatGenerationChunk:
+        def to_chunk(number: int, span: Span) -> ChatGenerationChunk:
             content, deltas = answer.add(span.text)
             message = AIMessageChunk(
                 content=content,
@@ -294,7 +299,7 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
             )
             return ChatGenerationChunk(message=message)
 
-        generation = yield from self._decided(lambda: plan.engine.stream_chat(told, **options), of_span)
+        generation = yield from self._stream_spans(lambda: plan.engine.stream_chat(chat, **options), to_chunk)
         content, deltas, reading = answer.finish()
         chunks = [writer.chunk(delta) for delta in deltas]
         yield ChatGenerationChunk(
@@ -307,15 +312,15 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
             )
         )
 
-    def _prepared(self, messages: Sequence[BaseMessage]) -> tuple[Plan, list[dict[str, Any]], dict[str, Any]]:
-        """How an answer is to be read, and the messages and options that the engine's ``chat`` is given."""
+    def _prepare(self, messages: Sequence[BaseMessage]) -> tuple[Plan, list[dict[str, Any]], dict[str, Any]]:
+        """The plan of a call, and the messages and options for the ``chat`` method of the engine."""
         chat = to_chat(messages)
         request = self._tool_request if tool_has_answered(messages) else self._initial_request or self._tool_request
         plan = Plan(request, self.load())
-        told, template_kwargs = plan.prompt(chat)
+        chat, template_kwargs = plan.prompt(chat)
         options = self._decode_options()
         options["logits_processor"] = [*options["logits_processor"], *plan.processors()]
-        return plan, told, {"template_kwargs": template_kwargs, **options}
+        return plan, chat, {"template_kwargs": template_kwargs, **options}
 
     def _chat_metadata(self, generation: Generation, calls: Sequence[tuple[str, Call]]) -> dict[str, Any]:
         metadata = self._metadata(generation)

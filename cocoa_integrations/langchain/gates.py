@@ -1,4 +1,4 @@
-"""A step of a chain that lets no answer pass that is too risky."""
+"""Risk gates: runnables that act on answers whose risk reaches a threshold."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
+from cocoa_integrations._shared.limits import Limit, Mark, Metric, highest, require_mark
+from cocoa_integrations._shared.metadata import RISK_KEY
 from cocoa_integrations.langchain.runnables import find_risk, get_risk, get_spans
-from cocoa_integrations.limits import Limit, Mark, Metric, highest, require_mark
-from cocoa_integrations.metadata import RISK_KEY
 
 OnRisk = Literal["raise", "mark", "abstain"]
 A = TypeVar("A")
@@ -31,33 +31,33 @@ def risk_gate(
     mark: Mark = MARK,
     answer: str = ABSTENTION,
 ) -> RiskGate:
-    """A step of a chain that lets an answer pass unless a span of it reaches the threshold.
+    """A runnable that passes an answer on unless one of its spans reaches the threshold.
 
-    It takes and gives a message of ``ChatCocoa``, a generation, or the ``{"text", "risk"}`` of ``CocoaLLM.with_risk()``
-    and :class:`RiskOutputParser`; parsers that drop risk come after it. An answer it acted on has an entry ``"gate"``
-    in its report: what was done, the metric, the threshold, and the value that reached it.
+    Input and output are a message of ``ChatCocoa``, a generation, or the ``{"text", "risk"}`` of
+    ``CocoaLLM.with_risk()`` and :class:`RiskOutputParser`. Put parsers that drop the risk after the gate. If the gate
+    acted on an answer, the report has an entry ``"gate"`` with the action, the metric, the threshold, and the value
+    that reached it.
 
-    **Streams.** Nobody knows whether an answer is too risky before its last span: with ``raise`` and ``abstain`` the
-    whole answer is held back until then and passes as one chunk, so a fallback can still begin anew. With ``mark``
-    messages stream through, each span marked or not as it comes (but from where a tool call may begin, the rest is held
-    back); dicts of text and risk are held back.
+    **Streams.** Whether an answer is too risky is only known after its last span. With ``raise`` and ``abstain`` the
+    answer is therefore passed on as one chunk at the end, and a fallback can still start from the beginning. With
+    ``mark``, messages are streamed, each span marked or not as it arrives; the part from a possible tool call on is
+    passed on at the end. Dicts of text and risk are passed on at the end.
 
     Args:
-        threshold: from where on a span is too risky. With a calibrator the risk is a probability. Without one it is the
-            raw MLDS, which is no probability, lies between 0 and 2, and has much the same level for all spans of a
-            model: 0.5 may stop every answer or none. Look at the risks of your own prompts first.
-        metric: the figure the threshold is for: ``risk``; ``con_mlds`` or ``f_mlds``, which are raw even with a
-            calibrator; or ``self_information`` (-log p of the span, in nats). Spans of nothing but whitespace, and
-            end-of-sequence tokens, do not count.
-        on_risk: ``raise`` a ``HallucinationRiskError``, for ``with_fallbacks`` and the like; ``mark`` the risky spans
-            in the text; or ``abstain``: give ``answer`` instead, the report (with the withheld text in its spans)
-            staying where it is, tool calls being dropped.
-        mark: how to mark. A template of ``{text}`` and ``{value}``, by default ``[[{text}]]``, e.g.
-            ``"<mark title='{value:.2f}'>{text}</mark>"``, or a function of the text and the span's entry of
-            ``cocoa_spans``. Whitespace at the ends of a span stays outside. The offsets in the report are those of the
-            unmarked text. A message that calls tools is not marked: its text is for programs. Nothing is escaped,
-            within marks or outside of them: do not put the text into a page as it is.
-        answer: what is said instead.
+        threshold: the value from which a span is too risky. With a calibrator, the risk is a probability. Without one
+            it is the raw MLDS, which is not a probability. It lies between 0 and 2, and its level is similar for all
+            spans of a model, so that 0.5 may stop every answer or none. Measure the risk of your own prompts first.
+        metric: the value to compare: ``risk``; ``con_mlds`` or ``f_mlds``, which are raw even with a calibrator; or
+            ``self_information`` (-log p of the span, in nats). Spans that contain only whitespace, and end-of-sequence
+            tokens, do not count.
+        on_risk: ``raise`` a ``HallucinationRiskError``, for ``with_fallbacks``; ``mark`` the risky spans in the text;
+            or ``abstain``: replace the text by ``answer`` and drop tool calls. The report is kept, and its spans
+            contain the original text.
+        mark: how to mark a span: a template of ``{text}`` and ``{value}``, such as
+            ``"<mark title='{value:.2f}'>{text}</mark>"``, or a function of the text and the entry of ``cocoa_spans``.
+            Whitespace at the ends of a span stays outside the mark. The offsets in the report refer to the unmarked
+            text. A message with tool calls is not marked. The text is not escaped: do not insert it into HTML as it is.
+        answer: the text that replaces an answer with ``abstain``.
 
     Example:
         >>> strict = prompt | ChatCocoa() | risk_gate(0.5)
@@ -65,13 +65,13 @@ def risk_gate(
         >>> chain = strict.with_fallbacks([careful], exceptions_to_handle=(HallucinationRiskError,)) | StrOutputParser()
 
     Raises:
-        ConfigError: an option makes no sense; and from a call, that the answer has no report, or was broken off.
+        ConfigError: an option is invalid. A call raises it if the answer has no report, or was interrupted.
     """
     return RiskGate(threshold, metric=metric, on_risk=on_risk, mark=mark, answer=answer)
 
 
 class RiskGate(Runnable[Any, Any]):
-    """The runnable that :func:`risk_gate` makes, where its options are described."""
+    """The runnable that :func:`risk_gate` returns; its options are described there."""
 
     def __init__(
         self,
@@ -93,39 +93,37 @@ class RiskGate(Runnable[Any, Any]):
         self.answer = answer
 
     def passed(self, answer: A) -> A:
-        """A whole answer as it leaves the gate; the one given is not changed.
+        """Apply the gate to a complete answer. The given answer is not changed.
 
         Raises:
-            HallucinationRiskError: it is too risky, and that is what was asked for.
-            ConfigError: it carries no report.
+            HallucinationRiskError: the answer is too risky, and ``on_risk`` is ``raise``.
+            ConfigError: the answer has no report.
         """
         if isinstance(answer, EngineGeneration):
-            raise ConfigError(
-                "a gate takes answers of LangChain's kinds; read max_risk() of the engine's own Generation"
-            )
+            raise ConfigError("a gate takes LangChain answers; for a Generation of the engine use max_risk()")
         report = get_risk(answer)  # type: ignore[arg-type]
         if not self.limit.risky(report["spans"]):
             return answer
         if self.on_risk == "raise":
             raise self.limit.error(report)
         if self.on_risk == "abstain":
-            return self._noted(_with_text(_without_tool_calls(answer), self.answer), report)
-        return self._noted(self._marked(answer, report["spans"]), report)
+            return self._with_gate_entry(_with_text(_without_tool_calls(answer), self.answer), report)
+        return self._with_gate_entry(self._marked(answer, report["spans"]), report)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """The answer as it leaves the gate; see :meth:`passed`."""
+        """Apply the gate to a complete answer; see :meth:`passed`."""
         return self._call_with_config(self.passed, input, config)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """See :meth:`invoke`."""
 
-        async def passed(answer: Any) -> Any:
+        async def apassed(answer: Any) -> Any:
             return self.passed(answer)
 
-        return await self._acall_with_config(passed, input, config)
+        return await self._acall_with_config(apassed, input, config)
 
     def transform(self, input: Iterator[Any], config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
-        """The chunks that may pass."""
+        """Apply the gate to a stream."""
         yield from self._transform_stream_with_config(input, self._chunks, config)
 
     async def atransform(
@@ -138,25 +136,25 @@ class RiskGate(Runnable[Any, Any]):
     def _chunks(self, input: Iterator[Any]) -> Iterator[Any]:
         stream = _Stream(self)
         for chunk in input:
-            yield from stream.let_in(chunk)
+            yield from stream.add(chunk)
         yield from stream.end()
 
     async def _achunks(self, input: AsyncIterator[Any]) -> AsyncIterator[Any]:
         stream = _Stream(self)
         async for chunk in input:
-            for passed in stream.let_in(chunk):
+            for passed in stream.add(chunk):
                 yield passed
         for passed in stream.end():
             yield passed
 
     def _marked(self, answer: A, spans: list[dict[str, Any]]) -> A:
-        """An answer, or a chunk of one, with marks around its risky spans."""
+        """An answer or a chunk with marks around its risky spans."""
         if _calls_tools(answer):
             return answer
         return _with_text(answer, self.limit.with_marks(_text(answer), spans, self.mark))
 
-    def _noted(self, answer: A, report: dict[str, Any]) -> A:
-        """An answer whose report says what was done to it."""
+    def _with_gate_entry(self, answer: A, report: dict[str, Any]) -> A:
+        """The answer with an entry in its report about the action of the gate."""
         gate = {
             "action": self.on_risk,
             "metric": self.limit.metric,
@@ -167,28 +165,28 @@ class RiskGate(Runnable[Any, Any]):
 
 
 class _Stream:
-    """What becomes of the chunks of one stream."""
+    """Applies a gate to the chunks of one stream."""
 
     def __init__(self, gate: RiskGate) -> None:
         self._gate = gate
-        self._held: Any = None
+        self._buffered: Any = None
         self._last: BaseMessage | None = None
         self._reported = False
 
-    def let_in(self, chunk: Any) -> Iterator[Any]:
-        """Take the next chunk; gives those that may pass."""
-        if self._held is None and self._gate.on_risk == "mark" and _is_its_spans(chunk):
+    def add(self, chunk: Any) -> Iterator[Any]:
+        """Add the next chunk, and yield what can be passed on."""
+        if self._buffered is None and self._gate.on_risk == "mark" and _text_is_that_of_spans(chunk):
             yield self._marked(chunk)
         else:
-            self._held = chunk if self._held is None else self._held + chunk
+            self._buffered = chunk if self._buffered is None else self._buffered + chunk
 
     def end(self) -> Iterator[Any]:
-        """What may pass at last."""
-        if self._held is not None:
-            marks = self._gate.on_risk == "mark" and isinstance(self._held, BaseMessage)
-            yield self._marked(self._held) if marks else self._gate.passed(self._held)
+        """Yield the rest of the stream."""
+        if self._buffered is not None:
+            marks = self._gate.on_risk == "mark" and isinstance(self._buffered, BaseMessage)
+            yield self._marked(self._buffered) if marks else self._gate.passed(self._buffered)
         if self._last is not None and not self._reported:
-            get_risk(self._last)  # says what is missing
+            get_risk(self._last)  # raises the error that says what is missing
 
     def _marked(self, chunk: BaseMessage) -> BaseMessage:
         self._last, report = chunk, find_risk(chunk)
@@ -197,12 +195,12 @@ class _Stream:
         if report is not None:
             self._reported = True
             if self._gate.limit.risky(report["spans"]):
-                chunk = self._gate._noted(chunk, report)
+                chunk = self._gate._with_gate_entry(chunk, report)
         return chunk
 
 
-def _is_its_spans(chunk: Any) -> bool:
-    """Whether a chunk is text and risk of the same spans; where a tool call may begin, the text comes later."""
+def _text_is_that_of_spans(chunk: Any) -> bool:
+    """Whether the text of a chunk is that of its spans. It is not where a tool call may begin: the text is delayed."""
     return isinstance(chunk, BaseMessage) and chunk.text == "".join(span["text"] for span in get_spans(chunk))
 
 
@@ -218,7 +216,7 @@ def _text(answer: Any) -> str:
 
 
 def _with_text(answer: Any, text: str) -> Any:
-    """A copy with another text."""
+    """A copy with a different text."""
     if isinstance(answer, ChatGeneration):
         return type(answer)(message=_with_text(answer.message, text), generation_info=answer.generation_info)
     if isinstance(answer, Generation):
@@ -251,7 +249,7 @@ def _without_tool_calls(answer: Any) -> Any:
 
 
 def _with_report(answer: Any, report: dict[str, Any]) -> Any:
-    """A copy with another report."""
+    """A copy with a different report."""
     if isinstance(answer, ChatGeneration):
         return type(answer)(message=_with_report(answer.message, report), generation_info=answer.generation_info)
     if isinstance(answer, Generation):

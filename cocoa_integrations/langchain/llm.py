@@ -1,4 +1,4 @@
-"""The text model: it goes on from a prompt as it is, without a chat template."""
+"""The text model: it continues a prompt as it is, without a chat template."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing_extensions import Self
 
 from cocoa_engine import Generation, Span
 from cocoa_engine.errors import PromptError, UnsupportedFeatureError
+from cocoa_integrations._shared.metadata import SPANS_KEY, all_spans, span_metadata
+from cocoa_integrations._shared.tracing import RiskTrace
 from cocoa_integrations.langchain.base import CocoaModel, usage_of
 from cocoa_integrations.langchain.with_risk import LLMWithRisk
-from cocoa_integrations.metadata import SPANS_KEY, all_spans, span_metadata
-from cocoa_integrations.tracing import RiskTrace
 
 
 class CocoaLLM(CocoaModel, BaseLLM):
-    """A local text model decoded with CoCoA-SIG, every span of its answers with its risk.
+    """A local text model, decoded with CoCoA-SIG, that reports the risk of every span of its answers.
 
-    LangChain hands on only the text of an answer; risk is in what :meth:`with_risk` gives, in ``generate()``'s
-    ``generation_info``, in callbacks (see :func:`~cocoa_integrations.langchain.get_risk_callback`) and in each streamed
-    chunk a callback sees. A chat model is better served by :class:`ChatCocoa`. The options are described at
-    :class:`CocoaModel`.
+    LangChain returns only the text of an answer. The risk is in the output of :meth:`with_risk`, in the
+    ``generation_info`` of ``generate()``, in callbacks (see
+    :func:`~cocoa_integrations.langchain.get_risk_callback`), and in each streamed chunk that a callback receives. For
+    chat models use :class:`ChatCocoa`. The options are described in :class:`CocoaModel`.
 
     Example:
         >>> llm = CocoaLLM(model="meta-llama/Llama-3.1-8B", device_map="auto", max_new_tokens=64)
@@ -36,7 +36,7 @@ class CocoaLLM(CocoaModel, BaseLLM):
     """
 
     batch_size: int | None = Field(default=None, ge=1)
-    """At most this many prompts of a call are decoded together. None: ``Runtime.max_batch_size``."""
+    """How many prompts of a call are decoded together at most. ``None``: ``Runtime.max_batch_size``."""
 
     _ls_model_type = "llm"
 
@@ -45,12 +45,12 @@ class CocoaLLM(CocoaModel, BaseLLM):
         return "cocoa"
 
     def with_risk(self) -> LLMWithRisk:
-        """This model as a runnable that gives ``{"text": ..., "risk": ...}``, risk being the ``cocoa_risk`` report.
+        """This model as a runnable that returns ``{"text": ..., "risk": ...}`` with the ``cocoa_risk`` report.
 
-        ``invoke``, ``batch`` and their async forms give that dict. A stream gives ``{"text": ...}`` for each span as
-        soon as it is decided, then one chunk with the report; added up they are the same dict. Options of a call go to
-        the model: bind them to the result (``llm.with_risk().bind(alpha=1.0)``), as LangChain's ``llm.bind(...)`` would
-        not hand them on.
+        ``invoke``, ``batch`` and their async forms return this dict. A stream yields ``{"text": ...}`` for each span as
+        soon as it is decided, then one chunk with the report. The sum of the chunks is the same dict. To bind options
+        of a call, bind them to the result (``llm.with_risk().bind(alpha=1.0)``): options bound by ``llm.bind(...)`` do
+        not reach it.
 
         Example:
             >>> chain = llm.with_risk() | risk_gate(0.5) | itemgetter("text")
@@ -61,7 +61,7 @@ class CocoaLLM(CocoaModel, BaseLLM):
         """The model itself, if there are no tools to bind.
 
         Raises:
-            UnsupportedFeatureError: there are; tools are never dropped in silence.
+            UnsupportedFeatureError: there are tools. They are never dropped silently.
         """
         return self._with_tools({"tools": tools, **kwargs})
 
@@ -82,7 +82,7 @@ class CocoaLLM(CocoaModel, BaseLLM):
         callbacks: Callbacks | list[Callbacks] | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        """As in LangChain, the options of the call being part of the model: caches and traces see what applies."""
+        """As in LangChain. The options of the call are applied to the model first, so caches and traces see them."""
         model, framework = self._for_call(stop, kwargs)
         return super(CocoaLLM, model).generate(prompts, list(model.stop) or None, callbacks, **framework)
 
@@ -106,10 +106,10 @@ class CocoaLLM(CocoaModel, BaseLLM):
     ) -> LLMResult:
         model, framework = self._for_call(stop, kwargs)
         if model._streams(prompts, framework):
-            return model._result([_whole(model._stream(prompts[0], run_manager=run_manager))])
-        # A batch comes with one run manager, whose events could not say which answer they belong to: none are sent.
+            return model._result([_sum(model._stream(prompts[0], run_manager=run_manager))])
+        # A batch has one run manager. Its events could not say which answer they belong to, so none are sent.
         for prompt in prompts:
-            _refuse_empty(prompt)
+            _require_text(prompt)
         engine, options = model.load(), model._decode_options()
         generations = model._retrying(lambda: engine.generate_batch(prompts, batch_size=model.batch_size, **options))
         trace = RiskTrace()
@@ -133,19 +133,19 @@ class CocoaLLM(CocoaModel, BaseLLM):
     ) -> LLMResult:
         if not self._streams(prompts, kwargs):
             return cast("LLMResult", await super()._agenerate(prompts, stop, **kwargs))
-        return self._result([_whole([chunk async for chunk in self._astream(prompts[0], stop, run_manager, **kwargs)])])
+        return self._result([_sum([chunk async for chunk in self._astream(prompts[0], stop, run_manager, **kwargs)])])
 
     def _streams(self, prompts: list[str], options: Mapping[str, Any]) -> bool:
         return len(prompts) == 1 and bool(options.get("stream", self.streaming))
 
     def _chunks(self, prompt: str) -> Generator[GenerationChunk, None, None]:
-        _refuse_empty(prompt)
+        _require_text(prompt)
         engine, options = self.load(), self._decode_options()
 
-        def of_span(number: int, span: Span) -> GenerationChunk:
+        def to_chunk(number: int, span: Span) -> GenerationChunk:
             return GenerationChunk(text=span.text, generation_info={SPANS_KEY: [span_metadata(span, number)]})
 
-        generation = yield from self._decided(lambda: engine.stream(prompt, **options), of_span)
+        generation = yield from self._stream_spans(lambda: engine.stream(prompt, **options), to_chunk)
         yield GenerationChunk(text="", generation_info=self._generation_info(generation))
 
     def _result(self, answers: list[TextGeneration]) -> LLMResult:
@@ -158,26 +158,26 @@ class CocoaLLM(CocoaModel, BaseLLM):
         return {**self._metadata(generation), "usage_metadata": usage_of(generation)}
 
 
-def _refuse_empty(prompt: str) -> None:
-    """Before anything is loaded.
+def _require_text(prompt: str) -> None:
+    """Refuse an empty prompt before a model is loaded.
 
     Raises:
-        PromptError: there is nothing to go on from.
+        PromptError: the prompt is empty.
     """
     if not prompt:
         raise PromptError("the prompt is empty; give some text.")
 
 
-def _whole(chunks: Iterable[GenerationChunk]) -> TextGeneration:
-    """Streamed chunks added up."""
-    whole = GenerationChunk(text="")
+def _sum(chunks: Iterable[GenerationChunk]) -> TextGeneration:
+    """The sum of streamed chunks."""
+    total = GenerationChunk(text="")
     for chunk in chunks:
-        whole += chunk
-    return TextGeneration(text=whole.text, generation_info=whole.generation_info)
+        total += chunk
+    return TextGeneration(text=total.text, generation_info=total.generation_info)
 
 
 def _total_usage(answers: list[TextGeneration]) -> dict[str, int]:
-    """Token counts of a batch, under the names that text models use."""
+    """Token counts of a batch, under LangChain's names for text models."""
     usage = [(answer.generation_info or {})["usage_metadata"] for answer in answers]
     names = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens", "total_tokens": "total_tokens"}
     return {name: sum(one[key] for one in usage) for name, key in names.items()}

@@ -1,4 +1,4 @@
-"""LangChain messages as the plain dicts that a tokenizer's chat template reads."""
+"""LangChain messages as the plain dicts that a chat template takes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ ROLES: dict[type[BaseMessage], str] = {
 }
 
 CALL_BLOCKS = frozenset({"tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call"})
-"""Content of an assistant's message that its ``tool_calls`` say again."""
+"""Content blocks of an assistant message that repeat its ``tool_calls``."""
 
 
 def to_chat(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Convert a conversation. Metadata of earlier answers, risk reports among it, never reaches the prompt.
+    """Convert a conversation. Metadata of earlier answers, such as risk reports, never reaches the prompt.
 
     Returns:
-        ``{"role": ..., "content": ...}`` per message, with ``"name"`` where a message has one; with ``"tool_calls"``
-        (OpenAI's format, the arguments a dict) where an assistant called tools, and with ``"tool_call_id"`` for a
-        tool's result.
+        ``{"role": ..., "content": ...}`` per message, with ``"name"`` if the message has one, with ``"tool_calls"``
+        (OpenAI's format, the arguments a dict) for an assistant that called tools, and with ``"tool_call_id"`` for the
+        result of a tool.
 
     Raises:
-        PromptError: there is no text at all, or a message of a kind or with content that the model cannot read.
+        PromptError: the messages have no text, or a message has an unsupported type or content.
     """
     chat = to_entries(messages)
     if not any(entry["content"].strip() or entry.get("tool_calls") for entry in chat):
@@ -38,7 +38,7 @@ def to_chat(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 
 
 def to_entries(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Convert messages, whether or not they hold text; see :func:`to_chat`."""
+    """Convert messages, which may be empty; see :func:`to_chat`."""
     called = {call["id"]: call["name"] for each in messages if isinstance(each, AIMessage) for call in each.tool_calls}
     return [_entry(message, called) for message in messages]
 
@@ -57,9 +57,9 @@ def _entry(message: BaseMessage, called: Mapping[str | None, str]) -> dict[str, 
                 {"type": "function", "id": call["id"], "function": {"name": call["name"], "arguments": call["args"]}}
                 for call in message.tool_calls
             ]
-        # what could not be read as a call is shown as it was written
-        faulty = [call["args"] for call in message.invalid_tool_calls if call["args"]]
-        entry["content"] = "\n".join([*filter(None, [entry["content"]]), *faulty])
+        # an invalid call is part of the text, as the model wrote it
+        invalid = [call["args"] for call in message.invalid_tool_calls if call["args"]]
+        entry["content"] = "\n".join([*filter(None, [entry["content"]]), *invalid])
     return entry
 
 
@@ -76,7 +76,7 @@ def _role(message: BaseMessage) -> str:
 
 
 def _text(message: BaseMessage) -> str:
-    """The text of a message: its content, or its text blocks put together."""
+    """The text of a message: its content, or the concatenation of its text blocks."""
     if isinstance(message.content, str):
         return message.content
     parts = []

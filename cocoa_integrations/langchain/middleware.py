@@ -1,4 +1,4 @@
-"""Agents that act on the risk of their model's answers; needs the package ``langchain`` (extra ``agents``)."""
+"""Agent middleware that acts on the risk of answers. Needs the package ``langchain`` (extra ``agents``)."""
 
 from __future__ import annotations
 
@@ -15,52 +15,53 @@ from typing_extensions import NotRequired
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
-from cocoa_integrations.langchain.base import FRAMEWORK, TOOL_DETAILS, TOOLS, CallOptions
+from cocoa_integrations._shared.limits import Limit, Mark, Metric, highest
+from cocoa_integrations._shared.settings import refuse_unknown
 from cocoa_integrations.langchain.gates import ABSTENTION, MARK, RiskGate
+from cocoa_integrations.langchain.options import FRAMEWORK, PER_CALL, TOOL_DETAILS, TOOLS
 from cocoa_integrations.langchain.runnables import find_risk, get_risk
-from cocoa_integrations.limits import Limit, Mark, Metric, highest
-from cocoa_integrations.settings import refuse_unknown
 
 OnRisk = Literal["keep", "raise", "mark", "abstain"]
 Retry = BaseChatModel | Mapping[str, Any]
 
 
 class RiskState(AgentState[Any]):
-    """An agent's state with the risk of its model's answers.
+    """The state of an agent with the risk of the answers of its model.
 
     ``cocoa_risks`` has one entry for each model call of the agent, in order:
 
-    - ``report``: the ``cocoa_risk`` report of the answer that was kept; None if its model does not measure risk;
-    - ``value``: the highest figure of its spans; None without a report;
-    - ``action``: ``none`` if the answer passed, else what was done (``keep``, ``mark``, ``abstain``);
-    - ``attempts``: the value of each answer that was tried for, the first included, in order.
+    - ``report``: the ``cocoa_risk`` report of the chosen answer; ``None`` if its model does not measure risk;
+    - ``value``: the highest value of its spans; ``None`` without a report;
+    - ``action``: ``none`` if the answer is below the threshold, otherwise ``keep``, ``mark`` or ``abstain``;
+    - ``attempts``: the value of each attempt, including the first, in order.
     """
 
     cocoa_risks: NotRequired[Annotated[list[dict[str, Any]], add]]
 
 
 class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
-    """Judges every answer of an agent's model by its risk: tries again otherwise, then acts on what is still too risky.
+    """Checks the risk of every answer of an agent's model, retries risky answers, and acts on the remaining risk.
 
-    An answer is too risky if a span of it reaches the threshold. The models and settings of ``retry_with`` are then
-    tried in turn, up to the first answer that is not. If all are, the least risky one is taken and ``on_risk`` says
-    what becomes of it. The agent's state tells of every call, see :class:`RiskState`.
+    An answer is too risky if one of its spans reaches the threshold. The models and settings of ``retry_with`` are then
+    tried in turn until an answer is below the threshold. If none is, the least risky answer is chosen, and ``on_risk``
+    determines what happens to it. The state of the agent records every call; see :class:`RiskState`.
 
-    **Streams.** With ``on_risk="keep"`` and no ``retry_with`` the model's chunks stream as ever. Otherwise
-    ``stream_mode="messages"`` yields an answer whole, once it may pass, and nothing of the rejected ones;
-    ``astream_events`` and callbacks see every attempt as it runs.
+    **Streams.** With ``on_risk="keep"`` and no ``retry_with``, the chunks of the model are streamed as usual. Otherwise
+    ``stream_mode="messages"`` yields the chosen answer in one piece, and nothing of the rejected ones.
+    ``astream_events`` and callbacks receive every attempt as it runs.
 
     Args:
-        threshold: as in :func:`~cocoa_integrations.langchain.risk_gate`: without a calibrator it is for the raw MLDS.
-        metric: the figure the threshold is for, as in ``risk_gate``.
-        retry_with: what to try, in turn: another chat model, or settings for a call of the agent's own
-            (``{"alpha": 6.0, "max_candidates": 16}``), or a list of such. The same greedy decoding again would give the
-            same answer. A model that does not measure risk may stand here too: its answer is accepted.
-        on_risk: ``keep`` the answer, the state saying how risky it is; ``raise`` a ``HallucinationRiskError``; ``mark``
-            the risky spans in the text; or ``abstain``: ``answer`` instead, without tool calls and structured response,
-            so that the agent ends there.
-        mark: how to mark, as in ``risk_gate``.
-        answer: what is said instead.
+        threshold: as in :func:`~cocoa_integrations.langchain.risk_gate`. Without a calibrator it applies to the raw
+            MLDS.
+        metric: the value to compare, as in ``risk_gate``.
+        retry_with: what to try in turn: a chat model, or settings for a call of the agent's own model
+            (``{"alpha": 6.0, "max_candidates": 16}``), or a list of these. Repeating the same greedy decoding would
+            give the same answer. The answer of a model that does not measure risk is accepted.
+        on_risk: ``keep`` the answer, with its risk in the state; ``raise`` a ``HallucinationRiskError``; ``mark`` the
+            risky spans in the text; or ``abstain``: reply with ``answer``, without tool calls and structured response,
+            and end the agent.
+        mark: how to mark a span, as in ``risk_gate``.
+        answer: the text that replaces an answer with ``abstain``.
 
     Example:
         >>> middleware = RiskMiddleware(0.5, retry_with={"alpha": 6.0}, on_risk="abstain")
@@ -69,7 +70,7 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         >>> state["cocoa_risks"][-1]["value"]
 
     Raises:
-        ConfigError: an option makes no sense; and from the agent, that its model's answer has no report.
+        ConfigError: an option is invalid. The agent raises it if the answer of its model has no report.
     """
 
     state_schema = RiskState
@@ -99,23 +100,23 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
             if not isinstance(retry, (BaseChatModel, Mapping)):
                 raise ConfigError(
                     f"retry_with takes chat models and dicts of settings, not a {type(retry).__name__}; "
-                    "a model with options bound to it is a model of its own: make it with them"
+                    "give options to the constructor of a model instead of binding them"
                 )
             if isinstance(retry, Mapping):
-                refuse_unknown(retry, {*CallOptions.model_fields, *TOOLS, *TOOL_DETAILS, *FRAMEWORK}, what="retry_with")
+                refuse_unknown(retry, {*PER_CALL, *TOOLS, *TOOL_DETAILS, *FRAMEWORK}, what="retry_with")
 
     @property
     def name(self) -> str:
-        """By what it does: LangChain lets an agent have several only under different names."""
+        """A name that depends on the options: several middlewares of an agent need different names."""
         return f"{type(self).__name__}[{self.limit.metric} {self.limit.threshold}, {self.on_risk}]"
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ExtendedModelResponse[Any]:
-        """Judge one model call."""
+        """Check one model call, with retries."""
         trial = _Trial(self)
         for attempt in self._requests(request):
-            if trial.accepts(handler(attempt)):
+            if trial.accept(handler(attempt)):
                 break
         return trial.response()
 
@@ -125,22 +126,22 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         """See :meth:`wrap_model_call`."""
         trial = _Trial(self)
         for attempt in self._requests(request):
-            if trial.accepts(await handler(attempt)):
+            if trial.accept(await handler(attempt)):
                 break
         return trial.response()
 
     def _requests(self, request: ModelRequest[Any]) -> Iterator[ModelRequest[Any]]:
-        """The request as it is, then as it is tried again."""
-        yield self._held_back(request)
+        """The original request, then the retries."""
+        yield self._without_streaming(request)
         for retry in self.retries:
             if isinstance(retry, BaseChatModel):
-                yield self._held_back(request.override(model=retry))
+                yield self._without_streaming(request.override(model=retry))
             else:
                 settings = {**request.model_settings, **retry}
-                yield self._held_back(request.override(model_settings=settings))
+                yield self._without_streaming(request.override(model_settings=settings))
 
-    def _held_back(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        """The request so that none of its chunks reaches a reader before the answer was judged."""
+    def _without_streaming(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+        """The request with streaming to the reader disabled, unless every answer is kept as it is."""
         if self.gate is None and not self.retries:
             return request
         model = request.model
@@ -156,10 +157,10 @@ class _Trial:
         self._values: list[float | None] = []
         self._best: tuple[ModelResponse[Any], AIMessage, dict[str, Any] | None] | None = None
 
-    def accepts(self, response: ModelResponse[Any]) -> bool:
-        """Take the next attempt; whether it may pass."""
+    def accept(self, response: ModelResponse[Any]) -> bool:
+        """Add an attempt, and return whether it is below the threshold."""
         message = next(message for message in response.result if isinstance(message, AIMessage))
-        # The agent's own model must measure risk; one it falls back to need not.
+        # the agent's own model must measure risk; a fallback model need not
         report = find_risk(message) if self._values else get_risk(message)
         value = None if report is None else highest(report["spans"], self._limit.metric)
         passes = report is None or not self._limit.risky(report["spans"])
@@ -170,7 +171,7 @@ class _Trial:
         return passes
 
     def response(self) -> ExtendedModelResponse[Any]:
-        """The answer that is kept, and what the state is told of it."""
+        """The chosen answer and the update of the state."""
         assert self._best is not None
         response, message, report = self._best
         risky = report is not None and bool(self._limit.risky(report["spans"]))
@@ -182,11 +183,11 @@ class _Trial:
         }
         update: dict[str, Any] = {"cocoa_risks": [entry]}
         if risky and (gate := self._middleware.gate) is not None:
-            # An id of its own: what was streamed under the old one is another message.
+            # a new id, because a different message was streamed under the old one
             acted_on = gate.passed(message).model_copy(update={"id": None})
             if gate.on_risk == "abstain":
-                response = ModelResponse(result=[acted_on])  # nor results of tool calls that are no more
-                update["jump_to"] = "end"  # an agent with a response format would ask again until it gets one
+                response = ModelResponse(result=[acted_on])  # without results of the dropped tool calls
+                update["jump_to"] = "end"  # an agent with a response format would retry until it gets one
             else:
                 result = [acted_on if one is message else one for one in response.result]
                 response = ModelResponse(result=result, structured_response=response.structured_response)

@@ -1,4 +1,4 @@
-"""Text and risk of an answer together."""
+"""An output parser that returns text and risk."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from cocoa_integrations.langchain.runnables import find_risk, get_risk
 
 
 class RiskOutputParser(BaseTransformOutputParser[dict[str, Any]]):
-    """Parses an answer of ``ChatCocoa`` into ``{"text": ..., "risk": ...}``, risk being its ``cocoa_risk`` report.
+    """Parses an answer of ``ChatCocoa`` into ``{"text": ..., "risk": ...}`` with its ``cocoa_risk`` report.
 
-    In a stream each chunk is ``{"text": ...}`` as soon as it comes, the last one having ``"risk"`` too; nothing is held
-    back, and the chunks added up are the parsed answer. ``CocoaLLM`` hands on mere text: take ``CocoaLLM.with_risk()``.
+    In a stream, each chunk is passed on immediately as ``{"text": ...}``; the last one also has ``"risk"``. The sum of
+    the chunks is the parsed answer. ``CocoaLLM`` returns only text: use ``CocoaLLM.with_risk()``.
 
     Example:
         >>> chain = prompt | ChatCocoa() | RiskOutputParser()
         >>> chain.invoke({"question": "Who wrote Dune?"})["risk"]["max_risk"]
 
     Raises:
-        ConfigError: the answer has no report, or was broken off.
+        ConfigError: the answer has no report, or was interrupted.
     """
 
     def parse(self, text: str) -> NoReturn:
-        """A mere text has no risk.
+        """Refuse plain text, which has no risk report.
 
         Raises:
             ConfigError: always.
         """
-        raise ConfigError("a mere text has no risk report; parse ChatCocoa's message, or take CocoaLLM.with_risk()")
+        raise ConfigError("plain text has no risk report; parse a message of ChatCocoa, or use CocoaLLM.with_risk()")
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> dict[str, Any]:
-        """Text and report of an answer; of a partial one, the text without the report."""
+        """Text and report of an answer. A partial answer may have no report yet."""
         [answer] = result
         report = find_risk(answer) if partial else get_risk(answer)
         return dict(text_and_risk(answer.text, report))
@@ -60,7 +60,7 @@ class RiskOutputParser(BaseTransformOutputParser[dict[str, Any]]):
 
 
 def text_and_risk(text: str, report: dict[str, Any] | None = None) -> AddableDict:
-    """An answer, or a chunk of one, that has no report yet."""
+    """Text and report as a dict whose chunks can be added. Without a report, only the text."""
     return AddableDict(text=text) if report is None else AddableDict(text=text, risk=report)
 
 
@@ -81,4 +81,4 @@ class _Chunks:
 
     def end(self) -> None:
         if not self._reported and self._last is not None:
-            get_risk(self._last)  # says what is missing
+            get_risk(self._last)  # raises the error that says what is missing

@@ -1,4 +1,4 @@
-"""Reading risk out of what the models return: plain functions, usable as steps of a chain."""
+"""Functions that read the risk from the answers of the models. They can be used as runnables in a chain."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from langchain_core.outputs import ChatGeneration, Generation
 
 from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations.limits import Metric, highest, require_metric
-from cocoa_integrations.metadata import RISK_KEY, SPANS_KEY, all_spans, risk_report
+from cocoa_integrations._shared.limits import Metric, highest, require_metric
+from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, all_spans, risk_report
 
 Answer = BaseMessage | Generation | EngineGeneration | Mapping[str, Any]
-"""A message from ``ChatCocoa`` (its streamed chunks added up, too), a generation from ``CocoaLLM``, the engine's own
+"""A message of ``ChatCocoa`` (or the sum of its streamed chunks), a generation of ``CocoaLLM``, a
 ``cocoa_engine.Generation``, or the ``{"text": ..., "risk": ...}`` of ``CocoaLLM.with_risk()`` and
 ``RiskOutputParser``."""
 
 
 def get_risk(answer: Answer) -> dict[str, Any]:
-    """The risk report of a whole answer, as ``RunnableLambda(get_risk)`` in a chain.
+    """The risk report of a complete answer. In a chain use ``RunnableLambda(get_risk)``.
 
     Args:
         answer: see :data:`Answer`.
 
     Raises:
-        ConfigError: it carries no report: a plain text, an answer of another model, or one broken off.
+        ConfigError: the answer has no report, because it is plain text, is of another model, or was interrupted.
     """
     report = find_risk(answer)
     if report is not None:
@@ -34,19 +34,19 @@ def get_risk(answer: Answer) -> dict[str, Any]:
     name = type(answer).__name__
     if isinstance(answer, (BaseMessage, Generation, Mapping)) and get_spans(answer):
         raise ConfigError(
-            f"this {name} is a part of an answer, or one broken off, and only a whole answer has a risk report; add "
-            "all chunks of the stream up, or read what is there with get_spans()"
+            f"this {name} is a chunk of an answer, or an interrupted answer, and only a complete answer has a risk "
+            "report; add all chunks of the stream, or read the available spans with get_spans()"
         )
     raise ConfigError(
-        f"this {name} carries no risk report; take it from ChatCocoa's message before it is parsed into text, from "
+        f"this {name} has no risk report; take it from ChatCocoa's message before it is parsed into text, from "
         "CocoaLLM.with_risk(), or collect it with get_risk_callback()"
     )
 
 
 def max_risk(answer: Answer, metric: Metric = "risk") -> float:
-    """The highest figure of any span of a whole answer, for conditions such as those of ``RunnableBranch``.
+    """The highest value of any span of a complete answer, for conditions such as those of ``RunnableBranch``.
 
-    Spans of nothing but whitespace do not count, though they do in the report's own ``max_risk``.
+    Spans that contain only whitespace do not count. They do count in ``max_risk`` of the report.
 
     Args:
         answer: see :data:`Answer`.
@@ -54,14 +54,14 @@ def max_risk(answer: Answer, metric: Metric = "risk") -> float:
             ``f_mlds``, or ``self_information`` (-log p of the span, in nats).
 
     Raises:
-        ConfigError: the answer carries no report, or the metric is unknown.
+        ConfigError: the answer has no report, or the metric is unknown.
     """
     require_metric(metric)
     return highest(get_risk(answer)["spans"], metric)
 
 
 def get_spans(answer: Answer) -> list[dict[str, Any]]:
-    """The spans that a streamed chunk or an answer carries, also one broken off; none if it carries none."""
+    """The spans of a streamed chunk or of an answer, which may be interrupted; empty if it has none."""
     if isinstance(answer, ChatGeneration):
         answer = answer.message
     if isinstance(answer, BaseMessage):
@@ -74,21 +74,21 @@ def get_spans(answer: Answer) -> list[dict[str, Any]]:
 
 
 def argument_risks(message: BaseMessage) -> dict[str, dict[str, dict[str, Any]]]:
-    """What was measured of each argument of each tool call of an answer.
+    """The risk of each argument of each tool call of an answer.
 
     Returns:
-        By the call's id, then by the argument's name: ``risk`` (the highest of its spans; see ``calibrated`` of the
-        report), ``con_mlds``, ``f_mlds`` (their means), ``log_prob`` (of its own tokens), ``start`` and ``end`` (in the
-        generated text) and the numbers of its ``spans``. Of nested arguments only the outermost are told apart.
+        By the id of the call, then by the name of the argument: ``risk`` (the highest of its spans; see ``calibrated``
+        of the report), ``con_mlds`` and ``f_mlds`` (means over its spans), ``log_prob`` (of its tokens), ``start`` and
+        ``end`` (in the generated text) and the numbers of its ``spans``. Nested arguments are not listed separately.
 
     Raises:
-        ConfigError: it carries no report, as for :func:`get_risk`.
+        ConfigError: the answer has no report, as for :func:`get_risk`.
     """
     return {call["id"]: call["arguments"] for call in get_risk(message).get("tool_calls", ())}
 
 
 def find_risk(answer: Any) -> dict[str, Any] | None:
-    """The risk report of an answer, if it carries one."""
+    """The risk report of an answer, or ``None``."""
     if isinstance(answer, ChatGeneration):
         answer = answer.message
     if isinstance(answer, BaseMessage):

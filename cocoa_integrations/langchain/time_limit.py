@@ -1,4 +1,4 @@
-"""The ``timeout`` option: a stopping criterion that gives up instead of stopping."""
+"""The ``timeout`` option: a stopping criterion that raises an error instead of stopping."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from cocoa_engine.errors import GenerationTimeoutError
 
 
 class TimeLimit(StoppingCriteria):
-    """Raises once the time is over; the engine asks it after every step.
+    """Raises an error when the time limit is exceeded. The engine calls it after every step.
 
-    A stopping criterion that merely stopped would pass a cut-off answer as a finished one, and no fallback would start.
+    If it stopped the answer instead, a truncated answer would look like a complete one, and no fallback would run.
 
     Args:
-        seconds: the time allowed, from now.
+        seconds: the time limit, from now.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.deadline = time.monotonic() + seconds
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """No row is to stop, [B]; or the error.
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """``False`` for every row, [B]: no row is stopped.
 
         Raises:
-            GenerationTimeoutError: the time is over.
+            GenerationTimeoutError: the time limit is exceeded.
         """
         if time.monotonic() > self.deadline:
             raise GenerationTimeoutError(

@@ -1,4 +1,4 @@
-"""Middleware that keeps an agent from running a tool on arguments that may be made up."""
+"""Agent middleware that does not run a tool whose arguments may be hallucinated."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from langchain_core.messages import AIMessage, ToolMessage
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.optional import need
+from cocoa_integrations._shared.limits import Limit, Metric, metric_of
 from cocoa_integrations.langchain.runnables import argument_risks, find_risk
-from cocoa_integrations.limits import Limit, Metric, figure
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import AgentMiddleware
@@ -21,22 +21,22 @@ else:
 
 
 class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
-    """Refuses to run a tool where the risk of one of its arguments reaches the threshold; the model is told which one.
+    """Refuses to run a tool if the risk of one of its arguments reaches the threshold.
 
-    ``create_agent(ChatCocoa(calibrator="risk.json"), tools, middleware=[ToolRiskMiddleware(0.5)])``. The tool
-    is not run, and in its place a ``ToolMessage`` of status ``"error"`` names the arguments, so that the model asks the
-    user or calls again. A call without a report (of another model, or made by hand) is let through.
+    ``create_agent(ChatCocoa(calibrator="risk.json"), tools, middleware=[ToolRiskMiddleware(0.5)])``. Instead of the
+    result of the tool, the model receives a ``ToolMessage`` with status ``"error"`` that names the arguments, so that
+    it can ask the user or call again. Calls without a report, such as those of another model, are run.
 
     Args:
-        threshold: from where on a risk is too high: a probability with a calibrator, else a raw MLDS.
-        metric: the figure of an argument that the threshold is for, as in
-            :func:`~cocoa_integrations.langchain.risk_gate`. Arguments that were written in one span have its risk and
-            MLDS in common; ``self_information`` (-log p, in nats) is that of the argument's own tokens.
-        tools: only these are watched; none is all.
-        arguments: only these arguments are; none is all.
+        threshold: the value from which an argument is too risky: a probability with a calibrator, otherwise a raw MLDS.
+        metric: the value to compare, as in :func:`~cocoa_integrations.langchain.risk_gate`. Arguments in the same span
+            have the same risk and MLDS; ``self_information`` (-log p, in nats) is computed from the tokens of the
+            argument.
+        tools: the names of the tools to check. Default: all.
+        arguments: the names of the arguments to check. Default: all.
 
     Raises:
-        ConfigError: ``threshold`` is no finite number, or ``metric`` is unknown.
+        ConfigError: ``threshold`` is not a finite number, or ``metric`` is unknown.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
 
     @property
     def name(self) -> str:
-        """By what is watched, and how: LangChain lets an agent have several only under different names."""
+        """A name that depends on the options: several middlewares of an agent need different names."""
         parts = [f"{self.limit.metric} {self.limit.threshold}"]
-        for what, watched in (("tools", self.watched_tools), ("arguments", self.watched_arguments)):
-            if watched is not None:
-                parts.append(" ".join([what, *watched]))
+        for what, names in (("tools", self.watched_tools), ("arguments", self.watched_arguments)):
+            if names is not None:
+                parts.append(" ".join([what, *names]))
         return f"{type(self).__name__}[{', '.join(parts)}]"
 
     def wrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
     ) -> ToolMessage | Command[Any]:
-        """Run the tool, or refuse."""
+        """Run the tool, or return a refusal."""
         return self._refusal(request) or handler(request)
 
     async def awrap_tool_call(
@@ -79,10 +79,9 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
         call = request.tool_call
         if self.watched_tools is not None and call["name"] not in self.watched_tools:
             return None
-        figures = _arguments_of(request.state, call["id"])
         values = {
-            name: figure(measured, self.limit.metric)
-            for name, measured in figures.items()
+            name: metric_of(measured, self.limit.metric)
+            for name, measured in _arguments_of(request.state, call["id"]).items()
             if self.watched_arguments is None or name in self.watched_arguments
         }
         risky = {name: value for name, value in values.items() if value >= self.limit.threshold}
@@ -99,7 +98,7 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
 
 
 def _arguments_of(state: Any, call_id: str | None) -> dict[str, dict[str, Any]]:
-    """What was measured of a call's arguments, from the newest message that made it."""
+    """The risk of the arguments of a call, from the newest message with this call."""
     messages = state["messages"] if isinstance(state, dict) else getattr(state, "messages", state)
     for message in reversed(list(messages)):
         if isinstance(message, AIMessage) and any(call["id"] == call_id for call in message.tool_calls):

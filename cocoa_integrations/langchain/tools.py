@@ -1,4 +1,4 @@
-"""Tools and tool calls between LangChain's types and ours."""
+"""Conversion of tools and tool calls from and to LangChain's types."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from cocoa_integrations.tool_calling.streaming import CallDelta
 
 
 def tool_request(options: Mapping[str, Any]) -> ToolRequest:
-    """What the options of a call ask for.
+    """The tools and the response format that the options of a call ask for.
 
     Args:
-        options: ``tools`` (anything that LangChain takes as tools), ``tool_choice``, ``strict``,
-            ``parallel_tool_calls``, ``response_format``; others are left alone.
+        options: ``tools`` (of every type that LangChain accepts), ``tool_choice``, ``strict``, ``parallel_tool_calls``
+            and ``response_format``. Other options are ignored.
 
     Raises:
-        ConfigError: a tool is none; and see :meth:`ToolRequest.of`.
+        ConfigError: a tool cannot be converted; see also :meth:`ToolRequest.of`.
     """
     strict = options.get("strict")
     return ToolRequest.of(
@@ -46,19 +46,19 @@ def openai_tool(tool: Any, *, strict: bool | None = None) -> dict[str, Any]:
     """A tool in OpenAI's format.
 
     Raises:
-        ConfigError: it is nothing that LangChain can make one of.
+        ConfigError: LangChain cannot convert it.
     """
     try:
         return convert_to_openai_tool(tool, strict=strict)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"{tool!r} is no tool: give a function, a LangChain tool, a pydantic class, a TypedDict, a tool in "
+            f"{tool!r} is not a tool: give a function, a LangChain tool, a pydantic class, a TypedDict, a tool in "
             "OpenAI's format, or a JSON schema with a title"
         ) from error
 
 
 def tool_calls(calls: Sequence[tuple[str, Call]]) -> tuple[list[ToolCall], list[InvalidToolCall]]:
-    """Calls and their ids as LangChain's tool calls and invalid tool calls."""
+    """Convert calls and their ids to LangChain's tool calls and invalid tool calls."""
     valid = [
         tool_call(name=call.name, args=call.arguments, id=call_id)
         for call_id, call in calls
@@ -73,20 +73,20 @@ def tool_calls(calls: Sequence[tuple[str, Call]]) -> tuple[list[ToolCall], list[
 
 
 def tool_has_answered(messages: Sequence[BaseMessage]) -> bool:
-    """Whether a tool's result came after the last message of a human."""
+    """Whether there is a tool result after the last human message."""
     last = next((message for message in reversed(messages) if isinstance(message, (HumanMessage, ToolMessage))), None)
     return isinstance(last, ToolMessage)
 
 
 class ChunkWriter:
-    """Writes the calls of one streamed answer as tool-call chunks."""
+    """Converts the calls of one streamed answer to tool-call chunks."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
         self._written: list[str] = []
 
     def chunk(self, delta: CallDelta) -> ToolCallChunk:
-        """What is new of a call."""
+        """The chunk for the new part of a call."""
         begins = delta.number == len(self.ids)
         if begins:
             self.ids.append(new_id())
@@ -94,22 +94,22 @@ class ChunkWriter:
         self._written[delta.number] += delta.written
         args = delta.written
         if delta.error is not None:
-            args += _spoiler(self._written[delta.number])
+            args += _invalid_ending(self._written[delta.number])
         return tool_call_chunk(
             name=delta.name, args=args, id=self.ids[delta.number] if begins else None, index=delta.number
         )
 
 
-def _spoiler(written: str) -> str:
-    """An ending that keeps LangChain from completing arguments that were cut off: it would pass half a call as whole.
+def _invalid_ending(written: str) -> str:
+    """An ending that makes truncated arguments invalid for LangChain, which would otherwise complete them.
 
-    A bracket that closes nothing makes ``parse_partial_json`` give up, so that the call is listed as invalid.
+    ``parse_partial_json`` fails on an unmatched bracket, and LangChain then lists the call as invalid.
     """
     endings = ("", "]", "}", '"]', '"}', '""]', '""}')
-    return next((ending for ending in endings if not _completed(written + ending)), "")
+    return next((ending for ending in endings if not _can_be_completed(written + ending)), "")
 
 
-def _completed(args: str) -> bool:
+def _can_be_completed(args: str) -> bool:
     try:
         return not args or isinstance(parse_partial_json(args), dict)
     except ValueError:

@@ -1,12 +1,13 @@
-"""The text model with the risk in its output."""
+"""The text model as a runnable that returns text and risk."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.language_models import BaseLLM
 from langchain_core.language_models.base import LanguageModelInput
 from langchain_core.outputs import Generation, LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
@@ -15,22 +16,19 @@ from langchain_core.runnables.config import merge_configs
 from cocoa_integrations.langchain.parsers import text_and_risk
 from cocoa_integrations.langchain.runnables import get_risk
 
-if TYPE_CHECKING:
-    from cocoa_integrations.langchain.llm import CocoaLLM
-
 
 class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
-    """See :meth:`CocoaLLM.with_risk`, which makes it.
+    """The result of :meth:`CocoaLLM.with_risk`, where it is described.
 
     Args:
         llm: the model that answers.
     """
 
-    def __init__(self, llm: CocoaLLM) -> None:
+    def __init__(self, llm: BaseLLM) -> None:
         self.llm = llm
 
     def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:
-        """Text and report of the answer."""
+        """The text and the report of the answer."""
         prompt = self.llm._convert_input(input)
         return _only_answer(self.llm.generate_prompt([prompt], **_of_run(config), **kwargs))
 
@@ -44,9 +42,9 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
     def stream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[dict[str, Any]]:
-        """A ``{"text": ...}`` per span, and at the end one with the report."""
-        answer = _Answer()
-        with closing(self.llm.stream(input, answer.told_by(config), **kwargs)) as texts:  # type: ignore[type-var]
+        """One ``{"text": ...}`` per span, then one chunk with the report."""
+        answer = _ReportHandler()
+        with closing(self.llm.stream(input, answer.added_to(config), **kwargs)) as texts:  # type: ignore[type-var]
             for text in texts:
                 yield text_and_risk(text)
         yield text_and_risk("", answer.report)
@@ -55,20 +53,20 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[dict[str, Any]]:
         """See :meth:`stream`."""
-        answer = _Answer()
-        async with aclosing(self.llm.astream(input, answer.told_by(config), **kwargs)) as texts:  # type: ignore[type-var]
+        answer = _ReportHandler()
+        async with aclosing(self.llm.astream(input, answer.added_to(config), **kwargs)) as texts:  # type: ignore[type-var]
             async for text in texts:
                 yield text_and_risk(text)
         yield text_and_risk("", answer.report)
 
 
-class _Answer(BaseCallbackHandler):
-    """Hears the report of a streamed answer, of which LangChain hands on the text only."""
+class _ReportHandler(BaseCallbackHandler):
+    """Receives the report of a streamed answer, of which LangChain returns only the text."""
 
     run_inline = True
     report: dict[str, Any]
 
-    def told_by(self, config: RunnableConfig | None) -> RunnableConfig:
+    def added_to(self, config: RunnableConfig | None) -> RunnableConfig:
         return merge_configs(ensure_config(config), {"callbacks": [self]})
 
     def on_llm_end(self, response: LLMResult, **kwargs: Any) -> None:
@@ -85,6 +83,6 @@ def _only_answer(result: LLMResult) -> dict[str, Any]:
 
 
 def _of_run(config: RunnableConfig | None) -> dict[str, Any]:
-    """What LangChain's models take out of a config."""
+    """The entries of a config that LangChain's models take as arguments."""
     config = ensure_config(config)
     return {name: config.get(name) for name in ("callbacks", "tags", "metadata", "run_name", "run_id")}

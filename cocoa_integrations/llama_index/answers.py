@@ -1,4 +1,4 @@
-"""The answers that a model gave on the way to one response, and what the response says of them."""
+"""The answers that a model gave for one response, and their risk in the metadata of the response."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, NamedTuple
 from llama_index.core.schema import NodeWithScore
 
 from cocoa_engine import Generation
+from cocoa_integrations._shared.metadata import REPORTS_KEY, RISK_KEY, add_context_lift
 from cocoa_integrations.llama_index.callbacks import RiskCollector, Start
-from cocoa_integrations.llama_index.grounding import lift_of
-from cocoa_integrations.metadata import REPORTS_KEY, RISK_KEY, add_context_lift
+from cocoa_integrations.llama_index.context_lift import lift_of
 
 _END: Any = object()
 
 
 class MissingRiskWarning(UserWarning):
-    """A response carries no risk, or no context lift; the warning says why."""
+    """A response has no risk, or no context lift. The message gives the reason."""
 
 
 class Answered(NamedTuple):
-    """One answer, what asks for it again, and its report."""
+    """One answer, the function that repeats its request, and its report."""
 
     generation: Generation
     start: Start | None
@@ -30,10 +30,10 @@ class Answered(NamedTuple):
 
 
 class Answers(RiskCollector):
-    """Collects the answers given inside its ``with`` block and writes their risk into a response's metadata.
+    """Collects the answers requested inside its ``with`` block and writes their risk to the metadata of a response.
 
     Args:
-        lift: whether to measure the context lift of the response's spans.
+        lift: whether to measure the context lift of the spans of the response.
     """
 
     def __init__(self, *, lift: bool) -> None:
@@ -42,28 +42,28 @@ class Answers(RiskCollector):
         self._answers: list[Answered] = []
 
     def take(self, generation: Generation, start: Start | None) -> dict[str, Any]:
-        """Take note of an answer."""
+        """Add an answer and return its report."""
         report = super().take(generation, start)
-        self._answers.append(Answered(generation, start, report))  # not by its place: threads may answer at once
+        self._answers.append(Answered(generation, start, report))  # with its report: threads may interleave
         return report
 
     def write(self, metadata: dict[str, Any], text: str, nodes: Sequence[NodeWithScore]) -> None:
-        """Fill a response's metadata; the reports are None and empty where no answer was collected.
+        """Fill the metadata of a response. Without answers, the report is ``None`` and the list of reports is empty.
 
-        The response's own report is that of the last answer whose text it is (what is asked after it, by a memory for
-        instance, does not count), or else simply of the last.
+        The report of the response is that of the last answer with the text of the response, so that later requests,
+        such as those of a memory, do not count. If there is none, it is that of the last answer.
 
         Args:
-            metadata: of the response.
-            text: the response's text.
-            nodes: what was retrieved for it.
+            metadata: the metadata of the response.
+            text: the text of the response.
+            nodes: the nodes retrieved for it.
         """
         metadata[REPORTS_KEY] = self.reports
         metadata[RISK_KEY] = None
         if not self._answers:
             _warn(
-                "the response carries no risk: no CocoaLLM wrote it. Either another LLM did, or nothing was retrieved "
-                "and nothing was asked."
+                "the response has no risk, because no CocoaLLM generated it: either another LLM did, or nothing was "
+                "retrieved and no LLM was called."
             )
             return
         same = [answer for answer in self._answers if answer.generation.text.strip() == text.strip()]
@@ -73,8 +73,8 @@ class Answers(RiskCollector):
             lifts = lift_of(generation, start, nodes)
             if lifts is None:
                 _warn(
-                    "no context lift: the text of no source node was found in the prompt of this answer, so there is "
-                    "nothing that could be left out."
+                    "no context lift: the prompt of this answer contains no text of the source nodes, so there is "
+                    "nothing to leave out."
                 )
             else:
                 add_context_lift(report["spans"], lifts)
@@ -82,11 +82,11 @@ class Answers(RiskCollector):
     def read(
         self, deltas: Iterator[str], metadata: dict[str, Any], nodes: Sequence[NodeWithScore]
     ) -> Generator[str, None, None]:
-        """Pass a stream on; ``metadata`` is filled when it has been read to its end."""
+        """Pass a stream on, and fill ``metadata`` when it has been read to its end."""
         text = ""
         try:
             while True:
-                with self:  # for what is asked only now; left before each yield, or the reader's context would have it
+                with self:  # not across the yield, which would add the collector to the context of the reader
                     delta = next(deltas, _END)
                 if delta is _END:
                     break
@@ -100,7 +100,7 @@ class Answers(RiskCollector):
     async def aread(
         self, deltas: AsyncIterator[str], metadata: dict[str, Any], nodes: Sequence[NodeWithScore]
     ) -> AsyncGenerator[str, None]:
-        """As :meth:`read`."""
+        """Like :meth:`read`."""
         text = ""
         try:
             while True:
@@ -116,7 +116,7 @@ class Answers(RiskCollector):
         await self.awrite(metadata, text, nodes)
 
     async def awrite(self, metadata: dict[str, Any], text: str, nodes: Sequence[NodeWithScore]) -> None:
-        """As :meth:`write`, off the event loop."""
+        """Like :meth:`write`, without blocking the event loop."""
         await asyncio.to_thread(self.write, metadata, text, nodes)
 
 

@@ -1,6 +1,6 @@
-"""Who is told about an answer's risk: event handlers, and collectors around any LlamaIndex call.
+"""Reporting the risk of answers to event handlers, and to collectors around any LlamaIndex call.
 
-``query_engine.query()`` returns a ``Response`` that keeps only the answer's text. A collector gets the risk past it::
+``query_engine.query()`` returns a ``Response`` that has only the text of the answer. A collector returns the risk::
 
     with collect_risk() as reports:
         response = query_engine.query("...")
@@ -18,36 +18,36 @@ from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr
 from llama_index.core.instrumentation.span import active_span_id
 
 from cocoa_engine import Generation, Span, SpanStream
+from cocoa_integrations._shared.metadata import risk_report
+from cocoa_integrations._shared.tracing import RiskTrace
 from cocoa_integrations.llama_index.events import CocoaRiskEvent, CocoaSpanEvent
-from cocoa_integrations.metadata import risk_report
-from cocoa_integrations.tracing import RiskTrace
 
 _dispatcher = get_dispatcher(__name__)
 _collectors: ContextVar[tuple[RiskCollector, ...]] = ContextVar("cocoa_risk_collectors", default=())
 
 
 class Start(Protocol):
-    """Starts an answer; nothing is decoded before its stream is read."""
+    """Starts an answer. Nothing is decoded before its stream is read."""
 
     def __call__(self, edit: Callable[[str], str] | None = None) -> SpanStream:
-        """Start it.
+        """Start the answer.
 
         Args:
-            edit: changes the texts of the prompt, one after the other, before they are wrapped and encoded.
+            edit: changes each text of the prompt, in order, before the texts are wrapped and encoded.
         """
 
 
 def collect_risk() -> RiskCollector:
-    """Collect the ``cocoa_risk`` report of every answer asked for inside the ``with`` block, in order of completion.
+    """Collect the ``cocoa_risk`` report of every answer requested inside the ``with`` block, in order of completion.
 
-    It follows the context: async tasks, ``asyncio.to_thread`` and LlamaIndex's own threads started inside the block
-    are covered, other tasks and threads are not (start a bare ``threading.Thread`` or executor job with
-    ``contextvars.copy_context().run``). An answer belongs to the block in which it was *asked for*: a stream may be
-    read later, in another thread, or after the block has ended, and is reported when it has been read to its end.
-    Blocks nest; the outer one sees the inner one's answers too.
+    The collector uses a context variable. Async tasks, ``asyncio.to_thread`` and LlamaIndex's own threads that start
+    inside the block are included; other tasks and threads are not. Start a ``threading.Thread`` or an executor job with
+    ``contextvars.copy_context().run`` to include it. An answer belongs to the block in which it was *requested*: a
+    stream may be read later, in another thread, or after the block has ended, and is reported when it has been read to
+    its end. Blocks can be nested; the outer block also collects the answers of the inner one.
 
     Returns:
-        A context manager whose value is the list of reports, shared and growing.
+        A context manager that yields the list of reports. The list grows with every answer.
     """
     return RiskCollector()
 
@@ -65,23 +65,23 @@ class RiskCollector:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Not reset(token): the block may be left in another context than it was entered in (async fixtures).
+        # Not reset(token): the block may be left in a different context than it was entered in (async fixtures).
         _collectors.set(tuple(collector for collector in _collectors.get() if collector is not self))
 
     def take(self, generation: Generation, start: Start | None) -> dict[str, Any]:
-        """Take note of an answer; ``start`` would ask for it again. Returns its report."""
-        report = risk_report(generation)  # of its own for each collector, so that none can alter another's
+        """Add an answer and return its report; ``start`` repeats the request."""
+        report = risk_report(generation)  # one for each collector, so that changes to one do not affect another
         self.reports.append(report)
         return report
 
 
-class Watchers:
-    """Those to tell about one answer, as they stand when it is asked for; make it inside the call.
+class Observers:
+    """The receivers of the events and reports of one answer. Make it inside the call.
 
-    Nothing is read from the context later, because a stream may be read in another one.
+    Everything is read from the context here, because a stream may be read in another context.
 
     Args:
-        start: starts the answer, again too.
+        start: repeats the request.
     """
 
     def __init__(self, start: Start | None = None) -> None:
@@ -92,12 +92,12 @@ class Watchers:
         self._spans = 0
 
     def span_decided(self, span: Span) -> None:
-        """Tell them of the answer's next span."""
+        """Report the next span of the answer."""
         _dispatcher.event(CocoaSpanEvent(number=self._spans, span=span, span_id=self._llama_index_span))
         self._spans += 1
 
     def answer_complete(self, generation: Generation) -> None:
-        """Tell them of the whole answer."""
+        """Report the complete answer."""
         self._trace.record(generation)
         for collector in self._collectors:
             collector.take(generation, self._start)

@@ -1,6 +1,6 @@
-"""LlamaIndex instrumentation events of our own: each span as it is decided, and the risk of each whole answer.
+"""LlamaIndex instrumentation events: one for each decided span, and one for the risk of each complete answer.
 
-LlamaIndex swallows what an event handler raises, so a handler can watch but not stop an answer.
+LlamaIndex suppresses exceptions of event handlers, so a handler can observe an answer but not stop it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from cocoa_engine import Generation, Span
 
 
 class CocoaSpanEvent(BaseEvent):
-    """A span was decided; while streaming, it is sent before the span's text is handed out.
+    """A span was decided. In a stream, the event is sent before the text of the span is yielded.
 
-    The inherited ``span_id`` names the instrumentation span of the LLM call, which the spans of one answer and its
-    :class:`CocoaRiskEvent` share.
+    The inherited ``span_id`` is the id of the instrumentation span of the LLM call. All events of one answer share it.
     """
 
     number: int
@@ -24,14 +23,14 @@ class CocoaSpanEvent(BaseEvent):
 
     @classmethod
     def class_name(cls) -> str:
-        """The event's name in handlers and exports."""
+        """The name of the event in handlers and exports."""
         return "CocoaSpanEvent"
 
 
 class CocoaRiskEvent(BaseEvent):
-    """An answer is complete: exactly one per generation, however it was asked for.
+    """An answer is complete. There is exactly one event per generation, for every kind of call.
 
-    A generation that fails, is cancelled or is abandoned midway has no whole answer, hence no such event.
+    A generation that fails, is cancelled or is abandoned has no complete answer and sends no such event.
     """
 
     report: dict[str, Any]
@@ -39,5 +38,5 @@ class CocoaRiskEvent(BaseEvent):
 
     @classmethod
     def class_name(cls) -> str:
-        """The event's name in handlers and exports."""
+        """The name of the event in handlers and exports."""
         return "CocoaRiskEvent"

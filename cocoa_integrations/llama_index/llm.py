@@ -1,4 +1,4 @@
-"""CoCoA decoding behind LlamaIndex's LLM interface; the option names are those of HuggingFaceLLM."""
+"""CoCoA decoding as a LlamaIndex LLM, with the option names of HuggingFaceLLM."""
 
 from __future__ import annotations
 
@@ -28,103 +28,96 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 
-from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, PromptError, Runtime, SpanStream
+from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, PromptError, SpanStream
 from cocoa_engine.errors import UnsupportedFeatureError
 from cocoa_engine.messages import explain
+from cocoa_engine.model.load_options import LoadOptions
 from cocoa_engine.model.loading import ACCESS_OPTIONS
-from cocoa_integrations.llama_index.async_stream import AsyncSpanStream
-from cocoa_integrations.llama_index.callbacks import Start, Watchers
-from cocoa_integrations.llama_index.generate_kwargs import BESIDE_SETTINGS, DecodeOptions
-from cocoa_integrations.llama_index.loading import engine_for
-from cocoa_integrations.llama_index.messages import arguments_of, edited, require_text, template_messages
-from cocoa_integrations.llama_index.responses import Answer, Chunks, whole_answer
+from cocoa_integrations._shared.async_stream import AsyncStream
+from cocoa_integrations._shared.loading import engine_for
+from cocoa_integrations._shared.settings import DecodeSettings, config_of, fields_of, refuse_unknown, split_settings
+from cocoa_integrations._shared.workers import in_worker
+from cocoa_integrations.llama_index.callbacks import Observers, Start
+from cocoa_integrations.llama_index.messages import arguments_of, edited, require_text, to_entries
+from cocoa_integrations.llama_index.options import BESIDE_SETTINGS, DecodeOptions
+from cocoa_integrations.llama_index.responses import Answer, Chunks, complete_answer
 from cocoa_integrations.llama_index.tools import ChatReader, split_tools
-from cocoa_integrations.settings import LOADING, DecodeSettings, config_of, fields_of, refuse_unknown, split_settings
 
 if TYPE_CHECKING:
     from llama_index.core.tools.types import BaseTool
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
 Response = TypeVar("Response", CompletionResponse, ChatResponse)
 
 
-class CocoaLLM(DecodeSettings, FunctionCallingLLM):
-    """A local Hugging Face model, decoded with CoCoA, that says how risky each span of its answers is.
+class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
+    """A local Hugging Face model, decoded with CoCoA, that reports the risk of every span of its answers.
 
-    Every field of :class:`CocoaConfig` is an option too, of the constructor and of each call::
+    Every field of :class:`CocoaConfig` is also an option, of the constructor and of each call::
 
         llm = CocoaLLM(model_name="Qwen/Qwen2.5-7B-Instruct", alpha=2.0, max_new_tokens=128)
         response = llm.complete("The capital of France is", alpha=0.5)
         response.additional_kwargs["cocoa_risk"]["max_risk"]
 
-    Without a model it loads the embedded default one. Calls also take transformers' generate keywords, as far as
-    CoCoA can honour them; anything else raises. Chat goes through the tokenizer's chat template unless
-    ``messages_to_prompt`` is given. A streamed answer ends with a chunk that adds no text and holds the report of
-    the whole answer, its usage and its finish reason.
+    Without a model it loads the embedded default model. Calls also accept those keywords of transformers' ``generate``
+    that CoCoA supports; other keywords raise an error. Chat messages are formatted with the chat template of the
+    tokenizer unless ``messages_to_prompt`` is given. The last chunk of a streamed answer adds no text; it has the
+    report of the complete answer, its usage and its finish reason.
 
-    LlamaIndex fits contexts into the window by counting with its own tokenizer; ``Settings.tokenizer =
-    llm.engine.encode`` makes it count the model's tokens.
+    LlamaIndex counts tokens with its own tokenizer to fit contexts into the window. Set ``Settings.tokenizer =
+    llm.engine.encode`` to count the tokens of the model.
 
-    Every option is a field that can be read and set; what is set counts from the next call on. Copies share the engine;
-    pickling is refused, since ``to_dict`` and ``from_dict`` move a description, without weights and secrets, instead.
+    Every option is a field that can be read and set; a new value applies from the next call. Copies share the engine.
+    Pickling raises an error; ``to_dict`` and ``from_dict`` transfer a description without weights and secrets.
 
     Args:
-        engine: an engine to use, instead of the options that load one.
-        config: decode settings to start from, by default the engine's; single settings given beside it go before it.
-        model: a loaded model, instead of ``model_name``; needs ``tokenizer`` (or ``tokenizer_name``).
+        engine: the engine to use, instead of the options that load one.
+        config: the decode settings to start from, by default those of the engine. Single settings take precedence.
+        model: a loaded model, instead of ``model_name``. Needs ``tokenizer`` or ``tokenizer_name``.
         tokenizer: a loaded tokenizer, instead of ``tokenizer_name``.
-        generate_kwargs: decode options of every call, by the names that calls take. Those that are settings become
-            the fields of that name.
-        **options: the fields below, the settings in :class:`CocoaConfig`, ``messages_to_prompt`` (writes chat messages
-            as a prompt, instead of the chat template), ``completion_to_prompt`` (wraps each prompt of a completion),
-            and LlamaIndex's own LLM options (``callback_manager``, ``output_parser``, ``pydantic_program_mode``,
-            ``rate_limiter``).
+        generate_kwargs: decode options of every call, under the names that calls accept. Settings among them are
+            stored in the field of their name.
+        **options: the fields below; the loading options of :class:`~cocoa_engine.model.load_options.LoadOptions`
+            (``device_map``: the GPUs if there are any, otherwise the CPU; ``None``: the CPU); the settings of
+            :class:`CocoaConfig`; ``messages_to_prompt``, which formats chat messages instead of the chat template;
+            ``completion_to_prompt``, which wraps each prompt of a completion; and LlamaIndex's own LLM options
+            (``callback_manager``, ``output_parser``, ``pydantic_program_mode``, ``rate_limiter``).
 
     Raises:
-        ConfigError: an option is unknown, out of range, contradicts another or cannot be honoured.
+        ConfigError: an option is unknown, out of range, not supported, or contradicts another.
         ModelLoadError: the model cannot be loaded.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=("pydantic_model_",))
 
-    model_name: str | None = Field(None, description="Hub id or folder of the model. Default: the embedded model.")
-    tokenizer_name: str | None = Field(None, description="Hub id or folder of the tokenizer, if not the model's.")
     context_window: int = Field(
         DEFAULT_CONTEXT_WINDOW,
-        description="Tokens that prompt and answer may have together. Default: as many as the model can take.",
+        description="Maximum number of tokens of prompt and answer together. Default: the context window of the model.",
         gt=0,
     )
     query_wrapper_prompt: BasePromptTemplate | None = Field(
-        None, exclude=True, description="Put around the prompt of a completion; has a {query_str} placeholder."
+        None, exclude=True, description="Template for the prompt of a completion, with a {query_str} placeholder."
     )
     system_prompt: str | None = Field(
-        None, description="Put before the prompt of a completion, and before messages that do not open with one."
+        None,
+        description="Precedes the prompt of a completion, and messages that do not begin with a system message.",
     )
-    device_map: str | dict[str, Any] | None = Field("auto", description="Where the model's layers go.")
-    dtype: Any = Field("auto", description="Of the weights: auto (as stored), a name or a torch.dtype.")
-    trust_remote_code: bool = Field(False, description="Run code that comes with the checkpoint.")
-    allow_pickle: bool = Field(False, description="Read weights stored as pickle, which can run code when read.")
     stopping_ids: list[int] = Field(default_factory=list, description="Token ids that end an answer.")
-    tokenizer_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False, description="For loading the tokenizer.")
-    runtime: Runtime | None = Field(default=None, description="How the model is run: speed and memory.")
-    calibrator: str | None = Field(
-        default=None, description="File of a RiskCalibrator, or embedded: risks are then in [0, 1]."
-    )
-    model_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False, description="For loading the model.")
     generate_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="Decode options of every call; they go before the settings."
+        default_factory=dict, description="Decode options of every call; they take precedence over the settings."
     )
     is_chat_model: bool = Field(
         False,
-        description="Whether LlamaIndex should send chat messages rather than text. Default: if there is a chat "
+        description="Whether LlamaIndex sends chat messages rather than text. Default: True if there is a chat "
         "template or messages_to_prompt, and completions are not wrapped.",
     )
 
     is_function_calling_model: bool = Field(
         False,
-        description="Whether LlamaIndex should have it call functions: FunctionAgent and structured_predict do. "
-        "Default: if chat messages go through the chat template, and the extra `tools` is installed.",
+        description="Whether LlamaIndex uses it to call functions, as FunctionAgent and structured_predict do. "
+        "Default: True if chat messages are formatted with the chat template and the extra `tools` is installed.",
     )
 
     _engine: CocoaEngine = PrivateAttr()
@@ -135,8 +128,8 @@ class CocoaLLM(DecodeSettings, FunctionCallingLLM):
         *,
         engine: CocoaEngine | None = None,
         config: CocoaConfig | None = None,
-        model: Any = None,
-        tokenizer: Any = None,
+        model: PreTrainedModel | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         context_window: int | None = None,
         query_wrapper_prompt: BasePromptTemplate | str | None = None,
         generate_kwargs: dict[str, Any] | None = None,
@@ -149,17 +142,17 @@ class CocoaLLM(DecodeSettings, FunctionCallingLLM):
         _require("engine", engine, CocoaEngine)
         _require("config", config, CocoaConfig)
         base = config or (engine.config if engine is not None else CocoaConfig())
-        standing = {} if generate_kwargs is None else generate_kwargs
-        decode = DecodeOptions(base.replace(**settings)).updated(standing)
-        if twice := settings.keys() & split_settings(standing)[0].keys():
+        of_every_call = {} if generate_kwargs is None else generate_kwargs
+        decode = DecodeOptions(base.replace(**settings)).updated(of_every_call)
+        if twice := settings.keys() & split_settings(of_every_call)[0].keys():
             raise ConfigError(f"given both by itself and in generate_kwargs: {', '.join(sorted(twice))}.")
         fields: dict[str, Any] = {
-            # None is HuggingFaceLLM's way to leave an option as it is; for the device map it means the CPU
+            # as in HuggingFaceLLM, None leaves an option at its default; for device_map None is a value, the CPU
             **{name: value for name, value in rest.items() if value is not None or name == "device_map"},
             **fields_of(decode.config),
             "context_window": DEFAULT_CONTEXT_WINDOW if context_window is None else context_window,
             "query_wrapper_prompt": _query_wrapper(query_wrapper_prompt),
-            "generate_kwargs": {name: value for name, value in standing.items() if name in BESIDE_SETTINGS},
+            "generate_kwargs": {name: value for name, value in of_every_call.items() if name in BESIDE_SETTINGS},
             "is_chat_model": is_chat_model or False,
             "is_function_calling_model": is_function_calling_model or False,
         }
@@ -167,8 +160,7 @@ class CocoaLLM(DecodeSettings, FunctionCallingLLM):
             super().__init__(**fields)
         except ValidationError as error:
             raise ConfigError(f"CocoaLLM: {explain(error)}") from None
-        loading = {name: getattr(self, name) for name in LOADING}
-        self._engine = engine_for(engine, model=model, tokenizer=tokenizer, **loading)
+        self._engine = engine_for(self, engine=engine, model=model, tokenizer=tokenizer)
         if engine is not None or model is not None:
             self.model_name = self._engine.model_name
         self.context_window = _window(context_window, self._engine)
@@ -182,7 +174,7 @@ class CocoaLLM(DecodeSettings, FunctionCallingLLM):
 
     @classmethod
     def class_name(cls) -> str:
-        """The name under which LlamaIndex serialises it."""
+        """The class name in LlamaIndex's serialisation."""
         return "CocoaLLM"
 
     @property
@@ -192,7 +184,7 @@ class CocoaLLM(DecodeSettings, FunctionCallingLLM):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """What LlamaIndex needs to know to fit prompts to the model."""
+        """The properties of the model that LlamaIndex uses to build prompts."""
         return LLMMetadata(
             context_window=self.context_window,
             num_output=self._decoding({}).config.max_new_tokens,
@@ -203,80 +195,81 @@ class CocoaLLM(DecodeSettings, FunctionCallingLLM):
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """The answer to a prompt.
+        """Complete a prompt.
 
         Args:
-            prompt: the text to go on from.
-            formatted: whether the system prompt and the wrappers have been applied already.
-            **kwargs: settings of :class:`CocoaConfig` and generate keywords for this call only.
+            prompt: the text to continue.
+            formatted: whether the system prompt and the wrappers have already been applied.
+            **kwargs: settings of :class:`CocoaConfig` and keywords of ``generate``, for this call only.
 
         Raises:
             PromptError: the prompt is empty or does not fit the context window.
-            ConfigError: an option is unknown, out of range or cannot be honoured.
+            ConfigError: an option is unknown, out of range or not supported.
         """
         return self._answer(self._completion(prompt, formatted, kwargs)).to_completion()
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
-        """As :meth:`complete`, a chunk for each span as soon as it is decided."""
+        """Like :meth:`complete`, with one chunk for each span as soon as it is decided."""
         return self._stream(self._completion(prompt, formatted, kwargs), Answer.to_completion)
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """As :meth:`complete`, off the event loop; cancelling it stops the work."""
+        """Like :meth:`complete`, without blocking the event loop. Cancelling the task stops the work."""
         return (await self._aanswer(self._completion(prompt, formatted, kwargs))).to_completion()
 
     @llm_completion_callback()
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
-        """As :meth:`stream_complete`, off the event loop; cancelling or leaving it stops the work."""
+        """Like :meth:`stream_complete`, without blocking the event loop. Leaving the stream stops the work."""
         return await self._astream(self._completion(prompt, formatted, kwargs), Answer.to_completion)
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """The assistant's answer to chat messages.
+        """Answer chat messages.
 
         Args:
             messages: text, tool calls and their results.
-            **kwargs: as for :meth:`complete`; and ``tools`` (OpenAI's format), ``tool_choice``, ``strict``,
-                ``parallel_tool_calls`` and ``response_format``, with OpenAI's meanings. A call that ``tool_choice``
-                requires is held to its tool's JSON schema, token by token; so is one that the model decides on with
-                ``strict=True``. The risk of every argument is in ``additional_kwargs["cocoa_risk"]["tool_calls"]``.
+            **kwargs: as for :meth:`complete`, and ``tools`` (OpenAI's format), ``tool_choice``, ``strict``,
+                ``parallel_tool_calls`` and ``response_format``, with OpenAI's meanings. A tool call that
+                ``tool_choice`` requires is constrained to the JSON schema of its tool, token by token. With
+                ``strict=True`` so is a call that the model decides to make.
+                ``additional_kwargs["cocoa_risk"]["tool_calls"]`` has the risk of every argument.
 
         Raises:
             ChatTemplateError: the tokenizer has no chat template and ``messages_to_prompt`` was not given, or the
                 template refuses the messages.
-            PromptError: the messages hold more than text, or do not fit the context window.
-            ConfigError: an option is unknown, out of range or cannot be honoured.
-            IncompleteAnswerError: a call that was required was cut off.
+            PromptError: the messages contain something besides text, or do not fit the context window.
+            ConfigError: an option is unknown, out of range or not supported.
+            IncompleteAnswerError: a required tool call was cut off.
         """
         reader, start = self._conversation(messages, kwargs)
         return reader.response(self._answer(start))
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        """As :meth:`chat`, a chunk for each span as soon as it is decided."""
+        """Like :meth:`chat`, with one chunk for each span as soon as it is decided."""
         reader, start = self._conversation(messages, kwargs)
         return self._stream(start, reader.response)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """As :meth:`chat`, off the event loop; cancelling it stops the work."""
+        """Like :meth:`chat`, without blocking the event loop. Cancelling the task stops the work."""
         reader, start = self._conversation(messages, kwargs)
         return reader.response(await self._aanswer(start))
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
-        """As :meth:`stream_chat`, off the event loop; cancelling or leaving it stops the work."""
+        """Like :meth:`stream_chat`, without blocking the event loop. Leaving the stream stops the work."""
         reader, start = self._conversation(messages, kwargs)
         return await self._astream(start, reader.response)
 
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
-        """The calls of a response; of one that is not complete, calls so far.
+        """The tool calls of a response, or of a chunk of one.
 
         Raises:
-            ValueError: there is none, and ``error_on_no_tool_call``.
+            ValueError: there is no call, and ``error_on_no_tool_call`` is true.
         """
         blocks = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
         if not blocks and error_on_no_tool_call:
@@ -315,7 +308,7 @@ class CocoaLLM(DecodeSettings, FunctionCallingLLM):
         return await super(CocoaLLM, self._requiring())._structured_astream_call(*args, **kwargs)
 
     def _requiring(self) -> CocoaLLM:
-        """A copy whose calls are required: LlamaIndex does not ask for that in structured streams."""
+        """A copy that must call a tool. LlamaIndex does not request this for structured streams."""
         copy = self.model_copy()
         copy._tool_required = True
         return copy
@@ -327,19 +320,19 @@ class CocoaLLM(DecodeSettings, FunctionCallingLLM):
         return super().__deepcopy__(memo)
 
     def __getstate__(self) -> NoReturn:
-        """Refuse pickling; LlamaIndex's own way would drop the engine, from this object too.
+        """Refuse pickling. LlamaIndex's implementation would remove the engine, from this object too.
 
         Raises:
             UnsupportedFeatureError: always.
         """
         raise UnsupportedFeatureError(
-            "a CocoaLLM holds a model and cannot be pickled; send its to_dict() and make it anew with "
-            "CocoaLLM.from_dict(...), or make one in each process"
+            "a CocoaLLM contains a model and cannot be pickled; send its to_dict() and use CocoaLLM.from_dict(...), or "
+            "create one in each process"
         )
 
     @field_serializer("model_kwargs", "tokenizer_kwargs", "generate_kwargs")
     def _serialized_kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """What is plain data and no secret."""
+        """The entries that can be written as JSON and are not secret."""
         return {name: value for name, value in kwargs.items() if name not in ACCESS_OPTIONS and _is_plain(value)}
 
     @field_serializer("dtype")
@@ -348,13 +341,13 @@ class CocoaLLM(DecodeSettings, FunctionCallingLLM):
 
     @property
     def _formats_messages(self) -> bool:
-        """Whether the user gave a messages_to_prompt; LlamaIndex puts its own where none was given."""
+        """Whether messages_to_prompt was given; LlamaIndex fills in a default otherwise."""
         return self.messages_to_prompt not in (None, generic_messages_to_prompt)
 
     def _completion(self, prompt: str, formatted: bool, options: Mapping[str, Any]) -> Start:
         def start(edit: Callable[[str], str] | None = None) -> SpanStream:
             decoding = self._decoding(options)
-            assert self.completion_to_prompt is not None  # LLM's validator sees to it
+            assert self.completion_to_prompt is not None  # set by a validator of LLM
             text = prompt if edit is None else edit(prompt)
             wrapped = text if formatted else self._extend_prompt(self.completion_to_prompt(text))
             return self._begin(wrapped, decoding)
@@ -362,7 +355,7 @@ class CocoaLLM(DecodeSettings, FunctionCallingLLM):
         return start
 
     def _conversation(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> tuple[ChatReader, Start]:
-        """How the answer is to be read, and what starts it."""
+        """What parses the answer, and what starts it."""
         request, rest = split_tools(options)
         reader = ChatReader(request, self._engine)
 
@@ -373,34 +366,32 @@ class CocoaLLM(DecodeSettings, FunctionCallingLLM):
             if opened[0].role not in (MessageRole.SYSTEM, MessageRole.DEVELOPER):
                 opened = self._extend_messages(opened)
             if not self._formats_messages:
-                told, template_kwargs = reader.plan.prompt(template_messages(opened))
-                prompt = self._engine.encode_chat(told, **template_kwargs)
+                chat, template_kwargs = reader.plan.prompt(to_entries(opened))
+                prompt = self._engine.encode_chat(chat, **template_kwargs)
                 return self._begin(prompt, decoding, reader.plan.processors())
             if request:
-                raise ConfigError(
-                    "tools and response_format go through the chat template; leave out messages_to_prompt."
-                )
+                raise ConfigError("tools and response_format need the chat template; leave out messages_to_prompt.")
             assert self.messages_to_prompt is not None
             return self._begin(self.messages_to_prompt(opened), decoding)
 
         return reader, start
 
     def _decoding(self, options: Mapping[str, Any]) -> DecodeOptions:
-        """What a call is asked to do: the settings and options as they stand, then its own."""
-        standing = DecodeOptions(config_of(self)).updated({"stopping_ids": self.stopping_ids or None})
-        return standing.updated(self.generate_kwargs).updated(options)
+        """The decode options of a call: the current settings and options, updated by those of the call."""
+        current = DecodeOptions(config_of(self)).updated({"stopping_ids": self.stopping_ids or None})
+        return current.updated(self.generate_kwargs).updated(options)
 
     def _begin(self, prompt: str | list[int], decoding: DecodeOptions, processors: Sequence[Any] = ()) -> SpanStream:
         config = decoding.config
         if prompt:  # the engine refuses an empty one
             prompt = self._token_ids(prompt) if isinstance(prompt, str) else prompt
-            room = self.context_window - len(prompt)
-            if room < 1:
+            remaining = self.context_window - len(prompt)
+            if remaining < 1:
                 raise PromptError(
                     f"the prompt has {len(prompt)} tokens and context_window is {self.context_window}: no room for an "
-                    f"answer. Shorten the prompt by at least {1 - room} tokens."
+                    f"answer. Shorten the prompt by at least {1 - remaining} tokens."
                 )
-            config = config.replace(max_new_tokens=min(config.max_new_tokens, room))
+            config = config.replace(max_new_tokens=min(config.max_new_tokens, remaining))
         return self._engine.stream(
             prompt,
             config=config,
@@ -409,54 +400,57 @@ class CocoaLLM(DecodeSettings, FunctionCallingLLM):
         )
 
     def _token_ids(self, prompt: str) -> list[int]:
-        """Prompt formats often write the begin-of-sequence token out; the tokenizer must not add a second one."""
+        """Token ids of a prompt. If the prompt begins with the begin-of-sequence token, no second one is added."""
         bos = self._engine.tokenizer.bos_token
         return self._engine.encode(prompt, add_special_tokens=not (bos and prompt.startswith(bos)))
 
     def _answer(self, start: Start) -> Answer:
-        watchers = Watchers(start)
+        observers = Observers(start)
         with start() as stream:
             for span in stream:
-                watchers.span_decided(span)
-        return self._complete_answer(stream.generation, watchers)
+                observers.span_decided(span)
+        return self._complete_answer(stream.generation, observers)
 
     async def _aanswer(self, start: Start) -> Answer:
-        watchers = Watchers(start)
-        async with await AsyncSpanStream.open(self._engine, start) as stream:
-            async for span in stream:
-                watchers.span_decided(span)
-        return self._complete_answer(stream.generation, watchers)
+        observers = Observers(start)
+        stream = await in_worker(self._engine, start)  # encoding a long prompt takes time too
+        async with AsyncStream(self._engine, stream) as spans:
+            async for span in spans:
+                observers.span_decided(span)
+        return self._complete_answer(stream.generation, observers)
 
     def _stream(self, start: Start, to_response: Callable[[Answer], Response]) -> Generator[Response, None, None]:
-        watchers, stream = Watchers(start), start()
+        observers, stream = Observers(start), start()
 
         def responses() -> Generator[Response, None, None]:
             chunks = Chunks(self._engine)
             with stream:
                 for span in stream:
-                    watchers.span_decided(span)
+                    observers.span_decided(span)
                     yield to_response(chunks.next(span))
-            yield to_response(self._complete_answer(stream.generation, watchers, streamed=True))
+            yield to_response(self._complete_answer(stream.generation, observers, streamed=True))
 
         return responses()
 
     async def _astream(self, start: Start, to_response: Callable[[Answer], Response]) -> AsyncGenerator[Response, None]:
-        watchers, stream = Watchers(start), await AsyncSpanStream.open(self._engine, start)
+        observers, stream = Observers(start), await in_worker(self._engine, start)
 
         async def responses() -> AsyncGenerator[Response, None]:
             chunks = Chunks(self._engine)
-            async with stream:
-                async for span in stream:
-                    watchers.span_decided(span)
+            async with AsyncStream(self._engine, stream) as spans:
+                async for span in spans:
+                    observers.span_decided(span)
                     yield to_response(chunks.next(span))
-            yield to_response(self._complete_answer(stream.generation, watchers, streamed=True))
+            yield to_response(self._complete_answer(stream.generation, observers, streamed=True))
 
         return responses()
 
-    def _complete_answer(self, generation: Generation | None, watchers: Watchers, *, streamed: bool = False) -> Answer:
-        assert generation is not None  # its stream has been read to its end
-        watchers.answer_complete(generation)
-        return whole_answer(generation, self._engine, streamed=streamed)
+    def _complete_answer(
+        self, generation: Generation | None, observers: Observers, *, streamed: bool = False
+    ) -> Answer:
+        assert generation is not None  # the stream has been read to its end
+        observers.answer_complete(generation)
+        return complete_answer(generation, self._engine, streamed=streamed)
 
 
 def _query_wrapper(given: BasePromptTemplate | str | None) -> BasePromptTemplate | None:

@@ -1,4 +1,4 @@
-"""LlamaIndex chat messages as the plain messages that a tokenizer's chat template reads."""
+"""LlamaIndex chat messages as the plain dicts that a chat template takes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _TEMPLATE_ROLES = {
 
 
 def require_text(messages: Sequence[ChatMessage]) -> None:
-    """Refuse a conversation that is not text and tool calls.
+    """Refuse messages that contain something besides text and tool calls, or nothing at all.
 
     Raises:
-        PromptError: there is no text at all, or a message holds something else.
+        PromptError: the messages have no text, or unsupported content.
     """
     for message in messages:
         for block in message.blocks:
@@ -34,7 +34,7 @@ def require_text(messages: Sequence[ChatMessage]) -> None:
 
 
 def edited(messages: Sequence[ChatMessage], edit: Callable[[str], str]) -> list[ChatMessage]:
-    """Copies of the messages with each of their texts changed, in order."""
+    """Copies of the messages with ``edit`` applied to each of their texts, in order."""
     return [
         message.model_copy(
             update={
@@ -48,13 +48,15 @@ def edited(messages: Sequence[ChatMessage], edit: Callable[[str], str]) -> list[
     ]
 
 
-def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Role and text of each message, its tool calls, and the call that a tool's result belongs to.
+def to_entries(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Convert messages. Other ``additional_kwargs`` than those of tool results never reach the prompt.
 
-    Other ``additional_kwargs`` are not for the model and stay out of its prompt.
+    Returns:
+        ``{"role": ..., "content": ...}`` per message, with ``"tool_calls"`` (OpenAI's format, the arguments a dict) for
+        an assistant that called tools, and with ``"tool_call_id"`` and ``"name"`` for the result of a tool.
     """
     converted: list[dict[str, Any]] = []
-    names: dict[str, str] = {}  # of the tools, by the ids of their calls
+    names: dict[str, str] = {}  # names of the tools by the ids of their calls
     for message in messages:
         role = _TEMPLATE_ROLES.get(message.role, message.role.value)
         entry: dict[str, Any] = {"role": role, "content": message.content or ""}
@@ -69,7 +71,7 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def _calls(message: ChatMessage) -> list[dict[str, Any]]:
-    """In OpenAI's format, the arguments a dict."""
+    """The tool calls of a message in OpenAI's format, the arguments a dict."""
     return [
         {
             "type": "function",
@@ -82,7 +84,7 @@ def _calls(message: ChatMessage) -> list[dict[str, Any]]:
 
 
 def arguments_of(block: ToolCallBlock) -> dict[str, Any]:
-    """The arguments of a call; none if they are no complete JSON object."""
+    """The arguments of a call; empty if they are not a complete JSON object."""
     if isinstance(block.tool_kwargs, dict):
         return block.tool_kwargs
     try:

@@ -1,4 +1,4 @@
-"""Any query engine, with the risk of its answer on the response."""
+"""A wrapper around a query engine that adds the risk of the answer to the response."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from cocoa_engine import ConfigError
+from cocoa_integrations._shared.metadata import REPORTS_KEY, RISK_KEY
 from cocoa_integrations.llama_index.answers import Answers
-from cocoa_integrations.metadata import REPORTS_KEY, RISK_KEY
 
 
 class RiskQueryEngine(BaseQueryEngine):
-    """Wraps a query engine whose LLM is a :class:`CocoaLLM` and puts the answer's risk on the response::
+    """Wraps a query engine whose LLM is a :class:`CocoaLLM` and adds the risk of the answer to the response::
 
         engine = RiskQueryEngine(index.as_query_engine(llm=llm))
         response = engine.query("Who built the lighthouse?")
         response.metadata["cocoa_risk"]["max_risk"]
 
-    ``metadata["cocoa_risk"]`` is the report of the answer: where a query takes several (refine, tree_summarize, a
-    question made anew), of the last one. ``metadata["cocoa_reports"]`` has those of all, in order of completion. A
-    response that is put together of several answers (accumulate) has its spans in ``cocoa_reports`` only; its
-    ``cocoa_risk`` is that of the last part. Sources and other metadata stay as they are. A streamed response has its
-    report when it has been read to its end; until then, and where no CocoaLLM answered, ``cocoa_risk`` is None (in the
-    latter case with a :class:`MissingRiskWarning`).
+    ``metadata["cocoa_risk"]`` is the report of the answer. If a query needs several LLM calls (refine, tree_summarize,
+    a rewritten question), it is the report of the last one, and ``metadata["cocoa_reports"]`` has the reports of all
+    calls in order of completion. A response that concatenates several answers (accumulate) has all its spans in
+    ``cocoa_reports`` only; its ``cocoa_risk`` is that of the last part. Sources and other metadata do not change. The
+    report of a streamed response is available when the stream has been read to its end. Until then ``cocoa_risk`` is
+    ``None``. It stays ``None``, with a :class:`MissingRiskWarning`, if no CocoaLLM answered.
 
-    Make it the outermost engine: a response that serves as a node would bring its metadata into the next prompt.
+    Make it the outermost engine: a response that is used as a node adds its metadata to the next prompt.
 
     Args:
         inner: the query engine.
-        context_lift: also measure how much the retrieved nodes changed each span: the answer is fed once more after
-            its own prompt without their texts. Entries of ``cocoa_risk["spans"]`` then have ``context_lift`` (of
-            log p, in nats; near 0: not taken from the nodes), ``con_mlds_lift`` and ``f_mlds_lift``. Where the answer
-            was refined, its prompt holds the last nodes only. Costs a forward pass (two where logits processors act).
+        context_lift: also measure how much the retrieved nodes changed each span, by feeding the answer again after its
+            prompt without their texts. The entries of ``cocoa_risk["spans"]`` then have ``context_lift`` (of log p, in
+            nats; near 0: not taken from the nodes), ``con_mlds_lift`` and ``f_mlds_lift``. The prompt of a refined
+            answer contains the last nodes only. Costs one forward pass, or two if logits processors were used.
 
     Raises:
         ConfigError: ``inner`` is not a query engine.
@@ -46,15 +46,15 @@ class RiskQueryEngine(BaseQueryEngine):
     def __init__(self, inner: BaseQueryEngine, *, context_lift: bool = False) -> None:
         if not isinstance(inner, BaseQueryEngine):
             raise ConfigError(
-                f"RiskQueryEngine wraps a query engine, not a {type(inner).__name__}; for a chat engine there is "
-                "RiskChatEngine, and an index makes a query engine by as_query_engine(llm=...)."
+                f"RiskQueryEngine wraps a query engine, not a {type(inner).__name__}; for a chat engine use "
+                "RiskChatEngine, for an index its as_query_engine(llm=...)."
             )
         super().__init__(inner.callback_manager)
         self._inner = inner
         self._context_lift = context_lift
 
     def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        """What the inner engine retrieves."""
+        """The nodes that the inner engine retrieves."""
         return self._inner.retrieve(query_bundle)
 
     def synthesize(
@@ -63,7 +63,7 @@ class RiskQueryEngine(BaseQueryEngine):
         nodes: list[NodeWithScore],
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
     ) -> RESPONSE_TYPE:
-        """The inner engine's response to given nodes, with its risk."""
+        """The response of the inner engine to given nodes, with its risk."""
         answers = Answers(lift=self._context_lift)
         with answers:
             response = self._inner.synthesize(query_bundle, nodes, additional_source_nodes)
@@ -75,7 +75,7 @@ class RiskQueryEngine(BaseQueryEngine):
         nodes: list[NodeWithScore],
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
     ) -> RESPONSE_TYPE:
-        """As :meth:`synthesize`."""
+        """Like :meth:`synthesize`, asynchronously."""
         answers = Answers(lift=self._context_lift)
         with answers:
             response = await self._inner.asynthesize(query_bundle, nodes, additional_source_nodes)
@@ -114,7 +114,7 @@ class RiskQueryEngine(BaseQueryEngine):
 
 
 def _streamed(response: RESPONSE_TYPE, answers: Answers) -> RESPONSE_TYPE | None:
-    """A streaming response that will have its report at its end; None for any other response."""
+    """A copy of a streaming response that gets its report at its end; ``None`` for any other response."""
     metadata: dict[str, Any] = {**(response.metadata or {}), RISK_KEY: None, REPORTS_KEY: answers.reports}
     nodes = response.source_nodes
     if isinstance(response, StreamingResponse):

@@ -1,8 +1,8 @@
-"""Spans and generations as LlamaIndex responses: plain Python values only, no tensors.
+"""Spans and generations as LlamaIndex responses, with plain Python values only.
 
-The risk sits in the response's ``additional_kwargs`` and ``raw``, never on the chat message: LlamaIndex's chat
-engines put messages back into the next prompt, their ``additional_kwargs`` included. ``raw`` is what agents pass on
-and where token counters look for ``usage``.
+The risk is in ``additional_kwargs`` and ``raw`` of the response, never on the chat message: LlamaIndex's chat engines
+put messages, with their ``additional_kwargs``, into the next prompt. Agents pass ``raw`` on, and token counters read
+``usage`` from it.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, LogProb, MessageRole
 
 from cocoa_engine import CocoaEngine, Generation, Span
-from cocoa_integrations.logprobs import TokenLogprobs
-from cocoa_integrations.metadata import RISK_KEY, SPANS_KEY, all_spans, risk_report, span_metadata
+from cocoa_integrations._shared.logprobs import TokenLogprobs
+from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, all_spans, risk_report, span_metadata
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a response says, whichever class it is.
+    """The content of a response, independent of its class.
 
     Attributes:
         text: the answer so far.
-        logprobs: of a whole answer's tokens, or of the chunk's; one entry per token.
-        metadata: for ``additional_kwargs``: the chunk's spans, or the whole answer's risk report.
-        raw: the same, and with the whole answer its usage, finish reason and model.
-        delta: what this chunk adds to the text; none if the answer was not streamed.
-        generation: the whole answer, if this is it.
+        logprobs: one entry per token of the complete answer, or of the chunk.
+        metadata: for ``additional_kwargs``: the spans of the chunk, or the risk report of the complete answer.
+        raw: the same; for the complete answer also its usage, finish reason and model.
+        delta: the text that this chunk adds; ``None`` if the answer was not streamed.
+        generation: the complete answer; ``None`` for a chunk.
     """
 
     text: str
@@ -54,8 +54,8 @@ class Answer:
         )
 
 
-def whole_answer(generation: Generation, engine: CocoaEngine, *, streamed: bool = False) -> Answer:
-    """The complete answer; at the end of a stream it comes as one more chunk that adds no text."""
+def complete_answer(generation: Generation, engine: CocoaEngine, *, streamed: bool = False) -> Answer:
+    """The complete answer. At the end of a stream it is a further chunk that adds no text."""
     tokens = TokenLogprobs(engine)
     metadata = {RISK_KEY: risk_report(generation)}
     usage = {**generation.usage.model_dump(), "total_tokens": generation.usage.total_tokens}
@@ -68,7 +68,7 @@ def whole_answer(generation: Generation, engine: CocoaEngine, *, streamed: bool 
             "model_name": generation.model_name,
             "finish_reason": generation.finish_reason,
             "usage": usage,
-            RISK_KEY: risk_report(generation),  # its own, as whoever changes one does not mean the other
+            RISK_KEY: risk_report(generation),  # not shared with metadata: a change to one must not affect the other
         },
         delta="" if streamed else None,
         generation=generation,
@@ -84,7 +84,7 @@ class Chunks:
         self._spans = 0
 
     def next(self, span: Span) -> Answer:
-        """The answer up to and with ``span``."""
+        """The answer up to and including ``span``."""
         self._text += span.text
         number = self._spans
         self._spans += 1

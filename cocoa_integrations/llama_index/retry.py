@@ -1,4 +1,4 @@
-"""A query engine that retrieves more and answers again, more strictly, where an answer is too risky."""
+"""A query engine that retries risky answers with more nodes and a larger alpha."""
 
 from __future__ import annotations
 
@@ -18,51 +18,52 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from cocoa_engine import ConfigError
 from cocoa_engine.messages import unknown
-from cocoa_integrations.limits import Limit
+from cocoa_integrations._shared.limits import Limit
+from cocoa_integrations._shared.metadata import RISK_KEY
+from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.llama_index.llm import CocoaLLM
 from cocoa_integrations.llama_index.query_engine import RiskQueryEngine
-from cocoa_integrations.metadata import RISK_KEY
-from cocoa_integrations.settings import config_of
 
 TRIES_KEY = "cocoa_tries"
 
 
 class RiskRetryQueryEngine(BaseQueryEngine):
-    """Answers from what a retriever finds; while the answer is too risky, retrieves more and answers more strictly::
+    """Answers from retrieved nodes. While the answer is too risky, retrieves more and answers with a larger alpha::
 
         engine = RiskRetryQueryEngine(retriever, llm, threshold=0.5)
         response = engine.query("Who built the lighthouse?")
-        response.metadata["cocoa_tries"]  # what was tried, and how risky each answer was
+        response.metadata["cocoa_tries"]  # the attempts, and the risk of each answer
 
-    The first answer whose risk stays below ``threshold`` is returned, or else the least risky one. It is a
-    :class:`RiskQueryEngine`'s response; ``metadata["cocoa_tries"]`` has an entry for each try, in order: ``alpha``,
-    ``top_k`` (None if the retriever has none), ``source_nodes`` (how many), ``answer``, ``cocoa_risk``, ``risk`` (None
-    where nothing was retrieved to answer from) and ``chosen``, which is true for the one that was returned.
+    The first answer whose risk is below ``threshold`` is returned, or else the least risky one. The response is that of
+    a :class:`RiskQueryEngine`. ``metadata["cocoa_tries"]`` has an entry for each attempt, in order, with ``alpha``,
+    ``top_k`` (``None`` if the retriever has none), ``source_nodes`` (their number), ``answer``, ``cocoa_risk``,
+    ``risk`` (``None`` if nothing was retrieved) and ``chosen``, which is true for the returned answer.
 
-    "More strictly" is a larger alpha, which matters to the methods ``cocoa`` and ``cocoa-sig``. MLDS does not depend on
-    it, so the risks of the tries can be compared; without a calibrator they are raw MLDS, whose level differs from
-    model to model: look at some before you choose a threshold. The retrievers and the LLM are never changed: each try
-    works on copies, and threads may share the engine.
+    Alpha has an effect with the methods ``cocoa`` and ``cocoa-sig``. MLDS does not depend on alpha, so the risks of the
+    attempts can be compared. Without a calibrator they are raw MLDS, whose level depends on the model: measure some
+    before you choose a threshold. The retrievers and the LLM are not changed. Each attempt works on copies, and threads
+    can share the engine.
 
-    It must see the whole of an answer before it can give it away, so it does not stream.
+    The engine does not stream, because it needs the complete answer before it can return it.
 
     Args:
-        retriever: what the first try retrieves with.
-        llm: answers; its alpha is the first try's.
-        threshold: from where on a risk is too high.
-        max_tries: at most this many answers.
-        alphas: of each further try, the last one for all after it. By default each try's is twice the one before.
-        top_k_growth: each further try retrieves this many times as many nodes, by the retriever's ``similarity_top_k``.
+        retriever: the retriever of the first attempt.
+        llm: the LLM. Its alpha is that of the first attempt.
+        threshold: the value from which a risk is too high.
+        max_tries: maximum number of attempts.
+        alphas: alpha of each further attempt; the last value is used for all remaining ones. Default: doubled each
+        time.
+        top_k_growth: the factor by which ``similarity_top_k`` of the retriever grows with each further attempt.
             Default: 2, or 1 with a second retriever.
-        second_retriever: its nodes are added to those of ``retriever`` from the second try on.
-        measure: the risk that counts, ``"max_risk"`` or ``"mean_risk"`` of an answer's report.
+        second_retriever: its nodes are added to those of ``retriever`` from the second attempt on.
+        measure: the risk to compare, ``"max_risk"`` or ``"mean_risk"`` of the report.
         context_lift: as for :class:`RiskQueryEngine`.
-        **options: of ``RetrieverQueryEngine.from_args``: ``response_mode``, ``text_qa_template``,
-            ``node_postprocessors``, ...
+        **options: options of ``RetrieverQueryEngine.from_args``, such as ``response_mode``, ``text_qa_template`` and
+            ``node_postprocessors``.
 
     Raises:
-        ConfigError: an argument is unknown, of a wrong kind or out of range, nothing would change from one try to the
-            next, or the options ask for streaming.
+        ConfigError: an argument is unknown, has a wrong type or is out of range; every attempt would be the same; or
+            the options ask for streaming.
     """
 
     def __init__(
@@ -90,28 +91,28 @@ class RiskRetryQueryEngine(BaseQueryEngine):
             raise ConfigError(f"measure must be 'max_risk' or 'mean_risk' (got {measure!r}).")
         if options.get("streaming"):
             raise ConfigError(
-                "RiskRetryQueryEngine does not stream: it must see the whole of an answer to know whether it is good "
-                "enough. Leave streaming out, or stream from RiskQueryEngine."
+                "RiskRetryQueryEngine does not stream: it needs the complete answer to check its risk. Leave streaming "
+                "out, or stream from RiskQueryEngine."
             )
         if options.get("response_synthesizer") is not None:
             raise ConfigError(
-                "a response_synthesizer answers with an LLM of its own, whose alpha this engine must not change; give "
-                "llm and the synthesizer's options (response_mode, text_qa_template, ...) instead."
+                "a response_synthesizer has its own LLM, whose alpha this engine must not change; give llm and the "
+                "options of the synthesizer (response_mode, text_qa_template, ...) instead."
             )
         _refuse_unknown(options)
         growth = top_k_growth if top_k_growth is not None else 2.0 if second_retriever is None else 1.0
-        number = isinstance(growth, (int, float)) and not isinstance(growth, bool)
-        if not number or not math.isfinite(growth) or growth < 1:
+        is_number = isinstance(growth, (int, float)) and not isinstance(growth, bool)
+        if not is_number or not math.isfinite(growth) or growth < 1:
             raise ConfigError(f"top_k_growth must be a finite number, at least 1 (got {top_k_growth!r}).")
         if growth > 1 and top_k_of(retriever) is None:
             raise ConfigError(
-                f"a {type(retriever).__name__} has no similarity_top_k that could grow; give a second_retriever, or "
+                f"a {type(retriever).__name__} has no similarity_top_k to increase; give a second_retriever, or "
                 "top_k_growth=1 to change only alpha."
             )
         self._alphas = _alphas(llm, alphas, max_tries)
         if max_tries > 1 and growth == 1 and second_retriever is None and len(set(self._alphas)) == 1:
             raise ConfigError(
-                f"every try would be the same: alpha stays {self._alphas[0]:g} and nothing more is retrieved. Give "
+                f"every attempt would be the same: alpha stays {self._alphas[0]:g} and nothing more is retrieved. Give "
                 "alphas, a top_k_growth above 1 or a second_retriever."
             )
         super().__init__(options.get("callback_manager"))
@@ -123,30 +124,30 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         self._options = options
 
     def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        """What the first try retrieves."""
+        """The nodes that the first attempt retrieves."""
         return self._engine(0)[0].retrieve(query_bundle)
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {}  # the prompts are among the options
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        tries = _Tries(self._threshold, self._measure)
+        attempts = _Attempts(self._threshold, self._measure)
         for number in range(len(self._alphas)):
-            engine, about = self._engine(number)
-            if tries.settled_by(engine.query(query_bundle), about):
+            engine, parameters = self._engine(number)
+            if attempts.add(engine.query(query_bundle), parameters):
                 break
-        return tries.best()
+        return attempts.best()
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        tries = _Tries(self._threshold, self._measure)
+        attempts = _Attempts(self._threshold, self._measure)
         for number in range(len(self._alphas)):
-            engine, about = self._engine(number)
-            if tries.settled_by(await engine.aquery(query_bundle), about):
+            engine, parameters = self._engine(number)
+            if attempts.add(await engine.aquery(query_bundle), parameters):
                 break
-        return tries.best()
+        return attempts.best()
 
     def _engine(self, number: int) -> tuple[RiskQueryEngine, dict[str, Any]]:
-        """The engine of a try, made of copies, and what is special about it."""
+        """The engine of an attempt, made of copies, and the parameters of the attempt."""
         alpha = self._alphas[number]
         retriever = with_top_k(self._retriever, self._growth**number)
         top_k = top_k_of(retriever)
@@ -157,22 +158,22 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         return RiskQueryEngine(inner, context_lift=self._context_lift), {"alpha": alpha, "top_k": top_k}
 
 
-class _Tries:
-    """The responses of the tries so far."""
+class _Attempts:
+    """The responses of the attempts so far."""
 
     def __init__(self, threshold: float, measure: str) -> None:
         self._threshold, self._measure = threshold, measure
         self._responses: list[RESPONSE_TYPE] = []
         self._history: list[dict[str, Any]] = []
 
-    def settled_by(self, response: RESPONSE_TYPE, about: dict[str, Any]) -> bool:
-        """Add a try; whether its answer is good enough."""
+    def add(self, response: RESPONSE_TYPE, parameters: dict[str, Any]) -> bool:
+        """Add an attempt, and return whether its risk is below the threshold."""
         report = (response.metadata or {}).get(RISK_KEY)
         risk = None if report is None else report[self._measure]
         self._responses.append(response)
         self._history.append(
             {
-                **about,
+                **parameters,
                 "source_nodes": len(response.source_nodes),
                 "answer": str(response),
                 RISK_KEY: report,
@@ -183,7 +184,7 @@ class _Tries:
         return risk is not None and risk < self._threshold
 
     def best(self) -> RESPONSE_TYPE:
-        """The least risky response, of equal ones the first, with the history of all."""
+        """The first of the least risky responses, with the history of all attempts."""
         risks = [float("inf") if one["risk"] is None else one["risk"] for one in self._history]
         number = min(range(len(risks)), key=risks.__getitem__)
         self._history[number]["chosen"] = True
@@ -192,41 +193,43 @@ class _Tries:
 
 
 class BothRetrievers(BaseRetriever):
-    """The nodes of two retrievers, the first one's before the second one's, each node once."""
+    """Combines two retrievers: the nodes of the first, then those of the second, without duplicates."""
 
     def __init__(self, first: BaseRetriever, second: BaseRetriever) -> None:
         super().__init__(first.callback_manager)
         self._first, self._second = first, second
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return _each_once(self._first.retrieve(query_bundle), self._second.retrieve(query_bundle))
+        return _without_duplicates(self._first.retrieve(query_bundle), self._second.retrieve(query_bundle))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return _each_once(await self._first.aretrieve(query_bundle), await self._second.aretrieve(query_bundle))
+        return _without_duplicates(
+            await self._first.aretrieve(query_bundle), await self._second.aretrieve(query_bundle)
+        )
 
 
-def _each_once(*found: Sequence[NodeWithScore]) -> list[NodeWithScore]:
+def _without_duplicates(*found: Sequence[NodeWithScore]) -> list[NodeWithScore]:
     nodes: dict[str, NodeWithScore] = {}
-    for one in found:
-        for node in one:
+    for of_one in found:
+        for node in of_one:
             nodes.setdefault(node.node.node_id, node)
     return list(nodes.values())
 
 
 def top_k_of(retriever: BaseRetriever) -> int | None:
-    """How many nodes a retriever looks for; None if it does not say in LlamaIndex's usual way."""
+    """The ``similarity_top_k`` of a retriever, or ``None`` if it has none."""
     top_k = getattr(retriever, "similarity_top_k", None)
     return top_k if isinstance(top_k, int) else None
 
 
 def with_top_k(retriever: BaseRetriever, factor: float) -> BaseRetriever:
-    """A retriever that looks for ``factor`` times as many nodes; the given one stays as it is."""
+    """A copy of a retriever that retrieves ``factor`` times as many nodes."""
     top_k = top_k_of(retriever)
     if factor == 1 or top_k is None:
         return retriever
     more = copy(retriever)
     wanted = round(top_k * factor)
-    corpus = getattr(retriever, "corpus", None)  # of BM25, which refuses to look for more nodes than there are
+    corpus = getattr(retriever, "corpus", None)  # of BM25, which refuses a top_k above the number of nodes
     more.similarity_top_k = min(wanted, max(len(corpus), top_k)) if isinstance(corpus, Sequence) else wanted  # type: ignore[attr-defined]
     return more
 
@@ -237,33 +240,33 @@ def _require(name: str, value: Any, kind: type) -> None:
 
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:
-    """``from_args`` takes any name and drops those it does not know.
+    """Refuse option names that ``from_args`` would silently drop.
 
     Raises:
-        ConfigError: there is such a one.
+        ConfigError: there is such an option.
     """
-    theirs, own = (_named(function) for function in (RetrieverQueryEngine.from_args, RiskRetryQueryEngine.__init__))
-    if strangers := [name for name in options if name not in theirs]:
-        known = sorted({*theirs, *own} - {"self", "response_synthesizer", "streaming"})
-        raise ConfigError(f"RiskRetryQueryEngine: {unknown(strangers, known, what='option')}")
+    theirs = _parameters(RetrieverQueryEngine.from_args)
+    if not_known := [name for name in options if name not in theirs]:
+        known = {*theirs, *_parameters(RiskRetryQueryEngine.__init__)} - {"self", "response_synthesizer", "streaming"}
+        raise ConfigError(f"RiskRetryQueryEngine: {unknown(not_known, sorted(known), what='option')}")
 
 
-def _named(function: Callable[..., Any]) -> set[str]:
-    """The parameters that a function names."""
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    """The names of the parameters of a function."""
     parameters = inspect.signature(function).parameters
     return {name for name, one in parameters.items() if one.kind is not inspect.Parameter.VAR_KEYWORD}
 
 
 def _alphas(llm: CocoaLLM, given: Sequence[float] | None, max_tries: int) -> list[float]:
-    """Alpha of each try.
+    """Alpha of each attempt.
 
     Raises:
-        ConfigError: there is none given, or one is out of range.
+        ConfigError: the list is empty, or a value is out of range.
     """
     config = config_of(llm)
     if given is None:
         return [config.replace(alpha=config.alpha * 2**number).alpha for number in range(max_tries)]
     if isinstance(given, (str, bytes)) or not isinstance(given, Sequence) or not given:
-        raise ConfigError(f"alphas takes a list of numbers, one for each further try (got {given!r}).")
-    further = [config.replace(alpha=alpha).alpha for alpha in given]  # checked as every alpha is
+        raise ConfigError(f"alphas takes a list of numbers, one for each further attempt (got {given!r}).")
+    further = [config.replace(alpha=alpha).alpha for alpha in given]  # validated by the config
     return [config.alpha, *further, *[further[-1]] * max_tries][:max_tries]

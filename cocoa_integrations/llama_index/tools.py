@@ -1,4 +1,4 @@
-"""Tool calls in LlamaIndex's messages and responses."""
+"""Tool calls in LlamaIndex messages and responses."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageR
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import IncompleteAnswerError
+from cocoa_integrations._shared.metadata import RISK_KEY
 from cocoa_integrations.llama_index.responses import Answer
-from cocoa_integrations.metadata import RISK_KEY
 from cocoa_integrations.tool_calling import Call, Plan, Reading, ToolRequest, new_id, tool_call_risks
 
 logger = logging.getLogger(__name__)
 
 TOOL_OPTIONS = frozenset({"tools", "tool_choice", "strict", "parallel_tool_calls", "response_format"})
-"""Options of a chat that ask for tools or an answer in JSON."""
+"""Options of a chat call that ask for tools or an answer in JSON."""
 
 
 def split_tools(options: Mapping[str, Any]) -> tuple[ToolRequest, dict[str, Any]]:
-    """What a chat's options ask for beside text, and the other options.
+    """Split the options of a chat call into a request for tools or structured output, and the rest.
 
     Raises:
         ConfigError: see :meth:`ToolRequest.of`.
@@ -32,23 +32,23 @@ def split_tools(options: Mapping[str, Any]) -> tuple[ToolRequest, dict[str, Any]
 
 
 class ChatReader:
-    """Turns the answers of one chat, of which a stream has many, into responses with tool calls.
+    """Converts the answers of one chat call, or the partial answers of a stream, into responses with tool calls.
 
     Args:
-        request: what the chat asks for.
+        request: the tools and the response format of the call.
         engine: the engine that answers.
     """
 
     def __init__(self, request: ToolRequest, engine: CocoaEngine) -> None:
         self.plan = Plan(request, engine)
         self._ids: list[str] = []
-        self._told = ""  # the content of the answer before
+        self._content = ""  # of the partial answer before
 
     def response(self, answer: Answer) -> ChatResponse:
-        """One answer, which may be a part of the whole.
+        """The response for a complete or a partial answer.
 
         Raises:
-            IncompleteAnswerError: a call that had to be made was cut off.
+            IncompleteAnswerError: a required call was cut off.
         """
         if not self.plan.request.tools:
             return answer.to_chat()
@@ -58,13 +58,13 @@ class ChatReader:
         response = answer.to_chat()
         content = _content(reading, answer.text) if done else reading.content
         response.message = _message(calls, content)
-        if answer.delta is not None:  # what an agent shows: a call is not a part of it
-            response.delta, self._told = content.removeprefix(self._told), content
+        if answer.delta is not None:  # agents display the delta, so it does not contain calls
+            response.delta, self._content = content.removeprefix(self._content), content
         if answer.generation is None:
             return response
         if self.plan.request.required and not reading.valid:
-            fault = next((call.error for call in reading.calls), "the answer holds none")
-            raise IncompleteAnswerError(f"a tool had to be called: {fault}")
+            reason = next((call.error for call in reading.calls), "the answer contains no call")
+            raise IncompleteAnswerError(f"a required tool call is missing or incomplete: {reason}")
         if calls:
             for metadata in (response.additional_kwargs, answer.raw):
                 metadata[RISK_KEY]["tool_calls"] = tool_call_risks(answer.generation, calls, self.plan.engine)
@@ -77,10 +77,10 @@ class ChatReader:
 
 
 def _content(reading: Reading, text: str) -> str:
-    """The text outside of calls, and what was meant as a call but is none."""
+    """The text outside of valid calls. It includes invalid calls."""
     for call in reading.invalid:
-        logger.warning("a tool call cannot be made: %s", call.error)
-    return "".join([reading.content, *(text[slice(*call.place)] for call in reading.invalid)])
+        logger.warning("invalid tool call: %s", call.error)
+    return "".join([reading.content, *(text[slice(*call.offsets)] for call in reading.invalid)])
 
 
 def _message(calls: list[tuple[str, Call]], content: str) -> ChatMessage:
@@ -94,7 +94,7 @@ def _message(calls: list[tuple[str, Call]], content: str) -> ChatMessage:
         for call_id, call, name in named
     ]
     message = ChatMessage(role=MessageRole.ASSISTANT, blocks=[*([TextBlock(text=content)] if content else []), *blocks])
-    if named:  # where LlamaIndex's structured streams look for them
+    if named:  # read by LlamaIndex's structured streams
         message.additional_kwargs["tool_calls"] = [
             {"type": "function", "id": call_id, "function": {"name": name, "arguments": call.written}}
             for call_id, call, name in named

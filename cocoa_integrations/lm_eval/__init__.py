@@ -1,7 +1,7 @@
-"""Our engine as a model of lm-evaluation-harness, and the paper's tasks for it.
+"""The engine as a model of lm-evaluation-harness, and the paper's tasks for the harness.
 
-Importing this package registers the model ``cocoa``; ``python -m cocoa_integrations.lm_eval`` is the harness's own
-command line with the model and the tasks known to it.
+Importing this package registers the model ``cocoa``. ``python -m cocoa_integrations.lm_eval`` runs the command line of
+the harness with the model and the tasks registered.
 
 >>> import cocoa_integrations.lm_eval
 >>> import lm_eval
@@ -24,6 +24,6 @@ except ImportError as error:
 from cocoa_integrations.lm_eval.model import CocoaLM
 
 TASKS_PATH = str(Path(__file__).with_name("tasks"))
-"""The folder of our tasks, for ``TaskManager(include_path=...)``."""
+"""The folder of the tasks, for ``TaskManager(include_path=...)``."""
 
 __all__ = ["TASKS_PATH", "CocoaLM"]

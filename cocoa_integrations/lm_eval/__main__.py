@@ -1,4 +1,4 @@
-"""``python -m cocoa_integrations.lm_eval``: lm-evaluation-harness's command line, with our model and tasks in it."""
+"""``python -m cocoa_integrations.lm_eval``: the command line of lm-evaluation-harness with the model ``cocoa``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cocoa_integrations.lm_eval import TASKS_PATH
 
 
 def main() -> None:
-    """Run the harness; ``--include_path`` is our tasks unless it is given."""
+    """Run the harness. ``--include_path`` defaults to the folder of the tasks."""
     if not any(argument.split("=")[0] == "--include_path" for argument in sys.argv):
         sys.argv += ["--include_path", TASKS_PATH]
     cli_evaluate()

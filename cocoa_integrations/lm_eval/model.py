@@ -19,46 +19,47 @@ from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
 from cocoa_engine.messages import unknown
 from cocoa_engine.model.generation_config import logits_processors
+from cocoa_engine.model.load_options import LoadOptions, changed_options, loading_arguments
 from cocoa_engine.model.loading import SOURCE_OPTIONS
-from cocoa_integrations.settings import split_settings
+from cocoa_integrations._shared.settings import split_settings
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_MAX_LENGTH = 2048  # of a model that names no context window, as in the harness's own models
-_SURE = -math.log(2)  # a token above this log-probability is the most probable one
+DEFAULT_MAX_LENGTH = 2048  # for a model without a context window, as in the harness's own models
+_CERTAIN_LOG_PROB = -math.log(2)  # a token above this log-probability is the most probable one
 _CHUNK = 4  # batches of prompts between two steps of the progress bar
-_LOADED = (*SOURCE_OPTIONS, "attn_implementation", "quantization_config")
-_NOT_SAMPLED = ("do_sample", "temperature", "top_p", "top_k", "min_p", "num_beams", "use_cache")
+_MODEL_KWARGS = (*SOURCE_OPTIONS, "attn_implementation", "quantization_config")
+_LOADING = ("dtype", "device_map", "trust_remote_code", "allow_pickle")
+_IGNORED_SAMPLING = ("do_sample", "temperature", "top_p", "top_k", "min_p", "num_beams", "use_cache")
 
 
 @register_model("cocoa")
 class CocoaLM(TemplateLM):
     """A :class:`~cocoa_engine.CocoaEngine` under lm-evaluation-harness.
 
-    ``generate_until`` decodes with the configured method. ``loglikelihood`` and ``loglikelihood_rolling`` are the plain
-    log-probabilities of the model, whatever the method, so that the harness's own tasks give what its ``hf`` model
-    gives; :meth:`span_score`, which our multiple-choice tasks ask for, is the method's score.
+    ``generate_until`` decodes with the configured method. ``loglikelihood`` and ``loglikelihood_rolling`` return the
+    plain log-probabilities of the model, whatever the method, so that the harness's own tasks give the same results as
+    with its ``hf`` model. :meth:`span_score` returns the score of the method; the multiple-choice tasks of this package
+    request it.
 
     Args:
-        pretrained: a local folder or a Hub id; none, or an empty one, is the embedded model.
-        engine: take this engine instead of loading one.
-        tokenizer: where the tokenizer is, if elsewhere.
-        dtype: as in :meth:`CocoaEngine.from_pretrained`.
-        device: as in the harness, such as ``cuda:0``; the CPU where there is no such GPU.
-        device_map: where the layers go, as in transformers; it goes before ``device``.
-        trust_remote_code: run code that comes with the model.
-        allow_pickle: read weights stored as pickle.
+        pretrained: a local folder or a Hub id. Without one, or if it is empty, the embedded model is loaded.
+        engine: the engine to use, instead of the options that load one.
+        tokenizer: Hub id or local folder of the tokenizer, if it is not the model's.
+        device: as in the harness, such as ``cuda:0``. Falls back to the CPU if there is no such GPU.
         threads: CPU threads of torch.
-        batch_size: at most so many sequences share a forward pass; ``auto`` is the engine's own choice.
-        max_length: at most so many tokens of context and answer together; by default the model's context window.
-        max_gen_toks: at most so many new tokens, where a task does not say.
-        chat_template_args: what the chat template is given beside the messages.
-        enable_thinking: the same, for the templates that have it.
-        add_bos_token: put the tokenizer's special tokens before a text, or not; by default as the tokenizer does.
-        prefix_token_id: stands before a text without context; by default the tokenizer's first or last token.
-        **options: every field of :class:`CocoaConfig` and of :class:`Runtime`, and transformers' options that say where
-            a model comes from (``revision``, ``subfolder``, ``gguf_file``, ...). ``middle_layers`` may be written
-            ``10-20``, ``dola_layers`` ``16-18-20``.
+        batch_size: maximum number of sequences per forward pass. ``auto``: the default of the engine.
+        max_length: maximum number of tokens of context and answer together. Default: the context window of the model.
+        max_gen_toks: maximum number of new tokens, for tasks that do not set one.
+        chat_template_args: further arguments of the chat template.
+        enable_thinking: an argument of chat templates that have it.
+        add_bos_token: whether to put the special tokens of the tokenizer before a text. Default: as the tokenizer does.
+        prefix_token_id: precedes a text without context. Default: the begin- or end-of-sequence token of the tokenizer.
+        **options: every field of :class:`CocoaConfig` and of :class:`Runtime`; the loading options ``dtype``,
+            ``device_map`` (takes precedence over ``device``; without either, the GPUs if there are any, otherwise the
+            CPU), ``trust_remote_code`` and ``allow_pickle``; and transformers' options for the source of a model
+            (``revision``, ``subfolder``, ``gguf_file``, ...). ``middle_layers`` may be written ``10-20``, and
+            ``dola_layers`` ``16-18-20``.
 
     Raises:
         ConfigError: an option is unknown or out of range.
@@ -71,11 +72,7 @@ class CocoaLM(TemplateLM):
         *,
         engine: CocoaEngine | None = None,
         tokenizer: str | None = None,
-        dtype: str = "auto",
         device: str | None = None,
-        device_map: Any = None,
-        trust_remote_code: bool = False,
-        allow_pickle: bool = False,
         threads: int | None = None,
         batch_size: int | str | None = None,
         max_length: int | None = None,
@@ -91,6 +88,7 @@ class CocoaLM(TemplateLM):
             options["max_tokens"] = max_gen_toks
         settings, rest = split_settings(options)
         runtime = {name: rest.pop(name) for name in list(rest) if name in Runtime.model_fields}
+        loading = {name: rest.pop(name) for name in list(rest) if name in _LOADING}
         _refuse_unknown(rest)
         if isinstance(batch_size, int) or (isinstance(batch_size, str) and batch_size.isdecimal()):
             runtime["max_batch_size"] = int(batch_size)
@@ -99,19 +97,19 @@ class CocoaLM(TemplateLM):
         if threads is not None:
             torch.set_num_threads(threads)
         if engine is None:
-            engine = CocoaEngine.from_pretrained(
-                pretrained or None,
+            if device is not None:
+                loading.setdefault("device_map", _device_map(device))
+            declared = LoadOptions(
+                model_name=pretrained or None,
                 tokenizer_name=tokenizer,
                 runtime=Runtime(**runtime),
-                dtype=dtype,
-                device_map=_device(device) if device_map is None else device_map,
-                trust_remote_code=trust_remote_code,
-                allow_pickle=allow_pickle,
                 model_kwargs=rest,
+                **loading,
             )
-        elif runtime.keys() - {"max_batch_size"} or rest or pretrained or tokenizer:
-            raise ConfigError("engine is loaded already: give no options of loading or running with it")
-        self.engine = engine.without_calibrator()  # nobody reads a risk here
+            engine = CocoaEngine.from_pretrained(**loading_arguments(declared))
+        elif runtime.keys() - {"max_batch_size"} or rest or pretrained or tokenizer or changed_options(loading):
+            raise ConfigError("engine= is given, so options of loading or running would have no effect; leave them out")
+        self.engine = engine.without_calibrator()  # the harness has no use for a risk
         self.config = engine.config.replace(**_as_settings(settings))
         self.tokenizer = engine.tokenizer
         self._batch_size = runtime.get("max_batch_size", engine.runtime.max_batch_size)
@@ -123,38 +121,38 @@ class CocoaLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a text."""
+        """The end-of-sequence token."""
         return int(self.engine.tokenizer.eos_token_id)
 
     @property
     def prefix_token_id(self) -> int:
-        """The token that stands before a text without context."""
+        """The token that precedes a text without context."""
         first = self.engine.tokenizer.bos_token_id
         known = (self._prefix_token_id, first, self.engine.tokenizer.eos_token_id)
         return int(next(token_id for token_id in known if token_id is not None))
 
     @property
     def max_length(self) -> int:
-        """At most so many tokens of context and answer together."""
+        """Maximum number of tokens of context and answer together."""
         return self._max_length or self.engine.context_window or DEFAULT_MAX_LENGTH
 
     @property
     def batch_size(self) -> int:
-        """At most so many sequences share a forward pass."""
+        """Maximum number of sequences per forward pass."""
         return int(self._batch_size)
 
     @property
-    def device(self) -> Any:
-        """Where the model is."""
+    def device(self) -> torch.device:
+        """The device of the model."""
         return self.engine.model.device
 
     @property
     def tokenizer_name(self) -> str:
-        """The model's name, by which the harness tells its caches of requests apart."""
+        """The name of the model, which the harness uses as a key of its request caches."""
         return self.engine.model_name.replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the harness writes beside its results."""
+        """The description of the model that the harness writes to its results."""
         return {
             "model_name": self.engine.model_name,
             "model_dtype": str(self.engine.model.dtype),
@@ -163,14 +161,14 @@ class CocoaLM(TemplateLM):
         }
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Token ids of a text, special tokens added once, as the harness's ``hf`` model does."""
+        """Token ids of a text. Special tokens are added once, as in the harness's ``hf`` model."""
         if add_special_tokens is None:
             first = self.engine.tokenizer.decode(self.prefix_token_id)
             add_special_tokens = self._add_bos_token is not False and not has_bos_prefix(string, first)
         return self.engine.encode(string, add_special_tokens=add_special_tokens)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Chat messages as one text. A template that refuses a system message does without, as in the harness.
+        """Chat messages as one text. If the template refuses a system message, it is left out, as in the harness.
 
         Raises:
             ChatTemplateError: there is no template, or it refuses the messages.
@@ -192,13 +190,17 @@ class CocoaLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
-        """log p of each continuation, and whether greedy decoding would write it."""
+        """log p of each continuation, and whether it is what greedy decoding generates."""
         results: dict[int, tuple[float, bool]] = {}
         pairs = [(context, continuation) for _, context, continuation in requests]
         with tqdm(total=len(requests), desc="Running loglikelihood requests", disable=disable_tqdm) as bar:
             for context, numbers, log_probs in self._log_probs(pairs):
-                unsure = [number for number, values in zip(numbers, log_probs, strict=True) if min(values) <= _SURE]
-                greedy = dict(zip(unsure, self._are_greedy(context, [pairs[n][1] for n in unsure]), strict=True))
+                uncertain = [
+                    number
+                    for number, values in zip(numbers, log_probs, strict=True)
+                    if min(values) <= _CERTAIN_LOG_PROB
+                ]
+                greedy = dict(zip(uncertain, self._are_greedy(context, [pairs[n][1] for n in uncertain]), strict=True))
                 for number, values in zip(numbers, log_probs, strict=True):
                     results[number] = math.fsum(values), greedy.get(number, True)
                     self.cache_hook.add_partial("loglikelihood", requests[number][0], results[number])
@@ -206,7 +208,7 @@ class CocoaLM(TemplateLM):
         return [results[number] for number in range(len(requests))]
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """log p of whole texts, in windows of the context's length where one is longer."""
+        """log p of complete texts. A text longer than the context is split into windows."""
         results = []
         for request in tqdm(requests, desc="Running loglikelihood_rolling requests", disable=disable_tqdm):
             (text,) = request.args
@@ -215,7 +217,7 @@ class CocoaLM(TemplateLM):
                 for window in get_rolling_token_windows(
                     token_list=self.tok_encode(text),
                     prefix_token=self.prefix_token_id,
-                    max_seq_len=self.max_length - 1,  # of the input: the last token it predicts is fed too
+                    max_seq_len=self.max_length - 1,  # of the input: the engine also feeds the last predicted token
                     context_len=1,
                 )
             ]
@@ -225,10 +227,10 @@ class CocoaLM(TemplateLM):
         return results
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Answers by the configured method.
+        """Answers generated with the configured method.
 
         Raises:
-            ConfigError: a task asks for sampling, or for something else that this model does not do.
+            ConfigError: a task asks for sampling, or for another option that is not supported.
         """
         groups: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
@@ -237,13 +239,13 @@ class CocoaLM(TemplateLM):
         with tqdm(total=len(requests), desc="Running generate_until requests", disable=disable_tqdm) as bar:
             for numbers in groups.values():
                 config = self._generation_config(requests[numbers[0]].args[1])
-                room = self.max_length - config.max_new_tokens
-                if room < 1:
+                max_prompt = self.max_length - config.max_new_tokens
+                if max_prompt < 1:
                     raise ConfigError(
                         f"max_gen_toks={config.max_new_tokens} leaves no room for a prompt in {self.max_length} tokens"
                     )
-                prompts = {number: self.tok_encode(requests[number].args[0])[-room:] for number in numbers}
-                # those of a length end at about the same time
+                prompts = {number: self.tok_encode(requests[number].args[0])[-max_prompt:] for number in numbers}
+                # prompts of similar length end at about the same time
                 ordered = sorted(numbers, key=lambda number: len(prompts[number]), reverse=True)
                 for start in range(0, len(ordered), _CHUNK * self.batch_size):
                     chunk = ordered[start : start + _CHUNK * self.batch_size]
@@ -258,8 +260,11 @@ class CocoaLM(TemplateLM):
         return [results[number] for number in range(len(requests))]
 
     def span_score(self, requests: list[Any]) -> list[float]:
-        """The method's score of each continuation as one span after its context: for CoCoA-SIG
-        log p * (1 + alpha * MLDS), for greedy log p (a sum or a mean, by ``span_log_prob``)."""
+        """The method's score of each continuation, taken as one span after its context.
+
+        The score is log p * (1 + alpha * MLDS) for CoCoA-SIG, and log p for greedy, where log p is the sum or the mean
+        over the tokens (``span_log_prob``).
+        """
         groups: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             groups.setdefault(request.args[0], []).append(number)
@@ -275,9 +280,9 @@ class CocoaLM(TemplateLM):
         return [results[number] for number in range(len(requests))]
 
     def _continuation(self, context: str, before: list[int], text: str) -> list[int]:
-        """Token ids of a text after a context whose ids are ``before``, as the engine splits the two.
+        """Token ids of a text after a context whose ids are ``before``, split as the engine splits them.
 
-        A chat template may have written the first special token already, which the engine would put there again.
+        If a chat template has already added the first special token, it is not added again.
         """
         whole = self.tok_encode(context + text)
         if whole[: len(before)] == before and len(whole) > len(before):
@@ -287,38 +292,38 @@ class CocoaLM(TemplateLM):
     def _log_probs(
         self, pairs: Sequence[tuple[list[int], list[int]]]
     ) -> Iterator[tuple[list[int], list[int], list[list[float]]]]:
-        """For each context: the numbers of its continuations, and the log-probabilities of their tokens."""
+        """For each context, the numbers of its continuations and the log-probabilities of their tokens."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for number, (context, continuation) in enumerate(pairs):
-            room = self.max_length - len(continuation)
-            if room < 1:
+            max_context = self.max_length - len(continuation)
+            if max_context < 1:
                 raise PromptError(
                     f"a text to score has {len(continuation)} tokens; with a context it must fit {self.max_length}"
                 )
-            groups.setdefault(tuple(context[-room:]), []).append(number)
-        for key in sorted(groups):  # those that begin alike follow each other
+            groups.setdefault(tuple(context[-max_context:]), []).append(number)
+        for key in sorted(groups):  # contexts with a common prefix follow each other
             context, numbers = list(key), groups[key]
             texts = [pairs[number][1] for number in numbers]
             scored = self.engine.score(context, texts, config=CocoaConfig(method="greedy"))
             yield context, numbers, [one.spans[0].token_log_probs for one in scored]
 
     def _are_greedy(self, context: list[int], continuations: Sequence[list[int]]) -> list[bool]:
-        """Whether each token of a continuation is the most probable one."""
+        """For each continuation, whether each of its tokens is the most probable one."""
         if not continuations:
             return []
         longest = max(map(len, continuations))
         model = self.engine.model
         if logits_processors(model, frozenset(), context, longest):
-            # the engine would decode with what the model's generation config does to the distribution
+            # the engine would apply the logits processors of the model's generation config
             return [self._is_argmax(context, continuation) for continuation in continuations]
 
-        def none_agrees(ids: torch.Tensor, _: Any) -> bool:
-            written = ids[0, len(context) :].tolist()
-            return not any(continuation[: len(written)] == written for continuation in continuations)
+        def no_match_left(ids: torch.Tensor, _: Any) -> bool:
+            generated = ids[0, len(context) :].tolist()
+            return not any(continuation[: len(generated)] == generated for continuation in continuations)
 
         config = CocoaConfig(method="greedy", max_new_tokens=longest)
-        written = self.engine.generate(context, config=config, stopping_criteria=none_agrees).token_ids
-        return [written[: len(continuation)] == continuation for continuation in continuations]
+        generated = self.engine.generate(context, config=config, stopping_criteria=no_match_left).token_ids
+        return [generated[: len(continuation)] == continuation for continuation in continuations]
 
     def _is_argmax(self, context: list[int], continuation: list[int]) -> bool:
         model = self.engine.model
@@ -328,45 +333,45 @@ class CocoaLM(TemplateLM):
         return bool(logits.argmax(dim=-1).tolist() == continuation)
 
     def _generation_config(self, options: Mapping[str, Any]) -> CocoaConfig:
-        """The settings of a task's ``generation_kwargs``."""
+        """The settings from a task's ``generation_kwargs``."""
         given = normalize_gen_kwargs(dict(options), self.config.max_new_tokens)
         if given.get("do_sample") and given.get("temperature", 0.0) > 0:
             raise ConfigError(
-                "the task asks for sampling, which the model 'cocoa' does not do: pass gen_kwargs "
+                "the task asks for sampling, which the model 'cocoa' does not support: pass gen_kwargs "
                 "do_sample=False,temperature=0 (a model_arg temperature samples the method's branches)"
             )
         if given.get("num_beams", 1) != 1:
-            raise ConfigError("the task asks for beam search, which the model 'cocoa' does not do")
+            raise ConfigError("the task asks for beam search, which the model 'cocoa' does not support")
         until, length = given.pop("until", None) or [], given.pop("max_gen_toks")
-        settings = {name: value for name, value in given.items() if name not in _NOT_SAMPLED}
-        if strangers := sorted(settings.keys() - CocoaConfig.model_fields.keys()):
-            known = sorted({*CocoaConfig.model_fields, "until", "max_gen_toks", *_NOT_SAMPLED})
-            raise ConfigError(f"gen_kwargs: {unknown(strangers, known, what='option')}")
+        settings = {name: value for name, value in given.items() if name not in _IGNORED_SAMPLING}
+        if not_known := sorted(settings.keys() - CocoaConfig.model_fields.keys()):
+            known = sorted({*CocoaConfig.model_fields, "until", "max_gen_toks", *_IGNORED_SAMPLING})
+            raise ConfigError(f"gen_kwargs: {unknown(not_known, known, what='option')}")
         stop = [text for text in ([until] if isinstance(until, str) else until) if text]
         return self.config.replace(
             **_as_settings(settings), max_new_tokens=length, stop=tuple(dict.fromkeys((*stop, *self.config.stop)))
         )
 
 
-def _device(device: str | None) -> str | None:
-    """Where the harness wants the model; its command line says ``cuda:0`` by itself, also where there is none."""
-    if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
+def _device_map(device: str) -> str | None:
+    """The device map for a device. The harness's command line passes ``cuda:0`` by default, even without a GPU."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
         logger.warning("there is no %s: the model runs on the CPU", device)
         return None
     return None if device == "cpu" else device
 
 
 def _refuse_unknown(rest: Mapping[str, Any]) -> None:
-    if strangers := sorted(rest.keys() - set(_LOADED)):
-        own = ("pretrained", "tokenizer", "dtype", "device_map", "threads", "batch_size", "max_length", "max_gen_toks")
-        known = sorted({*own, *_LOADED, *CocoaConfig.model_fields, *Runtime.model_fields})
-        raise ConfigError(f"model_args: {unknown(strangers, known, what='option')}")
+    if not_known := sorted(rest.keys() - set(_MODEL_KWARGS)):
+        own = ("pretrained", "tokenizer", "device", "threads", "batch_size", "max_length", "max_gen_toks")
+        known = sorted({*own, *_LOADING, *_MODEL_KWARGS, *CocoaConfig.model_fields, *Runtime.model_fields})
+        raise ConfigError(f"model_args: {unknown(not_known, known, what='option')}")
 
 
 def _as_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as a text of options can hold them, where a comma ends an option and a number is read as one.
+    """Settings from an argument string, in which a comma ends an argument and numbers are parsed.
 
-    A window is written ``10-20``, layers ``16-18-20``, a single one ``16``.
+    A window is written ``10-20``, several layers ``16-18-20``, and a single layer ``16``.
     """
     known = dict(settings)
     if isinstance(known.get("middle_layers"), str):

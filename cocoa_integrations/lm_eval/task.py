@@ -1,6 +1,6 @@
-"""Our tasks for lm-evaluation-harness, one YAML file each in ``tasks/``, all of the class here.
+"""The tasks for lm-evaluation-harness: a YAML file each in ``tasks/``, all of the class defined here.
 
-Prompts, metrics and data files are those of :mod:`cocoa_integrations.evaluation`; nothing is defined twice.
+Prompts, metrics and data files are those of :mod:`cocoa_integrations.evaluation`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from cocoa_integrations.evaluation.tasks import TASKS, EvalTask, Sample
 
 
 class CocoaTask(ConfigurableTask):
-    """One of our tasks as the harness's; which one, its YAML says by ``dataset_kwargs: {task_name: ...}``.
+    """A task of :mod:`cocoa_integrations.evaluation` as a task of the harness.
 
-    Choices of a multiple-choice question are scored by the decoding method: the task asks the model for ``span_score``,
-    which only ``cocoa`` has.
+    The YAML file names it by ``dataset_kwargs: {task_name: ...}``. The choices of a multiple-choice question are scored
+    by the decoding method: the task requests ``span_score``, which only the model ``cocoa`` has.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -30,12 +30,12 @@ class CocoaTask(ConfigurableTask):
         super().__init__(config={**_config(self.cocoa_task), **own})
 
     def construct_requests(self, doc: Any, ctx: str, **options: Any) -> Any:
-        """What is asked of the model about one document."""
+        """The requests to the model for one document."""
         if not self.cocoa_task.multiple_choice:
             return super().construct_requests(doc, ctx, **options)
         options.pop("chat_template", None)
         choices = doc["choices"]
-        if options.pop("apply_chat_template", False):  # an assistant's answer begins without a space
+        if options.pop("apply_chat_template", False):  # the answer of an assistant begins without a space
             choices = [choice.lstrip() for choice in choices]
         return [
             Instance(request_type="span_score", doc=doc, arguments=(ctx, choice), idx=number, **options)
@@ -43,7 +43,7 @@ class CocoaTask(ConfigurableTask):
         ]
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
-        """The metrics of an answer, or of the scores of all choices."""
+        """The metrics of an answer, or of the scores of the choices."""
         sample = Sample.model_validate({name: doc[name] for name in Sample.model_fields})
         if self.cocoa_task.multiple_choice:
             return self.cocoa_task.measure(sample, list(results))
@@ -54,9 +54,9 @@ def load(task_name: str, data: str | Mapping[str, str] | None = None, **_: Any) 
     """The documents of a task.
 
     Args:
-        task_name: one of ours.
-        data: the path of the data file; or, for several tasks in one run, such a path by the harness's name of each.
-            It comes from the harness's ``--metadata``.
+        task_name: the name of the task.
+        data: the path of the data file, from the harness's ``--metadata``. For several tasks in one run, a dict of
+            paths by the harness's task names.
 
     Raises:
         ConfigError: no path was given.
@@ -77,14 +77,14 @@ def load(task_name: str, data: str | Mapping[str, str] | None = None, **_: Any) 
 
 
 def _config(task: EvalTask) -> dict[str, Any]:
-    """What the harness is to know of a task."""
+    """The harness configuration of a task."""
     config: dict[str, Any] = {
         "custom_dataset": load,
         "test_split": "test",
         "num_fewshot": 0,
         "doc_to_text": "prompt",
         "doc_to_target": "target",
-        "process_results": "process_results",  # by the method of this class
+        "process_results": "process_results",  # the method of this class
         "unsafe_code": task.runs_code,
         "metric_list": [
             {"metric": column.metric, "aggregation": "mean", "higher_is_better": column.better == "more"}

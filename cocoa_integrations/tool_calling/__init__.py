@@ -1,4 +1,4 @@
-"""Tool calls and structured output, apart from any framework: what is asked for, how a model is told, what it wrote."""
+"""Tool calls and structured output, independent of frameworks: the request, the prompt, and the parsed answer."""
 
 from cocoa_integrations.tool_calling.argument_risk import tool_call_risks
 from cocoa_integrations.tool_calling.plan import Plan

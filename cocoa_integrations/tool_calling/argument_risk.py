@@ -1,4 +1,4 @@
-"""The risk of every argument of a tool call: that of the spans in which its value was written."""
+"""The risk of the arguments of a tool call, from the spans that contain their values."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from collections.abc import Sequence
 from typing import Any
 
 from cocoa_engine import CocoaEngine, Generation, Span
-from cocoa_integrations.logprobs import TokenLogprobs
+from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations.tool_calling.reading import Call
 
 
 def tool_call_risks(
     generation: Generation, calls: Sequence[tuple[str, Call]], engine: CocoaEngine
 ) -> list[dict[str, Any]]:
-    """What is reported of each call, for ``cocoa_risk["tool_calls"]``.
+    """The entries of ``cocoa_risk["tool_calls"]``, one for each call.
 
-    ``risk`` is the highest of any span that the value shares a character with, ``con_mlds`` and ``f_mlds`` are their
-    means, and ``log_prob`` is the sum over the value's own tokens; a token that the grammar left no choice in counts 0.
-    ``start`` and ``end`` are offsets in the generated text, in which a call is written out; the quotes of a text are
-    not part of it. Of a whole call, ``risk`` is that of all its spans, its name's too; ``error`` says why it cannot be
-    made, and is None if it can.
+    For an argument, ``risk`` is the highest risk of the spans that overlap its value, ``con_mlds`` and ``f_mlds`` are
+    means over these spans, and ``log_prob`` is the sum over the tokens of the value. Tokens that the grammar forces
+    have log-probability 0. ``start`` and ``end`` are offsets in the generated text, which contains the tool calls; the
+    quotes of a string are not included. For a call, ``risk`` is the highest risk of all its spans, including those of
+    its name, and ``error`` says why the call is invalid, or is ``None``.
 
     Args:
         generation: the answer.
-        calls: the id and place of each call in it.
+        calls: each call with its id.
         engine: the engine that answered.
     """
-    tokens = _token_places(generation, engine)
+    tokens = _token_offsets(generation, engine)
     report = []
     for call_id, call in calls:
-        spans = _overlapping(generation.spans, call.place)
-        arguments = {name: _measured(generation, tokens, place) for name, place in call.values.items()}
+        spans = _overlapping(generation.spans, call.offsets)
+        arguments = {name: _argument(generation, tokens, offsets) for name, offsets in call.values.items()}
         report.append(
             {
                 "name": call.name,
@@ -43,11 +43,11 @@ def tool_call_risks(
     return report
 
 
-def _measured(
-    generation: Generation, tokens: Sequence[tuple[int, int, float]], place: tuple[int, int]
+def _argument(
+    generation: Generation, tokens: Sequence[tuple[int, int, float]], offsets: tuple[int, int]
 ) -> dict[str, Any]:
-    spans = _overlapping(generation.spans, place)
-    start, end = place
+    spans = _overlapping(generation.spans, offsets)
+    start, end = offsets
     count = max(1, len(spans))
     return {
         "risk": max((span.risk for _, span in spans), default=0.0),
@@ -60,17 +60,17 @@ def _measured(
     }
 
 
-def _overlapping(spans: Sequence[Span], place: tuple[int, int]) -> list[tuple[int, Span]]:
-    start, end = place
+def _overlapping(spans: Sequence[Span], offsets: tuple[int, int]) -> list[tuple[int, Span]]:
+    start, end = offsets
     return [(number, span) for number, span in enumerate(spans) if span.start < end and span.end > start]
 
 
-def _token_places(generation: Generation, engine: CocoaEngine) -> list[tuple[int, int, float]]:
-    """Where the text of each token begins and ends, and its log p."""
+def _token_offsets(generation: Generation, engine: CocoaEngine) -> list[tuple[int, int, float]]:
+    """Start and end of the text of each token, and its log-probability."""
     entries = TokenLogprobs(engine)
-    places, at = [], 0
+    offsets, position = [], 0
     for span in generation.spans:
         for entry in entries.of(span):
-            places.append((at, at + len(entry["token"]), entry["logprob"]))
-            at += len(entry["token"])
-    return places
+            offsets.append((position, position + len(entry["token"]), entry["logprob"]))
+            position += len(entry["token"])
+    return offsets

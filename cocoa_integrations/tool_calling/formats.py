@@ -1,4 +1,4 @@
-"""How models write tool calls: the formats of chat templates, and which one a template has."""
+"""The formats in which models write tool calls, and the detection of the format of a chat template."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cocoa_engine.errors import ChatTemplateError
 
 @dataclass(frozen=True)
 class CallFormat:
-    """A format of tool calls in text. Every call is a JSON object with a name and an object of arguments.
+    """A text format of tool calls. Every call is a JSON object with a name and an object of arguments.
 
     Attributes:
-        opening: before a call, or before the list of them.
-        closing: after it.
+        opening: the text before a call, or before the list of calls.
+        closing: the text after it.
         arguments: the key of the arguments.
         listed: whether the calls are a JSON list.
     """
@@ -30,7 +30,7 @@ class CallFormat:
 
     @property
     def tagged(self) -> bool:
-        """Whether an opening tells a call from other text; else an answer is all call or all text."""
+        """Whether tags separate calls from other text. Otherwise an answer is either a call or text."""
         return bool(self.opening) and not self.listed
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -50,11 +50,11 @@ class CallFormat:
         """The grammar of an answer in this format, for :class:`~cocoa_engine.decoding.grammar.GrammarProcessor`.
 
         Args:
-            functions: those that may be called: ``name`` and ``parameters``, a JSON schema.
-            tokenizer: knows which of the tags are tokens of their own.
-            several: whether there may be more than one call.
-            required: whether there must be one.
-            other: what an answer without a call may be, as a term; none is any text.
+            functions: the functions that can be called, with ``name`` and ``parameters`` (a JSON schema).
+            tokenizer: the tokenizer, for tags that are single tokens.
+            several: whether more than one call is allowed.
+            required: whether a call is required.
+            other: the grammar term for an answer without a call. ``None``: any text.
         """
         rules = [
             f"call_{number}: {_literal(self._head(function['name']))} arguments_{number} {_literal('}')}\n"
@@ -78,7 +78,7 @@ class CallFormat:
             start = f"{calls} | answer"
             rules.append(f"answer: {other}")
         elif self.tagged:
-            # lazy: the text before a call ends with the first opening in it
+            # lazy: the text before a call ends at the first opening
             trigger = f"trigger[lazy]: TEXT {opening}" if opening.startswith('"') else f"trigger: TEXT {opening}"
             start = "(trigger inside)* text" if several else "(trigger inside)? text"
             rules += [trigger, "text: TEXT", r"TEXT: /(.|\n)*/"]
@@ -92,20 +92,20 @@ class CallFormat:
 
 
 HERMES = CallFormat("<tool_call>", "</tool_call>")
-"""Of Hermes, Qwen 2.5 and 3 and many others; and of our own prompt."""
+"""The format of Hermes, Qwen 2.5 and 3 and many others, and of the prompt in this package."""
 
 LLAMA = CallFormat("", "", arguments="parameters")
-"""Of Llama 3.1 to 3.3: the whole answer is one call."""
+"""The format of Llama 3.1 to 3.3: the answer is a single call."""
 
 MISTRAL = CallFormat("[TOOL_CALLS]", "", listed=True)
-"""Of Mistral's models up to 2024."""
+"""The format of Mistral's models up to 2024."""
 
 
 def template_format(engine: CocoaEngine) -> CallFormat | None:
     """The format in which a chat template writes tool calls.
 
     Returns:
-        None where the template leaves tools out, or has a format that is not known here.
+        ``None`` if the template ignores tools, or has an unknown format.
     """
     name = "look_it_up"
     function = {"name": name, "description": "Look.", "parameters": {"type": "object", "properties": {}}}
@@ -141,7 +141,7 @@ def _literal(text: str) -> str:
 
 
 def _term(text: str, tokenizer: Any) -> str:
-    """A text in a grammar: by its id, if it is a token that was added to the vocabulary, which no text matches."""
+    """A text as a grammar term. An added token is written by its id, because no text matches it."""
     for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
         if token.content == text:
             return f"<[{token_id}]>"

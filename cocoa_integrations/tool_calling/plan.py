@@ -1,4 +1,4 @@
-"""How a call with tools or a schema is put to one engine, and how its answer is read."""
+"""How a request with tools or a schema becomes a prompt and a grammar, and how the answer is parsed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _known: WeakKeyDictionary[CocoaEngine, tuple[Any, CallFormat | None]] = WeakKeyD
 
 
 class Plan:
-    """What a request means for one engine.
+    """Carries out a request with one engine.
 
-    Where the chat template takes tools and writes their calls in a format that is known here, the template tells the
-    model of them; else our own prompt does (:mod:`~cocoa_integrations.tool_calling.prompt`).
+    If the chat template supports tools and writes calls in a known format, it describes the tools to the model.
+    Otherwise the system message does (:mod:`~cocoa_integrations.tool_calling.prompt`).
 
     Args:
-        request: what the call asks for; also nothing.
+        request: the tools and the response format; may be empty.
         engine: the engine that answers.
     """
 
@@ -47,28 +47,28 @@ class Plan:
         return known[1]
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """The messages as the engine's chat takes them, and options of the chat template.
+        """The messages for the ``chat`` method of the engine, and the arguments of the chat template.
 
         Args:
-            messages: ``role`` and ``content``; an assistant's with ``tool_calls`` (OpenAI's format, the arguments a
-                dict), a tool's with ``name`` and ``tool_call_id``.
+            messages: dicts with ``role`` and ``content``. Those of an assistant may have ``tool_calls`` (OpenAI's
+                format, the arguments a dict); those of a tool have ``name`` and ``tool_call_id``.
         """
         has_calls = any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
         if not (self.request or has_calls):
             return [dict(message) for message in messages], {}
         native = self._native is not None
-        told = [dict(message) for message in messages] if native else as_plain_text(messages)
+        chat = [dict(message) for message in messages] if native else as_plain_text(messages)
         texts = []
         if self.request.tools and not native:
             texts.append(tools_text(self.request.tools))
         if self.request.schema is not None and self.request.described:
             texts.append(schema_text(self.request.schema))
-        if texts and told:
-            told = with_instructions(told, "\n\n".join(texts), has_system_role=self._has_system_role())
-        return told, {"tools": [dict(tool) for tool in self.request.tools]} if native and self.request.tools else {}
+        if texts and chat:
+            chat = with_instructions(chat, "\n\n".join(texts), has_system_role=self._has_system_role())
+        return chat, {"tools": [dict(tool) for tool in self.request.tools]} if native and self.request.tools else {}
 
     def processors(self) -> list[Any]:
-        """The logits processor that holds the answer to what was asked for; none where any text will do.
+        """The logits processor that constrains the answer; empty if any text is allowed.
 
         Raises:
             ConfigError: a schema cannot be enforced, or the tokenizer is not fast.
@@ -91,7 +91,7 @@ class Plan:
         return [self.engine.constrain(grammar=grammar)]
 
     def read(self, text: str, *, done: bool = True) -> Reading:
-        """An answer's text and calls, as far as it goes; see :func:`~cocoa_integrations.tool_calling.reading.read`."""
+        """The text and the calls of an answer, which may be partial; see :func:`~.reading.read`."""
         if not self.request.tools:
             return Reading(text, [])
         return read(text, self.style, self._names, several=self.request.parallel is not False, done=done)
@@ -105,17 +105,17 @@ class Plan:
 
 
 def closed(schema: Any) -> Any:
-    """A schema whose objects have no other members than those it names, unless it says that they may."""
+    """A schema whose objects allow only the declared properties, unless it says otherwise."""
     if isinstance(schema, list):
         return [closed(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
     inner: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in ("allOf", "enum", "const", "default"):  # the parts of allOf say each a part of the members only
+        if key in ("allOf", "enum", "const", "default"):  # each part of allOf declares only some of the properties
             inner[key] = value
         elif key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, Mapping):
-            inner[key] = {name: closed(each) for name, each in value.items()}  # a member may be called "properties"
+            inner[key] = {name: closed(each) for name, each in value.items()}  # a property may be named "properties"
         else:
             inner[key] = closed(value)
     if isinstance(schema.get("properties"), Mapping) and "allOf" not in schema and "type" in schema:

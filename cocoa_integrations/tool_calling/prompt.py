@@ -1,8 +1,8 @@
-"""What a model is told of tools and formats, where its chat template has no words for them.
+"""The description of tools and formats for models whose chat template does not support them.
 
-The words are those that Hermes and Qwen models were trained on: the tools in the system message, a call as
-``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` in the assistant's, a result as
-``<tool_response>...</tool_response>`` in the user's.
+It uses the format that Hermes and Qwen models were trained on: the tools in the system message, a call as
+``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` in the assistant message, and a result as
+``<tool_response>...</tool_response>`` in the user message.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SCHEMA = """Answer with one JSON object that fits this JSON schema, and with no
 
 
 def tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
-    """The tools and how to call them, for a system message."""
+    """The description of the tools and of the call format, for a system message."""
     shown = ("name", "description", "parameters")
     functions = [{key: tool["function"][key] for key in shown} for tool in tools]
     lines = [json.dumps({"type": "function", "function": each}, ensure_ascii=False) for each in functions]
@@ -48,7 +48,7 @@ def as_plain_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     """The messages with their tool calls and results as text.
 
     Args:
-        messages: as chat templates take them: ``role``, ``content``, and ``tool_calls`` of an assistant's.
+        messages: dicts in the format of chat templates: ``role``, ``content``, and for an assistant ``tool_calls``.
     """
     plain: list[dict[str, Any]] = []
     result_before = False
@@ -56,7 +56,7 @@ def as_plain_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
         is_result = message["role"] == "tool"
         if is_result:
             content = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if result_before:  # the results of one turn are one message: many templates want the roles to alternate
+            if result_before:  # one message for all results of a turn: many templates require alternating roles
                 plain[-1]["content"] += f"\n{content}"
             else:
                 plain.append({"role": "user", "content": content})
@@ -77,7 +77,7 @@ def with_instructions(
     """The messages with a text added to their system message.
 
     Args:
-        has_system_role: whether there can be one; else the text goes before the first message.
+        has_system_role: whether the template has a system role. Otherwise the text precedes the first message.
     """
     copied = [dict(message) for message in messages]
     first = copied[0]

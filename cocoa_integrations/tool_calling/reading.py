@@ -1,4 +1,4 @@
-"""The calls in an answer, also in one that is not complete yet."""
+"""Parsing of the tool calls in a complete or a partial answer."""
 
 from __future__ import annotations
 
@@ -15,84 +15,84 @@ _SPACE = " \t\n\r"
 
 
 def _finite(number: str) -> float:
-    """What JSON has no word for could not be written as JSON again."""
+    """A finite number. Others could not be written as JSON again."""
     value = float(number)
     if not math.isfinite(value):
-        raise ValueError(f"{number} is no number of JSON")
+        raise ValueError(f"{number} is not a JSON number")
     return value
 
 
 _DECODER = json.JSONDecoder(strict=False, parse_float=_finite, parse_constant=_finite)
-"""Lenient, since models write line breaks into strings. What it raises is a ValueError (also for a whole number of
-thousands of digits), or a RecursionError."""
+"""Not strict, because models write line breaks into strings. It raises ``ValueError`` (also for an integer of thousands
+of digits) or ``RecursionError``."""
 
 
 def new_id() -> str:
-    """An id for a call: nine letters and digits, which is all that Mistral's templates take."""
+    """An id for a call: nine letters and digits, as Mistral's templates require."""
     return uuid4().hex[:9]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call, as far as it was written.
+    """One call, which may be partial.
 
     Attributes:
-        name: once it is complete.
+        name: the name; ``None`` until it is complete.
         written: the text of the arguments so far.
-        arguments: once they are complete.
-        place: where it lies in the answer's text.
-        values: where the value of each argument does; of a text, without its quotes.
-        error: why it is none: of a complete answer only.
+        arguments: the arguments; ``None`` until they are complete.
+        offsets: start and end of the call in the text of the answer.
+        values: start and end of the value of each argument; those of a string exclude its quotes.
+        error: why the call is invalid. Only set for a complete answer.
     """
 
     name: str | None = None
     written: str = ""
     arguments: dict[str, Any] | None = None
-    place: tuple[int, int] = (0, 0)
+    offsets: tuple[int, int] = (0, 0)
     values: dict[str, tuple[int, int]] = field(default_factory=dict)
     error: str | None = None
 
 
 @dataclass(frozen=True)
 class Reading:
-    """An answer taken apart: its text outside of calls, and its calls in order."""
+    """A parsed answer: its text outside of calls, and its calls in order."""
 
     content: str
     calls: list[Call]
 
     @property
     def valid(self) -> list[Call]:
-        """The calls that can be made."""
+        """The valid calls."""
         return [call for call in self.calls if call.error is None]
 
     @property
     def invalid(self) -> list[Call]:
-        """The others."""
+        """The invalid calls."""
         return [call for call in self.calls if call.error is not None]
 
 
 def read(text: str, style: CallFormat, names: Collection[str], *, several: bool = True, done: bool = True) -> Reading:
-    """Take an answer apart.
+    """Parse an answer.
 
-    Of an answer that is not complete, text that may turn out to be the beginning of a call is left out, so that what is
-    read only ever grows. Text that is nothing but white space is left out beside calls.
+    Text at the end of a partial answer that may be the beginning of a call is left out, so that the result only grows.
+    Text that contains only whitespace is left out beside calls.
 
     Args:
         style: the format of the calls.
-        names: the tools, which tell a call from other JSON where no opening does.
-        several: whether there may be more than one call; further ones are then errors.
+        names: the names of the tools, which distinguish a call from other JSON in formats without tags.
+        several: whether more than one call is allowed. Otherwise further calls are invalid.
         done: whether the answer is complete.
     """
     calls, outside = _tagged(text, style, done) if style.tagged else _whole(text, style, names, done)
     if not calls and done:
         return Reading(text, [])
     if not done:
-        outside[-1] = _certain(outside[-1], style.opening)
-    read_calls = [_judged(call, further=number > 0 and not several, done=done) for number, call in enumerate(calls)]
+        outside[-1] = _without_possible_opening(outside[-1], style.opening)
+    read_calls = [_checked(call, further=number > 0 and not several, done=done) for number, call in enumerate(calls)]
     return Reading("".join(piece for piece in outside if piece.strip()), read_calls)
 
 
-def _judged(call: Call, *, further: bool, done: bool) -> Call:
+def _checked(call: Call, *, further: bool, done: bool) -> Call:
     error = call.error if done else None
     if done and call.arguments is None and error is None:
         error = "the answer ends before the call is complete: max_tokens, max_risk or a stop text cut it off"
@@ -111,17 +111,17 @@ def _tagged(text: str, style: CallFormat, done: bool) -> tuple[list[Call], list[
         inside = start + len(style.opening)
         found, end = _calls_at(text, inside)
         complete = bool(found) and (found[-1].arguments is not None or found[-1].error is not None)
-        # an object that is not complete may hold a closing tag in a string that is yet to end
+        # an incomplete object may contain a closing tag in a string that has not ended
         closing = text.find(style.closing, end if complete else inside) if complete or done else -1
         if not complete:
             stop = closing if closing >= 0 else len(text)
-            last = found.pop() if found else Call(place=(inside, stop))
+            last = found.pop() if found else Call(offsets=(inside, stop))
             if last.name is not None:
                 written = last.written[: len(last.written) - (len(text) - stop)]
             else:
                 written = text[inside:stop].strip() if done else ""
             error = "it is not valid JSON" if closing >= 0 else None
-            found.append(replace(last, written=written, place=(last.place[0], stop), error=error))
+            found.append(replace(last, written=written, offsets=(last.offsets[0], stop), error=error))
         calls += found
         following = text.find(style.opening, end) if complete else -1
         if closing >= 0 and not 0 <= following < closing:
@@ -134,17 +134,17 @@ def _tagged(text: str, style: CallFormat, done: bool) -> tuple[list[Call], list[
 
 
 def _after_thinking(text: str) -> int:
-    """Where a model that thinks aloud begins to speak: what it writes before, it only considers."""
+    """The end of the reasoning part of an answer. Calls in it do not count."""
     if (end := text.find("</think>")) >= 0:
         return end
     return len(text) if text.lstrip().startswith("<think>") else 0
 
 
 def _whole(text: str, style: CallFormat, names: Collection[str], done: bool) -> tuple[list[Call], list[str]]:
-    """The calls of an answer that is all calls, if it is one."""
+    """The calls of an answer that consists of calls only."""
     at = _skip(text, 0)
     opened = bool(style.opening) and text.startswith(style.opening, at)
-    if opened:  # unless it is a special token, which decoding leaves out
+    if opened:  # decoding may have removed it as a special token
         at = _skip(text, at + len(style.opening))
     if opened and at == len(text) and not done:
         return [], [""]
@@ -160,18 +160,18 @@ def _whole(text: str, style: CallFormat, names: Collection[str], done: bool) -> 
 
 
 def _calls_at(text: str, at: int) -> tuple[list[Call], int]:
-    """The call, or the list of calls, that begins at a place; and where it ends, or the text does."""
+    """The call or the list of calls at an offset, and the offset where it ends, or the end of the text."""
     at = _skip(text, at)
     if not text.startswith("[", at):
         if not text.startswith("{", at):
             return [], at
         call, end = _call(text, at)
-        return [replace(call, place=(at, end))], end
+        return [replace(call, offsets=(at, end))], end
     calls: list[Call] = []
     at = _skip(text, at + 1)
     while text.startswith("{", at):
         call, end = _call(text, at)
-        calls.append(replace(call, place=(at, end)))
+        calls.append(replace(call, offsets=(at, end)))
         at = _skip(text, end)
         if not text.startswith(",", at):
             break
@@ -183,7 +183,7 @@ def _call(text: str, at: int) -> tuple[Call, int]:
     members = _members(text, at)
     name = members.complete.get("name", (None,))[0]
     if name is not None and not isinstance(name, str):
-        return Call(written=text[at : members.end], error="its name is no text"), members.at
+        return Call(written=text[at : members.end], error="its name is not a string"), members.at
     key = next((key for key in ("arguments", "parameters") if key in members.complete), None)
     if name is None and members.end is not None:
         return Call(written=text[at : members.end], error="it has no name"), members.at
@@ -199,35 +199,35 @@ def _call(text: str, at: int) -> tuple[Call, int]:
 
 def _with_arguments(text: str, name: Any, value: Any, start: int, end: int) -> Call:
     written = text[start:end]
-    places: dict[str, tuple[int, int]] = {}
+    offsets: dict[str, tuple[int, int]] = {}
     if isinstance(value, str):  # some models write the arguments as JSON in a string
         try:
             value = _DECODER.decode(value)
         except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):
-            written, places = json.dumps(value, ensure_ascii=False), dict.fromkeys(value, (start, end))
+            written, offsets = json.dumps(value, ensure_ascii=False), dict.fromkeys(value, (start, end))
     elif isinstance(value, dict):
         for key, (inner, first, last) in _members(text, start).complete.items():
             quotes = int(isinstance(inner, str) and inner != "")
-            places[key] = (first + quotes, last - quotes)
+            offsets[key] = (first + quotes, last - quotes)
     if not isinstance(value, dict):
-        return Call(name, written, error="its arguments are no JSON object")
+        return Call(name, written, error="its arguments are not a JSON object")
     if name is None:
         return Call(written=written)
-    return Call(name, written, value, values=places)
+    return Call(name, written, value, values=offsets)
 
 
 @dataclass
 class _Members:
-    """The members of a JSON object.
+    """The members of a JSON object, which may be incomplete.
 
     Attributes:
-        complete: value, and where its text begins and ends, by key.
-        at: how far the object was read.
-        end: where it ends, if it is complete.
-        open_key: the key whose value is not complete.
-        open_at: where that value begins.
+        complete: the value by key, with the start and the end of its text.
+        at: the offset up to which the object was parsed.
+        end: the end of the object, if it is complete.
+        open_key: the key of the incomplete value.
+        open_at: the start of the incomplete value.
     """
 
     complete: dict[str, tuple[Any, int, int]] = field(default_factory=dict)
@@ -238,7 +238,7 @@ class _Members:
 
 
 def _members(text: str, at: int) -> _Members:
-    """Read the object that begins at a place, as far as it goes."""
+    """Parse the object at an offset as far as possible."""
     members = _Members(at=len(text))
     at = _skip(text, at + 1)
     try:
@@ -272,8 +272,8 @@ def _skip(text: str, at: int) -> int:
     return at
 
 
-def _certain(text: str, opening: str) -> str:
-    """A text without an end that may be the beginning of an opening, or white space before one."""
+def _without_possible_opening(text: str, opening: str) -> str:
+    """A text without an ending that may be the beginning of an opening."""
     sizes: Sequence[int] = range(min(len(opening) - 1, len(text)), 0, -1)
     cut = next((size for size in sizes if text.endswith(opening[:size])), 0)
     return text[: len(text) - cut]

@@ -1,4 +1,4 @@
-"""What a call asks for beside text: tools to choose from, or JSON that fits a schema."""
+"""A request for tool calls, or for JSON with a schema."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from cocoa_engine.messages import unknown
 
 @dataclass(frozen=True)
 class ToolRequest:
-    """Tools and structured output that one call asks for. Make it with :meth:`of`.
+    """The tools and the structured output that one call asks for. Make it with :meth:`of`.
 
     Attributes:
         tools: OpenAI's ``{"type": "function", "function": {"name", "description", "parameters"}}``, in order.
-        required: a tool must be called.
-        name: the one that must be.
-        strict: also a call that the model decides on itself is held to its tool's schema.
-        parallel: whether there may be several calls in an answer; none: unless a call is required.
+        required: whether a tool must be called.
+        name: the tool that must be called.
+        strict: whether calls that the model decides to make are also constrained to the schema of their tool.
+        parallel: whether an answer may contain several calls. ``None``: unless a call is required.
         schema: the JSON schema of an answer in text.
-        described: whether the model is told of it.
+        described: whether the schema is part of the prompt.
     """
 
     tools: tuple[dict[str, Any], ...] = ()
@@ -42,19 +42,20 @@ class ToolRequest:
         parallel_tool_calls: bool | None = None,
         response_format: Mapping[str, Any] | None = None,
     ) -> ToolRequest:
-        """Check what a call asks for, in OpenAI's terms.
+        """Make a request from the options of a call, which have OpenAI's meanings.
 
         Args:
-            tools: in OpenAI's format.
-            tool_choice: ``"auto"`` (none given), ``"none"``, ``"any"`` or ``"required"`` or True, the name of a tool,
-                or a dict that names one.
-            strict: whether calls must fit the schema of their tool; required ones do in any case.
-            parallel_tool_calls: whether an answer may hold several calls.
-            response_format: ``{"type": "json_schema", "json_schema": {"schema": ...}}``; ``{"type": "json_object"}``,
-                any object, or one of a ``"schema"`` that the model is not told of; or ``{"type": "text"}``.
+            tools: tools in OpenAI's format.
+            tool_choice: ``"auto"`` (the default), ``"none"``, ``"any"``, ``"required"`` or ``True``, the name of a
+                tool, or a dict that names one.
+            strict: whether calls are constrained to the schema of their tool. Required calls always are.
+            parallel_tool_calls: whether an answer may contain several calls.
+            response_format: ``{"type": "json_schema", "json_schema": {"schema": ...}}``; ``{"type": "json_object"}``
+                for any object, with an optional ``"schema"`` that is not part of the prompt; or ``{"type": "text"}``.
 
         Raises:
-            ConfigError: a tool is not of that format, is chosen but not given, or the choice or format is unknown.
+            ConfigError: a tool has another format, the chosen tool is not given, or the choice or the format is
+                unknown.
         """
         checked = tuple(_tool(number, tool) for number, tool in enumerate(tools or ()))
         names = [tool["function"]["name"] for tool in checked]
@@ -74,18 +75,18 @@ class ToolRequest:
         )
 
     def __bool__(self) -> bool:
-        """Whether anything is asked for."""
+        """Whether the request is not empty."""
         return bool(self.tools) or self.schema is not None
 
     @property
     def callable_tools(self) -> tuple[dict[str, Any], ...]:
-        """The functions that may be called."""
+        """The functions that can be called."""
         functions = tuple(tool["function"] for tool in self.tools)
         return functions if self.name is None else tuple(each for each in functions if each["name"] == self.name)
 
     @property
     def several(self) -> bool:
-        """Whether an answer may hold several calls."""
+        """Whether an answer may contain several calls."""
         return not self.required if self.parallel is None else self.parallel
 
 
@@ -117,7 +118,7 @@ def _choice(given: Any, names: Sequence[str]) -> str:
 
 
 def _schema(response_format: Any) -> tuple[dict[str, Any] | None, bool]:
-    """The schema of the answer, and whether the model is told of it."""
+    """The schema of the answer, and whether it is part of the prompt."""
     given = response_format if isinstance(response_format, Mapping) else {"type": response_format}
     kind, schema = given.get("type"), given.get("schema")
     if kind is None or kind == "text":

@@ -1,4 +1,4 @@
-"""What each further piece of an answer adds to its text and to its calls."""
+"""Parsing of a streamed answer into new text and new parts of tool calls."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cocoa_integrations.tool_calling.reading import Call, Reading
 
 @dataclass(frozen=True)
 class CallDelta:
-    """What is new of a call.
+    """The new part of a call.
 
     Attributes:
-        number: counts the calls from 0.
-        name: with the first of a call's.
-        written: more of the text of its arguments.
-        error: with the last of a faulty call's.
+        number: the index of the call in the answer.
+        name: the name, in the first part of a call.
+        written: the new text of the arguments.
+        error: the error, in the last part of an invalid call.
     """
 
     number: int
@@ -27,26 +27,26 @@ class CallDelta:
 
 
 class GrowingAnswer:
-    """Reads an answer piece by piece. A call begins once its name is complete."""
+    """Parses an answer piece by piece. A call begins when its name is complete."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._text = ""
-        self._content = 0  # characters that were handed out
-        self._written: list[int] = []  # of each call that has begun
+        self._content = 0  # characters returned so far
+        self._written: list[int] = []  # characters returned so far of the arguments of each call
 
     def add(self, text: str) -> tuple[str, list[CallDelta]]:
-        """The text and the calls that a further piece brings."""
+        """Add a piece, and return the new text and the new parts of calls."""
         self._text += text
         reading = self._plan.read(self._text, done=False)
-        return self._news(reading.content, reading.valid)
+        return self._new_parts(reading.content, reading.valid)
 
     def finish(self) -> tuple[str, list[CallDelta], Reading]:
-        """What was held back, and the whole answer."""
+        """The remaining text and parts of calls, and the parsed answer."""
         reading = self._plan.read(self._text)
-        return *self._news(reading.content, reading.calls), reading
+        return *self._new_parts(reading.content, reading.calls), reading
 
-    def _news(self, content: str, calls: Sequence[Call]) -> tuple[str, list[CallDelta]]:
+    def _new_parts(self, content: str, calls: Sequence[Call]) -> tuple[str, list[CallDelta]]:
         new_content = content[self._content :]
         self._content += len(new_content)
         deltas = []

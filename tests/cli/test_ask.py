@@ -164,7 +164,7 @@ def test_loading_options_reach_the_loader(
     threads: list[int] = []
     monkeypatch.setattr("torch.set_num_threads", threads.append)
     result = cocoa(
-        *("ask", QUESTION, *SHORT, "--model", "some/model", "--dtype", "bfloat16", "--device-map", "auto"),
+        *("ask", QUESTION, *SHORT, "--model", "some/model", "--dtype", "bfloat16", "--device-map", "cuda:0"),
         *("--threads", "3", "--forward", "modules", "--allow-pickle", "--trust-remote-code"),
     )
     assert result.exit_code == 0
@@ -172,11 +172,15 @@ def test_loading_options_reach_the_loader(
         (
             "some/model",
             {
+                "tokenizer_name": None,
                 "dtype": "bfloat16",
-                "device_map": "auto",
-                "runtime": Runtime(forward="modules"),
-                "allow_pickle": True,
+                "device_map": "cuda:0",
                 "trust_remote_code": True,
+                "allow_pickle": True,
+                "model_kwargs": {},
+                "tokenizer_kwargs": {},
+                "runtime": Runtime(forward="modules"),
+                "calibrator": None,
             },
         )
     ]

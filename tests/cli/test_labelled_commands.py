@@ -402,7 +402,7 @@ def test_ask_and_score_show_a_calibrated_risk(
     path = tmp_path / "risk.json"
     fitted(model_name=engine.model_name).save(path)
     cocoa("ask", "Who wrote Dune?", "--max-new-tokens", "4", "--calibrator", str(path))
-    assert [options["calibrator"] for _, options in loads] == [path]
+    assert [options["calibrator"] for _, options in loads] == [str(path)]
     command = [sys.executable, "-m", "cocoa_engine.cli", "score", "--prompt", "1 + 1 =", "--text", " 2"]
     shown = processes.run([*command, "--calibrator", str(path)]).stdout
     rows = {line[:16].strip(): line[16:].split() for line in shown.splitlines()}

@@ -251,13 +251,13 @@ def test_prompts_are_the_papers_word_by_word(task: str, names: list[str]) -> Non
 
 def test_bad_requests(folder: Path, tmp_path: Path) -> None:
     judge = RuleJudge(rule=_long_is_true)
-    with pytest.raises(ConfigError, match="holds no run"):
+    with pytest.raises(ConfigError, match="contains no run"):
         judge_run(tmp_path / "none", judge)
     with pytest.raises(ConfigError, match="temperature=0"):
         judge_run(folder, RuleJudge(rule=_long_is_true, temperature=0.7))
     settings = json.loads((folder / "settings.json").read_text())
     (folder / "settings.json").write_text(json.dumps({**settings, "task": "mbpp"}))
-    with pytest.raises(ConfigError, match="mbpp is measured without a judge"):
+    with pytest.raises(ConfigError, match="mbpp needs no judge"):
         judge_run(folder, judge)
 
 
@@ -369,7 +369,7 @@ def test_labels_of_a_run(folder: Path, tmp_path: Path) -> None:
     [
         (["ann:style"], "the column 'ann:style'; answers are judged by truth, info"),
         ([":info"], "the column ':info'; answers are judged by"),
-        (["ann", "ann: truth"], "two columns hold what 'ann' says about truth"),
+        (["ann", "ann: truth"], "two columns contain the labels of 'ann' about truth"),
     ],
 )
 def test_columns_that_cannot_be_labels(folder: Path, tmp_path: Path, columns: list[str], message: str) -> None:
@@ -397,8 +397,8 @@ def test_labels_of_an_empty_answer(folder: Path, tmp_path: Path) -> None:
     [
         ([("0", "perhaps")], "line 2: the label 'perhaps' of 'ann' is neither true nor false"),
         ([("77", "1")], "line 2: the run has no sample '77' of the arm 'greedy'"),
-        ([("0", "1"), ("1", "1"), ("0", "0")], r"line 4: the answer '0' of 'greedy' is labelled by .*line 2 too"),
-        ([("0", "")], "holds no labels"),
+        ([("0", "1"), ("1", "1"), ("0", "0")], r"line 4: the answer '0' of 'greedy' already has labels in .*line 2"),
+        ([("0", "")], "contains no labels"),
     ],
 )
 def test_bad_labels_are_refused_before_judging(

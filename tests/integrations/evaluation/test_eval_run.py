@@ -270,7 +270,7 @@ def test_a_run_without_a_sample_claims_no_folder(engine: CocoaEngine, truthfulqa
 
 def test_foreign_folders_are_refused(engine: CocoaEngine, truthfulqa: Path, tmp_path: Path) -> None:
     samples = load_samples("truthfulqa_mc", truthfulqa)
-    with pytest.raises(ConfigError, match=r"holds no run \(TruthfulQA.csv\)"):
+    with pytest.raises(ConfigError, match=r"contains no run \(TruthfulQA.csv\)"):
         evaluate(engine, MC, samples, ARMS, tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
@@ -289,8 +289,8 @@ def test_foreign_folders_are_refused(engine: CocoaEngine, truthfulqa: Path, tmp_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"metrics": {}}, "has no 'mc1' that is a number"),
-        ({"metrics": {"mc1": None, "mc2": 0.0, "mc3": 0.0}}, "has no 'mc1' that is a number"),
+        ({"metrics": {}}, "'mc1' is not a number"),
+        ({"metrics": {"mc1": None, "mc2": 0.0, "mc3": 0.0}}, "'mc1' is not a number"),
         ({"metrics": []}, "line 1: not a row"),
         ({"id": ["0"]}, "line 1: not a row"),
         ({"answer": None}, "line 1: not a row"),
@@ -316,7 +316,7 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
         other = subprocess.run(
             [sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True, timeout=120
         )
-        assert "another process is evaluating" in other.stderr
+        assert "another process is using" in other.stderr
     with open_folder(tmp_path / "out", {"task": "x"}):  # and it is given back
         pass
 

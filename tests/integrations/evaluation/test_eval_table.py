@@ -14,7 +14,7 @@ from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.evaluation import TASKS, Arm, paper
 from cocoa_integrations.evaluation.judge import _COLUMNS, _TRUTH
-from cocoa_integrations.evaluation.paper import choose_model, figures_of
+from cocoa_integrations.evaluation.paper import choose_model, paper_results
 from cocoa_integrations.evaluation.table import markdown
 
 
@@ -57,7 +57,7 @@ def test_table_as_the_papers() -> None:
         "| CoCoA-SIG | fMLDS (α=2.5) | **40.00** | <u>55.00</u> | 10.00 | 44.68 | 57.93 | 33.13 |\n"
         "\n"
         "Best in bold, second best underlined; ↑ more is better, ↓ less is better.\n"
-        "The paper's figures are those of its Llama-3-8b on its own samples.\n"
+        "The paper's results are those of Llama-3-8b on the paper's samples.\n"
     )
 
 
@@ -69,8 +69,8 @@ def test_less_can_be_better_and_fractions_keep_four_decimals() -> None:
     table = markdown(TASKS["truthfulqa_gen"], results("truthfulqa_gen", figures, errors=1, empty=3))
     assert "| Baseline (greedy) | - | <u>20.00</u> | 50.00 | 13.50 |" in table
     assert "| CoCoA-SIG | ConMLDS (α=1) | **10.00** | 50.00 | 22.05 |" in table
-    assert "count as wrong: 2 of all arms" in table
-    assert "Empty answers: 4 of all arms" in table
+    assert "count as wrong: 2 in all arms" in table
+    assert "Empty answers: 4 in all arms" in table
     figures = {Arm("greedy"): {"em": 0.483, "f1": 0.71094}}
     table = markdown(TASKS["nq"], results("nq", figures, "Qwen/Qwen2.5-14B-Instruct"))
     assert "| Baseline (greedy) | - | 48.30 | 0.7109 | 48.30 | 0.7109 |" in table
@@ -131,7 +131,7 @@ def test_a_model_of_the_paper_is_chosen() -> None:
     ],
 )
 def test_the_papers_figures(task: str, model: str, arm: Arm, figures: dict[str, float]) -> None:
-    assert figures_of(task, model, arm) == figures
+    assert paper_results(task, model, arm) == figures
 
 
 # rows of the paper's tables, times the figures in each: of these no figure may get lost
@@ -169,7 +169,8 @@ def test_all_of_the_papers_figures_are_there_and_can_be_shown() -> None:
         columns = (*TASKS[row["task"]].columns, *_COLUMNS.get(row["task"], (_TRUTH,)))
         assert row["figure"] in {column.metric for column in columns}
         arm = Arm(row["method"], row["metric"] or None, float(row["alpha"]) if row["alpha"] else None)
-        assert figures_of(row["task"], row["model"], arm, WINDOWS[row["layers"]])[row["figure"]] == float(row["value"])
+        results = paper_results(row["task"], row["model"], arm, WINDOWS[row["layers"]])
+        assert results[row["figure"]] == float(row["value"])
 
 
 def test_without_a_weight_metric_and_layers_do_not_count() -> None:
@@ -177,19 +178,19 @@ def test_without_a_weight_metric_and_layers_do_not_count() -> None:
     alone |= {"truth_kept": 71.90, "info_kept": 72.19, "truth_and_info_kept": 51.91}
     for metric in ("f_mlds", "con_mlds"):
         for layers in (None, [11, 19]):
-            assert figures_of("truthfulqa_gen", "Llama-3-8b", Arm("cocoa-sig", metric, 0.0), layers) == alone
-    assert figures_of("truthfulqa_gen", "Llama-3-8b", Arm("greedy"), [11, 19])["truth"] == 66.00
+            assert paper_results("truthfulqa_gen", "Llama-3-8b", Arm("cocoa-sig", metric, 0.0), layers) == alone
+    assert paper_results("truthfulqa_gen", "Llama-3-8b", Arm("greedy"), [11, 19])["truth"] == 66.00
 
 
 def test_figures_are_those_of_the_layers_that_were_set() -> None:
     arm = Arm("cocoa-sig", "con_mlds", 1.0)
     truth = {
-        str(layers): figures_of("truthfulqa_gen", "Llama-3-8b", arm, layers).get("truth")
+        str(layers): paper_results("truthfulqa_gen", "Llama-3-8b", arm, layers).get("truth")
         for layers in (None, [10, 21], [0, 31], [1, 32], [11, 19], [14, 16], [11, 20])
     }
     assert list(truth.values()) == [80.00, 80.00, 76.50, 76.50, 76.87, 77.36, None]
-    assert not figures_of("truthfulqa_gen", "Llama-3-8b", Arm("cocoa-sig", "f_mlds", 1.0), [11, 19])
-    assert figures_of("nq", "Qwen-2.5-14b", arm, [16, 32]) == figures_of("nq", "Qwen-2.5-14b", arm) != {}
+    assert not paper_results("truthfulqa_gen", "Llama-3-8b", Arm("cocoa-sig", "f_mlds", 1.0), [11, 19])
+    assert paper_results("nq", "Qwen-2.5-14b", arm, [16, 32]) == paper_results("nq", "Qwen-2.5-14b", arm) != {}
 
     figures = {Arm("greedy"): {"rejected": 0.2}, arm: {"rejected": 0.1}, Arm("cocoa"): {"rejected": 0.3}}
     figures = {one: {**means, "rouge_l_acc": 0.5} for one, means in figures.items()}
@@ -198,7 +199,7 @@ def test_figures_are_those_of_the_layers_that_were_set() -> None:
     assert "| Baseline (greedy) | - | <u>20.00</u> | 50.00 | 13.50 |" in table
     assert "| CoCoA-SIG | ConMLDS (α=1) | **10.00** | 50.00 | 21.05 |" in table
     assert "\nMiddle layers are set to 11 to 19: " in table
-    assert "figures for these layers of its 32, or, where it has none, with nothing.\n" in table
+    assert "results for these of its 32 layers, if there are any.\n" in table
     assert "CocoaConfig.paper()" not in table
     del figures[arm]
     given = results("truthfulqa_gen", figures, config=CocoaConfig(middle_layers=(11, 19)))
@@ -211,8 +212,8 @@ def test_a_table_says_what_was_not_set_as_in_the_paper() -> None:
     assert markdown(TASKS["nq"], results("nq", figures, config=usual)) == markdown(TASKS["nq"], results("nq", figures))
     other = CocoaConfig(gamma=0.2, max_candidates=4, span_boundary="own", repetition_penalty=1.1)
     assert markdown(TASKS["nq"], results("nq", figures, config=other)).endswith(
-        "The paper's figures are those of its Llama-3-8b on its own samples.\n"
-        "Settings other than those of `CocoaConfig.paper()`, which stand in brackets: "
+        "The paper's results are those of Llama-3-8b on the paper's samples.\n"
+        "Settings that differ from `CocoaConfig.paper()`, whose values are in brackets: "
         "gamma 0.2 (0.3), max_candidates 4 (8), span_boundary own (right), repetition_penalty 1.1 (none).\n"
     )
 
@@ -223,7 +224,7 @@ def test_a_judged_table_is_compared_with_a_model_that_was_judged() -> None:
     table = markdown(judged, results("nq_swap", figures))
     assert "| Baseline (greedy) | - | <u>50.00</u> | 58.60 |" in table
     assert "| CoCoA-SIG | fMLDS (α=2.5) | **60.00** | 59.70 |" in table
-    assert "those of its Qwen-2.5-14b on its own samples" in table
+    assert "those of Qwen-2.5-14b on the paper's samples" in table
     assert "paper" not in markdown(judged, results("nq_swap", figures), "mistral-7b")
 
 

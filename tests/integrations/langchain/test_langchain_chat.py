@@ -18,6 +18,7 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ChatTemplateError, ConfigError, PromptError
+from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations.langchain import (
     ChatCocoa,
     GenerationTimeoutError,
@@ -25,7 +26,6 @@ from cocoa_integrations.langchain import (
     get_risk,
     get_spans,
 )
-from cocoa_integrations.metadata import risk_report
 from tests.helpers.alike import close
 from tests.helpers.forward_passes import failing
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -268,7 +268,7 @@ def test_a_chain_can_branch_on_risk(quick_chat: ChatCocoa, quick_answer: AIMessa
 def test_risk_is_not_found_in_plain_text(quick_answer: AIMessage) -> None:
     with pytest.raises(ConfigError, match="before it is parsed"):
         get_risk(quick_answer.content)
-    with pytest.raises(ConfigError, match="carries no risk report"):
+    with pytest.raises(ConfigError, match="has no risk report"):
         get_risk(AIMessage("from elsewhere"))
 
 

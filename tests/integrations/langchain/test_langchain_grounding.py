@@ -123,5 +123,5 @@ def test_bad_input(quick_chat: ChatCocoa) -> None:
         context_lift(FakeListChatModel(responses=["a"]), AIMessage("a"), "b", "c")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="the input has no context"):
         with_context_lift(PROMPT, quick_chat).invoke({"question": "?"})
-    with pytest.raises(ConfigError, match="carries no risk report"):
+    with pytest.raises(ConfigError, match="has no risk report"):
         context_lift(quick_chat, AIMessage("a"), "b", "c")

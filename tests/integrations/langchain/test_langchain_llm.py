@@ -11,8 +11,8 @@ from langchain_core.prompts import PromptTemplate
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import PromptError
+from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations.langchain import CocoaLLM, UnsupportedFeatureError, get_risk, get_spans
-from cocoa_integrations.metadata import risk_report
 from tests.helpers.alike import close
 
 PROMPTS = ["The capital of France is", "One, two, three,", "Once upon a time"]

@@ -13,9 +13,9 @@ from transformers import StoppingCriteriaList, SuppressTokensLogitsProcessor
 from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.errors import ConfigError, ModelLoadError, PromptError
 from cocoa_engine.model.embedded import MODEL_NAME
+from cocoa_integrations._shared.loading import lazy_engine
+from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, UnsupportedFeatureError, get_spans
-from cocoa_integrations.langchain.lazy_engine import lazy_engine
-from cocoa_integrations.settings import config_of
 
 MODELS = [ChatCocoa, CocoaLLM]
 each_model = pytest.mark.parametrize("kind", MODELS)
@@ -93,7 +93,7 @@ def test_bad_options_of_a_constructor(kind: Any, options: dict[str, Any], messag
         ({"alhpa": 1.0}, r"a call of \w+: unknown option 'alhpa' \(did you mean 'alpha'\?\)"),
         ({"alpha": -1}, r"alpha: .*greater than or equal to 0"),
         ({"device_map": "auto"}, r"unknown option 'device_map'"),
-        ({"model": "other"}, r"keeps the model it was made with \(quick\); make another for 'other'"),
+        ({"model": "other"}, "cannot change the model from 'quick' to 'other'; make another"),
         ({"timeout": -1}, r"timeout: .*greater than 0"),
         ({"logprobs": "many"}, r"logprobs"),
         ({"middle_layers": (1, 99)}, r"beyond the model's 6 layers"),
@@ -198,7 +198,7 @@ def test_loading_options_reach_the_engine(kind: Any, loads: list[dict[str, Any]]
         model="a",
         tokenizer_name="b",
         dtype="bfloat16",
-        device_map="auto",
+        device_map="cuda:0",
         trust_remote_code=True,
         allow_pickle=True,
         model_kwargs={"revision": "main"},
@@ -213,7 +213,7 @@ def test_loading_options_reach_the_engine(kind: Any, loads: list[dict[str, Any]]
             "model_name": "a",
             "tokenizer_name": "b",
             "dtype": "bfloat16",
-            "device_map": "auto",
+            "device_map": "cuda:0",
             "trust_remote_code": True,
             "allow_pickle": True,
             "model_kwargs": {"revision": "main", "token": "hf_secret"},
@@ -247,8 +247,8 @@ def test_a_folder_with_a_pickle_is_refused(tmp_path: Path) -> None:
 
 @each_model
 def test_an_engine_is_loaded_already(kind: Any, quick_engine: CocoaEngine) -> None:
-    with pytest.raises(ConfigError, match="engine= is loaded already; leave out model_name, device_map"):
-        kind(engine=quick_engine, model="a", device_map="auto")
+    with pytest.raises(ConfigError, match="engine= is given, so model_name, device_map would have no effect"):
+        kind(engine=quick_engine, model="a", device_map="cuda:0")
     assert kind(engine=quick_engine, dtype="auto", api_key="x").load() is quick_engine  # as they are by default; unused
 
 

@@ -276,7 +276,7 @@ def test_the_raw_message_comes_along(engine: CocoaEngine, caller: ChatCocoa, met
 
 @pytest.mark.parametrize("text", ['{"a": %s}' % ("9" * 5000), "[" * 100_000])
 def test_json_that_python_cannot_read_is_an_error_of_the_parser(text: str) -> None:
-    with pytest.raises(OutputParserException, match="no complete JSON"):
+    with pytest.raises(OutputParserException, match="not complete JSON"):
         WholeJsonParser().parse(text)
 
 
@@ -325,15 +325,15 @@ def test_results_without_a_name_get_their_call_s(quick_chat: ChatCocoa) -> None:
 
 @pytest.mark.parametrize("tool", [3, None, {"a": 1}, int])
 def test_what_is_no_tool_or_schema_is_refused(caller: ChatCocoa, tool: Any) -> None:
-    with pytest.raises(ConfigError, match="is no tool"):
+    with pytest.raises(ConfigError, match="is not a tool"):
         caller.bind_tools([tool])
-    with pytest.raises(ConfigError, match="is no tool"):
+    with pytest.raises(ConfigError, match="is not a tool"):
         caller.invoke(QUESTION, tools=[tool])
     if tool is not None:
-        with pytest.raises(ConfigError, match="is no tool"):
+        with pytest.raises(ConfigError, match="is not a tool"):
             caller.with_structured_output(tool, method="function_calling")
     if not isinstance(tool, dict) and tool is not None:  # as a JSON schema a dict of anything will do
-        with pytest.raises(ConfigError, match="is no schema"):
+        with pytest.raises(ConfigError, match="is not a schema"):
             caller.with_structured_output(tool)
 
 

@@ -12,8 +12,8 @@ from llama_index.core.instrumentation.events.llm import LLMChatEndEvent, LLMComp
 from llama_index.core.llms import ChatMessage, ImageBlock, MessageRole, TextBlock
 
 from cocoa_engine import CocoaConfig, CocoaEngine, PromptError
+from cocoa_integrations._shared.metadata import all_spans, risk_report
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, CocoaSpanEvent
-from cocoa_integrations.metadata import all_spans, risk_report
 from tests.helpers.llama_index_helpers import Listener
 
 QUESTION = [ChatMessage("Name a colour.")]

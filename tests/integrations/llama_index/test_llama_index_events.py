@@ -16,8 +16,8 @@ from llama_index.core.instrumentation.span import active_span_id
 from llama_index.core.llms import ChatMessage
 from llama_index.core.types import Thread
 
+from cocoa_integrations._shared.metadata import RISK_KEY, risk_report
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, CocoaSpanEvent, collect_risk
-from cocoa_integrations.metadata import RISK_KEY, risk_report
 from tests.helpers.in_threads import join, start
 from tests.helpers.llama_index_helpers import PROMPT, Listener
 

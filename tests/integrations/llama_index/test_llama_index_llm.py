@@ -12,9 +12,9 @@ from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.llms import ChatMessage, CompletionResponse
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, PromptError
+from cocoa_integrations._shared.metadata import all_spans, risk_report
+from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent
-from cocoa_integrations.metadata import all_spans, risk_report
-from cocoa_integrations.settings import config_of
 from tests.helpers.alike import close
 from tests.helpers.llama_index_helpers import PROMPT, Listener
 

@@ -16,8 +16,8 @@ from transformers import MaxLengthCriteria, RepetitionPenaltyLogitsProcessor, dy
 
 from cocoa_engine import ChatTemplateError, CocoaConfig, CocoaEngine, ConfigError, ModelLoadError, Runtime
 from cocoa_engine.errors import UnsupportedFeatureError
+from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.llama_index import CocoaLLM
-from cocoa_integrations.settings import config_of
 from tests.helpers.llama_index_helpers import PROMPT, Counter
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -72,11 +72,11 @@ def test_settings_fold_into_one_config(engine: CocoaEngine) -> None:
         ({"context_window": -1}, "context_window"),
         ({"query_wrapper_prompt": "Answer!"}, "query_str"),
         ({"max_new_tokens": 5, "generate_kwargs": {"max_new_tokens": 6}}, "generate_kwargs: max_new_tokens"),
-        ({"model_name": "gpt2"}, "engine= already settles model_name"),
-        ({"model": object(), "tokenizer": object()}, "engine= already settles model, tokenizer"),
-        ({"model_kwargs": {"dtype": "float16"}}, "engine= already settles model_kwargs"),
-        ({"device_map": "cuda"}, "engine= already settles device_map"),
-        ({"dtype": "float16", "allow_pickle": True}, "engine= already settles dtype, allow_pickle"),
+        ({"model_name": "gpt2"}, "engine= is given, so model_name would"),
+        ({"model": object(), "tokenizer": object()}, "engine= is given, so model, tokenizer would"),
+        ({"model_kwargs": {"dtype": "float16"}}, "engine= is given, so model_kwargs would"),
+        ({"device_map": "cuda"}, "engine= is given, so device_map would"),
+        ({"dtype": "float16", "allow_pickle": True}, "engine= is given, so dtype, allow_pickle would"),
         ({"config": 3}, "config takes a CocoaConfig, not int"),
         ({"generate_kwargs": "x"}, "generate_kwargs takes a dict of options, not str"),
         ({"model_kwargs": "x"}, "model_kwargs"),
@@ -99,9 +99,9 @@ def test_bad_settings_raise_before_a_model_is_loaded() -> None:
 def test_a_model_needs_a_tokenizer(engine: CocoaEngine) -> None:
     with pytest.raises(ConfigError, match="tokenizer"):
         CocoaLLM(model=engine.model)
-    with pytest.raises(ConfigError, match="model= already settles model_kwargs"):
+    with pytest.raises(ConfigError, match="model= is given, so model_kwargs would"):
         CocoaLLM(model=engine.model, tokenizer=engine.tokenizer, model_kwargs={"dtype": "float16"})
-    with pytest.raises(ConfigError, match="tokenizer= already settles tokenizer_kwargs"):
+    with pytest.raises(ConfigError, match="tokenizer= is given, so tokenizer_kwargs would"):
         CocoaLLM(model=engine.model, tokenizer=engine.tokenizer, tokenizer_kwargs={"use_fast": False})
 
 
@@ -313,7 +313,7 @@ def test_stopping_criteria_of_transformers(llm: CocoaLLM, engine: CocoaEngine) -
         ({"top_k": 50}, "gamma"),
         ({"num_beams": 4}, "max_candidates"),
         ({"max_length": 100}, "max_new_tokens"),
-        ({"penalty_alpha": 0.6}, "cannot be honoured"),
+        ({"penalty_alpha": 0.6}, "not supported"),
         ({"tools": []}, "chat_with_tools"),
         ({"repetition_penalty": -1.0}, "repetition_penalty"),
         ({"no_repeat_ngram_size": "two"}, "no_repeat_ngram_size"),

@@ -31,7 +31,7 @@ from cocoa_integrations.llama_index import (
     RiskStreamingChatResponse,
     collect_risk,
 )
-from cocoa_integrations.llama_index.grounding import WithoutNodes
+from cocoa_integrations.llama_index.context_lift import WithoutNodes
 from cocoa_integrations.llama_index.retry import with_top_k
 from tests.helpers.llama_index_helpers import Script
 from tests.helpers.paths import CORPUS
@@ -346,21 +346,21 @@ def test_a_vector_index_retrieves_more(nodes: list[Any]) -> None:
     [
         ({"llm": MockLLM()}, "llm must be a CocoaLLM, not a MockLLM"),
         ({"retriever": None}, "retriever must be a BaseRetriever, not a NoneType"),
-        ({"retriever": NothingFound()}, "no similarity_top_k that could grow"),
+        ({"retriever": NothingFound()}, "no similarity_top_k to increase"),
         ({"second_retriever": "x"}, "second_retriever must be a BaseRetriever"),
         ({"threshold": "low"}, "threshold takes a finite number"),
         ({"threshold": float("inf")}, "threshold takes a finite number"),
         ({"max_tries": 0}, "max_tries must be a whole number"),
         ({"alphas": []}, "alphas takes a list of numbers"),
         ({"alphas": [-1.0]}, "alpha"),
-        ({"alphas": [2.5], "top_k_growth": 1}, "every try would be the same"),
+        ({"alphas": [2.5], "top_k_growth": 1}, "every attempt would be the same"),
         *[({"top_k_growth": value}, "finite number, at least 1") for value in (0.5, "2", True, math.nan, math.inf)],
         ({"nonsense": 1}, "unknown option 'nonsense'"),
         ({"topk_growth": 3}, "did you mean 'top_k_growth'"),
         ({"alpha": 3.0}, "did you mean 'alphas'"),
         ({"measure": "mlds"}, "measure must be"),
         ({"streaming": True}, "does not stream"),
-        ({"response_synthesizer": object()}, "an LLM of its own"),
+        ({"response_synthesizer": object()}, "has its own LLM"),
     ],
 )
 def test_bad_arguments(changes: dict[str, Any], words: str, llm: CocoaLLM, retriever: BM25Retriever) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cocoa_engine import CocoaEngine, Generation
-from cocoa_integrations.logprobs import openai_logprobs
+from cocoa_integrations._shared.logprobs import openai_logprobs
 from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
 
 

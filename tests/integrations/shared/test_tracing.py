@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from cocoa_engine import CocoaEngine
-from cocoa_integrations import tracing
+from cocoa_integrations._shared import tracing
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback
 from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
 from cocoa_integrations.llama_index import collect_risk

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from cocoa_engine import EngineBusyError, Runtime
-from cocoa_integrations.workers import in_worker
+from cocoa_integrations._shared.workers import in_worker
 from tests.helpers.engines import engine_of, prompt
 from tests.helpers.in_threads import wait_until
 from tests.helpers.inside import assert_idle

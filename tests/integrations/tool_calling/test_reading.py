@@ -44,11 +44,11 @@ ADD_CALL = ("add", {"a": 1, "b": [2, {"c": None}]}, None)
             "",
             [("add", {"a": "x </tool_call> y"}, None)],
         ),
-        (HERMES, '<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "", [("add", None, "no JSON object")]),
+        (HERMES, '<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "", [("add", None, "not a JSON object")]),
         (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1,}}</tool_call>', "", [("add", None, "not valid")]),
         (HERMES, "<tool_call>weather(Lyon)</tool_call>.", ".", [(None, None, "not valid")]),
         (HERMES, '<tool_call>{"arguments": {}}</tool_call>', "", [(None, None, "no name")]),
-        (HERMES, '<tool_call>{"name": 3, "arguments": {}}</tool_call>', "", [(None, None, "name is no text")]),
+        (HERMES, '<tool_call>{"name": 3, "arguments": {}}</tool_call>', "", [(None, None, "name is not a string")]),
         (HERMES, '<tool_call>\n{"name": "add", "arguments": {"a": 1', "", [("add", None, "before the call is")]),
         (HERMES, '<tool_call>\n{"name": "ad', "", [(None, None, "before the call is")]),
         (HERMES, "<tool_call>", "", [(None, None, "before the call is")]),
@@ -107,7 +107,7 @@ def test_values_are_where_they_are_said_to_be() -> None:
     weather, add = read(text, HERMES, NAMES).calls
     assert {name: text[start:end] for name, (start, end) in weather.values.items()} == {"city": "Lyon", "days": "3"}
     assert {name: text[start:end] for name, (start, end) in add.values.items()} == {"a": "1", "b": '[2, {"c": null}]'}
-    assert [text[slice(*call.place)] for call in (weather, add)] == [WEATHER, ADD]
+    assert [text[slice(*call.offsets)] for call in (weather, add)] == [WEATHER, ADD]
 
 
 def test_a_second_call_is_an_error_where_one_was_allowed() -> None:

@@ -1,4 +1,4 @@
-"""Token log-probabilities in the shape of OpenAI's ``logprobs``, which white-box scorers read."""
+"""Token log-probabilities in the format of OpenAI's ``logprobs``, which uncertainty scorers read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from cocoa_engine.model.detokenizer import TextTrack
 
 
 class TokenLogprobs:
-    """The tokens of an answer's text, span by span.
+    """Lists the tokens of an answer, span by span.
 
-    The texts of all tokens concatenate to the answer's text, and their ``bytes`` to its UTF-8: a token that holds a
-    part of a character has no text, and the one that completes it has it whole. End tokens and what a stop text cut
-    off are not in the text, and so not listed.
+    The token texts concatenate to the text of the answer, and their ``bytes`` to its UTF-8 encoding. A token that holds
+    only part of a character has an empty text; the token that completes the character has all of it. End tokens, and
+    tokens that a stop text cut off, are not part of the text and are not listed.
     """
 
     def __init__(self, engine: CocoaEngine) -> None:
@@ -24,13 +24,13 @@ class TokenLogprobs:
     def of(self, span: Span) -> list[dict[str, Any]]:
         """The entries of the next span: ``token``, ``logprob``, ``bytes`` and ``top_logprobs`` (empty)."""
         entries = []
-        shown = 0  # characters of the span's text that its tokens so far account for
+        shown = 0  # characters of the span's text that the tokens so far cover
         for number, (token_id, log_prob) in enumerate(zip(span.token_ids, span.token_log_probs, strict=True)):
             before = len(self._track.text)
             self._track.push(token_id)
             piece = self._track.text[before:]
             if number == len(span.token_ids) - 1 and shown + len(piece) < len(span.text):
-                piece = span.text[shown:]  # the answer ends in bytes that make no character
+                piece = span.text[shown:]  # the answer ends in bytes that do not form a character
             text = piece[: len(span.text) - shown]
             shown += len(text)
             if text or (not piece and token_id not in self._special):
@@ -39,6 +39,6 @@ class TokenLogprobs:
 
 
 def openai_logprobs(spans: Iterable[Span], engine: CocoaEngine) -> dict[str, Any]:
-    """``{"content": [...]}`` of a whole answer."""
+    """``{"content": [...]}`` of a complete answer."""
     tokens = TokenLogprobs(engine)
     return {"content": [entry for span in spans for entry in tokens.of(span)]}

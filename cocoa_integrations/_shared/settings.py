@@ -1,5 +1,4 @@
-"""Options of the adapters: which are decode settings, which are unknown. The settings themselves are declared once,
-in :class:`cocoa_engine.CocoaConfig`; nothing here repeats a default, a range or a description."""
+"""Decode settings as options of the adapters. The settings are declared once, in :class:`cocoa_engine.CocoaConfig`."""
 
 from __future__ import annotations
 
@@ -12,23 +11,17 @@ from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 
-LOADING = (
-    "model_name", "tokenizer_name", "dtype", "device_map", "trust_remote_code", "allow_pickle", "model_kwargs",
-    "tokenizer_kwargs", "runtime", "calibrator",
-)  # fmt: skip
-"""The options that say how a model is loaded."""
-
 SYNONYMS = {"max_tokens": "max_new_tokens"}
-"""Names that users of the frameworks know, and the setting each one means."""
+"""Other names of settings, from the frameworks."""
 
 
 def split_settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Part keyword arguments into decode settings (under their own names) and the rest.
+    """Split keyword arguments into decode settings, with synonyms resolved, and the rest.
 
-    A setting given as None counts as not given, unless None means something to it.
+    A setting that is ``None`` is dropped, unless ``None`` is its default.
 
     Raises:
-        ConfigError: a setting is given twice, under two names, with different values.
+        ConfigError: a setting is given under two names with different values.
     """
     settings: dict[str, Any] = {}
     rest: dict[str, Any] = {}
@@ -46,19 +39,19 @@ def split_settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
 
 
 def refuse_unknown(options: Iterable[str], known: Iterable[str], *, what: str) -> None:
-    """Refuse the option names that are not known.
+    """Refuse unknown option names.
 
     Args:
-        options: the names given.
-        known: the names there are, besides the decode settings and their synonyms.
-        what: what takes the options, for the message.
+        options: the given names.
+        known: the known names, in addition to the decode settings and their synonyms.
+        what: what the options were given to, for the message.
 
     Raises:
-        ConfigError: naming each unknown option and the nearest known one.
+        ConfigError: an option is unknown. The message names it and the closest known one.
     """
     names = sorted({*known, *CocoaConfig.model_fields, *SYNONYMS})
-    if strangers := [name for name in options if name not in names]:
-        raise ConfigError(f"{what}: {unknown(strangers, names, what='option')}")
+    if not_known := [name for name in options if name not in names]:
+        raise ConfigError(f"{what}: {unknown(not_known, names, what='option')}")
 
 
 if TYPE_CHECKING:  # type checkers and editors see the fields themselves
@@ -71,7 +64,7 @@ if TYPE_CHECKING:  # type checkers and editors see the fields themselves
 else:
     DecodeSettings = create_model(
         "DecodeSettings",
-        __doc__="The settings of CocoaConfig as fields of an adapter. CocoaConfig validates them, not the adapter.",
+        __doc__="The settings of CocoaConfig as fields of an adapter. CocoaConfig validates their values.",
         __base__=BaseModel,
         **{
             name: (SkipValidation[field.annotation], Field(default=field.default, description=field.description))
@@ -80,15 +73,15 @@ else:
     )
 
 
-def fields_of(holder: DecodeSettings | CocoaConfig) -> dict[str, Any]:
-    """The decode settings that an adapter or a config holds, by name."""
-    return {name: getattr(holder, name) for name in CocoaConfig.model_fields}
+def fields_of(source: DecodeSettings | CocoaConfig) -> dict[str, Any]:
+    """The decode settings of an adapter or a config, by name."""
+    return {name: getattr(source, name) for name in CocoaConfig.model_fields}
 
 
 def config_of(adapter: DecodeSettings) -> CocoaConfig:
-    """The settings an adapter holds, validated.
+    """The decode settings of an adapter, validated.
 
     Raises:
-        ConfigError: one of them is out of range.
+        ConfigError: a setting is out of range.
     """
     return CocoaConfig(**fields_of(adapter))

@@ -1,6 +1,6 @@
-"""The one metadata schema of every adapter: ``cocoa_spans`` per chunk, ``cocoa_risk`` once per answer.
+"""The metadata schema of all adapters: ``cocoa_spans`` per chunk, ``cocoa_risk`` once per answer.
 
-Plain Python values only, so that every framework can serialise them.
+All values are plain Python values, so every framework can serialise them.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ SCHEMA = 1
 SPANS_KEY = "cocoa_spans"
 RISK_KEY = "cocoa_risk"
 REPORTS_KEY = "cocoa_reports"
-"""In LlamaIndex: the ``cocoa_risk`` of every answer that the model gave on the way to the last one."""
+"""In LlamaIndex: the ``cocoa_risk`` of every answer that the model gave for one response."""
 
 
 def span_metadata(span: Span, number: int) -> dict[str, Any]:
-    """One entry of ``cocoa_spans``; ``number`` counts the answer's spans from 0.
+    """One entry of ``cocoa_spans``; ``number`` counts the spans of the answer from 0.
 
-    ``start`` and ``end`` are character offsets in the returned text. ``risk`` is in [0, 1] only if the report's
-    ``calibrated`` is true; otherwise it is the raw MLDS of the configured metric. ``reaches_max_risk`` marks the span
-    that ``max_risk`` stopped the answer at, which is then the last one.
+    ``start`` and ``end`` are character offsets in the returned text. ``risk`` is in [0, 1] if ``calibrated`` of the
+    report is true; otherwise it is the raw MLDS of the configured metric. ``reaches_max_risk`` is true for the span at
+    which ``max_risk`` stopped the answer; it is the last span.
     """
     return {
         "span": number,
@@ -42,12 +42,12 @@ def span_metadata(span: Span, number: int) -> dict[str, Any]:
 
 
 def all_spans(generation: Generation) -> list[dict[str, Any]]:
-    """``cocoa_spans`` of a whole answer."""
+    """``cocoa_spans`` of a complete answer."""
     return [span_metadata(span, number) for number, span in enumerate(generation.spans)]
 
 
 def risk_report(generation: Generation) -> dict[str, Any]:
-    """The ``cocoa_risk`` report of a whole answer."""
+    """The ``cocoa_risk`` report of a complete answer."""
     return report_of(
         all_spans(generation),
         method=generation.config.method,
@@ -59,7 +59,7 @@ def risk_report(generation: Generation) -> dict[str, Any]:
 def report_of(
     spans: list[dict[str, Any]], *, method: str | None, calibrated: bool, answer_risk: float | None = None
 ) -> dict[str, Any]:
-    """The ``cocoa_risk`` report of some ``cocoa_spans``; ``answer_risk`` takes a calibrator for answers."""
+    """The ``cocoa_risk`` report of some ``cocoa_spans``; ``answer_risk`` needs a calibrator for answers."""
     risks = [span["risk"] for span in spans]
     return {
         "schema": SCHEMA,
@@ -74,10 +74,10 @@ def report_of(
 
 
 def add_context_lift(spans: Sequence[dict[str, Any]], lifts: Sequence[ContextLift | None]) -> None:
-    """Put into each of some ``cocoa_spans`` what the context changed of it: its figure with less that without.
+    """Add to each entry how the context changed the span: the value with the context minus the value without it.
 
-    ``context_lift`` is that of ``log_prob``, in nats; ``con_mlds_lift`` and ``f_mlds_lift`` are those of the MLDS. All
-    three are None for a span without a token of its own.
+    ``context_lift`` is the difference of ``log_prob``, in nats; ``con_mlds_lift`` and ``f_mlds_lift`` are those of the
+    MLDS. All three are ``None`` for a span without tokens.
     """
     for span, lift in zip(spans, lifts, strict=True):
         span["context_lift"] = None if lift is None else lift.log_prob

@@ -1,6 +1,6 @@
-"""Decode options by the names users know: our settings, and transformers' generate keywords that we can honour.
+"""The options of a call: decode settings, and the keywords of transformers' ``generate`` that are supported.
 
-Nothing is ignored silently: a keyword that cannot be honoured raises, unless its value changes nothing.
+No option is ignored silently. An unsupported keyword raises an error, unless its value has no effect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from cocoa_engine import CocoaConfig, ConfigError
-from cocoa_integrations.settings import refuse_unknown, split_settings
+from cocoa_integrations._shared.settings import refuse_unknown, split_settings
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _CRITERIA: dict[str, Callable[[Any], Any]] = {
     "eos_token_id": lambda token_ids: [EosTokenCriteria(token_ids)],
     "stopping_criteria": lambda given: given if isinstance(given, Sequence) else [given],
 }
-# Keywords with a value that asks for what happens anyway.
+# Keywords, each with the value that has no effect.
 _WITHOUT_EFFECT: dict[str, Any] = {
     "num_beams": 1,
     "num_return_sequences": 1,
@@ -50,25 +50,25 @@ _INSTEAD = {
     "top_p": "gamma and max_candidates set which tokens compete",
     "min_p": "gamma is such a threshold: a token competes if its probability is at least gamma times the highest",
     "num_beams": "it searches candidate spans instead, see max_candidates and max_span_tokens",
-    "num_return_sequences": "ask again with a temperature above 0",
+    "num_return_sequences": "call again with a temperature above 0",
     "streamer": "use stream_complete or stream_chat",
-    "tools": "a text model calls none; tools go with chat messages, see chat_with_tools and FunctionAgent",
+    "tools": "completions do not call tools; use chat messages, see chat_with_tools and FunctionAgent",
 }
 _SAMPLING = ("do_sample", "stop_strings", "pad_token_id")
 BESIDE_SETTINGS = (*_PROCESSORS, *_CRITERIA)
-"""The options that are no other name for a decode setting."""
-HONOURED = (*BESIDE_SETTINGS, *_SAMPLING)
-"""The options there are besides the decode settings."""
+"""The options that are not a synonym of a decode setting."""
+SUPPORTED = (*BESIDE_SETTINGS, *_SAMPLING)
+"""The supported options besides the decode settings."""
 
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """What a decode is asked to do.
+    """The decode options of a call.
 
     Attributes:
-        config: its settings.
-        processors: logits processors, by the name of the option that asks for them.
-        criteria: stopping criteria, likewise.
+        config: the settings.
+        processors: logits processors, by the name of the option that adds them.
+        criteria: stopping criteria, by the name of the option that adds them.
     """
 
     config: CocoaConfig
@@ -76,22 +76,23 @@ class DecodeOptions:
     criteria: dict[str, list[Any]] = field(default_factory=dict)
 
     def updated(self, options: Mapping[str, Any]) -> DecodeOptions:
-        """These options with some of them given anew.
+        """A copy with some options replaced.
 
-        ``do_sample`` means what it means in transformers: False turns ``temperature`` off, True without one is 1.0.
-        ``eos_token_id`` adds to the model's end tokens. A transformers keyword that is None counts as not given.
+        ``do_sample`` has the meaning of transformers: ``False`` sets ``temperature`` to 0; ``True`` without a
+        temperature sets it to 1.0. ``eos_token_id`` is added to the end tokens of the model. A transformers keyword
+        that is ``None`` counts as not given.
 
         Args:
-            options: by name: fields of :class:`CocoaConfig`, and what ``HONOURED`` lists.
+            options: fields of :class:`CocoaConfig`, and the names in ``SUPPORTED``.
 
         Raises:
-            ConfigError: an option is unknown, out of range, or nothing this decoder can honour.
+            ConfigError: an option is unknown, out of range or not supported.
         """
-        if not isinstance(options, Mapping):  # of a call they always are
+        if not isinstance(options, Mapping):  # possible for generate_kwargs
             raise ConfigError(f"generate_kwargs takes a dict of options, not {type(options).__name__}.")
         settings, rest = split_settings(options)
-        foreign = {*_INSTEAD, *GenerationConfig().to_dict()} - {*HONOURED}
-        refuse_unknown(rest.keys() - foreign, HONOURED, what="CocoaLLM")
+        unsupported = {*_INSTEAD, *GenerationConfig().to_dict()} - {*SUPPORTED}
+        refuse_unknown(rest.keys() - unsupported, SUPPORTED, what="CocoaLLM")
         processors, criteria = dict(self.processors), dict(self.criteria)
         refused: dict[str, list[str]] = {}
         for name, value in rest.items():
@@ -103,13 +104,13 @@ class DecodeOptions:
                 criteria[name] = _made(name, _CRITERIA[name], value)
             elif name == "stop_strings":
                 settings["stop"] = value
-            elif name in foreign:
-                reason = _INSTEAD.get(name, f"honoured are {', '.join(HONOURED)} and the fields of CocoaConfig")
+            elif name in unsupported:
+                reason = _INSTEAD.get(name, f"supported are {', '.join(SUPPORTED)} and the fields of CocoaConfig")
                 refused.setdefault(reason, []).append(f"{name}={value!r}")
         if refused:
-            faults = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in refused.items())
-            raise ConfigError(f"cannot be honoured by CoCoA decoding, leave out: {faults}.")
-        for name in ("temperature", "max_new_tokens"):  # None is transformers' way to leave them as they are
+            listed = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in refused.items())
+            raise ConfigError(f"not supported by CoCoA decoding, leave out: {listed}.")
+        for name in ("temperature", "max_new_tokens"):  # in transformers, None leaves them unchanged
             if settings.get(name, 0) is None:
                 del settings[name]
         settings |= self._sampling(rest.get("do_sample"), settings)
@@ -128,11 +129,11 @@ class DecodeOptions:
         return {"temperature": 0.0}
 
     def logits_processors(self) -> LogitsProcessorList:
-        """Every processor, in the order the options were given."""
+        """All processors, in the order of the options."""
         return LogitsProcessorList(processor for each in self.processors.values() for processor in each)
 
     def stopping_criteria(self) -> StoppingCriteriaList:
-        """Every criterion, in the order the options were given."""
+        """All criteria, in the order of the options."""
         return StoppingCriteriaList(criterion for each in self.criteria.values() for criterion in each)
 
 

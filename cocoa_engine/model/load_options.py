@@ -1,0 +1,90 @@
+"""How a model is loaded: every option declared once, for Python, the command line and the adapters.
+
+torch and transformers are not imported with this module, so the command line can read the declaration quickly.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cocoa_engine.runtime import Runtime
+
+if TYPE_CHECKING:
+    import torch
+
+    Dtype = str | torch.dtype
+    DeviceMap = str | int | torch.device | dict[str, str | int | torch.device] | None
+else:
+    Dtype = DeviceMap = Any
+
+
+class LoadOptions(BaseModel):
+    """The options of :meth:`CocoaEngine.from_pretrained`, as fields. Adapters inherit them.
+
+    ``device_map`` is ``"auto"`` here, which means the GPUs of the machine if there are any, and otherwise the CPU.
+    :func:`loading_arguments` resolves it. ``None`` is always the CPU.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+
+    model_name: str | None = Field(
+        None, description="Hub id or local folder of the model. Default: the embedded SmolLM2-135M-Instruct."
+    )
+    tokenizer_name: str | None = Field(
+        None, description="Hub id or local folder of the tokenizer. Default: the model's."
+    )
+    dtype: Dtype = Field(
+        "auto", description="Precision of the weights, such as bfloat16 (a name or a torch.dtype). auto: as stored."
+    )
+    device_map: DeviceMap = Field(
+        "auto",
+        description="Where the layers go, as in transformers, such as cpu or cuda:0. auto: the GPUs if there are any, "
+        "otherwise the CPU.",
+    )
+    trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
+    allow_pickle: bool = Field(False, description="Read weights from pickle files, which can run code when read.")
+    model_kwargs: dict[str, Any] = Field(
+        default_factory=dict, repr=False, description="Further options of the model's from_pretrained."
+    )
+    tokenizer_kwargs: dict[str, Any] = Field(
+        default_factory=dict, repr=False, description="Options of the tokenizer's from_pretrained."
+    )
+    runtime: Runtime | None = Field(None, description="How the model is run: speed and memory.")
+    calibrator: str | None = Field(
+        None,
+        description="JSON file of a risk calibrator, or 'embedded' for the embedded model's: risks are then "
+        "probabilities in [0, 1].",
+    )
+
+
+def loading_arguments(options: LoadOptions) -> dict[str, Any]:
+    """The options as keyword arguments of :meth:`CocoaEngine.from_pretrained`, with ``device_map`` resolved."""
+    arguments = {name: getattr(options, name) for name in LoadOptions.model_fields}
+    return {**arguments, "device_map": resolve_device_map(options.device_map)}
+
+
+def resolve_device_map(device_map: DeviceMap) -> DeviceMap:
+    """``None`` (the CPU) for ``"auto"`` on a machine without a GPU; every other value is returned as it is."""
+    return None if device_map == "auto" and not _has_gpu() else device_map
+
+
+def default_of(name: str) -> Any:
+    """The default of a loading option."""
+    return LoadOptions.model_fields[name].get_default(call_default_factory=True)
+
+
+def changed_options(options: LoadOptions | dict[str, Any]) -> list[str]:
+    """The names of the options that are neither ``None`` nor equal to their default."""
+    values = (
+        options if isinstance(options, dict) else {name: getattr(options, name) for name in LoadOptions.model_fields}
+    )
+    given = [name for name in LoadOptions.model_fields if values.get(name) is not None]
+    return [name for name in given if values[name] != default_of(name)]
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available()

@@ -1,0 +1,69 @@
+"""A stream of the engine, read from an event loop without blocking it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Generic, Protocol, TypeVar
+
+from typing_extensions import Self
+
+from cocoa_integrations._shared.workers import HasRuntime, in_worker
+
+Item = TypeVar("Item")
+Item_co = TypeVar("Item_co", covariant=True)
+
+
+class ClosableIterator(Protocol[Item_co]):
+    """A generator, or a :class:`~cocoa_engine.SpanStream`."""
+
+    def __next__(self) -> Item_co:
+        """The next item."""
+
+    def close(self) -> None:
+        """Stop the work."""
+
+
+class AsyncStream(Generic[Item]):
+    """Iterates over a synchronous stream, each step in a worker thread of the engine.
+
+    The stream does no work between two steps, so an abandoned stream costs nothing. Use it as an async context manager,
+    which closes the stream. A step that is running when the task is cancelled ends before its next forward pass,
+    provided the stream's own ``close`` or its cancellation stops it.
+
+    Args:
+        engine: the engine whose worker threads run the steps.
+        stream: the stream.
+    """
+
+    def __init__(self, engine: HasRuntime, stream: ClosableIterator[Item]) -> None:
+        self._engine = engine
+        self._stream = stream
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Item:
+        # StopIteration cannot be raised into a future, so the end of the stream is a value
+        item = await in_worker(self._engine, _next_or_end, self._stream)
+        if isinstance(item, _End):
+            raise StopAsyncIteration
+        return item
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Close the stream. Nothing is awaited, so this is safe while the task is being cancelled."""
+        with suppress(ValueError):  # a worker thread is inside a generator, which cannot be closed from outside
+            self._stream.close()
+
+
+class _End:
+    pass
+
+
+def _next_or_end(stream: ClosableIterator[Item]) -> Item | _End:
+    try:
+        return next(stream)
+    except StopIteration:
+        return _End()

@@ -1,0 +1,53 @@
+"""Worker threads for async calls, one pool per engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+from cocoa_engine import Runtime
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class HasRuntime(Protocol):
+    """An engine, or a :class:`~cocoa_integrations._shared.loading.LazyEngine`."""
+
+    @property
+    def runtime(self) -> Runtime:
+        """How the engine runs its model."""
+
+
+_pools: WeakKeyDictionary[HasRuntime, ThreadPoolExecutor] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+async def in_worker(
+    engine: HasRuntime, call: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+) -> Result:
+    """Like ``asyncio.to_thread``, but in a thread pool that belongs to the engine.
+
+    The default executor of an event loop has one thread per core or so. That is too few to fill a batch, and other
+    work of the application would wait in the same queue.
+    """
+    in_context = partial(contextvars.copy_context().run, call, *args, **kwargs)
+    return await asyncio.get_running_loop().run_in_executor(_pool_of(engine), in_context)
+
+
+def _pool_of(engine: HasRuntime) -> ThreadPoolExecutor:
+    """The pool of an engine. Its threads start as they are needed and end with the engine."""
+    with _lock:
+        if engine not in _pools:
+            runtime = engine.runtime
+            # one more than the engine admits, so that the engine refuses the excess call; the pool would queue it
+            _pools[engine] = ThreadPoolExecutor(
+                runtime.max_batch_size + runtime.max_queue + 1, thread_name_prefix="cocoa"
+            )
+        return _pools[engine]

@@ -1,0 +1,93 @@
+"""The options of a call, and the keyword arguments that LangChain adds to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, field_validator
+from pydantic.fields import FieldInfo
+
+from cocoa_engine.errors import ConfigError
+from cocoa_integrations._shared.settings import DecodeSettings
+
+FRAMEWORK = frozenset({"tags", "metadata", "run_name", "run_id", "stream", "ls_structured_output_format"})
+"""Keyword arguments of a call that belong to LangChain."""
+
+TOOLS = frozenset({"tools", "tool_choice", "functions", "function_call", "response_format"})
+"""Keyword arguments of a call that ask for tools or structured output."""
+
+TOOL_DETAILS = frozenset({"strict", "parallel_tool_calls"})
+"""Keyword arguments that say how tools are called. They have no effect without tools."""
+
+INSTEAD = {
+    "model_id": "give model",
+    "pipeline_kwargs": "give the decode settings themselves, e.g. max_new_tokens=64",
+    "pipeline": "give engine=CocoaEngine(pipeline.model, pipeline.tokenizer), or model and its loading options",
+}
+"""Options of LangChain's other local models, and what to give here instead."""
+
+
+class CallOptions(DecodeSettings):
+    """The options that both the constructor and a single call take."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Time limit for an answer in seconds, from the start of the call. An answer that takes longer raises
+    ``GenerationTimeoutError``. ``None``: no limit."""
+
+    logprobs: bool = True
+    """Whether answers carry the log-probabilities of their tokens, in the format of OpenAI's ``logprobs``."""
+
+    logits_processor: Sequence[Callable[..., Any]] = Field(default=(), exclude=True, repr=False)
+    """Logits processors of transformers, one or a list. Answers are then not cached, because a processor cannot be part
+    of a cache key."""
+
+    stopping_criteria: Sequence[Callable[..., Any]] = Field(default=(), exclude=True, repr=False)
+    """Stopping criteria of transformers, one or a list. Answers are then not cached."""
+
+    @field_validator("logits_processor", "stopping_criteria", mode="before")
+    @classmethod
+    def _as_tuple(cls, given: Any) -> tuple[Any, ...]:
+        # a list of transformers is itself callable, so lists are checked first
+        return tuple(given) if isinstance(given, Sequence) else (given,)
+
+
+PER_CALL = frozenset(CallOptions.model_fields)
+"""The names of the options of a call."""
+
+
+def without_unset(kind: type[CallOptions], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without those that are ``None``, where ``None`` is not a value of the option."""
+    fields = kind.model_fields
+    return {
+        name: value
+        for name, value in options.items()
+        # None is a value of device_map (the CPU), though not its default
+        if value is not None or name not in fields or name == "device_map" or default_of(fields[name]) is None
+    }
+
+
+def default_of(field: FieldInfo) -> Any:
+    """The default of a field."""
+    return field.get_default(call_default_factory=True)
+
+
+def resolve_model_name(options: dict[str, Any]) -> None:
+    """Replace ``model`` by ``model_name``, of which it is a synonym.
+
+    Raises:
+        ConfigError: both are given and differ, or the name is neither a string nor a path.
+    """
+    given = [name for name in (options.pop("model", None), options.get("model_name")) if name is not None]
+    if len(set(map(str, given))) > 1:
+        raise ConfigError(f"model and model_name are the same option, given as {given[0]!r} and {given[1]!r}")
+    if given:
+        if not isinstance(given[0], (str, os.PathLike)):
+            raise ConfigError(
+                f"model takes a name or a folder, not a {type(given[0]).__name__}; "
+                "to use a loaded model pass engine=CocoaEngine(model, tokenizer)"
+            )
+        options["model_name"] = os.fspath(given[0])

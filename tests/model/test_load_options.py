@@ -1,0 +1,91 @@
+"""Loading options are declared once: Python, the command line and every adapter have the same names and defaults."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+pytest.importorskip("lm_eval")
+
+from cocoa_engine import CocoaEngine
+from cocoa_engine.cli.app import app
+from cocoa_engine.model.load_options import (
+    LoadOptions,
+    changed_options,
+    loading_arguments,
+    resolve_device_map,
+)
+from cocoa_integrations.langchain import ChatCocoa
+from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
+from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
+from cocoa_integrations.lm_eval import CocoaLM
+
+FRAMEWORK_MODELS = [ChatCocoa, LangChainLLM, LlamaIndexLLM]
+
+
+@pytest.fixture(params=[True, False], ids=["gpu", "no gpu"])
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether torch says that there is a GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: request.param)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
+    return bool(request.param)
+
+
+@pytest.fixture
+def loads(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The arguments of each load, which returns the engine of this run."""
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda **arguments: calls.append(arguments) or engine)
+    return calls
+
+
+def test_the_options_are_the_parameters_of_from_pretrained() -> None:
+    parameters = inspect.signature(CocoaEngine.from_pretrained).parameters
+    assert LoadOptions.model_fields.keys() == parameters.keys() - {"config", "more_model_kwargs"}
+    assert loading_arguments(LoadOptions()).keys() == LoadOptions.model_fields.keys()
+
+
+@pytest.mark.parametrize("model", FRAMEWORK_MODELS)
+def test_adapters_inherit_the_options(model: type[LoadOptions]) -> None:
+    for name, declared in LoadOptions.model_fields.items():
+        field = model.model_fields[name]
+        assert field.description == declared.description
+        assert field.get_default(call_default_factory=True) == declared.get_default(call_default_factory=True)
+
+
+def test_auto_is_the_cpu_without_a_gpu(gpu: bool) -> None:
+    assert resolve_device_map("auto") == ("auto" if gpu else None)
+    for given in (None, "cpu", "cuda:0", {"": 0}):
+        assert resolve_device_map(given) == given
+
+
+def test_every_adapter_and_the_command_line_have_the_same_default_device(
+    gpu: bool, loads: list[dict[str, Any]]
+) -> None:
+    ChatCocoa(model="a").load()
+    LangChainLLM(model="b").load()
+    LlamaIndexLLM(model_name="c")
+    CocoaLM("d")
+    assert CliRunner().invoke(app, ["info", "e"], prog_name="cocoa").exit_code == 0
+    assert [load["model_name"] for load in loads] == ["a", "b", "c", "d", "e"]
+    assert [load["device_map"] for load in loads] == ["auto" if gpu else None] * 5
+
+
+@pytest.mark.parametrize("device_map", [None, "cpu", "cuda:1"])
+def test_an_explicit_device_is_not_changed(gpu: bool, device_map: str | None, loads: list[dict[str, Any]]) -> None:
+    ChatCocoa(model="a", device_map=device_map).load()
+    LlamaIndexLLM(model_name="c", device_map=device_map)
+    CocoaLM("d", device_map=device_map)
+    assert [load["device_map"] for load in loads] == [device_map] * 3
+
+
+def test_changed_options_are_those_with_an_effect() -> None:
+    assert changed_options(LoadOptions()) == []
+    assert changed_options({"device_map": None, "dtype": "auto", "model_kwargs": {}}) == []
+    assert changed_options({"device_map": "cpu", "dtype": torch.float16}) == ["dtype", "device_map"]
+    assert changed_options(LoadOptions(allow_pickle=True, model_name="a")) == ["model_name", "allow_pickle"]

@@ -12,11 +12,11 @@ from cocoa_engine.forward import attention
 from cocoa_engine.forward.attention import attend
 from cocoa_engine.forward.base import Segment
 from cocoa_engine.forward.store import KeyValues
-from cocoa_engine.native import operators
+from cocoa_engine.native import trial
 from tests.alike import assert_alike
 from tests.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 
-NATIVE = [False] if operators.why_not() else [False, True]
+NATIVE = [False] if trial.obstacle() else [False, True]
 
 
 def plain(segment: Segment, query: torch.Tensor, seen: list[list[int]], scale: float) -> torch.Tensor:

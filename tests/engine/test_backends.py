@@ -26,14 +26,14 @@ from cocoa_engine.forward.windows import Windows
 from cocoa_engine.forward.written import written_state
 from cocoa_engine.hidden_states import FinalLayer, Wanted
 from cocoa_engine.model import LanguageModel
-from cocoa_engine.native import operators
+from cocoa_engine.native import operators, trial
 from tests.tiny_models import ARCHITECTURES, RECURRENT, tiny_model, tiny_tokenizer
 
 PROMPTS = [[5, 9, 40, 77, 12, 150, 3], [200, 201], list(range(30, 60))]
 WANTED = Wanted(2, 4, "post_norm")
 
 WAYS: list[Way] = ["packed", "shared", "stock"]
-if operators.why_not() is None:
+if trial.obstacle() is None:
     WAYS.insert(0, "native")
 
 LEAN = ["llama", "mistral", "mistral-sliding", "qwen2", "qwen3"]

@@ -15,12 +15,12 @@ from cocoa_engine.forward.linears import Way
 from cocoa_engine.forward.store import KeyValues
 from cocoa_engine.hidden_states import Wanted
 from cocoa_engine.model import LanguageModel
-from cocoa_engine.native import operators
+from cocoa_engine.native import trial
 from cocoa_engine.native.layers import MOST_ROWS, Layers, Places
 from tests.tiny_models import NUM_LAYERS, tiny_model
 from tests.torch_threads import threads
 
-pytestmark = pytest.mark.skipif(operators.why_not() is not None, reason=f"no kernels: {operators.why_not()}")
+pytestmark = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
 
 PROMPTS = [[5, 9, 40, 77, 12, 150, 3, 8, 21, 60], [200, 201]]
 STEPS: list[list[list[tuple[int, ...]]]] = [  # of either sequence: the paths of one step, and the one that is kept

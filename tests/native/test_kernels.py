@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from cocoa_engine.native import operators
+from cocoa_engine.native import operators, trial
 from cocoa_engine.next_tokens import next_tokens
 from tests.torch_threads import threads
 
-pytestmark = pytest.mark.skipif(operators.why_not() is not None, reason=f"no kernels: {operators.why_not()}")
+pytestmark = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
 
 LOWEST = torch.finfo(torch.float32).min
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cocoa_engine.execution.forward.weight_fingerprint import WrittenState, written_state
-from cocoa_engine.execution.native import operators
+from cocoa_engine.execution.native import operators, trial
 
 Way = Literal["native", "packed", "shared", "stock", "bfloat16"]
 
@@ -69,7 +69,7 @@ def why_not_native(model: nn.Module) -> str | None:
     if not operators.multiplies(weights):
         kinds = sorted({f"{weight.dtype} on {weight.device.type}" for weight in weights})
         return f"they are for weights in float32, or all in bfloat16, on the CPU, not {', '.join(kinds)}"
-    return operators.why_not()
+    return trial.obstacle()
 
 
 def _linear_weights(model: nn.Module) -> list[Tensor]:
@@ -153,7 +153,7 @@ class FastLinear:
 
     def _by_kernels(self) -> operators.Linears | None:
         weights = [weight.bfloat16() for weight in self.weights] if self.halved else self.weights
-        if not operators.multiplies(weights) or operators.why_not() is not None:
+        if not operators.multiplies(weights) or trial.obstacle() is not None:
             return None
         return operators.Linears(weights, self.biases)
 

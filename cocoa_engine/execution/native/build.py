@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cocoa_engine.cache_directory import cache_directory
+from cocoa_engine.execution.native.structures import mismatch
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +148,8 @@ def _opened(path: Path) -> ctypes.CDLL:
 
 
 def _declared(handle: ctypes.CDLL) -> ctypes.CDLL:
+    if difference := mismatch(handle):
+        raise _UnfitError(difference)
     pointer, long, integer = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
     handle.cocoa_linear.argtypes = [pointer, pointer, long, long, pointer, long, integer]
     handle.cocoa_linear.restype = None

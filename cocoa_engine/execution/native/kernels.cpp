@@ -9,6 +9,7 @@
 
 #include <cfloat>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <immintrin.h>
@@ -428,7 +429,7 @@ INLINE Range share(long count, long step, long thread, long team) {
     return {steps * thread / team * step, thread == team - 1 ? count : steps * (thread + 1) / team * step};
 }
 
-// Linear layers that read the same input, their outputs side by side. The same structure is in operators.py.
+// Linear layers that read the same input, their outputs side by side. The same structure is in structures.py.
 struct Joined {
     long count;
     const void* const* weights;  // each [out, in], in float32 or, halved, in bfloat16
@@ -625,7 +626,7 @@ struct Parts {
 
 // ---- decoder layers ------------------------------------------------------------------------------------------------
 
-// The structures are the same in layers.py.
+// The structures are the same in structures.py.
 struct DecoderLayer {
     const float *attention_norm, *q_norm, *k_norm, *mlp_norm;  // [width], [dim] or null, [dim] or null, [width]
     Joined qkv, out, gate_up, down;
@@ -823,9 +824,38 @@ void spread(const float* logits, long vocabulary, float highest, double* log_sum
     *entropy = *log_sum - products / sum;
 }
 
+// ---- layouts -------------------------------------------------------------------------------------------------------
+
+// Sizes of the structures that structures.py shares, and offsets of their fields: a library that differs is refused.
+#define SIZE(structure) {#structure, long(sizeof(structure))}
+#define FIELD(structure, field) {#structure "." #field, long(offsetof(structure, field))}
+const struct {
+    const char* name;
+    long number;
+} LAYOUT[] = {
+    SIZE(Joined), FIELD(Joined, count), FIELD(Joined, weights), FIELD(Joined, biases), FIELD(Joined, outs),
+    FIELD(Joined, in), FIELD(Joined, halved),
+    SIZE(DecoderLayer), FIELD(DecoderLayer, attention_norm), FIELD(DecoderLayer, q_norm), FIELD(DecoderLayer, k_norm),
+    FIELD(DecoderLayer, mlp_norm), FIELD(DecoderLayer, qkv), FIELD(DecoderLayer, out), FIELD(DecoderLayer, gate_up),
+    FIELD(DecoderLayer, down), FIELD(DecoderLayer, windowed),
+    SIZE(Stack), FIELD(Stack, layers), FIELD(Stack, width), FIELD(Stack, heads), FIELD(Stack, kv_heads),
+    FIELD(Stack, dim), FIELD(Stack, inner), FIELD(Stack, eps), FIELD(Stack, scale), FIELD(Stack, layer),
+    FIELD(Stack, norm),
+    SIZE(Tips), FIELD(Tips, keys), FIELD(Tips, values), FIELD(Tips, kv_head), FIELD(Tips, start), FIELD(Tips, count),
+    FIELD(Tips, mask), FIELD(Tips, masked_from), FIELD(Tips, parts),
+    SIZE(Tap), FIELD(Tap, layer), FIELD(Tap, to),
+};
+
 }  // namespace
 
 extern "C" {
+
+// The size of a structure ("Tap") or the offset of a field ("Tap.to"), in bytes; -1 if the name is unknown.
+long cocoa_layout(const char* name) {
+    for (const auto& known : LAYOUT)
+        if (strcmp(known.name, name) == 0) return known.number;
+    return -1;
+}
 
 // x W^T + b of linear layers that read the same x, [rows, in].
 void cocoa_linear(const Joined* layers, const float* x, long x_stride, long rows, float* y, long y_stride,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cocoa_engine.execution.native import operators
+from cocoa_engine.execution.native import operators, structures
 
 MOST_ROWS = 48
 """Tokens of a pass, no more than ``MANY_ROWS`` in kernels.cpp: beyond that products are not added to what is there."""
@@ -123,11 +123,11 @@ class Layers:
         eps: float,
         scale: float,
     ) -> None:
-        described = (_DecoderLayer * len(layers))(*(_described(layer) for layer in layers))
+        described = (structures.DecoderLayer * len(layers))(*(_described(layer) for layer in layers))
         self._kept = (layers, described, norm)  # the addresses below are theirs
         self.count = len(layers)
         sizes = (self.count, norm.shape[0], heads, kv_heads, head_dim, layers[0].gate_up.total // 2)
-        self._stack = _Stack(*sizes, eps, scale, ctypes.addressof(described), norm.data_ptr())
+        self._stack = structures.Stack(*sizes, eps, scale, ctypes.addressof(described), norm.data_ptr())
         self._kv_heads = kv_heads
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -140,9 +140,9 @@ class Layers:
             sequences: whose tokens they are, in order.
         """
         threads = torch.get_num_threads()
-        tips = (_Tips * len(sequences))(
+        tips = (structures.Tips * len(sequences))(
             *(
-                _Tips(
+                structures.Tips(
                     ctypes.addressof(each.places.keys),
                     ctypes.addressof(each.places.values),
                     each.places.kv_head,
@@ -162,45 +162,14 @@ class Layers:
             x.data_ptr(),
             cos.data_ptr(),
             sin.data_ptr(),
-            (_Tap * len(taps))(*(_Tap(*tap) for tap in taps)),
+            (structures.Tap * len(taps))(*(structures.Tap(*tap) for tap in taps)),
             len(taps),
             threads,
         )
 
 
-# as in kernels.cpp
-class _DecoderLayer(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("attention_norm", "q_norm", "k_norm", "mlp_norm")),
-        *((name, operators.Joined) for name in ("qkv", "out", "gate_up", "down")),
-        ("windowed", ctypes.c_long),
-    )
-
-
-class _Stack(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_long) for name in ("layers", "width", "heads", "kv_heads", "dim", "inner")),
-        *((name, ctypes.c_float) for name in ("eps", "scale")),
-        *((name, ctypes.c_void_p) for name in ("layer", "norm")),
-    )
-
-
-class _Tips(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("keys", "values")),
-        *((name, ctypes.c_long) for name in ("kv_head", "start", "count")),
-        ("mask", ctypes.c_void_p * 2),
-        ("masked_from", ctypes.c_long * 2),
-        ("parts", ctypes.c_long),
-    )
-
-
-class _Tap(ctypes.Structure):
-    _fields_ = (("layer", ctypes.c_long), ("to", ctypes.c_void_p))
-
-
-def _described(layer: DecoderLayer) -> _DecoderLayer:
+def _described(layer: DecoderLayer) -> structures.DecoderLayer:
     norms: list[Any] = [layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm]
     addresses = [None if norm is None else norm.data_ptr() for norm in norms]
     linears = [each.joined for each in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-    return _DecoderLayer(*addresses, *linears, layer.windowed)
+    return structures.DecoderLayer(*addresses, *linears, layer.windowed)

@@ -9,25 +9,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from cocoa_engine.execution.native.build import built
+from cocoa_engine.execution.native.structures import Joined
 
 SLOTS_IN_PART = 32
 """At least so many slots of a key-value head are worth a thread's while."""
-
-
-@functools.cache
-def why_not() -> str | None:
-    """Why the kernels cannot be used on this machine, if they cannot; they are tried once on small tensors."""
-    known = built()
-    if known.handle is None:
-        return known.reason
-    try:
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            return None if _right() else "they compute something else than torch"
-    except RuntimeError as error:
-        return f"they could not be tried: {error}"
 
 
 def multiplies(weights: Sequence[Tensor]) -> bool:
@@ -46,16 +33,6 @@ def attends(query: Tensor, keys: Tensor, values: Tensor) -> bool:
     """Whether :func:`attend` can read these."""
     alike = keys.shape == values.shape and keys.stride() == values.stride()
     return all(map(readable, (query, keys, values))) and alike and keys.stride(1) == keys.shape[2] == query.shape[2]
-
-
-class Joined(ctypes.Structure):
-    """As in kernels.cpp."""
-
-    _fields_ = (
-        ("count", ctypes.c_long),
-        *((name, ctypes.c_void_p) for name in ("weights", "biases", "outs")),
-        *((name, ctypes.c_long) for name in ("in", "halved")),
-    )
 
 
 class Linears:
@@ -190,34 +167,7 @@ def readable(tensor: Tensor) -> bool:
 
 @functools.cache
 def handle() -> ctypes.CDLL:
-    """The kernels' library, which :func:`why_not` has nothing against."""
+    """The kernels' library, which :mod:`cocoa_engine.execution.native.trial` has found to be right."""
     library = built().handle
-    assert library is not None, "why_not() has been asked"
+    assert library is not None, "trial.obstacle() is None"
     return library
-
-
-def _right() -> bool:
-    generator = torch.Generator().manual_seed(0)
-
-    def drawn(*sizes: int) -> Tensor:  # whatever torch's defaults are
-        return torch.randn(sizes, generator=generator, dtype=torch.float32, device="cpu")
-
-    weight, bias, x = drawn(37, 43), drawn(37), drawn(64, 43)
-    expected = F.linear(x, weight, bias)
-    linears = Linears([weight], [bias])
-    query, keys, values = drawn(4, 3, 24), drawn(2, 70, 24), drawn(2, 70, 24)
-    mask = torch.zeros(3, 70, dtype=torch.float32, device="cpu")
-    mask[0, 50:] = torch.finfo(torch.float32).min
-    found = attend(query, keys, values, mask[:, 50:].contiguous(), 50, scale=0.5)
-    all_keys, all_values = keys.repeat_interleave(2, 0), values.repeat_interleave(2, 0)
-    plain = F.scaled_dot_product_attention(query, all_keys, all_values, mask, scale=0.5)
-    pairs = [(linears(x[:rows]), expected[:rows]) for rows in (1, 5, 8, 20, 64)]
-    log_probs = x.log_softmax(dim=-1)
-    told = next_tokens(x, 3).float()
-    pairs.append((told[:, :3], log_probs.topk(3).values))
-    pairs.append((log_probs.gather(1, told[:, 3:6].long()), log_probs.topk(3).values))
-    pairs.append((told[:, 6], -(log_probs.exp() * log_probs).sum(dim=-1)))
-    half = weight.bfloat16()
-    pairs.append((Linears([half], [bias])(x), F.linear(x, half.float(), bias)))
-    pairs.append((found, plain.transpose(0, 1).reshape(3, -1)))
-    return all(torch.allclose(one, other, atol=1e-4) for one, other in pairs)

@@ -24,7 +24,7 @@ from cocoa_engine.execution.forward.kv_store import KeyValues
 from cocoa_engine.execution.forward.linears import Way
 from cocoa_engine.execution.forward.weight_fingerprint import written_state
 from cocoa_engine.execution.forward.windows import Windows
-from cocoa_engine.execution.native import operators
+from cocoa_engine.execution.native import operators, trial
 from cocoa_engine.model.hidden_states import CaptureSpec, FinalLayer
 from cocoa_engine.model.language_model import LanguageModel
 from tests.helpers import in_threads
@@ -34,7 +34,7 @@ from tests.helpers.inside import backend_inside, use_backend
 from tests.helpers.tiny_models import ARCHITECTURES, RECURRENT, tiny_model, tiny_tokenizer
 
 WAYS: list[Way] = ["packed", "shared", "stock"]
-if operators.why_not() is None:
+if trial.obstacle() is None:
     WAYS.insert(0, "native")
 
 LEAN = ["llama", "mistral", "mistral-sliding", "qwen2", "qwen3"]

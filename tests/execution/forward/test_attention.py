@@ -12,11 +12,11 @@ from cocoa_engine.execution.forward import attention
 from cocoa_engine.execution.forward.attention import attend
 from cocoa_engine.execution.forward.base import Segment
 from cocoa_engine.execution.forward.kv_store import KeyValues
-from cocoa_engine.execution.native import operators
+from cocoa_engine.execution.native import trial
 from tests.helpers.alike import assert_alike
 from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 
-NATIVE = [False] if operators.why_not() else [False, True]
+NATIVE = [False] if trial.obstacle() else [False, True]
 
 
 def plain(segment: Segment, query: torch.Tensor, seen: list[list[int]], scale: float) -> torch.Tensor:

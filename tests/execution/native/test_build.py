@@ -14,14 +14,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.helpers.libraries import QUICK_FLAGS, forget
 
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.cache_directory import CACHE_VARIABLE
 from cocoa_engine.execution.forward import linears
-from cocoa_engine.execution.native import build, operators
+from cocoa_engine.execution.native import build, trial
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
-needs_kernels = pytest.mark.skipif(operators.why_not() is not None, reason=f"no kernels: {operators.why_not()}")
+needs_kernels = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
 
 
 @pytest.fixture
@@ -29,18 +30,15 @@ def anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache directory, and nothing remembered of the machine."""
     folder = tmp_path / "cache"
     monkeypatch.setenv(CACHE_VARIABLE, str(folder))
-    build._built.cache_clear()
-    operators.why_not.cache_clear()
-    operators.handle.cache_clear()
+    monkeypatch.setattr(build, "FLAGS", QUICK_FLAGS)
+    forget()
     yield folder
-    build._built.cache_clear()
-    operators.why_not.cache_clear()
-    operators.handle.cache_clear()
+    forget()
 
 
 @needs_kernels
 def test_it_is_built_once(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert operators.why_not() is None
+    assert trial.obstacle() is None
     (made,) = (anew / build.FOLDER).iterdir()
     written = made.stat().st_mtime_ns
     build._built.cache_clear()
@@ -64,7 +62,7 @@ def test_other_sources_and_other_processors_have_libraries_of_their_own(
 
 @needs_kernels
 def test_processes_that_build_at_once_both_have_it(anew: Path) -> None:
-    program = "from cocoa_engine.execution.native import operators; print(operators.why_not())"
+    program = "from cocoa_engine.execution.native import trial; print(trial.obstacle())"
     running = [
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=os.environ.copy())
         for _ in range(2)
@@ -79,7 +77,7 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(
 ) -> None:
     anew.write_text("a file where the folder should be")
     with caplog.at_level(logging.INFO, logger="cocoa_engine"):
-        assert operators.why_not() is None
+        assert trial.obstacle() is None
     assert "for this process alone" in caplog.text
 
 
@@ -101,7 +99,7 @@ def test_without_a_home_they_are_built_for_the_process(
 ) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, "~nobody-of-that-name/cache")
     with caplog.at_level(logging.INFO, logger="cocoa_engine"):
-        assert operators.why_not() is None
+        assert trial.obstacle() is None
     assert "for this process alone" in caplog.text
 
 
@@ -111,7 +109,7 @@ def test_a_compiler_may_say_anything(anew: Path, tmp_path: Path, monkeypatch: py
     wrapper.write_text('#!/bin/sh\nprintf "\\351\\377" >&2\nexec g++ "$@"\n')
     wrapper.chmod(0o755)
     monkeypatch.setenv("CXX", str(wrapper))
-    assert operators.why_not() is None
+    assert trial.obstacle() is None
 
 
 @needs_kernels
@@ -121,7 +119,7 @@ def test_the_trial_is_the_same_whatever_torch_s_defaults(anew: Path, dtype: torc
     torch.set_default_dtype(dtype)
     try:
         with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
-            assert operators.why_not() is None
+            assert trial.obstacle() is None
     finally:
         torch.set_default_dtype(before)
 
@@ -146,14 +144,6 @@ def other_openmp(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(build, "SOURCE", source)
 
 
-def wrong_results(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    source = folder / "wrong.cpp"
-    right, product = build.SOURCE.read_text(), "sum += w * x;"
-    assert product in right
-    source.write_text(right.replace(product, "sum += w;"))
-    monkeypatch.setattr(build, "SOURCE", source)
-
-
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -161,19 +151,17 @@ def wrong_results(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         pytest.param(broken_source, "could not build", id="broken", marks=needs_kernels),
         pytest.param(other_processor, "Linux on aarch64", id="other processor", marks=needs_kernels),
         pytest.param(other_openmp, "OpenMP", id="other OpenMP", marks=needs_kernels),
-        pytest.param(wrong_results, "something else than torch", id="wrong results", marks=needs_kernels),
     ],
 )
 def test_without_kernels_torch_does_the_work(
     spoil: object, said: str, anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, prompt = tiny_model("llama"), [5, 6, 7]
-    expected = CocoaEngine(model, tiny_tokenizer()).generate(prompt, max_new_tokens=12)
-    build._built.cache_clear()
-    operators.why_not.cache_clear()
-    operators.handle.cache_clear()
+    stock = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(linears="stock"))
+    expected = stock.generate(prompt, max_new_tokens=12)
+    forget()
     spoil(monkeypatch, tmp_path)  # type: ignore[operator]
-    reason = operators.why_not()
+    reason = trial.obstacle()
     assert reason is not None
     assert said in reason
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(linears="native"))

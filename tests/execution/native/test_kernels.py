@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from cocoa_engine.decoding.next_tokens import next_tokens
-from cocoa_engine.execution.native import operators
+from cocoa_engine.execution.native import operators, trial
 from tests.helpers.torch_threads import threads
 
-pytestmark = pytest.mark.skipif(operators.why_not() is not None, reason=f"no kernels: {operators.why_not()}")
+pytestmark = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
 
 LOWEST = torch.finfo(torch.float32).min
 

@@ -1,0 +1,73 @@
+"""The structures that Python and kernels.cpp share, and the check that both lay them out alike."""
+
+from __future__ import annotations
+
+import ctypes
+
+_LONG, _FLOAT, _POINTER = ctypes.c_long, ctypes.c_float, ctypes.c_void_p
+
+
+class Joined(ctypes.Structure):
+    """Linear layers that read the same input."""
+
+    _fields_ = (
+        ("count", _LONG),
+        *((name, _POINTER) for name in ("weights", "biases", "outs")),
+        *((name, _LONG) for name in ("in", "halved")),
+    )
+
+
+class DecoderLayer(ctypes.Structure):
+    """The weights of one decoder layer."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("attention_norm", "q_norm", "k_norm", "mlp_norm")),
+        *((name, Joined) for name in ("qkv", "out", "gate_up", "down")),
+        ("windowed", _LONG),
+    )
+
+
+class Stack(ctypes.Structure):
+    """All decoder layers and the norm after them."""
+
+    _fields_ = (
+        *((name, _LONG) for name in ("layers", "width", "heads", "kv_heads", "dim", "inner")),
+        *((name, _FLOAT) for name in ("eps", "scale")),
+        *((name, _POINTER) for name in ("layer", "norm")),
+    )
+
+
+class Tips(ctypes.Structure):
+    """The tokens that one sequence feeds."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("keys", "values")),
+        *((name, _LONG) for name in ("kv_head", "start", "count")),
+        ("mask", _POINTER * 2),
+        ("masked_from", _LONG * 2),
+        ("parts", _LONG),
+    )
+
+
+class Tap(ctypes.Structure):
+    """Where the states before a layer are copied to."""
+
+    _fields_ = (("layer", _LONG), ("to", _POINTER))
+
+
+SHARED: tuple[type[ctypes.Structure], ...] = (Joined, DecoderLayer, Stack, Tips, Tap)
+"""Every structure that a kernel reads."""
+
+
+def mismatch(library: ctypes.CDLL) -> str | None:
+    """The first difference between the library's structures and Python's; ``None`` if they are alike."""
+    layout = library.cocoa_layout
+    layout.argtypes, layout.restype = [ctypes.c_char_p], _LONG
+    for structure in SHARED:
+        name = structure.__name__
+        offsets = {f"{name}.{field[0]}": getattr(structure, field[0]).offset for field in structure._fields_}
+        for known, here in {name: ctypes.sizeof(structure), **offsets}.items():
+            if (there := layout(known.encode())) != here:
+                what = "offset" if "." in known else "size"
+                return f"structure {name} differs: {what} of {known} is {there} in the library, {here} in Python"
+    return None

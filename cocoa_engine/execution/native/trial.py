@@ -1,0 +1,219 @@
+"""Every kernel tried once against torch, on small tensors, before anything relies on it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cocoa_engine.execution.native import operators
+from cocoa_engine.execution.native.build import built
+from cocoa_engine.execution.native.layers import DecoderLayer, Layers, Places, Tips
+
+TOLERANCE = 1e-4
+"""Largest difference from torch; the values are about 1."""
+
+Pairs = Iterator[tuple[Tensor, Tensor]]
+"""What a kernel computes, and what torch does."""
+
+
+@functools.cache
+def obstacle() -> str | None:
+    """Why the kernels cannot be used on this machine; ``None`` if they can. The first call builds and tries them."""
+    library = built()
+    if library.handle is None:
+        return library.reason
+    try:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            for name, pairs in TRIALS.items():
+                if not all(torch.allclose(found, expected, atol=TOLERANCE) for found, expected in pairs(_Random())):
+                    return f"{name} computes something else than torch"
+    except RuntimeError as error:
+        return f"they could not be tried: {error}"
+    return None
+
+
+class _Random:
+    """Reproducible float32 numbers, whatever torch's defaults are."""
+
+    def __init__(self) -> None:
+        self._generator = torch.Generator("cpu").manual_seed(0)
+
+    def __call__(self, *sizes: int) -> Tensor:
+        return torch.randn(sizes, generator=self._generator, dtype=torch.float32, device="cpu")
+
+
+def _linear(random: _Random) -> Pairs:
+    weight, bias, x = random(37, 43), random(37), random(64, 43)
+    for weights in (weight, weight.bfloat16()):
+        linears = operators.Linears([weights], [bias])
+        expected = F.linear(x, weights.float(), bias)
+        for rows in (1, 5, 8, 20, 64):  # each is multiplied in another way
+            yield linears(x[:rows]), expected[:rows]
+
+
+def _attend(random: _Random) -> Pairs:
+    query, keys, values = random(4, 3, 24), random(2, 70, 24), random(2, 70, 24)
+    mask = _hiding(3, 70, [(0, range(50, 70))])
+    expected = _attention(query, keys, values, mask, 0.5)
+    yield operators.attend(query, keys, values, mask[:, 50:].contiguous(), 50, scale=0.5), expected
+
+
+def _next_tokens(random: _Random) -> Pairs:
+    logits = random(6, 43)
+    log_probs = logits.log_softmax(dim=-1)
+    found = operators.next_tokens(logits, 3).float()
+    highest = log_probs.topk(3).values
+    yield found[:, :3], highest
+    yield log_probs.gather(1, found[:, 3:6].long()), highest
+    yield found[:, 6], -(log_probs.exp() * log_probs).sum(dim=-1)
+
+
+def _move(random: _Random) -> Pairs:
+    keys, values = ([random(2, 8, 24) for _ in range(2)] for _ in range(2))
+    stores = [*keys, *values]
+    expected = [store.clone() for store in stores]
+    for store in expected:
+        store[:, 1:4] = store[:, [2, 4, 7]]
+    Places(keys, values).move([2, 4, 7], 1)
+    yield from zip(stores, expected, strict=True)
+
+
+_HEADS, _KV_HEADS, _HEAD_DIM, _WIDTH, _INNER, _EPS, _SCALE = 4, 2, 16, 40, 36, 1e-5, 0.3
+
+
+class _Sequence(NamedTuple):
+    start: int
+    tokens: int
+    masks: tuple[Tensor, Tensor]  # additive, [tokens, start + tokens], in a layer without and with a window
+
+
+def _layers(random: _Random) -> Pairs:
+    """Two layers, the second in bfloat16 with biases, norms of queries and keys, and a window; two sequences."""
+    layers = [_layer(random, plain) for plain in (True, False)]
+    norm, x, slots = random(_WIDTH), random(4, _WIDTH), 9
+    cos, sin = random(2, 4, _HEAD_DIM)
+    sequences = [
+        _Sequence(5, 3, (_hiding(3, 8, [(0, [6, 7]), (1, [7])]), _hiding(3, 8, [(0, [6, 7]), (2, range(6))]))),
+        _Sequence(6, 1, (_hiding(1, 7, []), _hiding(1, 7, [(0, range(4))]))),
+    ]
+    caches = [random(2, 2, _KV_HEADS, slots, _HEAD_DIM) for _ in sequences]  # keys and values, by layer
+    own = [cache.clone() for cache in caches]
+    expected = _decoded(layers, norm, x, cos, sin, sequences, caches)
+    kernels = Layers(
+        [layer.described for layer in layers],
+        norm,
+        heads=_HEADS,
+        kv_heads=_KV_HEADS,
+        head_dim=_HEAD_DIM,
+        eps=_EPS,
+        scale=_SCALE,
+    )
+    found = [torch.empty_like(x) for _ in expected]
+    tips = [
+        Tips(
+            Places(*(list(part) for part in cache)),
+            each.start,
+            each.tokens,
+            (_tail(each.masks[0], each.start), (each.masks[1], 0)),
+        )
+        for each, cache in zip(sequences, own, strict=True)
+    ]
+    kernels(x.clone(), cos, sin, tips, [(number, states.data_ptr()) for number, states in enumerate(found)])
+    yield from zip((*found, *own), (*expected, *caches), strict=True)
+
+
+TRIALS: dict[str, Callable[[_Random], Pairs]] = {
+    "cocoa_linear": _linear,
+    "cocoa_attend": _attend,
+    "cocoa_next_tokens": _next_tokens,
+    "cocoa_move": _move,
+    "cocoa_layers": _layers,
+}
+"""By exported kernel."""
+
+
+class _Layer(NamedTuple):
+    described: DecoderLayer
+    weights: list[list[Tensor]]  # of qkv, out, gate_up, down, each [out, in]
+    biases: list[list[Tensor | None]]
+
+    def linear(self, number: int, x: Tensor) -> list[Tensor]:
+        pairs = zip(self.weights[number], self.biases[number], strict=True)
+        return [F.linear(x, weight.float(), bias) for weight, bias in pairs]
+
+
+def _layer(random: _Random, plain: bool) -> _Layer:
+    mixed = _HEADS * _HEAD_DIM
+    kv = _KV_HEADS * _HEAD_DIM
+    sizes = [([mixed, kv, kv], _WIDTH), ([_WIDTH], mixed), ([_INNER, _INNER], _WIDTH), ([_WIDTH], _INNER)]
+    weights = [[random(out, width) * width**-0.5 for out in outs] for outs, width in sizes]
+    if not plain:
+        weights = [[weight.bfloat16() for weight in each] for each in weights]
+    biases: list[list[Tensor | None]] = [[None if plain else random(out) for out in outs] for outs, _ in sizes]
+    linears = [operators.Linears(*pair) for pair in zip(weights, biases, strict=True)]
+    q_norm, k_norm = (None, None) if plain else (random(_HEAD_DIM), random(_HEAD_DIM))
+    described = DecoderLayer(random(_WIDTH), q_norm, k_norm, random(_WIDTH), *linears, windowed=not plain)
+    return _Layer(described, weights, biases)
+
+
+def _decoded(
+    layers: Sequence[_Layer],
+    norm: Tensor,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    sequences: Sequence[_Sequence],
+    caches: Sequence[Tensor],
+) -> list[Tensor]:
+    """The states before each layer, after the last one and after the norm, by torch; writes to the caches."""
+    states = []
+    for number, layer in enumerate(layers):
+        known = layer.described
+        states.append(x)
+        parts = layer.linear(0, _normed(x, known.attention_norm))
+        query, keys, values = (part.view(len(x), -1, _HEAD_DIM).transpose(0, 1) for part in parts)  # [heads, T, dim]
+        if known.q_norm is not None and known.k_norm is not None:
+            query, keys = _normed(query, known.q_norm), _normed(keys, known.k_norm)
+        query, keys = (part * cos + part.roll(_HEAD_DIM // 2, -1) * sin for part in (query, keys))
+        mixed, row = [], 0
+        for each, cache in zip(sequences, caches, strict=True):
+            rows, end = slice(row, row + each.tokens), each.start + each.tokens
+            cache[0, number, :, each.start : end] = keys[:, rows]
+            cache[1, number, :, each.start : end] = values[:, rows]
+            seen = cache[:, number, :, :end]
+            mixed.append(_attention(query[:, rows], seen[0], seen[1], each.masks[known.windowed], _SCALE))
+            row += each.tokens
+        x = x + layer.linear(1, torch.cat(mixed))[0]
+        gate, up = layer.linear(2, _normed(x, known.mlp_norm))
+        x = x + layer.linear(3, F.silu(gate) * up)[0]
+    return [*states, x, _normed(x, norm)]
+
+
+def _normed(x: Tensor, weight: Tensor) -> Tensor:
+    return x * (x.square().mean(dim=-1, keepdim=True) + _EPS).rsqrt() * weight
+
+
+def _attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """``[W, heads * dim]`` of ``[heads, W, dim]`` over ``[kv_heads, S, dim]``."""
+    groups = query.shape[0] // keys.shape[0]
+    keys, values = keys.repeat_interleave(groups, 0), values.repeat_interleave(groups, 0)
+    out = F.scaled_dot_product_attention(query, keys, values, mask, scale=scale)
+    return out.transpose(0, 1).reshape(query.shape[1], -1)
+
+
+def _hiding(rows: int, slots: int, hidden: Sequence[tuple[int, Sequence[int]]]) -> Tensor:
+    """An additive mask ``[rows, slots]`` that hides some slots of some rows."""
+    mask = torch.zeros(rows, slots, dtype=torch.float32, device="cpu")
+    for row, columns in hidden:
+        mask[row, list(columns)] = torch.finfo(torch.float32).min
+    return mask
+
+
+def _tail(mask: Tensor, start: int) -> tuple[Tensor | None, int]:
+    """The mask of the slots from the first new one on; ``None`` where it hides nothing."""
+    return mask[:, start:].contiguous() if mask.any() else None, start

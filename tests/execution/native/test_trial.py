@@ -1,0 +1,119 @@
+"""A library is refused if it lays out a structure differently, or if any kernel computes something else than torch."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.helpers.libraries import compiled, forget
+
+from cocoa_engine import CocoaEngine, Runtime
+from cocoa_engine.execution.native import build, operators, structures, trial
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+pytestmark = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
+
+# what breaks a kernel while the variable `broken` has this value: the kernel, a piece of the source, its replacement
+BROKEN = {
+    "bias left out": ("cocoa_linear", "if (job.bias) y +=", "if (job.bias && broken != {}) y +="),
+    "weights in bfloat16 misread": ("cocoa_linear", "Ints) << 16)", "Ints) << (broken == {} ? 15 : 16))"),
+    "another scale": ("cocoa_attend", "slots,   scale};", "slots, broken == {} ? 2 * scale : scale}};"),
+    "no entropy": ("cocoa_next_tokens", "= entropy < 0 ?", "= entropy < 0 || broken == {} ?"),
+    "a slot not moved": ("cocoa_move", "slots[n] != start + n)", "slots[n] != start + n + (broken == {}))"),
+    "no norm of queries and keys": ("cocoa_layers", "if (norm) rms_norm", "if (norm && broken != {}) rms_norm"),
+    "rotated the other way": ("cocoa_layers", "= low * cos[d] +", "= low * cos[d] + (broken == {} ? -1 : 1) *"),
+    "no window": ("cocoa_layers", "t.mask[layer.windowed], t.m", "t.mask[layer.windowed && broken != {}], t.m"),
+    "no mask": ("cocoa_layers", "t.masked_from[layer.windowed],", "broken == {} ? 99 : t.masked_from[layer.windowed],"),
+    "keys not kept": ("cocoa_layers", "memcpy(own_tips->keys", "if (broken != {}) memcpy(own_tips->keys"),
+    "a tap forgotten": ("cocoa_layers", "(stack.layers + 1, normed)", "(stack.layers + 1 + (broken == {}), normed)"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture(scope="module")
+def breakable(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The kernels, each of which can be broken."""
+    source = build.SOURCE.read_text().replace("namespace {", 'extern "C" int broken;\nint broken = 0;\nnamespace {', 1)
+    for number, (_, piece, replacement) in enumerate(BROKEN.values(), 1):
+        assert source.count(piece) == 1, piece
+        source = source.replace(piece, replacement.format(number))
+    return compiled(source, tmp_path_factory.mktemp("breakable"))
+
+
+@pytest.fixture
+def broken(breakable: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    monkeypatch.setattr(build, "_loaded", lambda: breakable)
+
+    def set_to(number: int) -> None:
+        ctypes.c_int.in_dll(breakable, "broken").value = number
+
+    return set_to
+
+
+def test_what_can_be_broken_is_right_otherwise(broken: Callable[[int], None]) -> None:
+    broken(0)
+    assert trial.obstacle() is None
+
+
+@pytest.mark.parametrize("number", range(1, len(BROKEN) + 1), ids=list(BROKEN))
+def test_a_kernel_that_computes_wrongly_is_refused(number: int, broken: Callable[[int], None]) -> None:
+    broken(number)
+    kernel = list(BROKEN.values())[number - 1][0]
+    assert trial.obstacle() == f"{kernel} computes something else than torch"
+
+
+def test_every_exported_kernel_is_tried() -> None:
+    source = build.SOURCE.read_text()
+    exported = {line.split()[1].split("(")[0] for line in source.splitlines() if line.startswith("void cocoa_")}
+    assert set(trial.TRIALS) == exported
+    assert {kernel for kernel, _, _ in BROKEN.values()} == exported
+
+
+def test_a_broken_kernel_leaves_the_work_to_torch(broken: Callable[[int], None]) -> None:
+    broken(len(BROKEN))
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(linears="native"))
+    assert engine.info().linears != "native"
+    assert engine.info().native_obstacle == "cocoa_layers computes something else than torch"
+    answer = engine.generate([5, 6, 7], max_new_tokens=12)
+    stock = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(linears="stock"))
+    assert answer.token_ids == stock.generate([5, 6, 7], max_new_tokens=12).token_ids
+
+
+def test_a_library_with_another_structure_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = "long masked_from[2], parts;"
+    source = build.SOURCE.read_text()
+    assert source.count(fields) == 1
+    changed = compiled(source.replace(fields, "long masked_from[2], spare, parts;"), tmp_path)
+    monkeypatch.setattr(build, "_loaded", lambda: changed)
+    size = ctypes.sizeof(structures.Tips)
+    expected = f"structure Tips differs: size of Tips is {size + 8} in the library, {size} in Python"
+    assert trial.obstacle() == expected
+
+
+@pytest.mark.parametrize("structure", structures.SHARED, ids=lambda structure: structure.__name__)
+def test_every_structure_and_every_field_is_compared(
+    structure: type[ctypes.Structure], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, name = operators.handle(), structure.__name__
+    assert structures.mismatch(library) is None
+
+    def mismatch(fields: list[tuple[str, object]]) -> str | None:
+        monkeypatch.setattr(structures, "SHARED", (type(name, (ctypes.Structure,), {"_fields_": fields}),))
+        return structures.mismatch(library)
+
+    fields = list(structure._fields_)
+    assert f"size of {name} is " in str(mismatch([*fields, ("spare", ctypes.c_long)]))
+    for (first, kind), (second, other) in itertools.pairwise(fields):
+        at = fields.index((first, kind))
+        exchanged = [*fields[:at], (second, other), (first, kind), *fields[at + 2 :]]
+        assert f"structure {name} differs" in str(mismatch(exchanged))
+    assert f"offset of {name}.unknown is -1 in the library" in str(mismatch([("unknown", fields[0][1]), *fields[1:]]))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.decoding.next_tokens import NextTokens, contrasted, next_tokens, non_finite
-from cocoa_engine.decoding.task.rules import Rules
+from cocoa_engine.decoding.rules import Rules
 from cocoa_engine.execution.backends import Path, StepOutput
 from cocoa_engine.methods import METHODS, ContrastingMethod
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decoding.branch import Branch, branch_mlds
+from cocoa_engine.decoding.distributions import TokenOutput
 from cocoa_engine.decoding.next_tokens import NextTokens
 from cocoa_engine.decoding.span_scoring import log_prob_and_score
-from cocoa_engine.decoding.task.branch import Branch, branch_mlds
-from cocoa_engine.decoding.task.distributions import TokenOutput
 from cocoa_engine.execution.backends import Path
 
 

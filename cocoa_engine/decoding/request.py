@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.task.rules import Rules
+from cocoa_engine.decoding.rules import Rules
 from cocoa_engine.equations import middle_layers
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.execution.backends.shared_cache import SPARE_SLOTS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decoding.branch import DecidedSpan
 from cocoa_engine.decoding.span_decoder import SpanDecoder
 from cocoa_engine.decoding.span_scoring import (
     calibrates_spans,
@@ -12,7 +13,6 @@ from cocoa_engine.decoding.span_scoring import (
     reaches_max_risk,
     reported_risk,
 )
-from cocoa_engine.decoding.task.branch import DecidedSpan
 from cocoa_engine.execution.backends import TokenTree
 from cocoa_engine.model.detokenizer import SpanTexts
 from cocoa_engine.results import Generation

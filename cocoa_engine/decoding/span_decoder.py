@@ -16,13 +16,13 @@ from torch import Tensor
 
 from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.decoding.answer_history import AnswerHistory
+from cocoa_engine.decoding.branch import Branch, DecidedSpan, branch_mlds
+from cocoa_engine.decoding.distributions import Distributions, TokenOutput
 from cocoa_engine.decoding.next_tokens import NextTokens
+from cocoa_engine.decoding.rules import Rules
 from cocoa_engine.decoding.span_scoring import log_prob_and_score, reaches_max_risk, reported_risk
 from cocoa_engine.decoding.speculation import FreeRows, Speculation
-from cocoa_engine.decoding.task.branch import Branch, DecidedSpan, branch_mlds
-from cocoa_engine.decoding.task.distributions import Distributions, TokenOutput
-from cocoa_engine.decoding.task.rules import Rules
-from cocoa_engine.decoding.task.token_feed import Feeding, TokenFeed
+from cocoa_engine.decoding.token_feed import Feeding, TokenFeed
 from cocoa_engine.execution.backends import FeedRequest, Path, StepOutput, TokenTree
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.detokenizer import TextTrack

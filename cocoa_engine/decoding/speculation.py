@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from cocoa_engine.decoding.branch import Branch
+from cocoa_engine.decoding.distributions import TokenOutput
+from cocoa_engine.decoding.lookahead import Lookahead
 from cocoa_engine.decoding.prompt_lookup import PromptLookup
-from cocoa_engine.decoding.task.branch import Branch
-from cocoa_engine.decoding.task.distributions import TokenOutput
-from cocoa_engine.decoding.task.lookahead import Lookahead
-from cocoa_engine.decoding.task.rules import Rules
+from cocoa_engine.decoding.rules import Rules
 from cocoa_engine.execution.backends import Path
 
 COST_OF_A_ROW = 0.04

@@ -6,9 +6,9 @@ from collections.abc import Generator, Sequence
 
 import torch
 
+from cocoa_engine.decoding.branch import Branch
+from cocoa_engine.decoding.distributions import Distributions, TokenOutput, logits_of
 from cocoa_engine.decoding.speculation import Speculation
-from cocoa_engine.decoding.task.branch import Branch
-from cocoa_engine.decoding.task.distributions import Distributions, TokenOutput, logits_of
 from cocoa_engine.execution.backends import FeedRequest, Path, ReadBack, StepOutput, TokenTree
 
 Feeding = Generator[Sequence[Path], StepOutput | list[TokenOutput], list[TokenOutput]]

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict, Field
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decoding.branch import DecidedSpan
 from cocoa_engine.decoding.request import capture_spec
-from cocoa_engine.decoding.task.branch import DecidedSpan
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.execution.session import Session, SessionOwner
 from cocoa_engine.model.detokenizer import TextTrack

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decoding.branch import DecidedSpan
 from cocoa_engine.decoding.span_scoring import log_prob_and_score, mlds
-from cocoa_engine.decoding.task.branch import DecidedSpan
 from cocoa_engine.decoding.token_statistics import TokenStatistics, token_statistics
 from cocoa_engine.errors import NonFiniteLogitsError
 from cocoa_engine.model.hidden_states import CaptureSpec, capture

@@ -155,9 +155,19 @@ def _layer(random: _Random, plain: bool) -> _Layer:
     if not plain:
         weights = [[weight.bfloat16() for weight in each] for each in weights]
     biases: list[list[Tensor | None]] = [[None if plain else random(out) for out in outs] for outs, _ in sizes]
-    linears = [operators.Linears(*pair) for pair in zip(weights, biases, strict=True)]
+    qkv, out, gate_up, down = (operators.Linears(*pair) for pair in zip(weights, biases, strict=True))
     q_norm, k_norm = (None, None) if plain else (random(_HEAD_DIM), random(_HEAD_DIM))
-    described = DecoderLayer(random(_WIDTH), q_norm, k_norm, random(_WIDTH), *linears, windowed=not plain)
+    described = DecoderLayer(
+        attention_norm=random(_WIDTH),
+        q_norm=q_norm,
+        k_norm=k_norm,
+        mlp_norm=random(_WIDTH),
+        qkv=qkv,
+        out=out,
+        gate_up=gate_up,
+        down=down,
+        windowed=not plain,
+    )
     return _Layer(described, weights, biases)
 
 

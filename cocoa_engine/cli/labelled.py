@@ -41,7 +41,7 @@ def read(path: Path, format: str | None, prompts: int | None, seed: int) -> list
     """The labelled answers that a command asks for.
 
     Raises:
-        LabelledDataError: they cannot be read, or have one class only.
+        DataError: they cannot be read, or have one class only.
     """
     records = sample(read_labelled(path, format), prompts, seed)
     return checked(records, path)

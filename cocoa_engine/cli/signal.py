@@ -14,7 +14,7 @@ from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.errors import LabelledDataError
+from cocoa_engine.errors import DataError
 from cocoa_engine.extras import need
 from cocoa_engine.labelled import detect_format
 
@@ -53,9 +53,9 @@ def signal(
     need("matplotlib", extra="risk", what="cocoa signal")
     records = read(data, format, prompts, seed)
     if context_lift and (lacking := next((record for record in records if not record.source), None)):
-        raise LabelledDataError(f"{lacking.id!r} has no source, so there is no context whose lift could be measured.")
+        raise DataError(f"{lacking.id!r} has no source, so there is no context whose lift could be measured.")
     if boundaries and all(record.spans is None for record in records):
-        raise LabelledDataError("these answers are labelled as wholes: where their spans end says nothing about them.")
+        raise DataError("these answers are labelled as wholes: where their spans end says nothing about them.")
     make_folder(out)
     engine = load_engine(model, loading)
     from cocoa_engine.signal.boundaries import Cuts, cut_every_way

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cocoa_engine.errors import LabelledDataError
+from cocoa_engine.errors import DataError
 from cocoa_engine.labelled.files import as_object, field, read_json
 from cocoa_engine.labelled.records import LabelledSpan, LabelledText
 
@@ -18,7 +18,7 @@ def read(path: Path) -> list[LabelledText]:
     Where an error's span is empty or not found in its sentence, the whole sentence is the hallucinated part.
 
     Raises:
-        LabelledDataError: a field is missing or of a wrong type, or a sentence is not in its summary.
+        DataError: a field is missing or of a wrong type, or a sentence is not in its summary.
     """
     file = path / "annotations.json" if path.is_dir() else path
     records = []
@@ -58,7 +58,7 @@ def _spans(text: str, sentences: list[Any], where: str) -> list[LabelledSpan]:
             sentence = rest  # some summaries end in the midst of their last sentence
         start = text.find(sentence, after)
         if start < 0:
-            raise LabelledDataError(f"{at} is not in the summary.")
+            raise DataError(f"{at} is not in the summary.")
         after = start + len(sentence)
         for error in field(value, "annotation", list, at):
             kind = field(as_object(error, at), "error_class", str, at)

@@ -16,7 +16,7 @@ def read(path: Path) -> list[LabelledText]:
     """The summaries of one file, or of all ``batch_*.json`` of a folder.
 
     Raises:
-        LabelledDataError: a field is missing or of a wrong type.
+        DataError: a field is missing or of a wrong type.
     """
     records = []
     for file in sorted(path.glob("batch_*.json")) if path.is_dir() else [path]:

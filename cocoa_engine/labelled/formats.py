@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from cocoa_engine.errors import LabelledDataError
+from cocoa_engine.errors import DataError
 from cocoa_engine.faults import unknown
 from cocoa_engine.labelled import diasumfact, faithbench, mushroom, own, truthfulqa, xsum_token
 from cocoa_engine.labelled.files import read_json, read_json_lines
@@ -30,15 +30,15 @@ def read_labelled(path: str | Path, format: str | None = None, *, both_classes: 
         both_classes: whether there must be hallucinated and supported answers or parts.
 
     Raises:
-        LabelledDataError: it is not there, its format is not known or not as it should be, or its labels are of one
+        DataError: it is not there, its format is not known or not as it should be, or its labels are of one
             class only, where both are asked for.
     """
     path = Path(path)
     if not path.exists():
-        raise LabelledDataError(f"there is no file or folder {path}.")
+        raise DataError(f"there is no file or folder {path}.")
     name = detect_format(path) if format is None else format
     if name not in FORMATS:
-        raise LabelledDataError(unknown([name], FORMATS, what="format"))
+        raise DataError(unknown([name], FORMATS, what="format"))
     return checked(FORMATS[name](path), path, both_classes=both_classes)
 
 
@@ -46,7 +46,7 @@ def detect_format(path: Path) -> str:
     """The format of a file or folder, by its names and its first record.
 
     Raises:
-        LabelledDataError: it is none that is known.
+        DataError: it is none that is known.
     """
     if path.is_dir():
         for name, pattern in (
@@ -67,4 +67,4 @@ def detect_format(path: Path) -> str:
     elif path.suffix == ".json":
         value = read_json(path)
         return "faithbench" if isinstance(value, dict) and "samples" in value else "diasumfact"
-    raise LabelledDataError(f"the format of {path} is not known; name one of {', '.join(FORMATS)}.")
+    raise DataError(f"the format of {path} is not known; name one of {', '.join(FORMATS)}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cocoa_engine.errors import LabelledDataError
+from cocoa_engine.errors import DataError
 from cocoa_engine.labelled.files import field, read_json_lines
 from cocoa_engine.labelled.records import LabelledSpan, LabelledText
 
@@ -13,7 +13,7 @@ def read(path: Path) -> list[LabelledText]:
     """The answers of one file, or of all ``*.jsonl`` of a folder; the hard labels are the hallucinated parts.
 
     Raises:
-        LabelledDataError: a field is missing or of a wrong type.
+        DataError: a field is missing or of a wrong type.
     """
     records = []
     for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
@@ -22,7 +22,7 @@ def read(path: Path) -> list[LabelledText]:
             spans = []
             for pair in field(row, "hard_labels", list, where):
                 if not (isinstance(pair, list) and len(pair) == 2 and all(type(end) is int for end in pair)):
-                    raise LabelledDataError(f"{where}: a hard label must be [start, end], not {pair!r}.")
+                    raise DataError(f"{where}: a hard label must be [start, end], not {pair!r}.")
                 spans.append(LabelledSpan(*pair))
             records.append(
                 LabelledText(

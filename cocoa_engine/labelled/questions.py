@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cocoa_engine.errors import LabelledDataError
+from cocoa_engine.errors import DataError
 from cocoa_engine.extras import need
 from cocoa_engine.labelled.files import field, read_json_lines
 
@@ -56,17 +56,17 @@ def read_questions(path: str | Path) -> list[Question]:
     """Read a file of questions; those that come twice, with the same context, are read once.
 
     Raises:
-        LabelledDataError: it cannot be read, holds nothing, or a question lacks something.
+        DataError: it cannot be read, holds nothing, or a question lacks something.
         MissingExtraError: it is a parquet file, and pyarrow is not installed.
     """
     path = Path(path)
     questions: dict[tuple[str, str | None], Question] = {}
     for where, question in _nq_swap(path) if path.suffix == ".parquet" else _own(path):
         if not question.text.strip() or not any(_normalized(answer) for answer in question.answers):
-            raise LabelledDataError(f"{where}: the question is empty, or has no answer that is a word.")
+            raise DataError(f"{where}: the question is empty, or has no answer that is a word.")
         questions.setdefault((question.text, question.context), question)
     if not questions:
-        raise LabelledDataError(f"{path} holds no questions.")
+        raise DataError(f"{path} holds no questions.")
     return list(questions.values())
 
 
@@ -83,7 +83,7 @@ def _nq_swap(path: Path) -> Iterator[tuple[str, Question]]:
     try:
         rows = parquet.read_table(path).to_pylist()
     except (OSError, ValueError) as error:
-        raise LabelledDataError(f"{path} cannot be read as parquet: {error}.") from None
+        raise DataError(f"{path} cannot be read as parquet: {error}.") from None
     seen = set()
     for number, row in enumerate(rows):
         where = f"{path}, row {number}"
@@ -98,7 +98,7 @@ def _nq_swap(path: Path) -> Iterator[tuple[str, Question]]:
 def _strings(row: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
     values: Sequence[Any] = field(row, name, list, where)
     if not values or not all(isinstance(value, str) for value in values):
-        raise LabelledDataError(f"{where}: {name} must be a list of texts, with one at least.")
+        raise DataError(f"{where}: {name} must be a list of texts, with one at least.")
     return tuple(values)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Protocol, TypeVar
 
-from cocoa_engine.errors import LabelledDataError
+from cocoa_engine.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -81,26 +81,24 @@ def checked(records: Sequence[LabelledText], where: object, *, both_classes: boo
         both_classes: whether there must be hallucinated and supported ones.
 
     Raises:
-        LabelledDataError: there are none; an id comes twice; a prompt or an answer is empty; a source is not in its
+        DataError: there are none; an id comes twice; a prompt or an answer is empty; a source is not in its
             prompt; a part lies outside its answer; or all labels are of one class, where both are asked for.
     """
     if not records:
-        raise LabelledDataError(f"{where} holds no answers.")
+        raise DataError(f"{where} holds no answers.")
     seen: set[str] = set()
     for record in records:
         if record.id in seen:
-            raise LabelledDataError(f"{where}: the id {record.id!r} comes twice; every answer needs its own.")
+            raise DataError(f"{where}: the id {record.id!r} comes twice; every answer needs its own.")
         seen.add(record.id)
         for name, value in (("answer", record.text), ("prompt", record.prompt)):
             if not value.strip():
-                raise LabelledDataError(
-                    f"{where}: the {name} of {record.id!r} is empty; give it a text or leave it out."
-                )
+                raise DataError(f"{where}: the {name} of {record.id!r} is empty; give it a text or leave it out.")
         if record.source is not None and not (record.source and record.source in record.prompt):
-            raise LabelledDataError(f"{where}: the source of {record.id!r} is not in its prompt, word for word.")
+            raise DataError(f"{where}: the source of {record.id!r} is not in its prompt, word for word.")
         for span in record.spans or ():
             if not 0 <= span.start < span.end <= len(record.text):
-                raise LabelledDataError(
+                raise DataError(
                     f"{where}: the labelled part {span.start}..{span.end} of {record.id!r} is empty or lies outside "
                     f"the answer of {len(record.text)} characters."
                 )
@@ -109,9 +107,7 @@ def checked(records: Sequence[LabelledText], where: object, *, both_classes: boo
         classes |= _classes(record)
     if both_classes and len(classes) < 2:
         only = "hallucinated" if classes == {True} else "supported"
-        raise LabelledDataError(
-            f"{where}: every label is {only!r}; nothing can be told apart. Give answers of both classes."
-        )
+        raise DataError(f"{where}: every label is {only!r}; nothing can be told apart. Give answers of both classes.")
     return list(records)
 
 

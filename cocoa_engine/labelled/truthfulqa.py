@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cocoa_engine.errors import LabelledDataError
+from cocoa_engine.errors import DataError
 from cocoa_engine.labelled.files import read_csv
 from cocoa_engine.labelled.records import LabelledText
 
@@ -20,13 +20,13 @@ def read(path: Path) -> list[LabelledText]:
     file lists "Unknown" so.
 
     Raises:
-        LabelledDataError: a column is missing, or a question or its answers are empty.
+        DataError: a column is missing, or a question or its answers are empty.
     """
     records = []
     file = path / FILE if path.is_dir() else path
     for number, (where, row) in enumerate(read_csv(file, COLUMNS)):
         if empty := [name for name in COLUMNS if not row[name].strip(" ;")]:
-            raise LabelledDataError(f"{where}: the column {empty[0]!r} is empty.")
+            raise DataError(f"{where}: the column {empty[0]!r} is empty.")
         question, best = row["Question"].strip(), row["Best Answer"].strip()
         true = list(dict.fromkeys([best, *_answers(row["Correct Answers"])]))
         false = list(dict.fromkeys(_answers(row["Incorrect Answers"])))

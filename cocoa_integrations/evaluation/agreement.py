@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from cocoa_engine.errors import DataError, MissingPackageError
+from cocoa_engine.errors import DataError, MissingExtraError
 from cocoa_integrations.evaluation.files import find_file, read_records
 
 _TRUE = ("1", "true", "yes", "correct")
@@ -33,7 +33,7 @@ def read_labels(file: Path, places: Container[Place], figures: Sequence[str]) ->
 
     Raises:
         DataError: the file cannot be used.
-        MissingPackageError: scikit-learn is not installed, which :func:`agreement` needs.
+        MissingExtraError: scikit-learn is not installed, which :func:`agreement` needs.
     """
     _kappa_score()
     people: dict[str, Labels] = {}
@@ -114,7 +114,7 @@ def _kappa_score() -> Callable[..., float]:
     try:
         from sklearn.metrics import cohen_kappa_score
     except ImportError as error:
-        raise MissingPackageError("Cohen's kappa needs scikit-learn: pip install 'cocoa-integrations[eval]'") from error
+        raise MissingExtraError("Cohen's kappa needs scikit-learn: pip install 'cocoa-integrations[eval]'") from error
     return cohen_kappa_score
 
 

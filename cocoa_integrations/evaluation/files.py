@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cocoa_engine.errors import DataError, MissingPackageError
+from cocoa_engine.errors import DataError, MissingExtraError
 
 SUFFIXES = (".csv", ".json", ".jsonl", ".parquet")
 
@@ -170,7 +170,7 @@ def _parquet(path: Path) -> list[Record]:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise MissingPackageError("parquet files need pyarrow: pip install 'cocoa-integrations[eval]'") from error
+        raise MissingExtraError("parquet files need pyarrow: pip install 'cocoa-integrations[eval]'") from error
     try:
         rows = parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:

@@ -87,7 +87,7 @@ def judge_run(
     Raises:
         ConfigError: the folder holds no run, or one of a task that needs no judge; the judge has a temperature.
         DataError: a file cannot be used.
-        MissingPackageError: labels are given and scikit-learn is not installed.
+        MissingExtraError: labels are given and scikit-learn is not installed.
     """
     if attempts < 1 or concurrency < 1 or not timeout > 0:
         raise ConfigError("attempts, concurrency and timeout must be above 0")

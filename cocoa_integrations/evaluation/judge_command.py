@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cocoa_engine.errors import ConfigError, MissingPackageError
+from cocoa_engine.errors import ConfigError, MissingExtraError
 from cocoa_integrations.evaluation.progress import progress_bar
 
 
@@ -55,10 +55,10 @@ def _chat_model(name: str) -> Any:
     try:
         from langchain.chat_models import init_chat_model
     except ImportError as error:
-        raise MissingPackageError("cocoa judge needs langchain: pip install langchain") from error
+        raise MissingExtraError("cocoa judge needs langchain: pip install langchain") from error
     try:
         return init_chat_model(name, temperature=0.0)
     except ImportError as error:
-        raise MissingPackageError(f"the judge {name}: {error}") from error
+        raise MissingExtraError(f"the judge {name}: {error}") from error
     except Exception as error:  # what a provider says of a key that is missing, or of a name it does not know
         raise ConfigError(f"the judge {name} cannot be used: {error}") from error

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from cocoa_engine.errors import MissingPackageError
+from cocoa_engine.errors import MissingExtraError
 
 REJECTION = "i have no comment"
 
@@ -48,7 +48,7 @@ def _rouge() -> Any:
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
-        raise MissingPackageError("ROUGE-L needs rouge-score: pip install 'cocoa-integrations[eval]'") from error
+        raise MissingExtraError("ROUGE-L needs rouge-score: pip install 'cocoa-integrations[eval]'") from error
     return RougeScorer(["rougeL"])
 
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cocoa_engine.errors import MissingPackageError
+from cocoa_engine.errors import MissingExtraError
 
 try:
     import lm_eval.api.model  # noqa: F401
 except ImportError as error:
-    raise MissingPackageError(
+    raise MissingExtraError(
         "the model for lm-evaluation-harness needs lm-eval: pip install 'cocoa-integrations[eval]'"
     ) from error
 

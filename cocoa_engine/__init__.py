@@ -29,6 +29,7 @@ from cocoa_engine.errors import (
     RequestCancelledError,
     UnsupportedModelError,
 )
+from cocoa_engine.extras import quiet_torchao
 from cocoa_engine.methods import METHODS
 from cocoa_engine.results import Candidate, Competition, Generation, LayerCurve, Preceding, Span, Usage
 from cocoa_engine.runtime import Runtime
@@ -91,5 +92,6 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(import_module(f"cocoa_engine.{_LAZY[name]}"), name)
+        with quiet_torchao():
+            return getattr(import_module(f"cocoa_engine.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cocoa_engine.errors import DataError
-from cocoa_engine.extras import need
-from cocoa_engine.labelled.files import field, read_json_lines
+from cocoa_engine.labelled.files import field, read_json_lines, read_parquet
 
 
 @dataclass(frozen=True)
@@ -79,14 +78,8 @@ def _own(path: Path) -> Iterator[tuple[str, Question]]:
 
 def _nq_swap(path: Path) -> Iterator[tuple[str, Question]]:
     """The first row of each question: others swap in other answers."""
-    parquet = need("pyarrow.parquet", extra="eval", what="reading parquet files")
-    try:
-        rows = parquet.read_table(path).to_pylist()
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as parquet: {error}.") from None
     seen = set()
-    for number, row in enumerate(rows):
-        where = f"{path}, row {number}"
+    for where, row in read_parquet(path):
         text = field(row, "question", str, where)
         if text not in seen:
             seen.add(text)

@@ -104,7 +104,7 @@ def _label(text: str) -> str:
 
 def _figure(width: float, height: float) -> Figure:
     """A figure that notebooks show by themselves, whether or not pyplot was ever imported."""
-    need("matplotlib", extra="bench", what="drawing a figure")
+    need("matplotlib", extra="plot", what="drawing a figure")
     from matplotlib.figure import Figure
 
     class ShownFigure(Figure):

@@ -8,7 +8,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from cocoa_engine.errors import DataError, MissingExtraError
+from cocoa_engine.errors import DataError
+from cocoa_engine.extras import need
 from cocoa_integrations.evaluation.files import find_file, read_records
 
 _TRUE = ("1", "true", "yes", "correct")
@@ -111,11 +112,8 @@ def _kappa(first: Mapping[Place, bool], second: Mapping[Place, bool]) -> dict[st
 
 
 def _kappa_score() -> Callable[..., float]:
-    try:
-        from sklearn.metrics import cohen_kappa_score
-    except ImportError as error:
-        raise MissingExtraError("Cohen's kappa needs scikit-learn: pip install 'cocoa-integrations[eval]'") from error
-    return cohen_kappa_score
+    score: Callable[..., float] = need("sklearn.metrics", extra="eval", what="Cohen's kappa").cohen_kappa_score
+    return score
 
 
 def _mean(kappas: Mapping[str, Mapping[str, Any]]) -> float | None:

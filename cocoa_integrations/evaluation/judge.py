@@ -19,9 +19,7 @@ from itertools import islice
 from json import dumps
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
-
-from langchain_core.language_models import BaseChatModel
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.evaluation.agreement import agreement, in_words, read_labels
@@ -29,6 +27,9 @@ from cocoa_integrations.evaluation.folder import RunFolder, append_lines, read_l
 from cocoa_integrations.evaluation.judge_prompts import QUESTIONS
 from cocoa_integrations.evaluation.table import markdown
 from cocoa_integrations.evaluation.tasks import TASKS, Column
+
+if TYPE_CHECKING:
+    from langchain_core.language_models import BaseChatModel
 
 JUDGEMENTS, JUDGED, JUDGED_TABLE = "judgements.jsonl", "judged.json", "judged.md"
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cocoa_engine.errors import ConfigError, MissingExtraError
+from cocoa_engine.extras import need
 from cocoa_integrations.evaluation.progress import progress_bar
 
 
@@ -52,12 +53,9 @@ def judge(
 
 
 def _chat_model(name: str) -> Any:
+    chat_models = need("langchain.chat_models", extra="agents", what="cocoa judge")
     try:
-        from langchain.chat_models import init_chat_model
-    except ImportError as error:
-        raise MissingExtraError("cocoa judge needs langchain: pip install langchain") from error
-    try:
-        return init_chat_model(name, temperature=0.0)
+        return chat_models.init_chat_model(name, temperature=0.0)
     except ImportError as error:
         raise MissingExtraError(f"the judge {name}: {error}") from error
     except Exception as error:  # what a provider says of a key that is missing, or of a name it does not know

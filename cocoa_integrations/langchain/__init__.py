@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.errors import GenerationTimeoutError, HallucinationRiskError, UnsupportedFeatureError
 from cocoa_engine.extras import need
+
+need("langchain_core", extra="langchain", what=__name__)
+
 from cocoa_integrations.langchain.callbacks import RiskCallbackHandler, get_risk_callback
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.gates import risk_gate
@@ -38,11 +41,10 @@ __all__ = [
 ]
 
 _LAZY = {"RiskMiddleware": "middleware", "ToolRiskMiddleware": "tool_risk"}
-"""What needs the package langchain, by the module it is in."""
+"""The names that need the package ``langchain``, and their modules."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        need("langchain.agents", extra="agents", what=name)
         return getattr(import_module(f"cocoa_integrations.langchain.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

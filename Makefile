@@ -1,13 +1,16 @@
 # Everything on a fresh machine with Python >= 3.10 and a package index:
 #   make demo   ask the embedded model a question and see where its answer may be wrong
-#   make test   lint, type-check and test
+#   make test   lint, type-check and test (make check: without the tests)
+#   make wheel  build the wheel, install it with each extra alone, and use it (about 4 minutes)
+#   make floors test the lowest versions of what the package needs
 #   make bench  measure what decoding costs (about 25 minutes) and write docs/performance.md
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# without bytecode: what is imported is compiled at its first import, the rest never
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# -qq: errors only, not a warning for each index that lacks a package. Without bytecode: what is imported is compiled at
+# its first import, the rest never.
+PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -c constraints.txt
 
 # Some tests look at pages in Chromium. Where it is missing they are skipped; on a bare Debian as root it is installed.
 BROWSER = @{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null \
@@ -15,16 +18,24 @@ BROWSER = @{ command -v chromium || command -v chromium-browser || command -v go
 	apt-get -qq install -y --no-install-recommends chromium; } >/dev/null 2>&1; } \
 	|| echo "No Chromium: the tests that look at pages are skipped."
 
-.PHONY: demo test bench clean
+.PHONY: demo check test wheel floors bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/cocoa ask "Who wrote Pride and Prejudice?" --compare greedy --table --stop .
 
-test: $(VENV)/.dev
+check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+test: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile  # two tests at once; each takes one thread
+
+wheel: | $(BIN)/python
+	$(BIN)/python tests/installation/check_wheel.py
+
+floors:
+	$(MAKE) VENV=.venv-floors CONSTRAINTS=constraints-floors.txt .venv-floors/.floors
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
@@ -39,7 +50,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	$(PIP) -e ".[dev,bench,risk,eval]"
+	$(PIP) -e ".[dev]"
 	$(BROWSER)
 	touch $@
 

@@ -30,24 +30,25 @@ sys.meta_path.insert(0, Missing())
 FRAMEWORKS = ("langchain_core", "langchain", "langgraph", "langchain_openai", "llama_index")
 
 NEITHER = """
-import cocoa_engine.engine
 import cocoa_integrations.evaluation.command
 import cocoa_integrations.evaluation.judge
 import cocoa_integrations.evaluation.judge_command
 import cocoa_integrations.tool_calling
 import cocoa_integrations.tracing
 import cocoa_integrations.transformers
+from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import MissingExtraError
 
-for module, message in {
-    "langchain": "cocoa_integrations.langchain needs langchain-core: pip install 'cocoa-integrations[langchain]'",
-    "llama_index": "cocoa_integrations.llama_index needs llama-index-core: pip install 'cocoa-integrations[llama-index]'",  # noqa: E501
-    "lm_eval": "cocoa_integrations.lm_eval needs lm-eval: pip install 'cocoa-integrations[eval]'",
-}.items():
+for module, package, extra in (
+    ("langchain", "langchain-core", "langchain"),
+    ("llama_index", "llama-index-core", "llama-index"),
+    ("lm_eval", "lm-eval", "eval"),
+):
     try:
         __import__(f"cocoa_integrations.{module}")
     except MissingExtraError as error:
-        assert str(error) == message, error
+        command = f"pip install 'cocoa-integrations[{extra}]'"
+        assert str(error) == f"cocoa_integrations.{module} needs {package}: {command}", error
     else:
         raise AssertionError(module)
 try:

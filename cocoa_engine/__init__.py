@@ -18,6 +18,7 @@ from cocoa_engine.errors import (
     ChatTemplateError,
     CocoaError,
     ConfigError,
+    DataError,
     EngineBusyError,
     HallucinationRiskError,
     LabelledDataError,
@@ -29,6 +30,7 @@ from cocoa_engine.errors import (
     UnsupportedModelError,
 )
 from cocoa_engine.methods import METHODS
+from cocoa_engine.optional import quiet_torchao
 from cocoa_engine.results import Generation, LayerCurve
 from cocoa_engine.runtime import Runtime
 from cocoa_engine.spans import Candidate, Competition, Preceding, Span, Usage
@@ -55,6 +57,7 @@ __all__ = [
     "Competition",
     "ConfigError",
     "ContextLift",
+    "DataError",
     "EngineBusyError",
     "Generation",
     "HallucinationRiskError",
@@ -91,7 +94,8 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(import_module(f"cocoa_engine.{_LAZY[name]}"), name)
+        with quiet_torchao():
+            return getattr(import_module(f"cocoa_engine.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

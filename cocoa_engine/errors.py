@@ -6,6 +6,7 @@ occur during the work (:class:`NonFiniteLogitsError`).
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 
@@ -22,11 +23,15 @@ class PromptError(CocoaError, ValueError):
 
 
 class DataError(CocoaError, ValueError):
-    """An evaluation file cannot be read, or lacks what the task needs."""
+    """A data file cannot be read, or lacks what it is read for: its encoding, a missing field, one class only, ..."""
 
 
-class MissingPackageError(CocoaError, ImportError):
-    """Something was asked for that needs an optional package; the message says which to install."""
+LabelledDataError = DataError
+"""The name under which :class:`DataError` was first public."""
+
+
+class MissingExtraError(CocoaError, ImportError):
+    """An optional package is not installed. The message holds the command that installs it."""
 
 
 class ChatTemplateError(CocoaError, ValueError):
@@ -91,13 +96,12 @@ class UnsupportedFeatureError(CocoaError, NotImplementedError):
     """A feature of the framework that these models do not support, such as tools in a text model."""
 
 
-class LabelledDataError(CocoaError, ValueError):
-    """A labelled data set cannot be read: its encoding, a missing field, an empty answer, one class only, ..."""
-
-
 class CalibrationError(CocoaError, ValueError):
     """A file is not a calibrator, or a calibrator cannot be fitted or used on the given data."""
 
 
-class MissingExtraError(CocoaError, ImportError):
-    """A package that only some features need is not installed."""
+def __getattr__(name: str) -> Any:
+    if name == "MissingPackageError":
+        warnings.warn("MissingPackageError is now MissingExtraError", DeprecationWarning, stacklevel=2)
+        return MissingExtraError
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,29 +1,66 @@
-"""Packages that only some features need."""
+"""Optional packages: one error for those that are missing, and silence about those that nobody asked for."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 from cocoa_engine.errors import MissingExtraError
+
+DISTRIBUTIONS = {
+    "langchain_core": "langchain-core",
+    "llama_index": "llama-index-core",
+    "lm_eval": "lm-eval",
+    "opentelemetry": "opentelemetry-api",
+    "rouge_score": "rouge-score",
+    "sklearn": "scikit-learn",
+}
+"""The packages whose name on the package index differs from the name of their module."""
+
+_LOUD_AT_IMPORT = ("torchao", "torch.utils._pytree")
 
 
 def need(module: str, *, extra: str, what: str) -> Any:
     """Import a module of an optional package.
 
     Args:
-        module: its name.
+        module: the module's name.
         extra: the extra of this package that installs it.
         what: what needs it, for the message.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: the package is not installed.
     """
+    top = module.partition(".")[0]
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name.partition(".")[0]):
-            raise
+        if error.name is None or error.name.partition(".")[0] != top:
+            raise  # the package is there, and lacks something itself
         raise MissingExtraError(
-            f"{what} needs the package {error.name}: pip install 'cocoa-integrations[{extra}]'."
+            f"{what} needs {DISTRIBUTIONS.get(top, top)}: pip install 'cocoa-integrations[{extra}]'", name=error.name
         ) from None
+
+
+@contextmanager
+def quiet_torchao() -> Iterator[None]:
+    """Drop what torchao logs while it is imported.
+
+    transformers imports torchao with its model classes, wherever it is installed. Its warnings, about kernels for other
+    machines, do not concern a model that is not quantised.
+    """
+    loggers = [logging.getLogger(name) for name in _LOUD_AT_IMPORT]
+    for logger in loggers:
+        logger.addFilter(_drop)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(_drop)
+
+
+def _drop(record: logging.LogRecord) -> bool:
+    return False

@@ -41,7 +41,7 @@ def read(path: Path, format: str | None, prompts: int | None, seed: int) -> list
     """Read the labelled answers of a command.
 
     Raises:
-        LabelledDataError: the data cannot be read, or is of one class only.
+        DataError: the data cannot be read, or is of one class only.
     """
     records = sample(read_labelled(path, format), prompts, seed)
     return checked(records, path)

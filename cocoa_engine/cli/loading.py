@@ -27,17 +27,11 @@ def load_engine(model: str | None, options: LoadOptions, calibrator: Path | None
     runtime = Runtime(forward=options.forward)  # validated there
     console = Console(stderr=True, quiet=not sys.stderr.isatty())
     with console.status(Text(f"Loading {model or 'the embedded model'} …")):
-        if not options.debug:
-            logging.disable(logging.WARNING)  # messages of other packages (torchao) during import
-        try:
-            import torch
-            from huggingface_hub.utils import logging as hub_logging
-            from transformers.utils import logging as transformers_logging
+        import torch
+        from huggingface_hub.utils import logging as hub_logging
+        from transformers.utils import logging as transformers_logging
 
-            from cocoa_engine import CocoaEngine
-            from cocoa_engine.model import loading  # noqa: F401 - imports the rest of transformers
-        finally:
-            logging.disable(logging.NOTSET)
+        from cocoa_engine import CocoaEngine
 
         if options.threads:
             torch.set_num_threads(options.threads)

@@ -26,7 +26,7 @@ from cocoa_engine.cli.options import LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import detect_format
-from cocoa_engine.errors import LabelledDataError
+from cocoa_engine.errors import DataError
 from cocoa_engine.optional import need
 
 
@@ -64,9 +64,9 @@ def signal(
     need("matplotlib", extra="risk", what="cocoa signal")
     records = read(data, format, prompts, seed)
     if context_lift and (lacking := next((record for record in records if not record.source), None)):
-        raise LabelledDataError(f"{lacking.id!r} has no source, so its context lift cannot be measured.")
+        raise DataError(f"{lacking.id!r} has no source, so its context lift cannot be measured.")
     if boundaries and all(record.spans is None for record in records):
-        raise LabelledDataError("these answers are labelled as wholes, so span boundaries cannot be compared.")
+        raise DataError("these answers are labelled as wholes, so span boundaries cannot be compared.")
     make_folder(out)
     engine = load_engine(model, loading)
     from cocoa_engine.studies.signal.boundaries import Cuts, cut_every_way

@@ -7,7 +7,7 @@ from typing import Any
 
 from cocoa_engine.datasets.files import as_object, field, read_json
 from cocoa_engine.datasets.records import LabelledSpan, LabelledText
-from cocoa_engine.errors import LabelledDataError
+from cocoa_engine.errors import DataError
 
 NO_ERROR = "No Error"
 FILE = "annotations.json"
@@ -24,7 +24,7 @@ def read(path: Path) -> list[LabelledText]:
     If an error's span is empty or not found in its sentence, the whole sentence is the hallucinated part.
 
     Raises:
-        LabelledDataError: a field is missing or of a wrong type, or a sentence is not in its summary.
+        DataError: a field is missing or of a wrong type, or a sentence is not in its summary.
     """
     file = path / FILE if path.is_dir() else path
     records = []
@@ -64,7 +64,7 @@ def _spans(text: str, sentences: list[Any], where: str) -> list[LabelledSpan]:
             sentence = rest  # some summaries are cut off within their last sentence
         start = text.find(sentence, after)
         if start < 0:
-            raise LabelledDataError(f"{at} is not in the summary.")
+            raise DataError(f"{at} is not in the summary.")
         after = start + len(sentence)
         for error in field(value, "annotation", list, at):
             kind = field(as_object(error, at), "error_class", str, at)

@@ -27,7 +27,7 @@ def read(path: Path) -> list[LabelledText]:
     """Read the summaries of a file, or of all ``batch_*.json`` in a folder.
 
     Raises:
-        LabelledDataError: a field is missing or of a wrong type.
+        DataError: a field is missing or of a wrong type.
     """
     records = []
     for file in sorted(path.glob("batch_*.json")) if path.is_dir() else [path]:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from cocoa_engine.datasets import diasumfact, faithbench, jsonl, mushroom, truthfulqa, xsum_token
 from cocoa_engine.datasets.records import LabelledText, checked
-from cocoa_engine.errors import LabelledDataError
+from cocoa_engine.errors import DataError
 from cocoa_engine.messages import unknown
 
 
@@ -46,15 +46,15 @@ def read_labelled(path: str | Path, format: str | None = None, *, both_classes: 
         both_classes: require hallucinated and supported answers or parts.
 
     Raises:
-        LabelledDataError: the path does not exist, the format is unknown, the data is malformed, or its labels are of
+        DataError: the path does not exist, the format is unknown, the data is malformed, or its labels are of
             one class only although both are required.
     """
     path = Path(path)
     if not path.exists():
-        raise LabelledDataError(f"there is no file or folder {path}.")
+        raise DataError(f"there is no file or folder {path}.")
     name = detect_format(path) if format is None else format
     if name not in FORMATS:
-        raise LabelledDataError(unknown([name], FORMATS, what="format"))
+        raise DataError(unknown([name], FORMATS, what="format"))
     return checked(FORMATS[name](path), path, both_classes=both_classes)
 
 
@@ -62,9 +62,9 @@ def detect_format(path: Path) -> str:
     """The format of a file or folder, by its file names and its first record.
 
     Raises:
-        LabelledDataError: no format matches.
+        DataError: no format matches.
     """
     for name, reader in _READERS.items():
         if reader.matches(path):
             return name
-    raise LabelledDataError(f"the format of {path} is not known; name one of {', '.join(FORMATS)}.")
+    raise DataError(f"the format of {path} is not known; name one of {', '.join(FORMATS)}.")

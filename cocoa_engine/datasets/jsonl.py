@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cocoa_engine.datasets.files import field, read_json_lines
 from cocoa_engine.datasets.records import LabelledSpan, LabelledText
-from cocoa_engine.errors import LabelledDataError
+from cocoa_engine.errors import DataError
 
 
 def matches(path: Path) -> bool:
@@ -25,7 +25,7 @@ def read(path: Path) -> list[LabelledText]:
     """Read the records of a file.
 
     Raises:
-        LabelledDataError: a field is missing or of a wrong type, or the same answer has both labels.
+        DataError: a field is missing or of a wrong type, or the same answer has both labels.
     """
     records = []
     labels: dict[tuple[str, str], bool] = {}
@@ -35,12 +35,12 @@ def read(path: Path) -> list[LabelledText]:
         if "spans" in row:
             pairs = field(row, "spans", list, where)
             if any(not isinstance(pair, list) or [type(end) for end in pair] != [int, int] for pair in pairs):
-                raise LabelledDataError(f"{where}: each of the spans must be [start, end].")
+                raise DataError(f"{where}: each of the spans must be [start, end].")
             spans = tuple(LabelledSpan(*pair) for pair in sorted(pairs))
         label = bool(spans) if spans is not None and "label" not in row else field(row, "label", bool, where)
         text = field(row, "text", str, where)
         if spans is None and labels.setdefault((prompt, text), label) != label:
-            raise LabelledDataError(f"{where}: the same answer to the same prompt had the other label before.")
+            raise DataError(f"{where}: the same answer to the same prompt had the other label before.")
         records.append(
             LabelledText(
                 id=str(field(row, "id", (str, int), where)),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cocoa_engine.datasets.files import field, read_json_lines
 from cocoa_engine.datasets.records import LabelledSpan, LabelledText
-from cocoa_engine.errors import LabelledDataError
+from cocoa_engine.errors import DataError
 
 
 def matches(path: Path) -> bool:
@@ -23,7 +23,7 @@ def read(path: Path) -> list[LabelledText]:
     """Read the answers of a file, or of all ``*.jsonl`` in a folder. The hard labels are the hallucinated parts.
 
     Raises:
-        LabelledDataError: a field is missing or of a wrong type.
+        DataError: a field is missing or of a wrong type.
     """
     records = []
     for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
@@ -32,7 +32,7 @@ def read(path: Path) -> list[LabelledText]:
             spans = []
             for pair in field(row, "hard_labels", list, where):
                 if not (isinstance(pair, list) and len(pair) == 2 and all(type(end) is int for end in pair)):
-                    raise LabelledDataError(f"{where}: a hard label must be [start, end], not {pair!r}.")
+                    raise DataError(f"{where}: a hard label must be [start, end], not {pair!r}.")
                 spans.append(LabelledSpan(*pair))
             records.append(
                 LabelledText(

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cocoa_engine.datasets.files import field, read_json_lines
-from cocoa_engine.errors import LabelledDataError
-from cocoa_engine.optional import need
+from cocoa_engine.datasets.files import field, read_json_lines, read_parquet
+from cocoa_engine.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -56,17 +55,17 @@ def read_questions(path: str | Path) -> list[Question]:
     """Read a file of questions. Repeated questions with the same context are read once.
 
     Raises:
-        LabelledDataError: the file cannot be read, has no questions, or a question lacks a field.
+        DataError: the file cannot be read, has no questions, or a question lacks a field.
         MissingExtraError: the file is parquet, and pyarrow is not installed.
     """
     path = Path(path)
     questions: dict[tuple[str, str | None], Question] = {}
     for where, question in _nq_swap(path) if path.suffix == ".parquet" else _json_lines(path):
         if not question.text.strip() or not any(_normalized(answer) for answer in question.answers):
-            raise LabelledDataError(f"{where}: the question is empty, or has no answer that is a word.")
+            raise DataError(f"{where}: the question is empty, or has no answer that is a word.")
         questions.setdefault((question.text, question.context), question)
     if not questions:
-        raise LabelledDataError(f"{path} has no questions.")
+        raise DataError(f"{path} has no questions.")
     return list(questions.values())
 
 
@@ -79,14 +78,8 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Question]]:
 
 def _nq_swap(path: Path) -> Iterator[tuple[str, Question]]:
     """The first row of each question; the other rows swap in other answers."""
-    parquet = need("pyarrow.parquet", extra="eval", what="reading parquet files")
-    try:
-        rows = parquet.read_table(path).to_pylist()
-    except (OSError, ValueError) as error:
-        raise LabelledDataError(f"{path} cannot be read as parquet: {error}.") from None
     seen = set()
-    for number, row in enumerate(rows):
-        where = f"{path}, row {number}"
+    for where, row in read_parquet(path):
         text = field(row, "question", str, where)
         if text not in seen:
             seen.add(text)
@@ -98,7 +91,7 @@ def _nq_swap(path: Path) -> Iterator[tuple[str, Question]]:
 def _strings(row: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
     values: Sequence[Any] = field(row, name, list, where)
     if not values or not all(isinstance(value, str) for value in values):
-        raise LabelledDataError(f"{where}: {name} must be a list of texts, with one at least.")
+        raise DataError(f"{where}: {name} must be a list of texts, with one at least.")
     return tuple(values)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Protocol, TypeVar
 
-from cocoa_engine.errors import LabelledDataError
+from cocoa_engine.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -82,26 +82,24 @@ def checked(records: Sequence[LabelledText], where: object, *, both_classes: boo
         both_classes: require hallucinated and supported answers or parts.
 
     Raises:
-        LabelledDataError: there are no records; an id is repeated; a prompt or an answer is empty; a source is not in
+        DataError: there are no records; an id is repeated; a prompt or an answer is empty; a source is not in
             its prompt; a part is outside its answer; or both classes are required and only one is labelled.
     """
     if not records:
-        raise LabelledDataError(f"{where} has no answers.")
+        raise DataError(f"{where} has no answers.")
     seen: set[str] = set()
     for record in records:
         if record.id in seen:
-            raise LabelledDataError(f"{where}: the id {record.id!r} is repeated; every answer needs its own id.")
+            raise DataError(f"{where}: the id {record.id!r} is repeated; every answer needs its own id.")
         seen.add(record.id)
         for name, value in (("answer", record.text), ("prompt", record.prompt)):
             if not value.strip():
-                raise LabelledDataError(
-                    f"{where}: the {name} of {record.id!r} is empty; give it a text or remove the record."
-                )
+                raise DataError(f"{where}: the {name} of {record.id!r} is empty; give it a text or remove the record.")
         if record.source is not None and not (record.source and record.source in record.prompt):
-            raise LabelledDataError(f"{where}: the source of {record.id!r} is not in its prompt, word for word.")
+            raise DataError(f"{where}: the source of {record.id!r} is not in its prompt, word for word.")
         for span in record.spans or ():
             if not 0 <= span.start < span.end <= len(record.text):
-                raise LabelledDataError(
+                raise DataError(
                     f"{where}: the labelled part {span.start}..{span.end} of {record.id!r} is empty or lies outside "
                     f"the answer of {len(record.text)} characters."
                 )
@@ -110,7 +108,7 @@ def checked(records: Sequence[LabelledText], where: object, *, both_classes: boo
         classes |= _classes(record)
     if both_classes and len(classes) < 2:
         only = "hallucinated" if classes == {True} else "supported"
-        raise LabelledDataError(f"{where}: every label is {only!r}; both classes are needed.")
+        raise DataError(f"{where}: every label is {only!r}; both classes are needed.")
     return list(records)
 
 

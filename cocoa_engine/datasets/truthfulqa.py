@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cocoa_engine.datasets.files import read_csv
 from cocoa_engine.datasets.records import LabelledText
-from cocoa_engine.errors import LabelledDataError
+from cocoa_engine.errors import DataError
 
 FILE = "TruthfulQA.csv"
 COLUMNS = ("Question", "Best Answer", "Correct Answers", "Incorrect Answers")
@@ -24,13 +24,13 @@ def read(path: Path) -> list[LabelledText]:
     listed as both true and false becomes two records (the published file does so with "Unknown" for two questions).
 
     Raises:
-        LabelledDataError: a column is missing, or a question or its answers are empty.
+        DataError: a column is missing, or a question or its answers are empty.
     """
     records = []
     file = path / FILE if path.is_dir() else path
     for number, (where, row) in enumerate(read_csv(file, COLUMNS)):
         if empty := [name for name in COLUMNS if not row[name].strip(" ;")]:
-            raise LabelledDataError(f"{where}: the column {empty[0]!r} is empty.")
+            raise DataError(f"{where}: the column {empty[0]!r} is empty.")
         question, best = row["Question"].strip(), row["Best Answer"].strip()
         true = list(dict.fromkeys([best, *_answers(row["Correct Answers"])]))
         false = list(dict.fromkeys(_answers(row["Incorrect Answers"])))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cocoa_engine.datasets.files import read_text
 from cocoa_engine.datasets.records import LabelledSpan, LabelledText
-from cocoa_engine.errors import LabelledDataError
+from cocoa_engine.errors import DataError
 
 _PARTS = ("docid", "source", "target", "label")
 
@@ -23,12 +23,12 @@ def read(path: Path) -> list[LabelledText]:
     """Read the summaries of a system's folder, or of every such folder in a folder. ``\\'`` is read as ``'``.
 
     Raises:
-        LabelledDataError: a file is missing, the files have different numbers of lines, or the labels of a summary do
+        DataError: a file is missing, the files have different numbers of lines, or the labels of a summary do
             not match its words.
     """
     labels = sorted([*path.glob("*.label"), *path.glob("*/*.label")])
     if not labels:
-        raise LabelledDataError(f"{path} has no .label file, and neither has a folder in it.")
+        raise DataError(f"{path} has no .label file, and neither has a folder in it.")
     return [record for file in labels for record in _system(file)]
 
 
@@ -36,7 +36,7 @@ def _system(labels: Path) -> list[LabelledText]:
     lines = {part: read_text(labels.with_suffix(f".{part}")).removesuffix("\n").split("\n") for part in _PARTS}
     if len({len(part) for part in lines.values()}) > 1:
         counts = ", ".join(f".{name} {len(part)}" for name, part in lines.items())
-        raise LabelledDataError(f"{labels.parent}: the files have different numbers of lines ({counts}).")
+        raise DataError(f"{labels.parent}: the files have different numbers of lines ({counts}).")
     records = []
     for number, (doc, source, target, label) in enumerate(zip(*lines.values(), strict=True), start=1):
         text = target.replace("\\'", "'").strip()
@@ -60,7 +60,7 @@ def _spans(text: str, labels: list[str], where: str) -> tuple[LabelledSpan, ...]
     """One span for each run of words labelled 1."""
     words = text.split()
     if len(words) != len(labels) or set(labels) - {"0", "1"}:
-        raise LabelledDataError(f"{where}: {len(words)} words need as many labels 0 or 1, found {len(labels)}.")
+        raise DataError(f"{where}: {len(words)} words need as many labels 0 or 1, found {len(labels)}.")
     spans: list[LabelledSpan] = []
     end, before = 0, "0"
     for word, label in zip(words, labels, strict=True):

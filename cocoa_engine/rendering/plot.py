@@ -108,7 +108,7 @@ def _label(text: str) -> str:
 
 def _figure(width: float, height: float) -> Figure:
     """A figure that notebooks display even if pyplot was never imported."""
-    need("matplotlib", extra="bench", what="drawing a figure")
+    need("matplotlib", extra="plot", what="drawing a figure")
     from matplotlib.figure import Figure
 
     class ShownFigure(Figure):

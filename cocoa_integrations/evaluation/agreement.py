@@ -8,7 +8,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from cocoa_engine.errors import DataError, MissingPackageError
+from cocoa_engine.errors import DataError
+from cocoa_engine.optional import need
 from cocoa_integrations.evaluation.files import find_file, read_records
 
 _TRUE = ("1", "true", "yes", "correct")
@@ -36,7 +37,7 @@ def read_labels(file: Path, answers: Container[AnswerKey], criteria: Sequence[st
 
     Raises:
         DataError: the file is invalid.
-        MissingPackageError: scikit-learn is not installed, which :func:`agreement` needs.
+        MissingExtraError: scikit-learn is not installed, which :func:`agreement` needs.
     """
     _kappa_score()
     people: dict[str, Labels] = {}
@@ -113,11 +114,8 @@ def _kappa(first: Mapping[AnswerKey, bool], second: Mapping[AnswerKey, bool]) ->
 
 
 def _kappa_score() -> Callable[..., float]:
-    try:
-        from sklearn.metrics import cohen_kappa_score
-    except ImportError as error:
-        raise MissingPackageError("Cohen's kappa needs scikit-learn: pip install 'cocoa-integrations[eval]'") from error
-    return cohen_kappa_score
+    score: Callable[..., float] = need("sklearn.metrics", extra="eval", what="Cohen's kappa").cohen_kappa_score
+    return score
 
 
 def _mean(kappas: Mapping[str, Mapping[str, Any]]) -> float | None:

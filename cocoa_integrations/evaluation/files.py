@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cocoa_engine.errors import DataError, MissingPackageError
+from cocoa_engine.datasets.files import Row, read_csv, read_json_lines, read_json_list, read_parquet
+from cocoa_engine.errors import DataError
 
-SUFFIXES = (".csv", ".json", ".jsonl", ".parquet")
+_READERS: dict[str, Callable[[Path], Iterable[Row]]] = {
+    ".csv": read_csv,
+    ".json": read_json_list,
+    ".jsonl": read_json_lines,
+    ".parquet": read_parquet,
+}
+SUFFIXES = tuple(_READERS)
 
 
 class Record(NamedTuple):
     """One record of a file, and a description of its position for error messages."""
 
     where: str
-    values: dict[str, Any]
+    values: Mapping[str, Any]
 
     def text(self, *names: str) -> str:
         """The text in the first of these columns that exists.
@@ -107,13 +110,9 @@ def read_records(path: Path) -> list[Record]:
 
     Raises:
         DataError: it is not UTF-8, not of its format, or empty.
+        MissingExtraError: it is a parquet file, and pyarrow is not installed.
     """
-    suffix = _suffix(path)
-    if suffix == ".parquet":
-        records = _parquet(path)
-    else:
-        text = _utf8(path)
-        records = list({".csv": _csv, ".json": _json, ".jsonl": _jsonl}[suffix](path, text))
+    records = [Record(where, values) for where, values in _READERS[_suffix(path)](path)]
     if not records:
         raise DataError(f"{path} holds no records")
     return records
@@ -121,80 +120,3 @@ def read_records(path: Path) -> list[Record]:
 
 def _suffix(path: Path) -> str:
     return Path(path.stem).suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
-
-
-def _utf8(path: Path) -> str:
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix.lower() == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise DataError(
-            f"{path}, line {line}: not UTF-8 (byte 0x{data[error.start]:02x}); save the file as UTF-8"
-        ) from error
-
-
-def _csv(path: Path, text: str) -> Iterator[Record]:
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    try:
-        for row in reader:
-            where = f"{path}, line {reader.line_num}"
-            if None in row or None in row.values():
-                raise DataError(f"{where}: the number of fields differs from the number of columns")
-            yield Record(where, dict(row))
-    except csv.Error as error:
-        raise DataError(f"{path}, after line {reader.line_num}: {error}") from error
-
-
-def _json(path: Path, text: str) -> Iterator[Record]:
-    values = _parse(text, str(path))
-    if not isinstance(values, list):
-        raise DataError(f"{path}: a .json file must hold a list of records, not {type(values).__name__}")
-    for number, value in enumerate(values):
-        yield Record(f"{path}, record {number}", _mapping(value, f"{path}, record {number}"))
-
-
-def _jsonl(path: Path, text: str) -> Iterator[Record]:
-    # str.splitlines would also split at characters that are allowed in a JSON string
-    for number, line in enumerate(text.split("\n"), start=1):
-        where = f"{path}, line {number}"
-        if line.strip():
-            yield Record(where, _mapping(_parse(line, where), where))
-
-
-def _parquet(path: Path) -> list[Record]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise MissingPackageError("parquet files need pyarrow: pip install 'cocoa-integrations[eval]'") from error
-    try:
-        rows = parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
-    return [Record(f"{path}, record {number}", row) for number, row in enumerate(rows)]
-
-
-def _parse(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise DataError(f"{where}: nested too deeply to be read") from error
-    except ValueError as error:  # also for a number with thousands of digits
-        raise DataError(f"{where}: not JSON ({error})") from error
-
-
-def _mapping(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise DataError(f"{where}: a record must be a JSON object, not {type(value).__name__}")
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        half = error.object[error.start : error.start + 1].encode("ascii", "backslashreplace").decode()
-        raise DataError(f"{where}: {half} is half a character (a lone surrogate); write the whole one") from error
-    except RecursionError as error:
-        raise DataError(f"{where}: nested too deeply to be read") from error
-    return value

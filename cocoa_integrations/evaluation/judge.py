@@ -19,11 +19,7 @@ from itertools import islice
 from json import dumps
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
-
-from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.messages import AIMessage
-from langchain_core.runnables import Runnable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.evaluation.agreement import agreement, in_words, read_labels
@@ -32,7 +28,12 @@ from cocoa_integrations.evaluation.judge_prompts import QUESTIONS
 from cocoa_integrations.evaluation.table import markdown
 from cocoa_integrations.evaluation.tasks import TASKS, Column
 
-Judge = Runnable[LanguageModelInput, AIMessage]
+if TYPE_CHECKING:
+    from langchain_core.language_models import BaseChatModel, LanguageModelInput
+    from langchain_core.messages import AIMessage
+    from langchain_core.runnables import Runnable
+
+    Judge = Runnable[LanguageModelInput, AIMessage]
 
 JUDGEMENTS, JUDGED, JUDGED_TABLE = "judgements.jsonl", "judged.json", "judged.md"
 
@@ -91,7 +92,7 @@ def judge_run(
     Raises:
         ConfigError: the folder contains no run, the task needs no judge, or the judge has a temperature.
         DataError: a file is invalid.
-        MissingPackageError: labels are given and scikit-learn is not installed.
+        MissingExtraError: labels are given and scikit-learn is not installed.
     """
     if attempts < 1 or concurrency < 1 or not timeout > 0:
         raise ConfigError("attempts, concurrency and timeout must be above 0")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cocoa_engine.errors import ConfigError, MissingPackageError
+from cocoa_engine.errors import ConfigError, MissingExtraError
+from cocoa_engine.optional import need
 from cocoa_integrations.evaluation.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -55,13 +56,11 @@ def judge(
 
 
 def _chat_model(name: str) -> BaseChatModel:
+    chat_models = need("langchain.chat_models", extra="agents", what="cocoa judge")
     try:
-        from langchain.chat_models import init_chat_model
+        model: BaseChatModel = chat_models.init_chat_model(name, temperature=0.0)
+        return model
     except ImportError as error:
-        raise MissingPackageError("cocoa judge needs langchain: pip install langchain") from error
-    try:
-        return init_chat_model(name, temperature=0.0)
-    except ImportError as error:
-        raise MissingPackageError(f"the judge {name}: {error}") from error
+        raise MissingExtraError(f"the judge {name}: {error}") from error
     except Exception as error:  # a missing key or an unknown name; the errors of providers have no common base
         raise ConfigError(f"the judge {name} cannot be used: {error}") from error

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from cocoa_engine.errors import MissingPackageError
+from cocoa_engine.optional import need
 
 REJECTION = "i have no comment"
 
@@ -45,11 +45,7 @@ def rouge_l(answer: str, references: Sequence[str]) -> float:
 
 @cache
 def _rouge() -> Any:
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ImportError as error:
-        raise MissingPackageError("ROUGE-L needs rouge-score: pip install 'cocoa-integrations[eval]'") from error
-    return RougeScorer(["rougeL"])
+    return need("rouge_score.rouge_scorer", extra="eval", what="ROUGE-L").RougeScorer(["rougeL"])
 
 
 def rejected(answer: str) -> float:

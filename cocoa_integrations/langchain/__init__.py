@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.errors import GenerationTimeoutError, HallucinationRiskError, UnsupportedFeatureError
 from cocoa_engine.optional import need
+
+need("langchain_core", extra="langchain", what=__name__)
 from cocoa_integrations.langchain.callbacks import RiskCallbackHandler, get_risk_callback
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.context_lift import context_lift, with_context_lift
@@ -43,6 +45,5 @@ _LAZY = {"RiskMiddleware": "middleware", "ToolRiskMiddleware": "tool_risk"}
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        need("langchain.agents", extra="agents", what=name)
         return getattr(import_module(f"cocoa_integrations.langchain.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,6 +6,10 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from operator import add
 from typing import Annotated, Any, Literal, get_args
 
+from cocoa_engine.optional import need
+
+need("langchain.agents", extra="agents", what="RiskMiddleware")
+
 from langchain.agents.middleware import AgentMiddleware, AgentState, ExtendedModelResponse, ModelRequest, ModelResponse
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage

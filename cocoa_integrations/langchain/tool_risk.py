@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cocoa_engine.optional import need
+
+need("langchain.agents", extra="agents", what="ToolRiskMiddleware")
+
+from langchain.agents.middleware import AgentMiddleware
 from langchain_core.messages import AIMessage, ToolMessage
+from langgraph.prebuilt.tool_node import ToolCallRequest
+from langgraph.types import Command
 
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.optional import need
 from cocoa_integrations._shared.limits import Limit, Metric, metric_of
 from cocoa_integrations.langchain.runnables import argument_risks, find_risk
-
-if TYPE_CHECKING:
-    from langchain.agents.middleware import AgentMiddleware
-    from langgraph.prebuilt.tool_node import ToolCallRequest
-    from langgraph.types import Command
-else:
-    AgentMiddleware = need("langchain.agents.middleware", extra="agents", what="middleware").AgentMiddleware
 
 
 class ToolRiskMiddleware(AgentMiddleware[Any, Any]):

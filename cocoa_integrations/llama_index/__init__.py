@@ -1,5 +1,9 @@
 """CoCoA decoding as a LlamaIndex LLM, with per-span hallucination risk in its responses and events."""
 
+from cocoa_engine.optional import need
+
+need("llama_index.core", extra="llama-index", what=__name__)
+
 from cocoa_integrations.llama_index.answers import MissingRiskWarning
 from cocoa_integrations.llama_index.callbacks import collect_risk
 from cocoa_integrations.llama_index.chat_engine import RiskChatEngine, RiskStreamingChatResponse

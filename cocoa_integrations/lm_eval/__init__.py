@@ -12,14 +12,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cocoa_engine.errors import MissingPackageError
+from cocoa_engine.optional import need
 
-try:
-    import lm_eval.api.model  # noqa: F401
-except ImportError as error:
-    raise MissingPackageError(
-        "the model for lm-evaluation-harness needs lm-eval: pip install 'cocoa-integrations[eval]'"
-    ) from error
+need("lm_eval.api.model", extra="eval", what=__name__)
 
 from cocoa_integrations.lm_eval.model import CocoaLM
 

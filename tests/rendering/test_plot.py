@@ -126,7 +126,7 @@ def test_notebooks_show_a_figure_and_pyplot_stays_untouched() -> None:
 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingExtraError, match=r"matplotlib: pip install 'cocoa-integrations\[bench\]'"):
+    with pytest.raises(MissingExtraError, match=r"matplotlib: pip install 'cocoa-integrations\[plot\]'"):
         generation(("a", 0.8)).plot()
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cocoa_engine.errors import LabelledDataError
+from cocoa_engine.errors import DataError
 from cocoa_engine.optional import need
 from cocoa_engine.studies.signal.record import PairedRecord
 
@@ -51,13 +51,13 @@ def paired_test(supported: Sequence[float], hallucinated: Sequence[float]) -> Pa
         supported, hallucinated: scores of N pairs, higher is better.
 
     Raises:
-        LabelledDataError: there are no pairs, or no pair's scores differ.
+        DataError: there are no pairs, or no pair's scores differ.
         MissingExtraError: scipy is not installed.
     """
     stats = need("scipy.stats", extra="risk", what="the signed-rank test")
     difference = np.asarray(supported, dtype=np.float64) - np.asarray(hallucinated, dtype=np.float64)
     if not difference.any():
-        raise LabelledDataError("a paired test needs pairs of a supported and a hallucinated answer that differ.")
+        raise DataError("a paired test needs pairs of a supported and a hallucinated answer that differ.")
     right = stats.wilcoxon(difference, method="approx", alternative="greater")
     both = stats.wilcoxon(difference, method="approx")
     z = float(right.zstatistic)

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cocoa_engine.errors import LabelledDataError
+from cocoa_engine.errors import DataError
 from cocoa_engine.studies.signal.record import IntervalRecord
 
 Floats = NDArray[np.float64]
@@ -64,7 +64,7 @@ class Ranked:
         negative: the weight of each item as supported.
 
     Raises:
-        LabelledDataError: a score is NaN, or one of the classes has no weight.
+        DataError: a score is NaN, or one of the classes has no weight.
     """
 
     def __init__(self, scores: ArrayLike, positive: ArrayLike, negative: ArrayLike) -> None:
@@ -72,9 +72,9 @@ class Ranked:
         self._positive = np.asarray(positive, dtype=np.float64)
         self._negative = np.asarray(negative, dtype=np.float64)
         if np.isnan(values).any():
-            raise LabelledDataError("a score is NaN: it cannot be ranked.")
+            raise DataError("a score is NaN: it cannot be ranked.")
         if not (self._positive.sum() > 0 and self._negative.sum() > 0):
-            raise LabelledDataError("both hallucinated and supported items are needed to rank them.")
+            raise DataError("both hallucinated and supported items are needed to rank them.")
         self._order = np.argsort(-values, kind="stable")
         ranked = values[self._order]
         self._starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])  # where each distinct score begins
@@ -125,7 +125,7 @@ class RankedWithin:
         strata: the stratum of each item. Strata that lack a class are ignored.
 
     Raises:
-        LabelledDataError: a score is NaN, or no stratum has both classes.
+        DataError: a score is NaN, or no stratum has both classes.
     """
 
     def __init__(self, scores: ArrayLike, positive: ArrayLike, negative: ArrayLike, strata: ArrayLike) -> None:
@@ -135,7 +135,7 @@ class RankedWithin:
         members = [np.flatnonzero(stratum_of_item == stratum) for stratum in np.unique(stratum_of_item)]
         both = [at for at in members if self._positive[at].any() and self._negative[at].any()]
         if not both:
-            raise LabelledDataError("no stratum has both hallucinated and supported items to rank.")
+            raise DataError("no stratum has both hallucinated and supported items to rank.")
         self._parts = [(at, Ranked(*(column[at] for column in columns))) for at in both]
 
     def auroc(self, weights: Floats | None = None) -> Floats:

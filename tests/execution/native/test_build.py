@@ -14,12 +14,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.helpers.libraries import QUICK_FLAGS, forget
 
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.cache_directory import CACHE_VARIABLE
 from cocoa_engine.execution.forward import linears
 from cocoa_engine.execution.native import build, trial
+from tests.helpers.libraries import QUICK_FLAGS, forget
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 needs_kernels = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.helpers.libraries import compiled, forget
 
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.execution.native import build, operators, structures, trial
+from tests.helpers.libraries import compiled, forget
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")

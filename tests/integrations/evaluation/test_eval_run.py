@@ -20,7 +20,7 @@ from torch import Tensor
 from typer.testing import Result
 
 from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, Runtime, Span
-from cocoa_engine.errors import ConfigError, DataError, MissingPackageError
+from cocoa_engine.errors import ConfigError, DataError, MissingExtraError
 from cocoa_integrations.evaluation import TASKS, Arm, evaluate, load_samples, make_arms, metrics
 from cocoa_integrations.evaluation.folder import open_folder
 from cocoa_integrations.evaluation.tasks import Sample
@@ -500,5 +500,5 @@ def test_missing_packages_are_named(missing: str, code: str, tmp_path: Path, mon
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
     metrics._rouge.cache_clear()
-    with pytest.raises(MissingPackageError, match=r"pip install 'cocoa-integrations\[eval\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'cocoa-integrations\[eval\]'"):
         exec(code, {})

@@ -226,8 +226,10 @@ def test_settings_that_make_no_sense_are_refused_by_the_model(quick_chat: ChatCo
         agent_of(quick_chat, RiskMiddleware(0.0, retry_with={"alpha": -1.0})).invoke(asked(question))
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "module"), [("RiskMiddleware", "middleware"), ("ToolRiskMiddleware", "tool_risk")])
+def test_without_the_package_it_says_what_to_install(name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cocoa_langchain.RiskMiddleware is RiskMiddleware
+    monkeypatch.delitem(sys.modules, f"cocoa_integrations.langchain.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "langchain.agents", None)
-    with pytest.raises(MissingExtraError, match=r"cocoa-integrations\[agents\]"):
-        _ = cocoa_langchain.RiskMiddleware
+    with pytest.raises(MissingExtraError, match=rf"^{name} needs langchain: .*'cocoa-integrations\[agents\]'"):
+        getattr(cocoa_langchain, name)

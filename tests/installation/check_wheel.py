@@ -1,0 +1,281 @@
+"""Install the wheel with each extra alone, and use it: ``make wheel``.
+
+The wheel and the packages that it always needs go into one virtual environment. Each extra gets an environment of its
+own in which that one's packages are visible too, so that torch is installed once. Nothing of this clone can be imported
+in them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ENGINE = "from cocoa_engine import CocoaConfig, CocoaEngine\nengine = CocoaEngine.from_pretrained()\n"
+
+# The modules that only an extra brings.
+OPTIONAL = {
+    "langchain_core": {"langchain", "agents"},
+    "langchain": {"agents"},
+    "langgraph": {"agents"},
+    "llama_index.core": {"llama-index"},
+    "llguidance": {"tools"},
+    "opentelemetry": {"tracing"},
+    "matplotlib": {"plot", "risk"},
+    "sklearn": {"risk", "eval"},
+    "scipy": {"risk", "eval"},
+    "lm_eval": {"eval"},
+    "datasets": {"eval"},
+    "pyarrow": {"eval"},
+    "rouge_score": {"eval"},
+}
+
+VISIBLE = f"""
+import json
+from importlib.util import find_spec
+def there(name):
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+print(json.dumps([name for name in {list(OPTIONAL)} if there(name)]))
+"""
+
+# Without any extra, what needs one says how to install it; everything else works.
+BASE = (
+    ENGINE
+    + """
+import cocoa_engine, cocoa_integrations.evaluation, cocoa_integrations.tool_calling, cocoa_integrations.transformers
+from cocoa_engine.errors import CocoaError, MissingExtraError
+from cocoa_integrations.evaluation.judge_command import _chat_model
+from cocoa_integrations.evaluation.metrics import rouge_l
+from cocoa_engine.studies.signal.paired import paired_test
+
+def imports(name):
+    return lambda: __import__(name)
+
+answer = engine.generate("Dune was written by", max_new_tokens=4)
+for extra, call in {
+    "langchain": imports("cocoa_integrations.langchain"),
+    "llama-index": imports("cocoa_integrations.llama_index"),
+    "eval": imports("cocoa_integrations.lm_eval"),
+    "agents": lambda: _chat_model("openai:gpt"),
+    "tools": lambda: engine.constrain(regex="a"),
+    "plot": answer.plot,
+    "risk": lambda: paired_test([1.0], [2.0]),
+    "eval ": lambda: rouge_l("a", ["a"]),
+}.items():
+    try:
+        call()
+    except MissingExtraError as error:
+        assert isinstance(error, CocoaError) and isinstance(error, ImportError)
+        assert f"pip install 'cocoa-integrations[{extra.strip()}]'" in str(error), error
+    else:
+        raise AssertionError(f"{extra} is not missing")
+"""
+)
+
+CALLS = {
+    "langchain": """
+from cocoa_integrations.langchain import ChatCocoa
+message = ChatCocoa(max_tokens=8).invoke("Who wrote Dune?")
+assert message.text and message.response_metadata["cocoa_risk"]["spans"]
+""",
+    "llama-index": """
+from cocoa_integrations.llama_index import CocoaLLM
+answer = CocoaLLM(max_tokens=8).complete("Who wrote Dune?")
+assert answer.text and answer.additional_kwargs["cocoa_risk"]["spans"]
+""",
+    "agents": """
+from langchain.agents import create_agent
+from cocoa_integrations.langchain import ChatCocoa, RiskMiddleware, ToolRiskMiddleware
+middleware = [RiskMiddleware(0.0, on_risk="abstain", answer="No idea."), ToolRiskMiddleware(0.5)]
+agent = create_agent(ChatCocoa(max_tokens=8), [], middleware=middleware)
+assert agent.invoke({"messages": [("user", "Who wrote Dune?")]})["messages"][-1].text == "No idea."
+""",
+    "tools": ENGINE
+    + """
+year = engine.generate("Dune was published in", max_new_tokens=8, logits_processor=[engine.constrain(regex="[0-9]{4}")])
+assert year.text.isdigit() and len(year.text) == 4, year.text
+""",
+    "tracing": ENGINE
+    + """
+from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan, use_span
+from cocoa_integrations.tracing import RiskTrace
+
+class Recording(NonRecordingSpan):
+    def is_recording(self):
+        return True
+    def set_attributes(self, attributes):
+        self.attributes = dict(attributes)
+
+span = Recording(INVALID_SPAN_CONTEXT)
+with use_span(span):
+    RiskTrace().record(engine.generate("Dune was written by", max_new_tokens=4))
+assert span.attributes["cocoa.answers"] == 1
+""",
+    "plot": ENGINE
+    + """
+assert engine.generate("Dune was written by", max_new_tokens=4).plot()._repr_png_().startswith(b"\\x89PNG")
+""",
+    "risk": """
+import numpy as np
+from cocoa_engine.studies.fitting.fit import LabelledFeatures, fit
+from cocoa_engine.studies.signal.paired import paired_test
+figures = np.random.default_rng(0).normal(size=(200, 1))
+items = LabelledFeatures(("f_mlds",), figures, figures[:, 0] > 0, [str(n // 4) for n in range(200)])
+risk = fit(items, data="made up", draws=20)
+assert risk([2.0]) > 0.9 > 0.1 > risk([-2.0])
+risk.validation.plot()
+assert paired_test([3.0, 2.0, 5.0], [1.0, 1.0, 1.0]).right == 1
+""",
+    "eval": ENGINE
+    + """
+import pyarrow, pyarrow.parquet
+from cocoa_integrations.evaluation import load_samples
+from cocoa_integrations.evaluation.agreement import agreement
+from cocoa_integrations.evaluation.metrics import rouge_l
+from cocoa_integrations.lm_eval import CocoaLM
+from lm_eval.api.instance import Instance
+row = {"question": "Who?", "sub_context": "It was Ann.", "sub_answer": ["Ann"]}
+pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), "nq.parquet")
+assert load_samples("nq_swap", "nq.parquet")[0].references == ["Ann"]
+assert rouge_l("the cat sat", ["the cat sat"]) == 1
+said = {("greedy", str(n)): bool(n % 2) for n in range(4)}
+assert agreement(said, {"Ann": said})["mean_judge"] == 1
+harness = CocoaLM(engine=engine)
+asked = [Instance("loglikelihood", {}, ("Dune was written by", name), 0) for name in (" Frank", " xyz")]
+likely, unlikely = harness.loglikelihood(asked)
+assert likely[0] > unlikely[0]
+""",
+}
+
+
+class Environment:
+    """A virtual environment without pip; another one's packages are visible in it if that is given."""
+
+    def __init__(self, folder: Path, below: Environment | None = None) -> None:
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+        self.folder = folder
+        self.python = folder / "bin" / "python"
+        (self.packages,) = folder.glob("lib/python*/site-packages")
+        if below is not None:
+            (self.packages / "below.pth").write_text(f"{below.packages}\n", encoding="utf-8")
+
+    def install(self, *what: str) -> None:
+        """Install with this Python's pip: quietly, but for errors."""
+        self.run(
+            *(sys.executable, "-m", "pip", "--python", str(self.python), "install", "-qq", "--no-compile"),
+            *("--disable-pip-version-check", "-c", str(ROOT / "constraints.txt"), *what),
+        )
+
+    def run(self, *command: str, fails: bool = False) -> str:
+        """What a command prints. It runs outside of the clone, with one thread, and without any model hub.
+
+        Args:
+            command: the program and its arguments.
+            fails: whether it is to fail; then it is the error that is returned.
+        """
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, cwd=self.folder, env=environment, check=False)
+        if bool(done.returncode) != fails:
+            raise SystemExit(
+                f"$ {' '.join(command)}\n{done.stdout}{done.stderr}\n{self.folder.name}: exit code {done.returncode}"
+            )
+        return done.stderr if fails else done.stdout
+
+    def call(self, program: str) -> str:
+        """Run a Python program."""
+        return self.run(str(self.python), "-c", program)
+
+    def visible(self) -> set[str]:
+        """Which of the optional modules can be found."""
+        return set(json.loads(self.call(VISIBLE)))
+
+
+def check_base(base: Environment, wheel: Path) -> None:
+    """Without extras: the engine and the command line."""
+    assert not base.visible(), f"{wheel.name} without extras brings {base.visible()}"
+    cocoa = str(base.folder / "bin" / "cocoa")
+    version = wheel.name.split("-")[1]
+    assert version in base.run(cocoa, "--version"), f"cocoa --version is not {version}"
+    listed = base.run(cocoa, "--help")
+    assert all(command in listed for command in ("ask", "eval", "judge"))
+    assert "cannot be loaded" not in listed, listed
+    error = base.run(cocoa, "ask", "Who wrote Dune?", fails=True)  # the embedded model is a package of its own
+    command = re.search(r"`pip install (.*?)`", error)
+    assert command, error
+    base.install(*command[1].split())
+    base.call(BASE)
+    assert base.run(cocoa, "ask", "Who wrote Dune?", "--max-new-tokens", "8").strip()
+
+
+def check_extra(extra: str, folder: Path, base: Environment, wheel: Path) -> tuple[Environment, float]:
+    """One extra alone: it brings what it says, and it works."""
+    began = time.perf_counter()
+    environment = Environment(folder / extra, base)
+    environment.install(f"cocoa-integrations[{extra}] @ {wheel.as_uri()}")
+    expected = {module for module, extras in OPTIONAL.items() if extra in extras}
+    assert environment.visible() == expected, f"[{extra}] brings {environment.visible()}, not {expected}"
+    environment.call(CALLS[extra])
+    return environment, time.perf_counter() - began
+
+
+def check_all(folder: Path, layers: list[Environment], wheel: Path) -> None:
+    """All extras together: what each one installed fits the others, and nothing is left to be installed."""
+    environment = Environment(folder / "all", layers[0])
+    with (environment.packages / "below.pth").open("a", encoding="utf-8") as file:
+        file.writelines(f"{layer.packages}\n" for layer in layers[1:])
+    pip = (sys.executable, "-m", "pip", "--python", str(environment.python))
+    environment.run(*pip, "check")
+    report = json.loads(
+        environment.run(
+            *(*pip, "install", "-qq", "--dry-run", "--report", "-", "-c", str(ROOT / "constraints.txt")),
+            f"cocoa-integrations[all] @ {wheel.as_uri()}",
+        )
+    )
+    missing = {one["metadata"]["name"] for one in report["install"]} - {"cocoa-integrations"}
+    assert not missing, f"[all] brings more than its extras do: {missing}"
+
+
+def main() -> None:
+    """Build the wheel, and try it."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("extras", nargs="*", help="only these", default=list(CALLS))
+    chosen = arguments.parse_args().extras
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        build = [sys.executable, "-m", "pip", "wheel", "-qq", "--disable-pip-version-check", "--no-deps"]
+        subprocess.run([*build, "--wheel-dir", str(folder), str(ROOT)], check=True)
+        (wheel,) = folder.glob("cocoa_integrations-*.whl")
+        base = Environment(folder / "base")
+        base.install(str(wheel))
+        print(f"{wheel.name}: installed in {time.perf_counter() - began:.0f} s", flush=True)
+        start = time.perf_counter()
+        check_base(base, wheel)
+        print(f"without extras: {time.perf_counter() - start:.0f} s", flush=True)
+        layers = [base]
+        with ThreadPoolExecutor(2) as two:
+            for extra, (environment, seconds) in zip(
+                chosen, two.map(lambda extra: check_extra(extra, folder, base, wheel), chosen), strict=True
+            ):
+                print(f"[{extra}]: {seconds:.0f} s", flush=True)
+                layers.append(environment)
+        if len(layers) == len(CALLS) + 1:
+            check_all(folder, layers, wheel)
+            print("[all]: resolves")
+    print(f"done in {time.perf_counter() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""pyproject.toml declares every package that is imported, and an optional import names an extra that brings it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from cocoa_engine.optional import DISTRIBUTIONS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+OURS = ("cocoa_engine", "cocoa_integrations")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+NAME = PROJECT["name"]
+
+EXTRA_OF_FOLDER = {
+    "cocoa_integrations/langchain/middleware.py": "agents",
+    "cocoa_integrations/langchain/tool_risk.py": "agents",
+    "cocoa_integrations/langchain/": "langchain",
+    "cocoa_integrations/llama_index/": "llama-index",
+    "cocoa_integrations/lm_eval/": "eval",
+}
+"""What asks for its extra as a whole, before anything else; the first match counts."""
+
+INDIRECT = {"accelerate"}  # transformers imports it for device_map
+
+
+class Import(NamedTuple):
+    """One import of a module that is neither ours nor Python's."""
+
+    file: str
+    line: int
+    package: str
+    at_top: bool
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} imports {self.package}"
+
+
+class Need(NamedTuple):
+    """One call of ``need``."""
+
+    file: str
+    line: int
+    package: str
+    extra: str
+
+
+def _package(module: str) -> str:
+    top = module.partition(".")[0]
+    return canonicalize_name(DISTRIBUTIONS.get(top, top))
+
+
+def _trees() -> Iterator[tuple[str, ast.Module]]:
+    for package in OURS:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _modules(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+
+
+def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
+    """Every node, and whether it runs when its module is imported; what only type checkers read is left out."""
+    left: list[tuple[ast.AST, bool]] = [(tree, True)]
+    while left:
+        node, at_top = left.pop()
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            left += [(child, at_top) for child in node.orelse]
+            continue
+        yield node, at_top
+        inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        left += [(child, at_top and not inside) for child in ast.iter_child_nodes(node)]
+
+
+IMPORTS = [
+    Import(file, getattr(node, "lineno", 0), _package(module), at_top)
+    for file, tree in _trees()
+    for node, at_top in _nodes(tree)
+    for module in _modules(node)
+    if module.partition(".")[0] not in (*sys.stdlib_module_names, *OURS)
+]
+
+NEEDS = [
+    Need(file, node.lineno, _package(str(ast.literal_eval(node.args[0]))), str(ast.literal_eval(keyword.value)))
+    for file, tree in _trees()
+    for node, _ in _nodes(tree)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "need"
+    for keyword in node.keywords
+    if keyword.arg == "extra"
+]
+
+
+def _requirements(lines: list[str]) -> dict[str, Requirement]:
+    """Requirements by package; those on an extra of this package are replaced by what it brings."""
+    found: dict[str, Requirement] = {}
+    for line in lines:
+        one = Requirement(line)
+        if canonicalize_name(one.name) == NAME:
+            for extra in one.extras:
+                found.update(_requirements(PROJECT["optional-dependencies"][extra]))
+        else:
+            found[canonicalize_name(one.name)] = one
+    return found
+
+
+BASE = _requirements(PROJECT["dependencies"])
+EXTRAS = {extra: _requirements(lines) for extra, lines in PROJECT["optional-dependencies"].items()}
+
+
+def test_the_scan_finds_imports() -> None:
+    assert {"torch", "transformers", "numpy", "tokenizers", "typing-extensions"} <= {one.package for one in IMPORTS}
+    assert {one.package for one in IMPORTS if not one.at_top} >= {"gguf", "matplotlib"}
+    assert {one.extra for one in NEEDS} >= {"langchain", "llama-index", "agents", "tools", "plot", "risk", "eval"}
+
+
+def test_what_is_imported_is_declared() -> None:
+    declared = {*BASE, *EXTRAS["all"]}
+    assert [str(one) for one in IMPORTS if one.package not in declared] == []
+
+
+def test_what_is_declared_is_imported() -> None:
+    imported = {one.package for one in IMPORTS} | {one.package for one in NEEDS} | INDIRECT
+    assert {*BASE, *EXTRAS["all"]} - imported == set()
+
+
+def test_modules_import_without_extras_or_with_the_one_they_ask_for() -> None:
+    undeclared = []
+    for one in IMPORTS:
+        extra = next((extra for part, extra in EXTRA_OF_FOLDER.items() if one.file.startswith(part)), None)
+        if one.at_top and one.package not in {*BASE, *(EXTRAS[extra] if extra else ())}:
+            undeclared.append(str(one))
+    assert undeclared == []
+
+
+@pytest.mark.parametrize("one", NEEDS, ids=lambda one: f"{one.file}:{one.line}")
+def test_a_need_names_an_extra_that_brings_the_package(one: Need) -> None:
+    assert one.package in EXTRAS[one.extra]
+
+
+def test_all_is_every_extra_for_users() -> None:
+    assert set(EXTRAS["all"]) == {package for extra, ones in EXTRAS.items() if extra != "dev" for package in ones}
+
+
+def test_no_framework_without_its_extra() -> None:
+    frameworks = {"langchain", "langchain-core", "langgraph", "llama-index-core"}
+    brings = {extra: frameworks & set(ones) for extra, ones in EXTRAS.items() if extra not in ("all", "dev")}
+    assert not frameworks & set(BASE)
+    assert {extra: ones for extra, ones in brings.items() if ones} == {
+        "langchain": {"langchain-core"},
+        "llama-index": {"llama-index-core"},
+        "agents": {"langchain", "langchain-core", "langgraph"},
+    }
+
+
+def _pins(file: str) -> dict[str, str]:
+    pins = re.findall(r"^([\w.-]+)==([\w.]+)(?:;.*)?$", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
+    return {canonicalize_name(name): pinned for name, pinned in pins}
+
+
+def test_pinned_versions_are_within_the_ranges() -> None:
+    pins = _pins("constraints.txt")
+    ranges = {**BASE, **EXTRAS["dev"]}
+    assert {
+        name: pinned for name, pinned in pins.items() if name in ranges and pinned not in ranges[name].specifier
+    } == {}
+    assert {*BASE, *EXTRAS["all"]} - {*pins} == set()
+
+
+def test_floors_are_the_lowest_versions_of_the_ranges() -> None:
+    floors = _pins("constraints-floors.txt")
+    lowest = {
+        name: bound.version
+        for name, one in {**BASE, **EXTRAS["all"]}.items()
+        for bound in one.specifier
+        if bound.operator == ">="
+    }
+    floors.pop("torch")  # older ones are not tested: the file says why
+    lowest.pop("torch")
+    assert {name: Requirement(f"{name}=={pinned}").specifier for name, pinned in floors.items()} == {
+        name: Requirement(f"{name}=={low}").specifier for name, low in lowest.items()
+    }

@@ -1,7 +1,7 @@
 # Everything on a fresh machine with Python >= 3.10 and a package index:
 #   make demo   ask the embedded model a question and see where its answer may be wrong
 #   make test   lint, type-check and test
-#   make bench  measure what decoding costs (about 25 minutes) and write docs/performance.md
+#   make bench  measure what decoding costs (about 25 minutes) and write docs/explanation/performance.md
 
 PYTHON ?= python3
 VENV   := .venv

@@ -30,7 +30,7 @@ Rule = Literal["precision", "recall", "conformal"]
 """How a threshold is chosen."""
 
 EMBEDDED = Path(__file__).parent / "embedded.json"
-"""The embedded model's; what it was fitted on, and what it is worth, is said in it and in docs/signal.md."""
+"""The embedded model's; what it was fitted on, and what it is worth, is said in it and in docs/explanation/signal.md."""
 
 
 class CalibrationWarning(UserWarning):

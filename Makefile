@@ -1,6 +1,7 @@
 # Everything on a fresh machine with Python >= 3.10 and a package index:
 #   make demo   ask the embedded model a question and see where its answer may be wrong
 #   make test   lint, type-check and test
+#   make docs   build the documentation site into site/; it needs no network to be read
 #   make bench  measure what decoding costs (about 25 minutes) and write docs/explanation/performance.md
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ BROWSER = @{ command -v chromium || command -v chromium-browser || command -v go
 	apt-get -qq install -y --no-install-recommends chromium; } >/dev/null 2>&1; } \
 	|| echo "No Chromium: the tests that look at pages are skipped."
 
-.PHONY: demo test bench clean
+.PHONY: demo test docs bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/cocoa ask "Who wrote Pride and Prejudice?" --compare greedy --table --stop .
@@ -25,6 +26,9 @@ test: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile  # two tests at once; each takes one thread
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
@@ -43,5 +47,9 @@ $(VENV)/.dev: $(VENV)/.demo
 	$(BROWSER)
 	touch $@
 
+$(VENV)/.docs: $(VENV)/.demo
+	$(PIP) -e ".[docs]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

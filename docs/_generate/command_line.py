@@ -20,7 +20,10 @@ def commands() -> dict[str, Any]:
     """The commands by name, as Typer makes them."""
     group: Any = get_command(app)
     context = group.context_class(group, info_name="cocoa")
-    return {name: group.get_command(context, name) for name in group.list_commands(context)}
+    found = {name: group.get_command(context, name) for name in group.list_commands(context)}
+    broken = [name for name, command in found.items() if (command.help or "").startswith("(cannot be loaded)")]
+    assert not broken, f"these commands cannot be imported: {broken}"
+    return found
 
 
 def parameters(command: Any) -> list[Any]:

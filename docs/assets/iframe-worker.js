@@ -3,6 +3,7 @@ if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(url) {
       super()
+      const address = new URL(url, location.href)
       const frame = document.createElement("iframe")
       frame.hidden = true
       document.body.append(frame)
@@ -10,14 +11,14 @@ if (location.protocol === "file:") {
       this.inside = new Promise((resolve, reject) => {
         const load = (source) => new Promise((done, failed) => {
           const script = inside.document.createElement("script")
-          script.src = new URL(source, url)
+          script.src = new URL(source, address)
           script.onload = done
           script.onerror = () => failed(new Error(`${source} cannot be loaded`))
           inside.document.body.append(script)
         })
         inside.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }))
         inside.importScripts = (...sources) => sources.reduce((before, source) => before.then(() => load(source)), Promise.resolve())
-        load(url).then(() => resolve(inside), reject)
+        load(address).then(() => resolve(inside), reject)
       })
     }
 

@@ -17,7 +17,7 @@ def _nav() -> list[str]:
     def flat(entries: list[Any]) -> list[str]:
         found: list[str] = []
         for entry in entries:
-            for value in entry.values():
+            for value in [entry] if isinstance(entry, str) else entry.values():
                 found += [value] if isinstance(value, str) else flat(value)
         return found
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import importlib.util
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -54,13 +56,14 @@ def test_python_blocks_run(
     monkeypatch.setattr(CocoaEngine, "from_pretrained", already_loaded)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    names: dict[str, Any] = {"__name__": "__main__"}
+    module = ModuleType("code_of_a_page")  # pydantic looks up annotations in a class's module
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     for block in blocks(page):
         if block.language != "python" or block.reason is not None:
             continue
         # so that a traceback names the line on the page
         code = compile("\n" * (block.line - 1) + block.code, name_of(page), "exec")
-        exec(code, names)
+        exec(code, vars(module))
         if re.search(r"^print\(", block.code, re.MULTILINE):
             assert capsys.readouterr().out.strip(), f"{name_of(page)}:{block.line} prints nothing"
 

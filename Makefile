@@ -55,6 +55,9 @@ test-floors: $(VENV)/.floors
 	$(BIN)/python -m pytest -o addopts="-q --import-mode=importlib" \
 		--ignore=tests/integrations/langchain/test_langchain_standard.py $(FLOOR_TESTS)
 
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
 
@@ -74,6 +77,10 @@ $(VENV)/.floors: $(VENV)/.demo
 $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) -e ".[dev]"
 	$(BROWSER)
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.demo
+	$(PIP) -e ".[docs]"
 	touch $@
 
 clean:

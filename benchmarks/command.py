@@ -14,7 +14,7 @@ from transformers.utils import logging
 from benchmarks.measure import Bench, progress, record, write
 from benchmarks.plots import draw_all
 from benchmarks.report import write_report
-from benchmarks.settings import MEASUREMENTS, RESULTS, ROOT, Settings
+from benchmarks.settings import DOCS, MEASUREMENTS, RESULTS, Settings
 
 
 def main(*only: str) -> None:
@@ -23,7 +23,7 @@ def main(*only: str) -> None:
     Args:
         only: the measurements; by default those that the command line names, else all.
     """
-    parser = argparse.ArgumentParser(description="Measures what decoding costs. See docs/performance.md.")
+    parser = argparse.ArgumentParser(description="Measures what decoding costs. See docs/explanation/performance.md.")
     if not only:
         parser.add_argument("--only", nargs="+", choices=MEASUREMENTS, metavar="NAME", help=", ".join(MEASUREMENTS))
     parser.add_argument("--model", help="hub name or folder; default: the embedded model")
@@ -53,6 +53,6 @@ def main(*only: str) -> None:
             write(out / f"{name}.json", record(bench, {"took_seconds": seconds, **figures}))
 
     in_place = out.resolve() == RESULTS
-    draw_all(out, (ROOT / "docs" if in_place else out) / "performance")
+    draw_all(out, (DOCS if in_place else out) / "performance")
     table, console = write_report(out, in_place=in_place), Console()
     console.print(Markdown(table) if console.is_terminal else table, soft_wrap=not console.is_terminal, markup=False)

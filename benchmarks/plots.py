@@ -1,4 +1,4 @@
-"""The plots of ``docs/performance.md``, from the JSON of the measurements.
+"""The plots of ``docs/explanation/performance.md``, from the JSON of the measurements.
 
 python -m benchmarks.plots
 """
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from benchmarks.bars import Record
 from benchmarks.measure import BASE, COCOA_SIG, GREEDY
 from benchmarks.report import read
-from benchmarks.settings import RESULTS, ROOT
+from benchmarks.settings import DOCS, RESULTS
 from cocoa_engine.studies.timing import Spread
 
 matplotlib.use("Agg")
@@ -131,4 +131,4 @@ def _label_sizes(axes: Axes, sizes: Sequence[int], what: str) -> None:
 
 
 if __name__ == "__main__":
-    draw_all(RESULTS, ROOT / "docs" / "performance")
+    draw_all(RESULTS, DOCS / "performance")

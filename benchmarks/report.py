@@ -1,4 +1,4 @@
-"""Writes the tables of ``docs/performance.md`` and of the README from the JSON of the measurements.
+"""Writes the tables of ``docs/explanation/performance.md`` and of the README from the JSON of the measurements.
 
     python -m benchmarks.report
 
@@ -14,13 +14,13 @@ from pathlib import Path
 
 from benchmarks.bars import BARS, Record, check, compared
 from benchmarks.measure import BASE, COCOA_SIG, GREEDY, LEAN, MODULES
-from benchmarks.settings import MEASUREMENTS, RESULTS, ROOT
+from benchmarks.settings import DOCS, MEASUREMENTS, RESULTS, ROOT
 from cocoa_engine.studies.machine import one_line
 from cocoa_engine.studies.timing import Spread
 
 Records = Mapping[str, Record]
 
-PERFORMANCE = ROOT / "docs" / "performance.md"
+PERFORMANCE = DOCS / "performance.md"
 README = ROOT / "README.md"
 NOT_MEASURED = "Not measured yet."
 MARKED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -106,10 +106,10 @@ def _bars(records: Records) -> str:
             else:
                 yield [bar.what, limit, "not measured", ""]
 
-    return _table(["figure", "bar", "measured: median (lowest – highest)", "met"], rows())
+    return _table(["quantity", "target", "measured: median (lowest – highest)", "met"], rows())
 
 
-def _race(race: Record, heading: str = "way") -> str:
+def _race(race: Record, heading: str = "decoder") -> str:
     def rows() -> Iterator[Sequence[str]]:
         for name, way in race["ways"].items():
             yield [name, _milliseconds(way), _ratio(way), *_cost(way, "forward_passes", "fed_tokens")]
@@ -234,7 +234,8 @@ def _machine(records: Records) -> str:
     """Everything that the records were measured on: one line if it was one machine and setting, as it should be."""
     lines = {
         f"{record['model']}, {record['dtype']}, {record['forward']} forward pass and {record['linears']} linear layers "
-        f"unless said, at most {record['settings']['tokens']} new tokens. {one_line(record['machine'])}.": None
+        f"unless stated otherwise, at most {record['settings']['tokens']} new tokens. "
+        f"{one_line(record['machine'])}.": None
         for record in records.values()
     }
     return "\n".join(lines) or NOT_MEASURED

@@ -7,6 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+DOCS = ROOT / "docs" / "explanation"
+"""The folder of the page that reports the results, and of its plots in ``performance/``."""
 
 MEASUREMENTS = (
     "single_stream",

@@ -282,7 +282,8 @@ class CocoaEngine:
         other threads share its forward passes.
 
         Args:
-            logits_processor, stopping_criteria: for all prompts, or a :class:`PerPrompt`.
+            logits_processor: for all prompts, or a :class:`PerPrompt`.
+            stopping_criteria: for all prompts, or a :class:`PerPrompt`.
             batch_size: at most this many at a time; none is ``Runtime.max_batch_size``, which it cannot exceed.
             return_exceptions: put the error of a prompt in its place, instead of raising the first one.
         """

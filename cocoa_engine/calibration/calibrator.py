@@ -37,7 +37,7 @@ Rule = Literal["precision", "recall", "conformal"]
 """How a threshold is chosen."""
 
 EMBEDDED = Path(__file__).parent / "embedded.json"
-"""The embedded model's calibrator. Its data and its validation are in the file and in docs/signal.md."""
+"""The embedded model's calibrator. Its data and its validation are in the file and in docs/explanation/signal.md."""
 
 
 class CalibrationWarning(UserWarning):

@@ -29,7 +29,7 @@ from benchmarks.prompts import (
     long_prompt,
 )
 from benchmarks.report import MARKED, NOT_MEASURED, PERFORMANCE, README, TABLES, filled, read, write_report, written
-from benchmarks.settings import MEASUREMENTS, RESULTS, ROOT, Settings
+from benchmarks.settings import DOCS, MEASUREMENTS, RESULTS, Settings
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.studies.timing import Spread, ratio
 
@@ -291,7 +291,7 @@ def test_documents_agree_with_the_committed_figures() -> None:
         text = path.read_text(encoding="utf-8")
         assert filled(text, records) == text, f"run python -m benchmarks.report: {path.name} is out of date"
     for plot in PLOTS:
-        assert (ROOT / "docs" / "performance" / f"{plot}.svg").exists() == (plot in records)
+        assert (DOCS / "performance" / f"{plot}.svg").exists() == (plot in records)
 
 
 def test_every_table_has_one_place() -> None:

@@ -1,0 +1,121 @@
+"""The types of the metadata that the adapters attach to answers. Plain Python values only: every entry is valid JSON.
+
+For type checkers: ``report = cast(RiskReport, get_risk(message))``; at run time the values are plain dictionaries. The
+metadata page of the documentation is generated from the descriptions here, and the tests validate real answers of every
+adapter against these types.
+"""
+
+from typing import Annotated, Any, Literal
+
+from typing_extensions import NotRequired, TypedDict
+
+__all__ = ["AgentRiskEntry", "ArgumentEntry", "RiskReport", "SpanEntry", "ToolCallEntry", "TryEntry"]
+
+
+class SpanEntry(TypedDict):
+    """One entry of ``cocoa_spans``, and of ``spans`` in ``cocoa_risk``."""
+
+    span: Annotated[int, "Number of the span in the answer, from 0."]
+    start: Annotated[int, "Offset of the span's first character in the generated text."]
+    end: Annotated[int, "Offset after the span's last character."]
+    text: Annotated[str, "Text of the span. The texts of all spans concatenate to the generated text."]
+    kind: Annotated[
+        Literal["greedy", "risk_point", "given"],
+        "`risk_point`: several candidates competed and this one was kept. `greedy`: no token competed. `given`: the "
+        "text was scored, not generated.",
+    ]
+    con_mlds: Annotated[float, "ConMLDS: disagreement of consecutive middle layers, between 0 and 2."]
+    f_mlds: Annotated[float, "fMLDS: disagreement of the middle layers with the final layer, between 0 and 2."]
+    log_prob: Annotated[float, "Log-probability of the span in nats: sum or mean over its tokens (`span_log_prob`)."]
+    score: Annotated[float, "Score by which the method ranks candidates. Higher is better."]
+    risk: Annotated[
+        float,
+        "Risk of the span. A probability in [0, 1] if the report's `calibrated` is true, otherwise the raw MLDS that "
+        "the setting `metric` selects.",
+    ]
+    reaches_max_risk: Annotated[bool, "Whether decoding stopped after this span because its risk reached `max_risk`."]
+    candidates: Annotated[int, "Number of candidates that competed; 0 where none did."]
+    chosen: Annotated[int | None, "Index of the kept candidate at a risk point, otherwise `None`."]
+    context_lift: Annotated[
+        NotRequired[float | None],
+        "Only where context lift is measured: `log_prob` with the context minus `log_prob` without it, in nats. `None` "
+        "for a span without a token of its own.",
+    ]
+    con_mlds_lift: Annotated[NotRequired[float | None], "Like `context_lift`, for `con_mlds`."]
+    f_mlds_lift: Annotated[NotRequired[float | None], "Like `context_lift`, for `f_mlds`."]
+
+
+class ArgumentEntry(TypedDict):
+    """One value of ``arguments`` in an entry of ``tool_calls``, keyed by the name of the argument."""
+
+    risk: Annotated[float, "Highest risk of any span that shares a character with the argument's value."]
+    con_mlds: Annotated[float, "Mean ConMLDS of these spans."]
+    f_mlds: Annotated[float, "Mean fMLDS of these spans."]
+    log_prob: Annotated[float, "Sum of the log-probabilities of the value's own tokens. Forced tokens count 0."]
+    start: Annotated[int, "Offset of the value's first character in the generated text, without quotes."]
+    end: Annotated[int, "Offset after the value's last character."]
+    spans: Annotated[list[int], "Numbers of these spans."]
+
+
+class ToolCallEntry(TypedDict):
+    """One entry of ``tool_calls`` in ``cocoa_risk``."""
+
+    name: Annotated[str | None, "Name of the tool; `None` if the call ends before it is complete."]
+    id: Annotated[str, "Id of the call, as in the framework's own list of tool calls."]
+    risk: Annotated[float, "Highest risk of any span of the call, its name included."]
+    arguments: Annotated[dict[str, ArgumentEntry], "Risk of each argument, by name."]
+    error: Annotated[str | None, "Why the call cannot be made; `None` if it can."]
+
+
+class RiskReport(TypedDict):
+    """The ``cocoa_risk`` report of one answer."""
+
+    schema: Annotated[Literal[1], "Version of this schema. It changes when a key changes its meaning or is removed."]
+    method: Annotated[str | None, "Decoding method, such as `cocoa-sig`; `None` in a partial report."]
+    max_risk: Annotated[float, "Highest risk of any span; 0.0 without spans."]
+    mean_risk: Annotated[float, "Mean risk of the spans; 0.0 without spans."]
+    calibrated: Annotated[bool, "Whether the risks of spans are calibrated probabilities."]
+    answer_risk: Annotated[
+        float | None, "Probability that the answer is wrong as a whole; `None` without a calibrator for answers."
+    ]
+    spans: Annotated[list[SpanEntry], "Every span of the answer, in order."]
+    risk_points: Annotated[int, "Number of spans of kind `risk_point`."]
+    tool_calls: Annotated[NotRequired[list[ToolCallEntry]], "Only where the answer holds tool calls."]
+    partial: Annotated[
+        NotRequired[bool],
+        "Only in the reports of callbacks, and then true: the answer was broken off, and `spans` holds the spans "
+        "decided before that.",
+    ]
+
+
+class AgentRiskEntry(TypedDict):
+    """One entry of ``cocoa_risks`` in the state of an agent with ``RiskMiddleware``: one for each model call."""
+
+    report: Annotated[RiskReport | None, "Report of the answer that was kept; `None` if its model measures no risk."]
+    value: Annotated[float | None, "Highest value of the middleware's metric in that answer; `None` without a report."]
+    action: Annotated[
+        Literal["none", "keep", "mark", "abstain"], "`none` if the answer passed, otherwise what the middleware did."
+    ]
+    attempts: Annotated[list[float | None], "Value of every answer that was tried, in order, the first included."]
+
+
+class TryEntry(TypedDict):
+    """One entry of ``cocoa_tries`` in the response metadata of ``RiskRetryQueryEngine``: one for each try."""
+
+    alpha: Annotated[float, "The setting `alpha` of this try."]
+    top_k: Annotated[int | None, "Number of nodes asked of the retriever; `None` if the retriever has no such option."]
+    source_nodes: Annotated[int, "Number of nodes that were retrieved."]
+    answer: Annotated[str, "Text of the answer."]
+    cocoa_risk: Annotated[RiskReport | None, "Report of the answer; `None` where nothing was retrieved to answer from."]
+    risk: Annotated[float | None, "The value that is compared with the threshold; `None` without a report."]
+    chosen: Annotated[bool, "Whether this answer was returned."]
+
+
+METADATA: dict[str, Any] = {
+    "cocoa_spans": list[SpanEntry],
+    "cocoa_risk": RiskReport,
+    "cocoa_reports": list[RiskReport],
+    "cocoa_risks": list[AgentRiskEntry],
+    "cocoa_tries": list[TryEntry],
+}
+"""The type of each metadata key."""

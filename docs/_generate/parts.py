@@ -1,0 +1,37 @@
+"""The generated parts of the reference, and the place where a page asks for one.
+
+A page holds a block like this; the site shows the generated Markdown in its place, a plain view of the file the note::
+
+    <!-- generated: settings -->
+    Note for readers of the plain file.
+    <!-- end -->
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from docs._generate.command_line import command_line
+from docs._generate.error_classes import error_classes
+from docs._generate.metadata_keys import metadata_keys
+from docs._generate.setting_tables import runtime_settings, settings
+
+PARTS: dict[str, Callable[[], str]] = {
+    "cli": command_line,
+    "settings": settings,
+    "runtime": runtime_settings,
+    "metadata": metadata_keys,
+    "errors": error_classes,
+}
+
+_BLOCK = re.compile(r"<!-- generated: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def fill(page: str) -> str:
+    """The page with every generated block filled in.
+
+    Raises:
+        KeyError: a block asks for a part that does not exist.
+    """
+    return _BLOCK.sub(lambda block: PARTS[block[1]](), page)

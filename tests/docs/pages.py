@@ -1,0 +1,82 @@
+"""The README, the pages under docs/, and the blocks of code in them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+SITE_PAGES = sorted(page for page in DOCS.rglob("*.md") if "_generate" not in page.parts)
+PAGES = [ROOT / "README.md", *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md") if (ROOT / name).exists())]
+PAGES += SITE_PAGES
+
+SHELLS = ("bash", "console", "sh", "shell")
+
+_BLOCK = re.compile(
+    r"(?:^ *<!-- not run:(?P<reason>.*?)-->\n\s*?)?"
+    r"^(?P<indent> *)(?P<fence>```+|~~~+)(?P<info>[^\n`]*)\n(?P<code>.*?)^(?P=indent)(?P=fence) *$",
+    re.DOTALL | re.MULTILINE,
+)
+_OPERATORS = {"|", "||", "&&", ";", "&"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block.
+
+    Attributes:
+        language: the first word after the fence.
+        code: its text.
+        line: where its text begins, from 1.
+        reason: why it is not run; None if it is.
+    """
+
+    language: str
+    code: str
+    line: int
+    reason: str | None
+
+
+def name_of(page: Path) -> str:
+    """The page for messages and test ids."""
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(
+            language=(found["info"].split() or [""])[0],
+            code=re.sub(f"^{found['indent']}", "", found["code"], flags=re.MULTILINE),
+            line=text.count("\n", 0, found.start("code")) + 1,
+            reason=None if found["reason"] is None else found["reason"].strip(),
+        )
+        for found in _BLOCK.finditer(text)
+    ]
+
+
+def command_lines(block: Block) -> Iterator[list[str]]:
+    """The commands of a shell block, each as its words, without redirections and variables set before it."""
+    lines = block.code.replace("\\\n", " ").splitlines()
+    if block.language == "console":  # the rest is output
+        lines = [line[2:] for line in lines if line.startswith("$ ")]
+    for line in lines:
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        command: list[str] = []
+        for word in [*lexer, ";"]:
+            if word in _OPERATORS:
+                if command:
+                    yield command
+                command = []
+            elif word in (">", ">>", "<"):
+                command.append(">")
+            elif command[-1:] == [">"]:
+                command.pop()
+            elif command or not re.fullmatch(r"\w+=.*", word):
+                command.append(word)

@@ -1,0 +1,108 @@
+"""What the adapters attach to real answers is what ``cocoa_integrations.schema`` declares, no key more or less."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from pydantic import ConfigDict, TypeAdapter
+
+from cocoa_engine import CocoaEngine
+from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, RiskMiddleware, context_lift, get_risk_callback
+from cocoa_integrations.llama_index import CocoaLLM as LlamaCocoa
+from cocoa_integrations.llama_index import RiskRetryQueryEngine
+from cocoa_integrations.schema import METADATA
+from docs._generate.metadata_keys import entry_types
+
+QUESTION = "Who wrote Dune?"
+
+
+@pytest.fixture
+def declared(monkeypatch: pytest.MonkeyPatch) -> dict[str, TypeAdapter[Any]]:
+    """A validator of each metadata key that refuses further keys."""
+    for kind in entry_types():
+        monkeypatch.setattr(kind, "__pydantic_config__", ConfigDict(extra="forbid", strict=True), raising=False)
+    return {key: TypeAdapter(kind) for key, kind in METADATA.items()}
+
+
+def _check(declared: dict[str, TypeAdapter[Any]], *holders: dict[str, Any]) -> set[str]:
+    """Validates the metadata of some holders and returns the keys that had values."""
+    seen = set()
+    for holder in holders:
+        json.dumps({key: holder.get(key) for key in declared}, allow_nan=False)
+        for key in declared.keys() & holder.keys():
+            declared[key].validate_python(holder[key])
+            seen.add(key)
+    return seen
+
+
+def test_langchain(engine: CocoaEngine, declared: dict[str, TypeAdapter[Any]]) -> None:
+    chat = ChatCocoa(engine=engine, max_tokens=12)
+    message = chat.invoke(QUESTION)
+    assert _check(declared, message.additional_kwargs, message.response_metadata) == {"cocoa_spans", "cocoa_risk"}
+    *chunks, last = list(chat.stream(QUESTION))
+    assert _check(declared, *(chunk.additional_kwargs for chunk in chunks)) == {"cocoa_spans"}
+    assert _check(declared, last.response_metadata) == {"cocoa_risk"}
+    text = CocoaLLM(engine=engine, max_tokens=8).generate([QUESTION]).generations[0][0]
+    assert _check(declared, text.generation_info) == {"cocoa_spans", "cocoa_risk"}
+
+
+def test_broken_off_answers_and_context(engine: CocoaEngine, declared: dict[str, TypeAdapter[Any]]) -> None:
+    chat = ChatCocoa(engine=engine, max_tokens=12)
+    with get_risk_callback() as risk:
+        stream = chat.stream(QUESTION)
+        next(stream)
+        stream.close()
+    (report,) = risk.reports
+    assert report["partial"] is True
+    assert _check(declared, {"cocoa_risk": report}) == {"cocoa_risk"}
+    message = chat.invoke(f"Dune is by Frank Herbert. {QUESTION}")
+    lifted = context_lift(chat, message, f"Dune is by Frank Herbert. {QUESTION}", QUESTION)
+    assert "context_lift" in lifted.response_metadata["cocoa_risk"]["spans"][0]
+    assert _check(declared, lifted.additional_kwargs, lifted.response_metadata) == {"cocoa_spans", "cocoa_risk"}
+
+
+def test_agents(engine: CocoaEngine, declared: dict[str, TypeAdapter[Any]]) -> None:
+    middleware = RiskMiddleware(0.0, retry_with={"alpha": 1.0}, on_risk="mark")
+    agent = create_agent(ChatCocoa(engine=engine, max_tokens=6), tools=[], middleware=[middleware])
+    state = agent.invoke({"messages": [("user", QUESTION)]})
+    assert len(state["cocoa_risks"][0]["attempts"]) == 2
+    assert _check(declared, state) == {"cocoa_risks"}
+
+
+@pytest.mark.parametrize("limit", [48, 8])  # a whole call, and one that is cut off
+def test_tool_calls(engine: CocoaEngine, declared: dict[str, TypeAdapter[Any]], limit: int) -> None:
+    def get_weather(city: str) -> str:
+        """Get the weather in a city."""
+        return city
+
+    chat = ChatCocoa(engine=engine, max_tokens=limit).bind_tools([get_weather], tool_choice="any")
+    report = chat.invoke("What is the weather in Lyon?").response_metadata["cocoa_risk"]
+    ((call,),) = [report["tool_calls"]]
+    assert (call["error"] is None) == (limit == 48)
+    assert list(call["arguments"]) == (["city"] if limit == 48 else [])
+    assert _check(declared, {"cocoa_risk": report}) == {"cocoa_risk"}
+
+
+class _Fixed(BaseRetriever):
+    similarity_top_k = 1
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return [NodeWithScore(node=TextNode(text="Dune is by Frank Herbert."), score=1.0)]
+
+
+def test_llama_index(engine: CocoaEngine, declared: dict[str, TypeAdapter[Any]]) -> None:
+    llm = LlamaCocoa(engine=engine, max_new_tokens=8)
+    answer = llm.complete(QUESTION)
+    assert _check(declared, answer.additional_kwargs, answer.raw) == {"cocoa_spans", "cocoa_risk"}
+    *chunks, last = list(llm.stream_complete(QUESTION))
+    assert _check(declared, *(chunk.additional_kwargs for chunk in chunks)) == {"cocoa_spans"}
+    assert _check(declared, last.additional_kwargs, last.raw) == {"cocoa_risk"}
+    retrying = RiskRetryQueryEngine(_Fixed(), llm, threshold=0.0, max_tries=2, context_lift=True)
+    metadata = retrying.query(QUESTION).metadata
+    assert len(metadata["cocoa_tries"]) == 2
+    assert _check(declared, metadata) == {"cocoa_risk", "cocoa_reports", "cocoa_tries"}

@@ -1,0 +1,63 @@
+"""The pages hang together: every page can be reached, every link leads to a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pages import DOCS, PAGES, ROOT, SITE_PAGES, name_of
+
+from docs._generate.links import ROOT_PAGES, is_local, links, moved, target
+from docs._generate.parts import PARTS, fill
+
+
+def _nav() -> list[str]:
+    def flat(entries: list[Any]) -> list[str]:
+        found: list[str] = []
+        for entry in entries:
+            for value in [entry] if isinstance(entry, str) else entry.values():
+                found += [value] if isinstance(value, str) else flat(value)
+        return found
+
+    return flat(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    assert len(set(_nav())) == len(_nav())
+    written = [page.relative_to(DOCS).as_posix() for page in SITE_PAGES]
+    assert sorted(_nav()) == sorted([*written, *ROOT_PAGES.values()])
+
+
+def test_pages_of_the_root_exist() -> None:
+    assert [name for name in ROOT_PAGES if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
+def test_linked_files_exist(page: Path) -> None:
+    found = filter(is_local, links(page.read_text(encoding="utf-8")))
+    assert [link for link in found if not target(link, page).exists()] == []
+
+
+def test_links_lead_to_the_same_file_on_the_site() -> None:
+    page = (
+        "[a](../../examples/chat.py) [b](settings.md#alpha) [`c`](../../cocoa_engine) [d](https://x.org) "
+        "[e](../../CHANGELOG.md) ![f](../answer.svg)\n\n```text\n[a](../../examples/chat.py)\n```\n"
+    )
+    assert moved(page, DOCS / "reference" / "cli.md", "reference/cli.md") == (
+        "[a](../files/examples/chat.py.txt) [b](settings.md#alpha) `c` [d](https://x.org) "
+        "[e](../changelog.md) ![f](../answer.svg)\n\n```text\n[a](../../examples/chat.py)\n```\n"
+    )
+
+
+def test_every_generated_part_is_on_one_page() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in SITE_PAGES)
+    for name in PARTS:
+        assert text.count(f"<!-- generated: {name} -->\n") == 1
+    note = "Note for readers of the plain file."
+    filled = fill(f"before\n<!-- generated: runtime -->\n{note}\n<!-- end -->\nafter\n")
+    assert note not in filled
+    assert "`cuda_graphs`" in filled
+    assert filled.startswith("before\n")
+    assert filled.endswith("after\n")

@@ -140,7 +140,7 @@ def test_one_prompt_has_no_interval() -> None:
         assert (one.low, one.high) == (None, None)
     assert alone.interval(ranked, "auroc").shown() == "0.500"
     assert Bootstrap(["a", "b", "a"], draws=30).interval(ranked, "auroc").shown().startswith("0.500 (")
-    assert "one only" in (caution(1) or "")
+    assert "only one" in (caution(1) or "")
     assert "only 9 prompts" in (caution(9) or "")
     assert caution(10) is None
 

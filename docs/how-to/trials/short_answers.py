@@ -2,8 +2,8 @@
 
     python docs/how-to/trials/short_answers.py
 
-Each line of questions.jsonl has a question, the answer that was graded, and whether everything in it is right. An answer
-that comes out differently on your machine is not counted.
+Each line of questions.jsonl has a question, the answer that was graded, and whether everything in it is right. An
+answer that comes out differently on your machine is not counted.
 """
 
 from __future__ import annotations

@@ -35,9 +35,21 @@ def convert_money(amount: float, source: str, target: str) -> None:
 
 
 REQUESTS: tuple[tuple[Any, str, dict[str, Any] | None], ...] = (
-    (book_table, "Book a table for 4 people at Luigi's at 19:30.", {"restaurant": "Luigi's", "people": 4, "time": "19:30"}),
-    (book_table, "Book a table for 2 people at Chez Marie at 20:00.", {"restaurant": "Chez Marie", "people": 2, "time": "20:00"}),
-    (book_table, "Please reserve a table for 6 at the Golden Dragon at 18:15.", {"restaurant": "Golden Dragon", "people": 6, "time": "18:15"}),
+    (
+        book_table,
+        "Book a table for 4 people at Luigi's at 19:30.",
+        {"restaurant": "Luigi's", "people": 4, "time": "19:30"},
+    ),
+    (
+        book_table,
+        "Book a table for 2 people at Chez Marie at 20:00.",
+        {"restaurant": "Chez Marie", "people": 2, "time": "20:00"},
+    ),
+    (
+        book_table,
+        "Please reserve a table for 6 at the Golden Dragon at 18:15.",
+        {"restaurant": "Golden Dragon", "people": 6, "time": "18:15"},
+    ),
     (book_table, "Book me a table for dinner tonight.", None),
     (book_table, "I want to eat out.", None),
     (book_table, "Book a table at Luigi's.", None),
@@ -47,8 +59,16 @@ REQUESTS: tuple[tuple[Any, str, dict[str, Any] | None], ...] = (
     (get_weather, "What will the weather be like?", None),
     (get_weather, "Will it rain tomorrow?", None),
     (get_weather, "Is it warm there?", None),
-    (send_email, "Send an e-mail to anna@example.com with the subject Lunch on Friday.", {"to": "anna@example.com", "subject": "Lunch on Friday"}),
-    (send_email, "Write to bob@work.org, subject: Quarterly report.", {"to": "bob@work.org", "subject": "Quarterly report"}),
+    (
+        send_email,
+        "Send an e-mail to anna@example.com with the subject Lunch on Friday.",
+        {"to": "anna@example.com", "subject": "Lunch on Friday"},
+    ),
+    (
+        send_email,
+        "Write to bob@work.org, subject: Quarterly report.",
+        {"to": "bob@work.org", "subject": "Quarterly report"},
+    ),
     (send_email, "Tell my brother that I am late.", None),
     (set_alarm, "Wake me at 6:45, label it Airport.", {"hour": 6, "minute": 45, "label": "Airport"}),
     (set_alarm, "Set an alarm for 22:10 called Medicine.", {"hour": 22, "minute": 10, "label": "Medicine"}),
@@ -57,7 +77,7 @@ REQUESTS: tuple[tuple[Any, str, dict[str, Any] | None], ...] = (
     (convert_money, "How much is 250 USD in EUR?", {"amount": 250, "source": "USD", "target": "EUR"}),
     (convert_money, "Convert 80 GBP to JPY.", {"amount": 80, "source": "GBP", "target": "JPY"}),
     (convert_money, "Change my money into euros.", None),
-)  # fmt: skip
+)
 
 
 def main() -> None:
@@ -74,7 +94,9 @@ def main() -> None:
                 "f_mlds": max(one["f_mlds"] for one in arguments),
             }
             calls.append((call["args"] == stated, highest))
-            print(f"{'right' if call['args'] == stated else 'wrong'}  {highest['self_information']:5.2f}  {call['args']}")
+            print(
+                f"{'right' if call['args'] == stated else 'wrong'}  {highest['self_information']:5.2f}  {call['args']}"
+            )
     for metric, thresholds in THRESHOLDS.items():
         for threshold in thresholds:
             passed = [values[metric] < threshold for right, values in calls if right]

@@ -31,8 +31,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
-from cocoa_engine.decoding.next_tokens import NextTokens, next_tokens
 from cocoa_engine.decoding import distributions
+from cocoa_engine.decoding.next_tokens import NextTokens, next_tokens
 from cocoa_engine.equations import middle_layers
 from cocoa_engine.execution.backends import TokenTree, choose
 from cocoa_engine.model.hidden_states import CaptureSpec

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor, StoppingCriteria
 
 from cocoa_engine import CocoaEngine, Generation, Runtime
-from cocoa_engine.decoding.prompt_lookup import Guess, PromptLookup
 from cocoa_engine.decoding import speculation, task
+from cocoa_engine.decoding.prompt_lookup import Guess, PromptLookup
 from cocoa_engine.execution.forward.base import Segment
 from tests.helpers.alike import assert_alike
 from tests.helpers.backends import made

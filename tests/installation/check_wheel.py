@@ -91,7 +91,7 @@ assert message.text and message.response_metadata["cocoa_risk"]["spans"]
 """,
     "llama-index": """
 from cocoa_integrations.llama_index import CocoaLLM
-answer = CocoaLLM(max_tokens=8).complete("Who wrote Dune?")
+answer = CocoaLLM(max_tokens=8).complete("The capital of France is")
 assert answer.text and answer.additional_kwargs["cocoa_risk"]["spans"]
 """,
     "agents": """
@@ -128,12 +128,14 @@ assert engine.generate("Dune was written by", max_new_tokens=4).plot()._repr_png
 """,
     "risk": """
 import numpy as np
+from cocoa_engine.calibration.features import SPAN_FEATURES
 from cocoa_engine.studies.fitting.fit import LabelledFeatures, fit
 from cocoa_engine.studies.signal.paired import paired_test
-figures = np.random.default_rng(0).normal(size=(200, 1))
-items = LabelledFeatures(("f_mlds",), figures, figures[:, 0] > 0, [str(n // 4) for n in range(200)])
+figures = np.random.default_rng(0).normal(size=(200, len(SPAN_FEATURES)))
+labels = figures[:, SPAN_FEATURES.index("f_mlds")] > 0
+items = LabelledFeatures(SPAN_FEATURES, figures, labels, [str(n // 4) for n in range(200)])
 risk = fit(items, data="made up", draws=20)
-assert risk([2.0]) > 0.9 > 0.1 > risk([-2.0])
+assert risk.validation.auroc.estimate > 0.8
 risk.validation.plot()
 assert paired_test([3.0, 2.0, 5.0], [1.0, 1.0, 1.0]).right == 1
 """,

@@ -22,6 +22,8 @@ from cocoa_engine.execution.native import build, trial
 from tests.helpers.libraries import QUICK_FLAGS, forget
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
+pytestmark = pytest.mark.slow
+
 needs_kernels = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cocoa_integrations.limits import Metric
+from cocoa_integrations._shared.limits import Metric
 
 from cocoa_integrations.langchain import ChatCocoa, max_risk
 

@@ -434,7 +434,7 @@ def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> 
         (["signal", "--data", "{answers}", "--format", "xls", "--out", "o"], "unknown format 'xls'"),
         (["signal", "--data", "{answers}"], "--out"),
         (["calibrate", "--data", "{answers}", "--out", "r", "--recall", "0.5", "--miss", "0.1"], "give one of them"),
-        (["calibrate", "--data", "{answers}"], "give either --out FILE to fit a calibrator or"),
+        (["calibrate", "--data", "{answers}"], "give either --out FILE to fit a calibrator, or"),
         (["calibrate", "--data", "{answers}", "--check", "embedded", "--miss", "0.1"], "a threshold cannot be chosen"),
         (["calibrate", "--data", "{answers}", "--out", "r", "--miss", "0"], "above 0 and below 1, not 0"),
         (["calibrate", "--data", "{answers}", "--check", "{answers}"], "not a calibrator"),

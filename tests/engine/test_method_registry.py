@@ -37,7 +37,7 @@ def test_every_file_that_defines_a_method_is_registered():
 
 
 def test_unknown_methods_are_refused_with_the_nearest_name():
-    with pytest.raises(ConfigError, match=r"unknown method 'coca' \(did you mean 'cocoa'\?\); known are greedy, cocoa,"):
+    with pytest.raises(ConfigError, match=r"unknown method 'coca' \(did you mean 'cocoa'\?\); known are greedy"):
         CocoaConfig(method="coca")
     with pytest.raises(ConfigError, match="method: Input should be 'greedy', 'cocoa'"):
         CocoaConfig(method=None)

@@ -101,7 +101,7 @@ def test_every_way_to_a_result_carries_it(
     assert plain_again.score(PROMPT, "Canberra.").competition is None
     unmeasured = engine.score(PROMPT, "Canberra.")
     assert unmeasured.competition is None
-    with pytest.raises(CalibrationError, match="score it by an engine that has a calibrator of answers"):
+    with pytest.raises(CalibrationError, match="score it with an engine that has a calibrator for answers"):
         calibrator.answer_risk(unmeasured)
 
 

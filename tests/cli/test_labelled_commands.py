@@ -314,7 +314,7 @@ def test_a_conformal_threshold_says_what_it_guarantees(cocoa: Cocoa, parts: Path
     assert "Guarantee: for a new prompt exchangeable with these 4, the expected share of" in shown
     assert "hallucinated spans below the threshold is at most 0.5;" in shown
     shown = " ".join(cocoa("calibrate", "--data", str(parts), *options, "--miss", "0.1").stdout.split())
-    assert "4 prompts are too few for any threshold but 0, which flags everything." in shown
+    assert "4 prompts are too few for a threshold above 0, which flags everything." in shown
 
 
 def test_calibrate_chooses_a_threshold(cocoa: Cocoa, answers: Path, tmp_path: Path) -> None:
@@ -434,8 +434,8 @@ def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> 
         (["signal", "--data", "{answers}", "--format", "xls", "--out", "o"], "unknown format 'xls'"),
         (["signal", "--data", "{answers}"], "--out"),
         (["calibrate", "--data", "{answers}", "--out", "r", "--recall", "0.5", "--miss", "0.1"], "give one of them"),
-        (["calibrate", "--data", "{answers}"], "give either --out FILE, to fit a calibrator, or"),
-        (["calibrate", "--data", "{answers}", "--check", "embedded", "--miss", "0.1"], "no threshold is chosen"),
+        (["calibrate", "--data", "{answers}"], "give either --out FILE to fit a calibrator, or"),
+        (["calibrate", "--data", "{answers}", "--check", "embedded", "--miss", "0.1"], "a threshold cannot be chosen"),
         (["calibrate", "--data", "{answers}", "--out", "r", "--miss", "0"], "above 0 and below 1, not 0"),
         (["calibrate", "--data", "{answers}", "--check", "{answers}"], "not a calibrator"),
         (["calibrate", "--out", "r"], "give --data PATH"),

@@ -211,7 +211,7 @@ def test_bad_settings(engine: CocoaEngine, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         engine.generate("Hello", method="decore", decore_heads=str(tmp_path / "none.json"))
     (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(ConfigError, match="no file of `cocoa heads`"):
+    with pytest.raises(ConfigError, match="not a file of `cocoa heads`"):
         engine.generate("Hello", method="decore", decore_heads=str(tmp_path / "bad.json"))
     with pytest.raises(ConfigError, match="4 layers of 4"):
         engine.generate("Hello", method="decore", decore_heads=heads_file(tmp_path, 4, 4, [(0, 0)]))

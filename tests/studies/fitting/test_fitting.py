@@ -142,9 +142,9 @@ def test_files(tmp_path: Path) -> None:
         ({"span": answer}, "max_rank"),
         ({"answer": span}, "this version measures con_mlds, f_mlds, mean_log_prob"),
         ({"span": None, "answer": None}, "neither of spans nor of answers"),
-        ({"answer": {**answer, "weights": [1.0]}}, "one length"),
+        ({"answer": {**answer, "weights": [1.0]}}, "the same length"),
         ({"answer": {**answer, "scales": [0.0] * len(ANSWER_FEATURES)}}, "above 0"),
-        ({"span": {**span, "isotonic": {"x": [0.1, 0.2], "y": [0.5, 0.4]}}}, "y must not fall"),
+        ({"span": {**span, "isotonic": {"x": [0.1, 0.2], "y": [0.5, 0.4]}}}, "y must not decrease"),
         ({"span": {**span, "isotonic": {"x": [0.1], "y": [1.5]}}}, "in .0, 1."),
         ({"surprise": 1}, "surprise"),
     ):

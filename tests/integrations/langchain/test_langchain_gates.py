@@ -57,7 +57,7 @@ def test_risk_is_read_out_of_the_engines_own_answer(
     assert close(get_risk(answer), get_risk(quick_answer))
     assert close(get_spans(answer), get_spans(quick_answer))
     assert close(max_risk(answer, "self_information"), max_risk(quick_answer, "self_information"))
-    with pytest.raises(ConfigError, match="a gate takes answers of LangChain's kinds"):
+    with pytest.raises(ConfigError, match="a gate takes LangChain answers"):
         risk_gate(between, on_risk="mark").invoke(answer)
 
 
@@ -318,9 +318,9 @@ async def test_answers_without_a_whole_report_are_refused(quick_chat: ChatCocoa,
     gate = risk_gate(2.0, on_risk=on_risk)
     first = next(quick_chat.stream(question))
     for step in (gate, RiskOutputParser()):
-        with pytest.raises(ConfigError, match="a part of an answer"):
+        with pytest.raises(ConfigError, match="a chunk of an answer"):
             step.invoke(first)
-        with pytest.raises(ConfigError, match="a part of an answer"):
+        with pytest.raises(ConfigError, match="a chunk of an answer"):
             list(step.transform(iter([first])))
         with pytest.raises(ConfigError, match="no risk report"):
             (FakeListChatModel(responses=["hello"]) | step).invoke("Hi")
@@ -336,7 +336,7 @@ async def test_answers_without_a_whole_report_are_refused(quick_chat: ChatCocoa,
 
 def test_a_text_that_was_changed_cannot_be_marked(quick_answer: AIMessage) -> None:
     changed = quick_answer.model_copy(update={"content": quick_answer.text.upper() + "!"})
-    with pytest.raises(ConfigError, match="before anything changes it"):
+    with pytest.raises(ConfigError, match="before changing its text"):
         risk_gate(0.0, on_risk="mark").invoke(changed)
 
 

@@ -160,7 +160,7 @@ async def test_an_answer_without_a_report_is_kept(llm: CocoaLLM, retriever: BM25
     other = RiskQueryEngine(RetrieverQueryEngine.from_args(retriever, llm=MockLLM()))
     nothing = RiskQueryEngine(RetrieverQueryEngine.from_args(NothingFound(), llm=llm))
     for engine, how in ((other, "query"), (other, "aquery"), (nothing, "query")):
-        with pytest.warns(MissingRiskWarning, match="no CocoaLLM wrote it"):
+        with pytest.warns(MissingRiskWarning, match="no CocoaLLM generated it"):
             text, response = await asked(engine, how)
         assert text
         assert (response.metadata["cocoa_risk"], response.metadata["cocoa_reports"]) == (None, [])
@@ -242,7 +242,7 @@ def test_context_lift_of_each_span(llm: CocoaLLM, retriever: BM25Retriever) -> N
 def test_no_lift_where_no_node_is_in_the_prompt(llm: CocoaLLM, retriever: BM25Retriever) -> None:
     template = PromptTemplate("Question: {query_str}\nAnswer:")
     inner = RetrieverQueryEngine.from_args(retriever, llm=llm, text_qa_template=template)
-    with pytest.warns(MissingRiskWarning, match="the text of no source node was found"):
+    with pytest.warns(MissingRiskWarning, match="contains no text of the source nodes"):
         response = RiskQueryEngine(inner, context_lift=True).query(QUESTION)
     assert "context_lift" not in response.metadata["cocoa_risk"]["spans"][0]  # type: ignore[index]
 

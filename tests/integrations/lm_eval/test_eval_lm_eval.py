@@ -226,7 +226,7 @@ def test_bad_model_args(engine: CocoaEngine) -> None:
         CocoaLM(engine=engine, batch_size="many")
     with pytest.raises(ConfigError, match="method"):
         CocoaLM(engine=engine, method="dowsing")
-    with pytest.raises(ConfigError, match="loaded already"):
+    with pytest.raises(ConfigError, match="engine= is given"):
         CocoaLM(engine=engine, forward="modules")
 
 

@@ -26,6 +26,14 @@ def engine() -> CocoaEngine:
     return CocoaEngine.from_pretrained(dtype="float32")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever needs the real model is slow, if only because each process loads it."""
+    for item in items:
+        if "engine" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Without slow tests, a module of nothing else is not imported either: some import for seconds."""
     if config.option.markexpr != "not slow" or not collection_path.name.startswith("test_"):

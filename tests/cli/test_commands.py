@@ -134,6 +134,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert process.wait(LIMIT) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "redirection", "code", "message"),
     [

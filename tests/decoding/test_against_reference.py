@@ -90,6 +90,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "settings", "number"), CASES)
 def test_grid_on_tiny_models(architecture, settings, number):
     engine, forward = tiny(architecture)
@@ -104,6 +105,7 @@ def test_grid_on_tiny_models(architecture, settings, number):
     assert stream.generation == answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_ragged_batch_on_tiny_models(architecture):
     engine, forward = tiny(architecture)
@@ -118,6 +120,7 @@ def test_ragged_batch_on_tiny_models(architecture):
         check(engine.generate(prompt, config=config), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", grid(seed=1)[:8])
 def test_ragged_batch_over_the_grid(settings):
     engine, forward = tiny("qwen3")
@@ -203,6 +206,7 @@ def test_long_context_on_the_real_model(engine, real_forward):
 # One thing at a time.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boundary", ["right", "left", "own", "fixed"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "mamba"])
 def test_branches_that_end_early(architecture, boundary):
@@ -268,6 +272,7 @@ def test_model_without_an_end_token_goes_on_to_the_limit():
     check(engine.generate(random_prompt(0), config=config), expected)
 
 
+@pytest.mark.slow
 def test_score_is_teacher_forcing(engine, real_forward):
     prompt, text = PROMPTS["instruction without chat format"], " William Shakespeare, in 1600."
     given = engine.tokenizer(text, add_special_tokens=False).input_ids
@@ -300,6 +305,7 @@ def test_sampled_branches_follow_the_seed():
         check(from_batch, replayed)
 
 
+@pytest.mark.slow
 def test_branches_are_sampled_from_softmax_of_score_by_temperature():
     engine, _ = tiny("llama")
     temperature, draws = 2.0, 250

@@ -15,6 +15,8 @@ from cocoa_engine import CocoaEngine
 from tests.helpers.prompts import PROMPTS
 from tests.helpers.tiny_models import ARCHITECTURES, EOS, VOCAB_SIZE, tiny_model, tiny_tokenizer
 
+pytestmark = pytest.mark.slow
+
 GREEDY: list[dict[str, Any]] = [{"gamma": 1.0}, {"max_candidates": 1}, {"method": "greedy"}]
 
 GENERATION_CONFIGS: dict[str, dict[str, Any]] = {

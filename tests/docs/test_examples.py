@@ -14,6 +14,8 @@ from nbclient import NotebookClient
 from cocoa_engine import CocoaEngine
 from tests.helpers.paths import EXAMPLES, ROOT
 
+pytestmark = pytest.mark.slow
+
 
 def test_engine(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda: engine)  # loaded already

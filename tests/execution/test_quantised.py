@@ -15,6 +15,8 @@ from tests.helpers.hooks import hook_count
 from tests.helpers.reference import FullForward, Reference, assert_same
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [5, 6, 7, 100, 20]
 CONFIG = CocoaConfig(max_new_tokens=16)
 

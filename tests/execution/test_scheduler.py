@@ -78,6 +78,7 @@ def varied_calls() -> list[Call]:
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "falcon", "mamba"])
 def test_many_threads_share_passes_and_get_what_each_gets_alone(
     architecture: str, monkeypatch: pytest.MonkeyPatch
@@ -523,6 +524,7 @@ def test_a_waiting_call_that_is_interrupted_leaves_the_queue() -> None:
         assert (scheduler.running, len(scheduler._queue)) == (0, 0)
 
 
+@pytest.mark.slow
 def test_nobody_starves() -> None:
     """With one place and two endless streams of work, single requests come through in their turn."""
     engine = endless(max_batch_size=1)
@@ -689,6 +691,7 @@ def test_a_processor_may_ask_the_engine_itself(places: int) -> None:
 # Memory.
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_many_requests() -> None:
     engine = engine_of(tiny_model("llama"), max_batch_size=3, prefix_cache_mb=1)
     backend = backend_inside(engine)

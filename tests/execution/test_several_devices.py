@@ -18,6 +18,8 @@ from tests.helpers.alike import assert_alike
 from tests.helpers.paths import ROOT
 from tests.helpers.tiny_models import NUM_LAYERS, tiny_model, tiny_tokenizer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:

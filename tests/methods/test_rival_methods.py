@@ -41,6 +41,7 @@ def prompts(count: int) -> list[list[int]]:
     return [torch.randint(20, VOCAB_SIZE, (3 + 4 * n,), generator=generator).tolist() for n in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", RIVALS)
 @pytest.mark.parametrize("forward", ["auto", "modules"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
@@ -79,6 +80,7 @@ def test_the_real_model_decodes_as_the_formula_says(engine: CocoaEngine, method:
     assert checked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", RIVALS)
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_given_texts_score_as_the_formula_says(architecture: str, method: str, tmp_path: Path) -> None:
@@ -119,6 +121,7 @@ def differences(method: str, model: Any, settings: dict[str, Any]) -> tuple[int,
     return checked, others
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -139,6 +142,7 @@ def test_settings_of_dola_do_as_the_formula_says(architecture: str, tied: bool, 
     assert others >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", [0.0, 0.3, 2.0])
 def test_the_weight_of_diver_does_as_the_formula_says(weight: float) -> None:
     checked, others = differences("diver", tiny_model("llama", seed=1), {"diver_weight": weight})
@@ -156,6 +160,7 @@ def test_layers_of_dola_in_the_real_model(engine: CocoaEngine, settings: dict[st
     assert_same(engine.generate(prompt, config=config), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", RIVALS)
 def test_streams_and_batches_are_the_same(method: str, tmp_path: Path) -> None:
     model = tiny_model("llama", seed=3)
@@ -172,6 +177,7 @@ def test_streams_and_batches_are_the_same(method: str, tmp_path: Path) -> None:
     assert_alike(drafts.generate(asked[3], config=config), alone[3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["mamba", "qwen3_next"])
 def test_slower_ways(architecture: str, tmp_path: Path) -> None:
     """DoLa runs on any model; the others say what they need."""
@@ -361,6 +367,7 @@ def test_usage_counts_what_follows_the_prompt(tmp_path: Path) -> None:
     assert answer.usage.fed_tokens == len(answer.token_ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forward", ["auto", "modules"])
 @pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "gemma3_text"])
 def test_diver_reads_a_prompt_of_several_pieces(architecture: str, forward: Any) -> None:

@@ -320,6 +320,7 @@ def tokenizer(converted: Path) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(converted)
 
 
+@pytest.mark.slow
 def test_two_processes_leave_one_whole_folder(converted: Path) -> None:
     assert {path.name for path in converted.parent.iterdir()} == {converted.name, converted.name + ".lock"}
     assert {path.name for path in converted.iterdir()} == {
@@ -333,6 +334,7 @@ def test_two_processes_leave_one_whole_folder(converted: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_config(converted: Path) -> None:
     config = AutoConfig.from_pretrained(converted)
     assert (config.num_hidden_layers, config.hidden_size, config.num_key_value_heads) == (30, 576, 3)
@@ -346,6 +348,7 @@ def test_config(converted: Path) -> None:
         assert (holder.bos_token_id, holder.eos_token_id, holder.pad_token_id) == (1, 2, 2)
 
 
+@pytest.mark.slow
 def test_tokenizer_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|im_start|>", "<|im_end|>")
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 2)
@@ -355,16 +358,19 @@ def test_tokenizer_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
     assert tokenizer.decode([1, 6004, 2], skip_special_tokens=True) == "hi"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [EMOJI, "", " leading and trailing ", "a , b . c ' s n't", "\r\n\x00"])
 def test_tokenizer_round_trip_adds_nothing(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.slow
 def test_tokenizer_splits_off_digits_first(tokenizer: PreTrainedTokenizerBase) -> None:
     # GPT-2's rule alone would leave a space with the number and give "Ġ", "Ġ", "1", "2".
     assert tokenizer.tokenize("a  12") == ["a", "ĠĠ", "1", "2"]
 
 
+@pytest.mark.slow
 def test_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
     assert tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) == (

@@ -83,6 +83,7 @@ def edit_json(path: Path, **changes: Any) -> None:
 # What is loaded
 
 
+@pytest.mark.slow
 def test_embedded_default(capfd: pytest.CaptureFixture[str]) -> None:
     transformers_logging.enable_progress_bar()  # another test may have left it off
     model, tokenizer, name = load_pretrained()

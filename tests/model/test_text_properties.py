@@ -29,6 +29,8 @@ from tests.helpers.tiny_models import (
     token_bytes,
 )
 
+pytestmark = pytest.mark.slow
+
 TOKENIZERS = {"byte-level": tiny_tokenizer, "sentencepiece": sentencepiece_like_tokenizer}
 KNIFE_EDGE = 1e-4
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not text

@@ -11,7 +11,7 @@ from cocoa_engine import Candidate, CocoaEngine, Generation
 from tests.helpers.chromium import Browser, needs_chromium, share
 from tests.helpers.made_up_answers import ATTACK, figures, generation
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.slow]
 
 DARK = "--blink-settings=preferredColorScheme=0"
 LIGHT_BACK, DARK_BACK = "#ffffff", "#16181d"

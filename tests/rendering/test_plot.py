@@ -109,6 +109,7 @@ def test_a_figure_of_an_empty_answer() -> None:
     assert colours(generation().plot()) > 1
 
 
+@pytest.mark.slow
 def test_notebooks_show_a_figure_and_pyplot_stays_untouched() -> None:
     program = (
         "import sys\n"

@@ -21,6 +21,8 @@ from cocoa_engine.forward import linears
 from cocoa_engine.native import build, operators
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
+pytestmark = pytest.mark.slow
+
 needs_kernels = pytest.mark.skipif(operators.why_not() is not None, reason=f"no kernels: {operators.why_not()}")
 
 

@@ -11,6 +11,8 @@ import pytest
 from cocoa_integrations.langchain import ChatCocoa
 from tests.helpers.paths import EXAMPLES
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def default_model() -> ChatCocoa:

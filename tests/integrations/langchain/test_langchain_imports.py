@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.helpers.processes import python
+
+pytestmark = pytest.mark.slow
 
 PROGRAM = """
 import sys

@@ -26,6 +26,8 @@ from tests.helpers.inside import assert_idle, forget_prompts, prefixes_of, seque
 from tests.helpers.processors import Meets
 from tests.helpers.tiny_models import tiny_model
 
+pytestmark = pytest.mark.slow
+
 USERS = 64
 """Threads, and as many tasks at the same time."""
 

@@ -11,6 +11,8 @@ from langchain_tests.unit_tests import ChatModelUnitTests
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa
 
+pytestmark = pytest.mark.slow
+
 _SHORT = CocoaConfig(max_new_tokens=6)
 _CONFIGS = {
     "tool": CocoaConfig(max_new_tokens=64),

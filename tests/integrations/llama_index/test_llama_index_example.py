@@ -9,6 +9,8 @@ import pytest
 
 from tests.helpers.paths import EXAMPLES
 
+pytestmark = pytest.mark.slow
+
 
 def test_rag_example(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "llamaindex_rag.py"))["main"]()

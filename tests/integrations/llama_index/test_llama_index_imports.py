@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.helpers.processes import python
+
+pytestmark = pytest.mark.slow
 
 
 def test_needs_neither_langchain_nor_opentelemetry() -> None:

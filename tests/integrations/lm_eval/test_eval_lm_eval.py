@@ -28,6 +28,8 @@ from cocoa_integrations.lm_eval import TASKS_PATH, CocoaLM
 from cocoa_integrations.lm_eval.__main__ import main
 from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
 
+pytestmark = pytest.mark.slow
+
 CONTEXT = "Question: What is the capital of France?\nAnswer:"
 PAIRS = [
     (CONTEXT, " Paris"),

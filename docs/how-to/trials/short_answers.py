@@ -12,7 +12,6 @@ import json
 from pathlib import Path
 
 from cocoa_integrations._shared.limits import Metric
-
 from cocoa_integrations.langchain import ChatCocoa, max_risk
 
 GRADED = Path(__file__).with_name("questions.jsonl")

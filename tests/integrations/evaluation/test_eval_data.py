@@ -179,7 +179,7 @@ HEADER = "Question,Best Answer,Correct Answers,Incorrect Answers\n"
         ("nq_swap", _text("a.jsonl", f"{_NQ}\n{_NQ}\n"), r"line 2: the id '1' .*line 1"),
         ("gsm8k", _text("a.jsonl", f"{_NQ}\n{_NQ}\n"), r"line 2: the id '1' .*line 1"),
         ("nq", _text("a.jsonl", _NQ.replace('"1"', "null")), r"line 1: 'id' is empty"),
-        ("gsm8k", _text("a.jsonl", '{"question": "q", "answer": "none"}'), "'answer' holds no number"),
+        ("gsm8k", _text("a.jsonl", '{"question": "q", "answer": "none"}'), "'answer' contains no number"),
         ("samsum", _text("a.jsonl", _ONE.replace('"y"', '"\\ud83d"')), r"line 1: a text holds '\\ud83d', half"),
         ("samsum", _text("a.json", f"[{_ONE}, " + _ONE.replace('"y"', '"\\ude00!"') + "]"), r"record 1: .*'\\ude00'"),
         ("samsum", _text("a.jsonl", f"{_ONE}\n" + "[" * 100_000), "line 2: the JSON is nested too deeply"),

@@ -7,7 +7,7 @@ from typing import Literal, cast
 from pydantic import BaseModel, ConfigDict, Field
 
 from cocoa_engine.equations import middle_layers
-from cocoa_engine.execution.forward.linears import why_not_native
+from cocoa_engine.execution.forward.linears import LinearBackend, native_obstacle
 from cocoa_engine.execution.session import Session
 
 BackendName = Literal["shared_cache", "copied_cache", "recompute"]
@@ -37,9 +37,7 @@ class ModelInfo(BaseModel):
         "the model's modules with the engine's attention (modules), with their own attention under a mask "
         "(masked_modules), or unchanged (plain)."
     )
-    linears: Literal["native", "packed", "shared", "stock", "bfloat16"] = Field(
-        description="How linear layers multiply a few rows on a CPU."
-    )
+    linears: LinearBackend = Field(description="How linear layers multiply a few rows on a CPU.")
     native_obstacle: str | None = Field(description="Why the native kernels cannot be used. None if they can.")
 
     @classmethod
@@ -61,6 +59,6 @@ class ModelInfo(BaseModel):
             backend=cast(BackendName, chosen.backend.name),
             backend_reason=chosen.reason,
             forward=cast(ForwardName, chosen.backend.forward_name),
-            linears=chosen.way,
-            native_obstacle=why_not_native(model.model),
+            linears=chosen.linear_backend,
+            native_obstacle=native_obstacle(model.model),
         )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import explain, unknown
@@ -23,16 +24,17 @@ class Runtime(BaseModel):
 
     forward: Literal["auto", "modules"] = Field(
         "auto",
-        description="auto: the engine's lean forward pass if the model is a supported Llama, Mistral, Qwen2 or Qwen3; "
-        "modules: always the Hugging Face modules.",
+        description="auto: a lean forward pass for models of the Llama family (Llama, Mistral, Qwen2, Qwen3) that "
+        "qualify, otherwise Hugging Face's modules; modules: always Hugging Face's modules.",
     )
-    linears: Literal["auto", "native", "packed", "shared", "stock", "bfloat16"] = Field(
+    linears: Literal["auto", "native", "packed", "transposed", "stock", "bfloat16"] = Field(
         "auto",
-        description="Linear layers of a step on a CPU. native: the engine's C++ kernels, also for attention and next "
-        "tokens, on the model's own weights, built with g++ on first use. packed: a second copy of the weights in "
-        "oneDNN's layout. shared: the model's own weights, multiplied from the other side. stock: torch's linear "
-        "layers. bfloat16: a half-precision copy of float32 weights, which changes some answers. auto: native in "
-        "float32 if it can be built, otherwise packed if memory is ample, otherwise shared.",
+        description="How a decoding step multiplies by linear layers on a CPU. native: C++ kernels on the model's own "
+        "weights, compiled with g++ on first use; they also run attention and rank next tokens, and in float32 run "
+        "all layers of the lean pass in one call. The other settings use torch's operators. packed: a second copy of "
+        "the weights in oneDNN's layout; transposed: the model's own weights, multiplied in transposed form; stock: "
+        "torch's linear layers. auto: native for float32 weights if the kernels can be compiled, otherwise packed if "
+        "memory is ample. bfloat16: a bfloat16 copy of float32 weights, which changes some answers.",
     )
     max_batch_size: int = Field(8, ge=1, description="Maximum number of sequences in a forward pass.")
     max_queue: int = Field(256, ge=0, description="Maximum number of waiting calls. Further calls are refused.")
@@ -42,11 +44,19 @@ class Runtime(BaseModel):
         description="Memory for keys and values of past prompts, which later prompts with the same prefix reuse.",
     )
     draft_tokens: int = Field(
-        4, ge=0, description="Prompt lookup: maximum number of guessed tokens fed after each branch. 0 turns it off."
+        4, ge=0, description="Prompt lookup: most draft tokens fed after each leaf; 0 turns prompt lookup off."
     )
     cuda_graphs: bool = Field(
         True, description="On a GPU, replay each step of the lean forward pass as one CUDA graph."
     )
+
+    @field_validator("linears", mode="before")
+    @classmethod
+    def _current_name(cls, value: object) -> object:
+        if value != "shared":
+            return value
+        warnings.warn('linears="shared" is now linears="transposed"', DeprecationWarning, stacklevel=4)
+        return "transposed"
 
     if not TYPE_CHECKING:  # type checkers keep the field-by-field signature
 

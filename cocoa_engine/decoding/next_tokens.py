@@ -70,7 +70,7 @@ def next_tokens(logits: Tensor, count: int, *, native: bool = False) -> list[Nex
     """
     logits = logits.float()
     count = min(count, logits.shape[-1])
-    rows = (operators.next_tokens if native and operators.ranks(logits) else _next_tokens)(logits, count).tolist()
+    rows = (operators.next_tokens if native and operators.can_rank(logits) else _next_tokens)(logits, count).tolist()
     result: list[NextTokens | None] = []
     for *row, spread in rows:
         half = len(row) // 2

@@ -175,8 +175,8 @@ def test_real_model(engine, real_forward, names, settings):
 
 @pytest.mark.parametrize(
     "runtime",
-    [Runtime(forward="modules"), Runtime(linears="packed"), Runtime(linears="shared")],
-    ids=["modules", "packed", "shared"],
+    [Runtime(forward="modules"), Runtime(linears="packed"), Runtime(linears="transposed")],
+    ids=["modules", "packed", "transposed"],
 )
 @pytest.mark.parametrize(("names", "settings"), REAL_GROUPS)
 def test_real_model_run_in_other_ways(engine, real_forward, names, settings, runtime):

@@ -195,7 +195,7 @@ def test_prompts_are_read_by_turns_and_steps_go_on_between() -> None:
 
         max_sequences = None
 
-        def prefill_some(self, tree: Any, most: int | None) -> Any:
+        def prefill_some(self, tree: Any, max_tokens: int | None) -> Any:
             order.append(tree.pop(0))
             if order == ["long"]:
                 for number, work in enumerate((short, step)):

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from cocoa_engine import Generation
 from cocoa_engine.execution.backends import KINDS, Chosen
-from cocoa_engine.execution.forward.linears import Way
+from cocoa_engine.execution.forward.linears import LinearBackend
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
@@ -16,8 +16,8 @@ PROMPTS = [[5, 9, 40, 77, 12, 150, 3], [200, 201], list(range(30, 60))]
 WANTED = CaptureSpec(2, 4, "post_norm")
 
 
-def made(model: PreTrainedModel, kind: str, way: Way) -> Chosen:
-    return Chosen(KINDS[kind](LanguageModel(model), way), "set by the test", way)
+def made(model: PreTrainedModel, kind: str, linear_backend: LinearBackend) -> Chosen:
+    return Chosen(KINDS[kind](LanguageModel(model), linear_backend), "set by the test", linear_backend)
 
 
 def same(a: Generation, b: Generation) -> bool:

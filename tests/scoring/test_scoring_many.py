@@ -57,9 +57,9 @@ def test_every_way_and_any_width_of_a_step(kind: str, width: int, monkeypatch: p
     engine = CocoaEngine(model, tiny_tokenizer())
     texts = random_texts(8)
     alone = [engine.score(PROMPT, text) for text in texts]
-    backend = KINDS[kind](LanguageModel(model), "shared")
+    backend = KINDS[kind](LanguageModel(model), "transposed")
     monkeypatch.setattr(type(backend), "paths_per_step", width)
-    use_backend(engine, Chosen(backend, "set by the test", "shared"))
+    use_backend(engine, Chosen(backend, "set by the test", "transposed"))
     for one, expected in zip(engine.score(PROMPT, texts), alone, strict=True):
         assert_alike(one, expected, tolerance=1e-4)
 
@@ -117,9 +117,9 @@ def test_many_steps_hold_no_more_than_one(monkeypatch: pytest.MonkeyPatch) -> No
     capacities: list[int] = []
     original = SharedCache.open
 
-    def record(self: SharedCache, prompts: Any, room: int, wanted: Any) -> Any:
-        capacities.append(room)
-        return original(self, prompts, room, wanted)
+    def record(self: SharedCache, prompts: Any, reserve_tokens: int, wanted: Any) -> Any:
+        capacities.append(reserve_tokens)
+        return original(self, prompts, reserve_tokens, wanted)
 
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     engine.info()

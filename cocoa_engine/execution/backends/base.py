@@ -1,25 +1,30 @@
-"""What the decode loop asks of a backend: grow a tree of tokens, keep one path of it, drop the rest."""
+"""The interface of backends: extend a tree of tokens, keep one path of it, drop the rest."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple
 
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
 Path = tuple[int, ...]
-"""Tokens after the committed ones; the last is the one to feed, all before it have been fed."""
+"""Tokens after the committed ones. The last token is to be fed; those before it have been fed."""
 
 
 class ReadBack(NamedTuple):
-    """Tokens to feed one after the other from the end of a fed path: a long text that nothing grows from.
+    """A long text to feed after a fed path. No branch grows from it.
 
-    The next reading of the same path goes on where this one ends; a commit drops them all. Only trees that
-    ``keeps_rest`` take them.
+    The next reading of the same path continues where this one ends. A commit drops all readings. Only trees with
+    ``keeps_rest`` support readings.
+
+    Attributes:
+        after: the fed path.
+        token_ids: the tokens to feed.
     """
 
     after: Path
@@ -27,28 +32,50 @@ class ReadBack(NamedTuple):
 
 
 FeedRequest = Sequence[Path] | Sequence[ReadBack]
-"""What a step is to feed of one sequence."""
+"""What one step feeds to one sequence."""
+
+
+def only_paths(asked: FeedRequest) -> list[Path]:
+    """The request as paths, for trees without ``keeps_rest``.
+
+    Raises:
+        NotImplementedError: it has readings.
+    """
+    paths = [one for one in asked if not isinstance(one, ReadBack)]
+    if len(paths) != len(asked):
+        raise NotImplementedError("readings need a tree that keeps tokens fed ahead")
+    return paths
 
 
 class StepOutput(NamedTuple):
-    """What one forward pass says of W fed tokens."""
+    """The output of one forward pass for W fed tokens.
 
-    logits: Tensor  # [W, V], the next token's
-    hidden: Tensor  # [N + 1, W, d] float32: middle layers m..n, then the final one, of the fed tokens
-    others: Tensor | None = None  # [K, W, V] float32: of the early layers, or of the model with heads masked
+    Attributes:
+        logits: ``[W, V]``, logits of the next token.
+        hidden: ``[N + 1, W, d]`` float32, states of the middle layers m..n and then of the final layer.
+        others: ``[K, W, V]`` float32, logits of the early layers or of the model with masked heads.
+    """
+
+    logits: Tensor
+    hidden: Tensor
+    others: Tensor | None = None
 
 
 class TokenTree(ABC):
-    """One sequence: its committed tokens and, at a risk point, the branches that grow from their end.
+    """One sequence: its committed tokens and, at a risk point, the branches that extend them.
 
     Attributes:
-        keep_committed: set it before branches are fed if :meth:`drop_branches` is to be called; off, the last branch
-            may take over what is held of the committed tokens, which saves a copy where they are not shared.
-        prompt_read: tokens of the prompt that were fed, where it is fed in pieces.
+        keep_committed: set it before branches are fed if :meth:`drop_branches` will be called. If it is off, the last
+            branch may take over the cache of the committed tokens, which saves a copy.
+        committed: number of committed tokens, the prompt included.
+        cached_tokens: number of tokens whose keys and values came from another sequence.
+        prompt_read: number of prompt tokens fed so far, if the prompt is fed in chunks.
+        forward_passes: number of forward passes.
+        fed_tokens: number of tokens fed after the prompt.
     """
 
     keeps_rest: ClassVar[bool] = False
-    """Whether tokens can be fed ahead: a path may be extended in several steps, its continuations outlive a commit."""
+    """Whether tokens can be fed ahead: several steps may extend a path, and its continuations survive a commit."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self.keep_committed = False
@@ -63,42 +90,45 @@ class TokenTree(ABC):
         """Make a fed path part of the committed sequence and drop every other branch.
 
         Args:
-            keep_rest: keep what was fed after the path, where the tree can.
+            keep_rest: keep what was fed after the path, if the tree supports it.
         """
 
     def drop_branches(self) -> None:
-        """Go back to the committed tokens; what the branches held is free for others. Needs ``keep_committed``."""
+        """Drop all branches and free their memory. Needs ``keep_committed``."""
         self.commit(())
 
     @abstractmethod
     def close(self) -> None:
-        """Free what the sequence holds. Safe to call twice."""
+        """Free the sequence's memory. Safe to call twice."""
 
 
-class Backend(ABC):
-    """A way to run the model over token trees.
+TreeT = TypeVar("TreeT", bound=TokenTree, default=Any)
 
-    A path is extended in one step only, unless its tree ``keeps_rest``: after ``(a, b)`` was fed, ``(a, c)`` may not
-    follow in a later step.
+
+class Backend(ABC, Generic[TreeT]):
+    """Runs the model over token trees of one type.
+
+    Without ``keeps_rest`` only one step may extend a path: after ``(a, b)`` has been fed, ``(a, c)`` may not follow in
+    a later step.
 
     Attributes:
-        name: for the record.
-        max_sequences: how many sequences one step takes; none is any number.
-        paths_per_step: the most paths that many branches are best fed by at once; what a step needs grows with them.
+        name: identifies the backend in :class:`cocoa_engine.ModelInfo`.
+        max_sequences: most sequences in one step; ``None`` for no limit.
+        paths_per_step: most paths to feed at once. The memory of a step grows with the number of paths.
     """
 
     name: ClassVar[str]
     max_sequences: int | None = 1
-    paths_per_step: ClassVar[int] = 128  # of float32 logits, 128 x 128k are 64 MiB
+    paths_per_step: ClassVar[int] = 128  # 128 x 128k float32 logits take 64 MiB
 
     @property
     def native(self) -> bool:
-        """Whether our own kernels run the model."""
+        """Whether the native kernels run the model."""
         return False
 
     @property
     def masks_heads(self) -> bool:
-        """Whether heads can be masked."""
+        """Whether attention heads can be masked."""
         return False
 
     def __init__(self, model: LanguageModel) -> None:
@@ -106,28 +136,32 @@ class Backend(ABC):
 
     @property
     def forward_name(self) -> str:
-        """What runs the model; ``"plain"`` is its own modules as they are."""
+        """Name of the forward pass; ``"plain"`` stands for the model's unchanged modules."""
         return "plain"
 
     @abstractmethod
-    def open(self, prompts: Sequence[Sequence[int]], room: int, wanted: CaptureSpec) -> list[TokenTree]:
-        """Trees for some prompts that are decoded together.
+    def open(self, prompts: Sequence[Sequence[int]], reserve_tokens: int, wanted: CaptureSpec) -> list[TreeT]:
+        """Create trees for prompts that are decoded together.
 
         Args:
-            room: tokens beyond its prompt, dropped branches included, that a tree is likely to hold at any time.
-            wanted: the hidden states every step returns.
+            reserve_tokens: expected maximum of a tree's tokens beyond its prompt, dropped branches included.
+            wanted: the hidden states that every step returns.
         """
 
-    def prefill(self, tree: TokenTree) -> Tensor:
-        """Feed the prompt; returns ``[V]``, the first token's logits. No hidden states are captured."""
+    def prefill(self, tree: TreeT) -> Tensor:
+        """Feed the prompt and return the first token's logits, ``[V]``. No hidden states are captured."""
         while (logits := self.prefill_some(tree)) is None:
             pass
         return logits
 
     @abstractmethod
-    def prefill_some(self, tree: TokenTree, most: int | None = None) -> Tensor | None:
-        """Feed the next tokens of the prompt, at most ``most`` where the backend can; none until its end is fed."""
+    def prefill_some(self, tree: TreeT, max_tokens: int | None = None) -> Tensor | None:
+        """Feed the next tokens of the prompt, at most ``max_tokens`` if the backend supports it.
+
+        Returns:
+            The first token's logits ``[V]`` once the whole prompt has been fed, before that ``None``.
+        """
 
     @abstractmethod
-    def step(self, requests: Sequence[tuple[TokenTree, FeedRequest]]) -> list[StepOutput]:
-        """Feed the last token of each path, or each reading; one output per request, its rows in their order."""
+    def step(self, requests: Sequence[tuple[TreeT, FeedRequest]]) -> list[StepOutput]:
+        """Feed the last token of each path, or each reading. Returns one output per request, rows in request order."""

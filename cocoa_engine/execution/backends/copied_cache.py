@@ -1,4 +1,4 @@
-"""A copy of the model's own cache for each branch: slower, but right for any cache that can be copied."""
+"""A backend that copies the model's own cache for each branch. It is slower, but works with any copyable cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, StepOutput, TokenTree
+from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, StepOutput, TokenTree, only_paths
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 from cocoa_engine.model.language_model import LanguageModel
 
@@ -18,7 +18,7 @@ _CACHE_NAMES = ("past_key_values", "cache_params", "state")
 
 
 class CopiedTree(TokenTree):
-    """A sequence and one cache for each live path."""
+    """One sequence, with a cache for each live path."""
 
     def __init__(self, prompt: Sequence[int], wanted: CaptureSpec) -> None:
         super().__init__(prompt)
@@ -34,7 +34,7 @@ class CopiedTree(TokenTree):
         self.caches = {}
 
 
-class CopiedCache(Backend):
+class CopiedCache(Backend[CopiedTree]):
     """For models with recurrent state (Mamba, hybrids) or positions that a mask cannot express.
 
     Raises:
@@ -42,7 +42,7 @@ class CopiedCache(Backend):
     """
 
     name = "copied_cache"
-    paths_per_step = 16  # each may hold a cache
+    paths_per_step = 16  # each path may need its own cache
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__(model)
@@ -50,19 +50,18 @@ class CopiedCache(Backend):
         if not self.cache_name:
             raise NotImplementedError("the model takes no cache")
 
-    def open(self, prompts: Sequence[Sequence[int]], room: int, wanted: CaptureSpec) -> list[TokenTree]:
+    def open(self, prompts: Sequence[Sequence[int]], reserve_tokens: int, wanted: CaptureSpec) -> list[CopiedTree]:
         return [CopiedTree(prompt, wanted) for prompt in prompts]
 
-    def prefill_some(self, tree: TokenTree, most: int | None = None) -> Tensor:
-        assert isinstance(tree, CopiedTree)
+    def prefill_some(self, tree: CopiedTree, max_tokens: int | None = None) -> Tensor:
         with self.model.exclusive():
             output = self._forward(tree.prompt, 0, None)
         tree.caches = {(): getattr(output, self.cache_name)}
         tree.forward_passes += 1
         return output.logits[0, -1].float()
 
-    def step(self, requests: Sequence[tuple[TokenTree, FeedRequest]]) -> list[StepOutput]:
-        return [self._step(tree, paths) for tree, paths in requests]  # type: ignore[arg-type]
+    def step(self, requests: Sequence[tuple[CopiedTree, FeedRequest]]) -> list[StepOutput]:
+        return [self._step(tree, only_paths(asked)) for tree, asked in requests]
 
     def _step(self, tree: CopiedTree, paths: Sequence[Path]) -> StepOutput:
         children = Counter(path[:-1] for path in paths)
@@ -70,7 +69,7 @@ class CopiedCache(Backend):
         for path in paths:
             parent = path[:-1]
             children[parent] -= 1
-            # the last child takes its parent's cache itself: a path is extended in one step only
+            # the last child takes over its parent's cache, because only one step extends a path
             shared = children[parent] or (tree.keep_committed and not parent)
             cache = copy.deepcopy(tree.caches[parent]) if shared else tree.caches.pop(parent)
             with self.model.exclusive(), capture(self.model, tree.wanted) as captured:

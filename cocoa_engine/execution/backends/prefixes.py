@@ -1,4 +1,4 @@
-"""Keys and values of past sequences, for prompts that begin as they did."""
+"""A cache of the keys and values of past sequences, for prompts that share a prefix with them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from cocoa_engine.execution.forward.kv_store import KeyValues
 from cocoa_engine.model.language_model import LanguageModel
 
 SHORTEST = 64
-"""A shorter common beginning is computed again: that takes as long as copying it."""
+"""Shortest prefix that is cached. Computing a shorter one takes as long as copying it."""
 
 _USED = 7 / 8
-"""A store with more slots unused is copied rather than kept as it is."""
+"""Smallest share of used slots with which a store is kept as it is; others are copied."""
 
 
 class PrefixCache:
-    """The beginnings of past sequences, the least recently used dropped first.
+    """Prefixes of past sequences. The least recently used entry is dropped first.
 
     Args:
-        max_bytes: memory for them.
+        max_bytes: memory limit.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self._entries: OrderedDict[tuple[int, ...], KeyValues] = OrderedDict()
-        self._lock = threading.RLock()  # a stream collected meanwhile closes its tree in this thread
+        self._lock = threading.RLock()  # re-entrant: garbage collection may close a tree in this thread
 
     @property
     def nbytes(self) -> int:
@@ -35,7 +35,7 @@ class PrefixCache:
         return sum(store.nbytes for store in list(self._entries.values()))
 
     def longest(self, token_ids: Sequence[int]) -> tuple[KeyValues, int] | None:
-        """The entry that shares the longest beginning with a sequence, and that beginning's length."""
+        """The entry that shares the longest prefix with a sequence, and the length of that prefix."""
         with self._lock:
             known = list(self._entries.items())
             found = max(known, key=lambda entry: common_length(entry[0], token_ids), default=None)
@@ -47,10 +47,10 @@ class PrefixCache:
             return found[1], length
 
     def keep(self, token_ids: Sequence[int], store: KeyValues, *, given: bool = False) -> None:
-        """Keep a sequence's first slots, unless they are known or too few or too many.
+        """Add a sequence, unless it is already covered, too short or too large.
 
         Args:
-            given: nobody else uses the store from now on, so that it need not be copied.
+            given: the caller hands over the store, so that it need not be copied.
         """
         ids = tuple(token_ids)
         size = store.nbytes * len(ids) // max(store.capacity, 1)
@@ -63,7 +63,7 @@ class PrefixCache:
             as_it_is = given and len(ids) >= _USED * store.capacity and store.nbytes <= self.max_bytes
             kept = store if as_it_is else store.prefix(len(ids), len(ids))
             for known, length in lengths.items():
-                if length == len(known):  # this sequence goes on where that one ended
+                if length == len(known):  # the new sequence extends this one
                     self._entries.pop(known, None)
             self._entries[ids] = kept
             while self.nbytes > self.max_bytes:
@@ -75,7 +75,7 @@ _KNOWN_PACKAGES = ("transformers.", "transformers_modules.", "torch.", *_QUANTIS
 
 
 def depends_on_weights_alone(model: LanguageModel) -> bool:
-    """Whether keys and values of now hold later, too: not where a hook or an adapter that is switched has a say."""
+    """Whether keys and values stay valid: not if hooks or switchable adapters can change them."""
     for module in model.model.modules():
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if not all(str(getattr(hook, "__module__", "")).startswith(("transformers.", "torch.")) for hook in hooks):
@@ -84,10 +84,10 @@ def depends_on_weights_alone(model: LanguageModel) -> bool:
         if not kind.startswith(_KNOWN_PACKAGES):
             return False
         if "forward" in module.__dict__ and not hasattr(module, "_hf_hook") and not kind.startswith("torch._dynamo"):
-            return False  # accelerate moves tensors, a compiled model does the same as it did
+            return False  # hooks of accelerate only move tensors, and compiled models compute the same
     return True
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """The number of tokens at which two sequences begin alike."""
+    """Length of the common prefix of two sequences."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

@@ -1,4 +1,4 @@
-"""No cache at all: every step runs the whole sequence again. The last resort, right for every causal model."""
+"""A backend without a cache: every step runs the whole sequence again. It is correct for every causal model."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, StepOutput, TokenTree
+from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, StepOutput, TokenTree, only_paths
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 
 
 class RecomputedTree(TokenTree):
-    """A sequence's token ids; nothing else is kept."""
+    """The token ids of one sequence."""
 
     def __init__(self, prompt: Sequence[int], wanted: CaptureSpec) -> None:
         super().__init__(prompt)
@@ -24,25 +24,25 @@ class RecomputedTree(TokenTree):
         self.committed += len(path)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to free."""
 
 
-class Recompute(Backend):
-    """For models whose cache is of a kind we do not know."""
+class Recompute(Backend[RecomputedTree]):
+    """For models with an unknown kind of cache."""
 
     name = "recompute"
 
-    def open(self, prompts: Sequence[Sequence[int]], room: int, wanted: CaptureSpec) -> list[TokenTree]:
+    def open(self, prompts: Sequence[Sequence[int]], reserve_tokens: int, wanted: CaptureSpec) -> list[RecomputedTree]:
         return [RecomputedTree(prompt, wanted) for prompt in prompts]
 
-    def prefill_some(self, tree: TokenTree, most: int | None = None) -> Tensor:
+    def prefill_some(self, tree: RecomputedTree, max_tokens: int | None = None) -> Tensor:
         return self._feed(tree, ()).logits[0]
 
-    def step(self, requests: Sequence[tuple[TokenTree, FeedRequest]]) -> list[StepOutput]:
+    def step(self, requests: Sequence[tuple[RecomputedTree, FeedRequest]]) -> list[StepOutput]:
         outputs = []
-        for tree, paths in requests:
-            fed = [self._feed(tree, path) for path in paths]  # type: ignore[arg-type]  # no readings
-            tree.fed_tokens += len(paths)
+        for tree, asked in requests:
+            fed = [self._feed(tree, path) for path in only_paths(asked)]
+            tree.fed_tokens += len(fed)
             others = [each.others for each in fed if each.others is not None]
             outputs.append(
                 StepOutput(
@@ -53,8 +53,7 @@ class Recompute(Backend):
             )
         return outputs
 
-    def _feed(self, tree: TokenTree, path: Path) -> StepOutput:
-        assert isinstance(tree, RecomputedTree)
+    def _feed(self, tree: RecomputedTree, path: Path) -> StepOutput:
         token_ids = torch.tensor([[*tree.token_ids, *path]], device=self.model.device)
         inputs = {"use_cache": False} if "use_cache" in self.model.forward_parameters else {}
         with self.model.exclusive(), capture(self.model, tree.wanted, keep=slice(-1, None)) as captured:

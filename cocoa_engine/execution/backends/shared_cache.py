@@ -1,8 +1,8 @@
-"""All branches of all sequences in one forward pass; the branches of a sequence share its keys and values.
+"""The fast backend: one forward pass for all branches of all sequences. Branches of a sequence share its cache.
 
-The live tips of all sequences are fed as tokens of one packed pass: explicit positions, and a mask by which a tip sees
-its sequence's committed prefix and its own branch only. When a branch is kept its few slots are moved down to follow
-the prefix, and the other branches' slots are free again.
+The leaves of all sequences are fed as tokens of one packed pass. Positions are explicit, and by the mask a leaf sees
+only the committed prefix of its sequence and its own branch. When a branch is kept, its few slots are moved down to
+follow the prefix, and the slots of the other branches become free.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, StepOutput, TokenTree
+from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, ReadBack, StepOutput, TokenTree, only_paths
 from cocoa_engine.execution.backends.prefixes import SHORTEST, PrefixCache, common_length
 from cocoa_engine.execution.forward.base import Forward, Probe, Segment
 from cocoa_engine.execution.forward.kv_store import KeyValues
@@ -24,51 +24,60 @@ from cocoa_engine.model.hidden_states import CaptureSpec
 logger = logging.getLogger(__name__)
 
 PREFILL_CHUNK = 2048
-"""Tokens of a prompt fed at once: what a long prompt needs beside its keys and values does not grow with it."""
+"""Prompt tokens in one pass. The limit bounds the working memory of long prompts."""
 
 MASK_CELLS = 2**26
-"""At most so many cells, tokens x slots, has the mask of a chunk: chunks of very long prompts are smaller. Where scores
-are capped, as in Gemma 2, a mask is repeated for the query heads that share a key's head."""
+"""Most cells (tokens x slots) in the mask of a chunk. Chunks of very long prompts are therefore smaller. With capped
+scores, as in Gemma 2, the mask is repeated for the query heads that share a key-value head."""
 
 SPARE_SLOTS = 64
-"""Slots allotted beyond the longest possible text; a wider risk point near its end gets more when it comes."""
+"""Slots reserved beyond the longest possible text. A wider risk point near its end allocates more."""
 
 
 class SharedTree(TokenTree):
-    """One sequence and its slots."""
+    """One sequence and its slots.
+
+    Attributes:
+        token_ids: the committed tokens.
+        slots: by fed path, its slots beyond the committed ones.
+        read: by path, the slots of the readings after it, in order.
+        tail_positions: positions of the slots beyond the committed ones.
+        used: number of used slots.
+        masked: by layer, the masked heads.
+        twin: the same sequence with masked heads, if requested.
+    """
 
     keeps_rest = True
 
     def __init__(self, backend: SharedCache, prompt: Sequence[int], store: KeyValues, wanted: CaptureSpec) -> None:
         super().__init__(prompt)
         self.backend = backend
-        self.token_ids = list(prompt)  # the committed ones
+        self.token_ids = list(prompt)
         self.store = store
         self.wanted = wanted
-        self.slots: dict[Path, list[int]] = {(): []}  # beyond the committed ones, of each fed path
-        self.read: dict[Path, list[range]] = {}  # the slots of what was read after each, in order
-        self.tail_positions: list[int] = []  # of the slots beyond the committed ones
+        self.slots: dict[Path, list[int]] = {(): []}
+        self.read: dict[Path, list[range]] = {}
+        self.tail_positions: list[int] = []
         self.used = 0
         self.masked = _by_layer(wanted.masked)
-        self.twin: SharedTree | None = None  # the same tokens, with heads masked
+        self.twin: SharedTree | None = None
         self.probe: Probe | None = None
 
-    def segment(self, asked: FeedRequest, idle: int = 0) -> Segment:
-        """The last tokens of some paths, or some readings, to be fed next; :meth:`fed` makes them part of the tree.
+    def segment(self, asked: FeedRequest, padding: int = 0) -> Segment:
+        """The last tokens of some paths, or some readings, to be fed next. :meth:`fed` adds them to the tree.
 
         Args:
-            idle: so many tokens that nobody sees follow those of paths; the next pass writes over their slots.
+            padding: number of padding tokens after those of paths. The next pass overwrites their slots.
         """
-        if isinstance(asked[0], ReadBack):
-            return self._reading(asked)  # type: ignore[arg-type]
-        return self._tips(asked, idle)  # type: ignore[arg-type]
+        readings = [one for one in asked if isinstance(one, ReadBack)]
+        return self._reading_segment(readings) if readings else self._leaf_segment(only_paths(asked), padding)
 
-    def _tips(self, paths: Sequence[Path], idle: int) -> Segment:
+    def _leaf_segment(self, paths: list[Path], padding: int) -> Segment:
         slots = dict(self.slots)
         for number, path in enumerate(paths):
             slots[path] = [*slots[path[:-1]], self.used + number]
-        paths = [*paths, *[paths[0]] * idle]
-        self._make_room(len(paths))
+        paths = [*paths, *[paths[0]] * padding]
+        self._ensure_capacity(len(paths))
         alone = len(paths) == 1 and self.used == self.committed
         positions = [self.committed + len(path) - 1 for path in paths]
         segment = Segment(
@@ -84,10 +93,10 @@ class SharedTree(TokenTree):
         segment.probe = self.probe
         return segment
 
-    def _reading(self, readings: Sequence[ReadBack]) -> Segment:
-        # a chain each: a list of what every token sees would grow with the square of a prompt's length
-        self._make_room(_width(readings))
-        positions = [place for reading in readings for place in self._positions(reading)]
+    def _reading_segment(self, readings: Sequence[ReadBack]) -> Segment:
+        # one chain per reading: the slots listed for every token would grow with the square of the length
+        self._ensure_capacity(_width(readings))
+        positions = [position for reading in readings for position in self._positions(reading)]
         chains = [(self._seen(reading.after), len(reading.token_ids)) for reading in readings]
         return Segment(
             self.store,
@@ -100,12 +109,12 @@ class SharedTree(TokenTree):
             chains=chains,
         )
 
-    def _make_room(self, width: int) -> None:
+    def _ensure_capacity(self, width: int) -> None:
         if self.used + width > self.store.capacity:
             self.store.reserve(max(self.used + width + SPARE_SLOTS, self.store.capacity * 3 // 2))
 
     def _seen(self, path: Path) -> list[range]:
-        """The slots beyond the committed ones that the next reading of a path sees."""
+        """The uncommitted slots that the next reading of a path sees."""
         return [*(range(slot, slot + 1) for slot in self.slots[path]), *self.read.get(path, ())]
 
     def _positions(self, reading: ReadBack) -> range:
@@ -113,7 +122,7 @@ class SharedTree(TokenTree):
         return range(start, start + len(reading.token_ids))
 
     def fed(self, paths: FeedRequest) -> None:
-        """Note that the paths have been fed, in the order of their segment."""
+        """Record that a request has been fed, in the order of its segment."""
         for path in paths:
             if isinstance(path, ReadBack):
                 self.tail_positions.extend(self._positions(path))
@@ -145,8 +154,8 @@ class SharedTree(TokenTree):
         self.backend.closed(self)
 
 
-class SharedCache(Backend):
-    """The fast backend, for attention-only models."""
+class SharedCache(Backend[SharedTree]):
+    """The fast backend, for models with attention layers only."""
 
     name = "shared_cache"
 
@@ -156,7 +165,7 @@ class SharedCache(Backend):
         self.max_sequences = forward.max_sequences
         self.prefixes = PrefixCache(0 if forward.whole_prompts else prefix_cache_bytes)
         self._open: weakref.WeakSet[SharedTree] = weakref.WeakSet()
-        # of the set and of the stores in it; again by one thread, if it collects a stream that closes its tree
+        # guards the set and its stores; re-entrant, because garbage collection may close a tree in this thread
         self._lock = threading.RLock()
 
     @property
@@ -171,28 +180,29 @@ class SharedCache(Backend):
     def masks_heads(self) -> bool:
         return self.forward.masks_heads
 
-    def open(self, prompts: Sequence[Sequence[int]], room: int, wanted: CaptureSpec) -> list[TokenTree]:
+    def open(self, prompts: Sequence[Sequence[int]], reserve_tokens: int, wanted: CaptureSpec) -> list[SharedTree]:
         plain = wanted._replace(masked=())
-        trees = [SharedTree(self, prompt, self.forward.new_store(len(prompt) + room), plain) for prompt in prompts]
+        stores = [self.forward.new_store(len(prompt) + reserve_tokens) for prompt in prompts]
+        trees = [SharedTree(self, prompt, store, plain) for prompt, store in zip(prompts, stores, strict=True)]
         if wanted.masked:
             for tree, prompt in zip(trees, prompts, strict=True):
-                tree.twin = SharedTree(self, prompt, self.forward.new_store(len(prompt) + room), wanted)
+                tree.twin = SharedTree(self, prompt, self.forward.new_store(len(prompt) + reserve_tokens), wanted)
         with self._lock:
             self._open.update(trees)
-        return [*trees]
+        return trees
 
     def closed(self, tree: SharedTree) -> None:
-        """Free a tree's slots, but for its beginning, which is kept for later prompts."""
+        """Free a tree's slots. The prefix cache keeps its tokens for later prompts."""
         with self._lock:
             if tree not in self._open:
                 return
             self._open.discard(tree)
-        known = tree.token_ids[: min(tree.used, tree.committed)]  # a prompt may have been fed in part only
-        tree.used = 0  # first: who sees the empty store sees this too
+        known = tree.token_ids[: min(tree.used, tree.committed)]  # the prompt may have been fed partly
+        tree.used = 0  # first, so that a reader of the empty store also sees no used slots
         store, tree.store = tree.store, KeyValues(0, 0)
         try:
             self.prefixes.keep(known, store, given=not self.forward.pools_stores)
-        except (MemoryError, RuntimeError) as fault:  # torch's out of memory is the latter
+        except (MemoryError, RuntimeError) as fault:  # torch.OutOfMemoryError is a RuntimeError
             logger.debug("no memory for a copy of %d tokens' keys and values: %s", len(known), fault)
         finally:
             self.forward.release(store)
@@ -200,12 +210,11 @@ class SharedCache(Backend):
                 store, tree.twin.store = tree.twin.store, KeyValues(0, 0)
                 self.forward.release(store)
 
-    def prefill_some(self, tree: TokenTree, most: int | None = None) -> Tensor | None:
-        assert isinstance(tree, SharedTree)
+    def prefill_some(self, tree: SharedTree, max_tokens: int | None = None) -> Tensor | None:
         with self.model.exclusive():
-            self._go_on_as_others(tree)
+            self._copy_shared_prefix(tree)
         start = tree.used
-        end = None if self.forward.whole_prompts else start + _chunk(start, most)
+        end = None if self.forward.whole_prompts else start + _chunk(start, max_tokens)
         chunk = tree.token_ids[start:end]
         positions = range(start, start + len(chunk))
         with self.forward.exclusive():
@@ -215,16 +224,16 @@ class SharedCache(Backend):
         tree.prompt_read = tree.used
         if tree.used < tree.committed:
             return None
-        if tree.twin is not None:  # which reads the prompt as it is, too
+        if tree.twin is not None:  # masked heads apply after the prompt, so the twin copies it
             with self.model.exclusive():
                 tree.twin.store.fill(tree.store, tree.used)
             tree.twin.used = tree.used
         return passed.logits[-1].float()
 
-    def _go_on_as_others(self, tree: SharedTree) -> None:
-        """Copy the keys and values of the longest beginning that another sequence shares, its last token left out.
+    def _copy_shared_prefix(self, tree: SharedTree) -> None:
+        """Copy the keys and values of the longest prefix shared with another sequence, without the prompt's last token.
 
-        Before every piece of the prompt: others that begin alike and are read by turns with it may be ahead by now.
+        This runs before every chunk, because another sequence with the same prefix may have been fed further.
         """
         start = tree.used
         if not self.prefixes.max_bytes or tree.committed <= start + SHORTEST:
@@ -232,7 +241,7 @@ class SharedCache(Backend):
         prompt = tree.token_ids[:-1]
         found = self.prefixes.longest(prompt) if start == 0 else None
         best, length = found if found is not None else (None, start + SHORTEST - 1)
-        with self._lock:  # until it is copied: a store that is released may be another sequence's at once
+        with self._lock:  # held until the copy is done, because a released store may be reused at once
             for other in list(self._open):
                 store = other.store
                 shared = min(common_length(other.token_ids, prompt), other.used)
@@ -243,22 +252,22 @@ class SharedCache(Backend):
                 tree.used = length
                 tree.cached_tokens += length - start
 
-    def step(self, requests: Sequence[tuple[TokenTree, FeedRequest]]) -> list[StepOutput]:
-        most = self.max_sequences or len(requests)
+    def step(self, requests: Sequence[tuple[SharedTree, FeedRequest]]) -> list[StepOutput]:
+        size = self.max_sequences or len(requests)
         outputs: list[StepOutput] = []
-        for first in range(0, len(requests), most):
-            outputs += self._step(requests[first : first + most])
+        for first in range(0, len(requests), size):
+            outputs += self._step(requests[first : first + size])
         return outputs
 
-    def _step(self, requests: Sequence[tuple[TokenTree, FeedRequest]]) -> list[StepOutput]:
-        trees: list[SharedTree] = [tree for tree, _ in requests]  # type: ignore[misc]
+    def _step(self, requests: Sequence[tuple[SharedTree, FeedRequest]]) -> list[StepOutput]:
+        trees = [tree for tree, _ in requests]
         asked = [paths for _, paths in requests]
         twins = [(tree.twin, paths) for tree, paths in zip(trees, asked, strict=True) if tree.twin is not None]
         with self.forward.exclusive():
             rows = [*zip(trees, asked, strict=True), *twins]
-            idle = self.forward.idle_rows(sum(_width(paths) for _, paths in rows))
+            padding = self.forward.padding_rows(sum(_width(paths) for _, paths in rows))
             segments = [tree.segment(paths) for tree, paths in rows[:-1]]
-            segments.append(rows[-1][0].segment(rows[-1][1], idle))
+            segments.append(rows[-1][0].segment(rows[-1][1], padding))
             passed = self.forward(segments, trees[0].wanted)
         assert passed.hidden is not None
         logits = passed.logits.float()
@@ -278,13 +287,13 @@ class SharedCache(Backend):
 
 
 def _width(asked: FeedRequest) -> int:
-    """How many tokens are fed."""
+    """Number of tokens to feed."""
     return sum(len(one.token_ids) if isinstance(one, ReadBack) else 1 for one in asked)
 
 
-def _chunk(start: int, most: int | None) -> int:
-    """How many tokens of a prompt to feed next, at most."""
-    width = min(most or PREFILL_CHUNK, PREFILL_CHUNK)
+def _chunk(start: int, max_tokens: int | None) -> int:
+    """Most tokens of a prompt to feed next."""
+    width = min(max_tokens or PREFILL_CHUNK, PREFILL_CHUNK)
     return max(1, min(width, MASK_CELLS // (start + width)))
 
 

@@ -1,1 +1,1 @@
-"""Ways to run packed tokens of several sequences through a model in one forward pass."""
+"""Forward passes over packed tokens of several sequences."""

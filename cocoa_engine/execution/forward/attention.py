@@ -1,4 +1,4 @@
-"""Attention of the tips of a sequence over its one set of keys and values, which no head and no branch copies."""
+"""Attention of one sequence's leaves over its keys and values, without a copy for heads or branches."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cocoa_engine.execution.forward.base import Segment
 from cocoa_engine.execution.native import operators
 
 FOLDED_WIDTH = 32
-"""Up to this many tokens the query heads of a key-value head are folded into the query's length."""
+"""Up to this many tokens, the query heads of a key-value head are folded into the query's length."""
 
 LONG = 768
-"""From this many slots on, a CPU's threads share the slots where the key-value heads do not divide evenly by them."""
+"""From this many slots on, CPU threads also share the slots if the key-value heads cannot be divided evenly."""
 
 _flash: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
@@ -31,13 +31,13 @@ def attend(
     softcap: float | None = None,
     native: bool = False,
 ) -> Tensor:
-    """softmax(q k^T * scale + mask) v of one segment, whose keys and values have been written.
+    """softmax(q k^T * scale + mask) v for one segment. Its keys and values must have been written.
 
     Args:
         query: ``[heads, W, head_dim]``.
-        window: of a layer with sliding attention.
+        window: size of the layer's sliding window, if it has one.
         softcap: c in c * tanh(score / c), as in Gemma 2.
-        native: few tokens by our own kernel, which :mod:`cocoa_engine.execution.native` has on this machine.
+        native: use the native kernel for few tokens. It must have been built, see ``execution.native``.
 
     Returns:
         ``[W, heads * value_dim]``.
@@ -62,8 +62,8 @@ def attend(
             enable_gqa=groups > 1,
         )
         return out[0].transpose(0, 1).reshape(width, -1)
-    if native and softcap is None and operators.attends(query, keys, values):
-        return operators.attend(query, keys, values, *segment.mask_from(window), scale=scale)
+    if native and softcap is None and operators.can_attend(query, keys, values):
+        return operators.attend(query, keys, values, *segment.tail_mask(window), scale=scale)
     parts = _parts(keys, values) if softcap is None else 1
     end = parts * -(-segment.end // parts)
     if parts > 1 and end <= segment.store.capacity:
@@ -77,12 +77,12 @@ def attend(
 def attend_folded(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *, scale: float, softcap: float | None = None
 ) -> Tensor:
-    """The same for few tokens: the query heads of a key-value head are folded into the query's length.
+    """Attention for few tokens, with the query heads of a key-value head folded into the query's length.
 
     Args:
         query: ``[heads, W, head_dim]``.
         keys, values: ``[kv_heads, S, head_dim]``.
-        mask: additive, ``[heads / kv_heads * W, S]``; none sees everything.
+        mask: additive, ``[heads / kv_heads * W, S]``. ``None``: every token sees all slots.
 
     Returns:
         ``[W, heads * value_dim]``.
@@ -99,21 +99,21 @@ def attend_folded(
 
 
 def _most_attended(query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
-    """``[heads]``, the slot that each head of a lone token attends to most."""
+    """The slot that each head of a single token attends to most, ``[heads]``."""
     scores = _folded(query, query.shape[0] // keys.shape[0]) @ keys.transpose(1, 2)  # [G, groups, S]
     return (scores if mask is None else scores + mask).argmax(-1).flatten().cpu()
 
 
 def _parts(keys: Tensor, values: Tensor) -> int:
-    """How many parts the slots are divided into, so that all threads have equally much to do."""
+    """Number of parts to divide the slots into, so that all threads get the same amount of work."""
     if keys.device.type != "cpu" or keys.shape[1] < LONG or keys.shape[2] != values.shape[2] or _flash is None:
-        return 1  # a GPU's kernel divides them itself
+        return 1  # GPU kernels divide the slots themselves
     threads = torch.get_num_threads()
     return min(threads // math.gcd(threads, keys.shape[0]), keys.shape[1] // (LONG // 2))
 
 
 def _in_parts(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, parts: int) -> Tensor:
-    """Attention over each part of the slots as if it were a head of its own, put together by the parts' weights.
+    """Attention over each part of the slots as a separate head, combined by the weights of the parts.
 
     With z_i the sum of exp(score) over part i: softmax(scores) v = sum_i z_i / (sum_j z_j) * softmax(scores_i) v_i.
 

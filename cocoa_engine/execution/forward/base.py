@@ -16,23 +16,23 @@ from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
 Probe = Callable[[int, Tensor], None]
-"""Told, in each layer, which slot each head of a lone token attends to most: ``(layer, [heads])``, on the CPU."""
+"""Called in each layer with the slots that the heads of a single token attend to most: ``(layer, [heads])``."""
 
 
 class Segment:
-    """The tokens of one sequence in a pass, and what each may look at.
+    """The tokens of one sequence in a pass, and the slots that each token sees.
 
     Args:
-        store: where the sequence's keys and values are; the tokens are written to the slots from ``start`` on.
-        start: the first of them.
-        token_ids, positions: of the tokens.
-        committed: slots that every token sees.
-        own_slots: of each token, the slots beyond those that it sees, its own included; none means that the tokens are
-            a chain in which each sees all before it.
-        tail_positions: positions of the slots from ``committed`` on (for sliding windows).
-        masked: by layer, heads that attend uniformly.
-        chains: instead of ``own_slots``: the tokens are chains one after the other, each of so many tokens, and all of
-            a chain see some runs of slots beyond the committed ones.
+        store: the sequence's keys and values. The tokens are written to the slots from ``start`` on.
+        start: the first new slot.
+        token_ids, positions: one entry per token.
+        committed: every token sees this many first slots.
+        own_slots: for each token, the slots it sees beyond the committed ones, its own slot included. ``None``: the
+            tokens are a chain, in which each token sees all before it.
+        tail_positions: positions of the slots from ``committed`` on, for sliding windows.
+        masked: by layer, the heads that attend uniformly.
+        chains: replaces ``own_slots`` for several consecutive chains. Each entry holds the ranges of uncommitted slots
+            that the chain sees, and the number of its tokens.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Segment:
         self._tail: Tensor | None = None
 
     def is_prompt(self, window: int | None) -> bool:
-        """Whether plain causal attention over the pass's own tokens is all there is to do."""
+        """Whether plain causal attention over the segment's own tokens is sufficient."""
         return (
             self.own_slots is None
             and self.chains is None
@@ -74,14 +74,14 @@ class Segment:
     def mask(
         self, window: int | None, repeats: int, dtype: torch.dtype, device: torch.device, end: int | None = None
     ) -> Tensor | None:
-        """Additive mask ``[repeats * width, end]``: 0 where a token may look, the dtype's lowest number elsewhere.
+        """Additive mask ``[repeats * width, end]``: 0 for visible slots, the dtype's lowest number for others.
 
-        None if every token may look everywhere. A finite lowest number, for rows of -inf give NaN.
+        Returns ``None`` if every token sees all slots. The lowest number is finite, because rows of -inf give NaN.
 
         Args:
-            window: of a layer with sliding attention.
+            window: size of the layer's sliding window, if it has one.
             repeats: how often the rows are repeated, for query heads folded into the query's length.
-            end: of the slots, if it is beyond the segment's; nobody sees those there.
+            end: end of the mask if it is beyond the segment's end. No token sees the slots in between.
         """
         key = (window if window is not None and self.end > window else None, repeats, end or self.end, dtype, device)
         if key not in self._masks:
@@ -91,16 +91,16 @@ class Segment:
             self._masks[key] = None if mask is None else mask.to(device, non_blocking=True)
         return self._masks[key]
 
-    def mask_from(self, window: int | None) -> tuple[Tensor | None, int]:
-        """The same on the CPU in float32, of the slots from the first on that not every token sees: the mask and that.
+    def tail_mask(self, window: int | None) -> tuple[Tensor | None, int]:
+        """The mask of the last slots, ``[width, end - first]`` float32 on the CPU, and the first of them.
 
-        None again if every token may look everywhere.
+        Every token sees the slots below ``first``. The mask is ``None`` if every token sees all slots.
         """
         cpu = torch.device("cpu")
         if window is not None and self.end > window:
             return self.mask(window, 1, torch.float32, cpu), 0
         if self._tail is None and self.own_slots is not None:
-            self._tail = self._mask_of_tips(self.own_slots, torch.float32).to(cpu)
+            self._tail = self._leaf_mask(self.own_slots, torch.float32).to(cpu)
         elif self._tail is None and (mask := self.mask(None, 1, torch.float32, cpu)) is not None:
             self._tail = mask[:, self.committed :].contiguous()
         return self._tail, self.committed
@@ -108,13 +108,13 @@ class Segment:
     def _mask(self, window: int | None, dtype: torch.dtype, beyond: int) -> Tensor | None:
         lowest = torch.finfo(dtype).min
         if self.chains is not None:
-            mask = self._mask_of_chains(self.chains, lowest, dtype)
+            mask = self._chain_mask(self.chains, lowest, dtype)
         elif self.own_slots is None:
             if self.width == 1 and window is None and not beyond:
                 return None
             mask = torch.full((self.width, self.end), lowest, dtype=dtype).triu_(self.start + 1)
         else:
-            mask = F.pad(self._mask_of_tips(self.own_slots, dtype), (self.committed, 0))
+            mask = F.pad(self._leaf_mask(self.own_slots, dtype), (self.committed, 0))
         if window is not None:
             slot_positions = torch.arange(self.end)
             if self.own_slots is not None or self.chains is not None:
@@ -123,7 +123,7 @@ class Segment:
             mask.masked_fill_(distance >= window, lowest)
         return F.pad(mask, (0, beyond), value=lowest) if beyond else mask
 
-    def _mask_of_tips(self, own_slots: Sequence[Sequence[int]], dtype: torch.dtype) -> Tensor:
+    def _leaf_mask(self, own_slots: Sequence[Sequence[int]], dtype: torch.dtype) -> Tensor:
         """``[width, end - committed]``."""
         lowest = torch.finfo(dtype).min
         rows = [[lowest] * (self.end - self.committed) for _ in own_slots]
@@ -132,9 +132,7 @@ class Segment:
                 row[slot - self.committed] = 0.0
         return torch.tensor(rows, dtype=dtype)
 
-    def _mask_of_chains(
-        self, chains: Sequence[tuple[Sequence[range], int]], lowest: float, dtype: torch.dtype
-    ) -> Tensor:
+    def _chain_mask(self, chains: Sequence[tuple[Sequence[range], int]], lowest: float, dtype: torch.dtype) -> Tensor:
         mask = torch.zeros(self.width, self.end, dtype=dtype)
         mask[:, self.committed :] = lowest
         row = 0
@@ -148,58 +146,64 @@ class Segment:
 
 
 class PassOutput(NamedTuple):
-    """What a pass says of its tokens."""
+    """The output of a forward pass.
 
-    logits: Tensor  # [kept, V], the next token's
-    hidden: Tensor | None  # [N + 1, T, d] float32: middle layers m..n, then the final one
-    early: Tensor | None = None  # [E, T, V] float32, the early layers' logits
+    Attributes:
+        logits: ``[kept, V]``, logits of the next token.
+        hidden: ``[N + 1, T, d]`` float32, the states of the middle layers and then of the final layer.
+        early: ``[E, T, V]`` float32, logits of the early layers.
+    """
+
+    logits: Tensor
+    hidden: Tensor | None
+    early: Tensor | None = None
 
 
 class Forward(ABC):
-    """A way to run packed tokens through a model. Call it inside :meth:`exclusive`."""
+    """Runs packed tokens through a model. Call it inside :meth:`exclusive`."""
 
     name: ClassVar[str]
     masks_heads: ClassVar[bool] = True
     runs_modules: ClassVar[bool] = True
-    """Whether it runs modules of the model that behave otherwise in training."""
+    """Whether it runs modules of the model that behave differently in training mode."""
     pools_stores: ClassVar[bool] = False
-    """Whether a released store becomes another sequence's."""
+    """Whether a released store is reused for another sequence."""
     native = False
-    """Whether our own kernels do the work."""
+    """Whether the native kernels are used."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """The model's own ``exclusive``, for a pass of this kind."""
+        """The model's lock for one pass."""
         return self.model.exclusive(runs_modules=self.runs_modules)
 
     @property
     def whole_prompts(self) -> bool:
-        """Whether a prompt has to be fed in one pass, as its length has a say in what each token becomes."""
+        """Whether a prompt must be fed in one pass, because its length changes the states of all tokens."""
         return False
 
     @property
     def max_sequences(self) -> int | None:
-        """How many sequences one pass takes; none is any number."""
+        """Most sequences in one pass; ``None`` for no limit."""
         return None
 
-    def idle_rows(self, rows: int) -> int:
-        """How many tokens that nobody needs a pass of ``rows`` takes along to be faster."""
+    def padding_rows(self, rows: int) -> int:
+        """Number of padding tokens that make a pass over ``rows`` tokens faster."""
         return 0
 
     def new_store(self, capacity: int) -> KeyValues:
-        """Slots for one sequence."""
+        """Allocate slots for one sequence."""
         return KeyValues(self.model.num_layers, capacity)
 
-    def release(self, store: KeyValues) -> None:  # noqa: B027 - most have nothing to do
-        """Take back what :meth:`new_store` gave; nothing reads it any more."""
+    def release(self, store: KeyValues) -> None:  # noqa: B027 - optional to override
+        """Free a store from :meth:`new_store`. The caller must not use it afterwards."""
 
     @abstractmethod
     def __call__(self, segments: Sequence[Segment], wanted: CaptureSpec | None) -> PassOutput:
         """Run the tokens of all segments, in order.
 
         Args:
-            wanted: the hidden states to return; none returns none, and the logits of each segment's last token only
-                (a prompt's).
+            wanted: the hidden states to return. ``None`` (for prompts) returns no hidden states, and logits of each
+                segment's last token only.
         """

@@ -1,4 +1,4 @@
-"""The lean pass's layers by our own kernels, in one call, where a step is such as they are for."""
+"""Runs the layers of the lean pass in one native kernel call, for steps that the kernel supports."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from torch import Tensor
 
 from cocoa_engine.execution.forward.base import Segment
 from cocoa_engine.execution.forward.windows import Windows
-from cocoa_engine.execution.native.layers import MOST_ROWS, Layers, Places, Tips, reachable
+from cocoa_engine.execution.native.layers import MAX_ROWS, KeyValuePointers, Layers, Leaves, Mask, is_addressable
 from cocoa_engine.model.hidden_states import CaptureSpec
 
 
 class KernelLayers:
-    """All layers over the tips of some sequences, and the norm after them.
+    """All layers and the norm after them, over the leaves of some sequences.
 
     Args:
-        native: runs them.
-        windows: of the layers.
+        native: runs the layers.
+        windows: the layers' sliding windows.
     """
 
     def __init__(self, native: Layers, windows: Windows) -> None:
         self.native = native
-        self.window = windows.smallest  # the only one there is
+        self.window = windows.smallest  # the layers of the Llama family have at most one window size
 
-    def tips(self, segments: Sequence[Segment]) -> list[Tips] | None:
-        """The segments' tokens; none unless they are few, may look with every head, and have their slots."""
-        if sum(segment.width for segment in segments) > MOST_ROWS:
+    def leaves(self, segments: Sequence[Segment]) -> list[Leaves] | None:
+        """The segments as the kernel reads them; ``None`` if it cannot run them."""
+        if sum(segment.width for segment in segments) > MAX_ROWS:
             return None
-        found = [_tips(segment, self.window) for segment in segments]
-        return None if None in found else found  # type: ignore[return-value]
+        found = [leaves for segment in segments if (leaves := _leaves(segment, self.window)) is not None]
+        return found if len(found) == len(segments) else None
 
     def __call__(
-        self, x: Tensor, cos: Tensor, sin: Tensor, tips: Sequence[Tips], wanted: CaptureSpec | None
+        self, x: Tensor, cos: Tensor, sin: Tensor, leaves: Sequence[Leaves], wanted: CaptureSpec | None
     ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-        """Run them.
+        """Run the layers.
 
         Args:
-            x: ``[T, d]``, used up.
+            x: ``[T, d]``. Its memory is overwritten.
             cos, sin: ``[T, head_dim]``.
 
         Returns:
-            ``[T, d]``, the states after the norm; ``[N + 1, T, d]``, the wanted ones, if any; and the early layers',
-            each ``[T, d]``.
+            The states after the norm, ``[T, d]``; the wanted states, ``[N + 1, T, d]``, if any; and the states of each
+            early layer, ``[T, d]``.
         """
         count = self.native.count
         after_norm = count + 1
@@ -54,18 +54,23 @@ class KernelLayers:
         layers = (*kept, *early, after_norm)
         states = x.new_empty(len(layers), *x.shape)
         size = x.numel() * x.element_size()
-        taps = [(layer, states.data_ptr() + place * size) for place, layer in enumerate(layers)]
-        self.native(x, cos, sin, tips, taps)
+        taps = [(layer, states.data_ptr() + number * size) for number, layer in enumerate(layers)]
+        self.native(x, cos, sin, leaves, taps)
         return states[-1], states[: len(kept)] if kept else None, list(states[len(kept) : -1])
 
 
-def _tips(segment: Segment, window: int | None) -> Tips | None:
+def _leaves(segment: Segment, window: int | None) -> Leaves | None:
     store = segment.store
     if segment.masked or segment.probe is not None or segment.end > store.capacity:
         return None
-    if store.places is None:
-        if not reachable(store.keys, store.values):
+    if store.pointers is None:
+        if not is_addressable(store.keys, store.values):
             return None
-        store.places = Places(store.keys, store.values)  # type: ignore[arg-type]
-    masks = segment.mask_from(None), segment.mask_from(window)
-    return Tips(store.places, segment.start, segment.width, masks)
+        store.pointers = KeyValuePointers(store.keys, store.values)  # type: ignore[arg-type]
+    return Leaves(
+        pointers=store.pointers,
+        start=segment.start,
+        tokens=segment.width,
+        full_mask=Mask(*segment.tail_mask(None)),
+        window_mask=Mask(*segment.tail_mask(window)),
+    )

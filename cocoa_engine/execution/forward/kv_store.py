@@ -1,6 +1,6 @@
-"""The keys and values of one sequence, in slots that are allotted once.
+"""The keys and values of one sequence, in preallocated slots.
 
-A forward pass writes its tokens into free slots and attends over the used part through a view: nothing is concatenated
+A forward pass writes its tokens to free slots and attends over the used slots through a view: nothing is concatenated
 and no prefix is copied. When a branch is kept, its few slots are moved down to follow the prefix.
 """
 
@@ -11,19 +11,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cocoa_engine.execution.native.layers import Places
+from cocoa_engine.execution.native.layers import KeyValuePointers
 
 
 class KeyValues:
     """Keys and values of every layer, each ``[heads, capacity, head_dim]``, on the layer's own device.
 
     Args:
-        num_layers: of the model.
-        capacity: slots; :meth:`reserve` adds more.
+        num_layers: number of layers of the model.
+        capacity: number of slots. :meth:`reserve` adds more.
 
     Attributes:
-        blocks: of each layer, the memory that its keys and values are views of, ``[..., capacity, head_dim]``.
-        places: where that is, once our own kernels have asked.
+        blocks: by layer, the memory that keys and values are views of, each ``[..., capacity, head_dim]``.
+        pointers: the addresses for the native kernels, set at their first use.
     """
 
     def __init__(self, num_layers: int, capacity: int) -> None:
@@ -31,12 +31,12 @@ class KeyValues:
         self.keys: list[Tensor | None] = [None] * num_layers
         self.values: list[Tensor | None] = [None] * num_layers
         self.blocks: list[tuple[Tensor, ...]] = [()] * num_layers
-        self.places: Places | None = None
+        self.pointers: KeyValuePointers | None = None
 
     def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> None:
         """Write ``[heads, n, head_dim]`` into the slots from ``start`` on."""
         if self.keys[layer] is None:
-            self._allot(layer, keys, values)
+            self._allocate(layer, keys, values)
         end = start + keys.shape[1]
         self.keys[layer][:, start:end] = keys  # type: ignore[index]
         self.values[layer][:, start:end] = values  # type: ignore[index]
@@ -46,12 +46,12 @@ class KeyValues:
         return self.keys[layer][:, :end], self.values[layer][:, :end]  # type: ignore[index]
 
     def compact(self, slots: Sequence[int], start: int) -> None:
-        """Move slots down to ``start``, in order. They lie at or after their new places."""
+        """Move slots down to ``start``, in order. No slot may be below its target."""
         end = start + len(slots)
         if list(slots) == list(range(start, end)):
             return
-        if self.places is not None:
-            self.places.move(slots, start)
+        if self.pointers is not None:
+            self.pointers.move(slots, start)
             return
         index = torch.tensor(slots)
         for blocks in self.blocks:
@@ -62,17 +62,17 @@ class KeyValues:
                 block[..., start:end, :] = block.index_select(-2, index)
 
     def reserve(self, capacity: int) -> None:
-        """Make room for that many slots, one layer after the other."""
+        """Grow to ``capacity`` slots, one layer at a time."""
         if capacity <= self.capacity:
             return
         known, self.capacity = self.capacity, capacity
         for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             if keys is not None and values is not None:
-                self._allot(layer, keys, values)
+                self._allocate(layer, keys, values)
                 self.write(layer, 0, keys[:, :known], values[:, :known])
 
     def prefix(self, length: int, capacity: int) -> KeyValues:
-        """A copy of the first ``length`` slots, with room for ``capacity``."""
+        """A copy of the first ``length`` slots, with ``capacity`` slots in total."""
         copy = KeyValues(len(self.keys), capacity)
         copy.fill(self, length)
         return copy
@@ -85,15 +85,15 @@ class KeyValues:
 
     @property
     def nbytes(self) -> int:
-        """Memory allotted."""
+        """Allocated memory."""
         return sum(block.numel() * block.element_size() for blocks in self.blocks for block in blocks)
 
-    def _allot(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Memory for a layer, in one piece if its keys and values are alike: it is then compacted in one go.
+    def _allocate(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Allocate a layer's memory: one block if keys and values have the same shape, so that one copy compacts both.
 
-        Zeros, not empty: a masked slot still enters the attention as 0 * value, and 0 * NaN is NaN.
+        The memory is zeroed, because a masked slot still enters the attention as 0 * value, and 0 * NaN is NaN.
         """
-        self.places = None
+        self.pointers = None
         if keys.shape == values.shape:
             block = keys.new_zeros(2, keys.shape[0], self.capacity, keys.shape[2])
             self.keys[layer], self.values[layer] = block.unbind()

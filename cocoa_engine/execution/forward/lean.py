@@ -1,7 +1,7 @@
-"""The Llama family's forward pass, written out: Llama, Mistral, Qwen2 and Qwen3 with the model's own weights.
+"""A lean forward pass of the Llama family (Llama, Mistral, Qwen2, Qwen3) on the model's own weights.
 
-The same mathematics as Hugging Face's modules without their machinery: projections that read the same input are one
-matrix product, rotary tables are made once, and no mask is made where none is needed.
+It computes the same as Hugging Face's modules with less overhead: projections that read the same input are one matrix
+product, rotary tables are computed once, and masks are built only where they are needed.
 """
 
 from __future__ import annotations
@@ -17,52 +17,59 @@ from torch.nn import functional as F
 from cocoa_engine.execution.forward.attention import attend
 from cocoa_engine.execution.forward.base import Forward, PassOutput, Segment
 from cocoa_engine.execution.forward.kernel_layers import KernelLayers
-from cocoa_engine.execution.forward.linears import FastLinear, Way, fast_linear, is_plain
+from cocoa_engine.execution.forward.linears import FastLinear, LinearBackend, fast_linear, is_plain
 from cocoa_engine.execution.forward.windows import Windows
 from cocoa_engine.execution.native.layers import DecoderLayer, Layers
-from cocoa_engine.execution.native.operators import readable
+from cocoa_engine.execution.native.operators import is_readable
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
 FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # cos and sin depend on the position alone
-_IDLE_HOOKS = "transformers.utils.output_capturing"  # stay after output_hidden_states=True, and do nothing else
+_IDLE_HOOKS = (
+    "transformers.utils.output_capturing"  # hooks that remain after output_hidden_states=True and then do nothing
+)
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, q [heads, T, head_dim], k, v [kv_heads, T, head_dim]) -> [T, heads * head_dim]; stores k and v."""
+"""``(layer, q [heads, T, head_dim], k, v [kv_heads, T, head_dim]) -> [T, heads * head_dim]``; stores k and v."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer's weights."""
+    """The weights of one decoder layer.
 
-    attention_norm: Tensor  # [d]
+    Attributes:
+        attention_norm, mlp_norm: ``[d]``.
+        q_norm, k_norm: ``[head_dim]`` (Qwen3), or ``None``.
+    """
+
+    attention_norm: Tensor
     qkv: FastLinear
-    q_norm: Tensor | None  # [head_dim], Qwen3
+    q_norm: Tensor | None
     k_norm: Tensor | None
     out: FastLinear
-    mlp_norm: Tensor  # [d]
+    mlp_norm: Tensor
     gate_up: FastLinear
     down: FastLinear
 
 
 class Lean(Forward):
-    """The written-out pass.
+    """The lean pass.
 
     Raises:
-        NotImplementedError: the model does not qualify; says why.
+        NotImplementedError: the model does not qualify. The message names the reason.
     """
 
     name = "lean"
     runs_modules = False
 
-    def __init__(self, model: LanguageModel, way: Way) -> None:
+    def __init__(self, model: LanguageModel, linear_backend: LinearBackend) -> None:
         super().__init__(model)
-        if obstacle := why_not_lean(model):
+        if obstacle := lean_obstacle(model):
             raise NotImplementedError(obstacle)
         config, decoder = model.config, model.decoder
         self.windows = Windows(config)
-        self.native = way == "native"
+        self.native = linear_backend == "native"
         attention: Any = model.layers[0].self_attn
         self.head_dim = int(attention.head_dim)
         self.kv_heads = attention.k_proj.out_features // self.head_dim
@@ -71,19 +78,19 @@ class Lean(Forward):
         self.eps = float(config.rms_norm_eps)
         self.embedding: Tensor = model.model.get_input_embeddings().weight.detach()  # [V, d]
         self.norm: Tensor = decoder.norm.weight.detach()  # type: ignore[union-attr, operator]
-        self.head = fast_linear([model.model.get_output_embeddings()], way)
-        self.layers = [_layer(layer, way) for layer in model.layers]
+        self.head = fast_linear([model.model.get_output_embeddings()], linear_backend)
+        self.layers = [_layer(layer, linear_backend) for layer in model.layers]
         self.rotary = _RotaryTable(cast(nn.Module, decoder.rotary_emb), self.norm)
         self.kernels = self._kernels()
 
-    def idle_rows(self, rows: int) -> int:
-        return self.head.idle_rows(rows)
+    def padding_rows(self, rows: int) -> int:
+        return self.head.padding_rows(rows)
 
     def __call__(self, segments: Sequence[Segment], wanted: CaptureSpec | None) -> PassOutput:
         device = self.embedding.device
         token_ids = torch.tensor([token_id for segment in segments for token_id in segment.token_ids], device=device)
-        positions = torch.tensor([place for segment in segments for place in segment.positions], device=device)
-        self.rotary.reserve(1 + max(place for segment in segments for place in segment.positions))
+        positions = torch.tensor([position for segment in segments for position in segment.positions], device=device)
+        self.rotary.reserve(1 + max(position for segment in segments for position in segment.positions))
         cos, sin = self.rotary(positions)
 
         def attention(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -97,10 +104,10 @@ class Lean(Forward):
             return rows[0] if len(rows) == 1 else torch.cat(rows)
 
         states: Tensor | None
-        tips = None if self.kernels is None else self.kernels.tips(segments)
-        if self.kernels is not None and tips is not None:
+        leaves = None if self.kernels is None else self.kernels.leaves(segments)
+        if self.kernels is not None and leaves is not None:
             x = F.embedding(token_ids, self.embedding)
-            last, states, early = self.kernels(x, cos, sin, tips, wanted)
+            last, states, early = self.kernels(x, cos, sin, leaves, wanted)
         else:
             last, states, early = self.decode(token_ids, cos, sin, attention, wanted)
         if wanted is None:
@@ -114,15 +121,15 @@ class Lean(Forward):
     def decode(
         self, token_ids: Tensor, cos: Tensor, sin: Tensor, attention: Attend, wanted: CaptureSpec | None
     ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-        """All layers over T tokens.
+        """Run all layers over T tokens.
 
         Args:
             token_ids: ``[T]``.
-            cos, sin: ``[T, head_dim]``, the latter with rotate_half's sign.
+            cos, sin: ``[T, head_dim]``; ``sin`` carries the sign of rotate_half.
 
         Returns:
-            ``[T, d]``, the last layer's states after the norm; ``[N + 1, T, d]`` float32, the wanted states; and the
-            early layers', each ``[T, d]``.
+            The last layer's states after the norm, ``[T, d]``; the wanted states, ``[N + 1, T, d]`` float32; and the
+            states of each early layer, ``[T, d]``.
         """
         count = token_ids.shape[0]
         x = F.embedding(token_ids, self.embedding)  # [T, d]
@@ -143,7 +150,7 @@ class Lean(Forward):
                 turned = torch.cat((query, keys))
             else:
                 turned = qkv[: self.heads + self.kv_heads]
-            rolled = turned.roll(self.head_dim // 2, -1)  # contiguous, and so is what takes its place
+            rolled = turned.roll(self.head_dim // 2, -1)  # contiguous, and reused for the contiguous result
             turned = torch.addcmul(turned * cos, rolled, sin, out=rolled)
             mixed = attention(number, turned[: self.heads], turned[self.heads :], values)
             x = x + layer.out(mixed)
@@ -160,14 +167,14 @@ class Lean(Forward):
         return last, torch.stack([*states, final]).float(), early
 
     def _kernels(self) -> KernelLayers | None:
-        """All layers in one call, if our own kernels run their linear layers and read their norms."""
-        if not readable(self.norm):
+        """All layers in one kernel call, if the native kernels can run their linear layers and read their norms."""
+        if not is_readable(self.norm):
             return None
         layers = []
         for number, layer in enumerate(self.layers):
             norms = (layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm)
             qkv, out, gate_up, down = (each.native for each in (layer.qkv, layer.out, layer.gate_up, layer.down))
-            if not (qkv and out and gate_up and down) or not all(norm is None or readable(norm) for norm in norms):
+            if not (qkv and out and gate_up and down) or not all(norm is None or is_readable(norm) for norm in norms):
                 return None
             layers.append(
                 DecoderLayer(
@@ -184,7 +191,7 @@ class Lean(Forward):
             )
         qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
         if {(layer.qkv.total, layer.gate_up.total) for layer in layers} != {(qkv, layers[0].gate_up.total)}:
-            return None  # a pruned model's layers may be of several widths
+            return None  # the layers of a pruned model may differ in width
         native = Layers(
             layers,
             self.norm,
@@ -197,8 +204,8 @@ class Lean(Forward):
         return KernelLayers(native, self.windows)
 
 
-def why_not_lean(model: LanguageModel) -> str | None:
-    """Why a model does not qualify, if it does not: not of the family, or not as its class made it."""
+def lean_obstacle(model: LanguageModel) -> str | None:
+    """Why a model does not qualify for the lean pass, or ``None``: another family, or changed modules."""
     kind = type(model.model).__name__
     if kind not in FAMILY or not type(model.model).__module__.startswith("transformers."):
         return f"{kind} is not of the Llama family"
@@ -211,35 +218,35 @@ def why_not_lean(model: LanguageModel) -> str | None:
     for module in model.model.modules():
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if any(getattr(hook, "__module__", None) != _IDLE_HOOKS for hook in hooks) or "forward" in module.__dict__:
-            return "hooks hang on its modules"
+            return "its modules have hooks"
         if not type(module).__module__.startswith(("transformers.models.", "transformers.activations", "torch.nn.")):
-            return f"it has a module of another kind, {type(module).__name__}"
+            return f"it has an unknown module, {type(module).__name__}"
         if isinstance(module, nn.Linear) and not is_plain(module):
             return "its linear layers are adapted or quantised"
     weights = list(model.model.parameters())
     if len({(weight.device, weight.dtype) for weight in weights}) != 1 or weights[0].is_meta:
-        return "its weights are on several devices or of several types"
+        return "its weights are on several devices or have several dtypes"
     return None
 
 
-def _layer(layer: Any, way: Way) -> Layer:
+def _layer(layer: Any, linear_backend: LinearBackend) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
     q_norm, k_norm = (None if norm is None else norm.weight.detach() for norm in norms)
     return Layer(
         attention_norm=layer.input_layernorm.weight.detach(),
-        qkv=fast_linear([attention.q_proj, attention.k_proj, attention.v_proj], way),
+        qkv=fast_linear([attention.q_proj, attention.k_proj, attention.v_proj], linear_backend),
         q_norm=q_norm,
         k_norm=k_norm,
-        out=fast_linear([attention.o_proj], way),
+        out=fast_linear([attention.o_proj], linear_backend),
         mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=fast_linear([mlp.gate_proj, mlp.up_proj], way),
-        down=fast_linear([mlp.down_proj], way),
+        gate_up=fast_linear([mlp.gate_proj, mlp.up_proj], linear_backend),
+        down=fast_linear([mlp.down_proj], linear_backend),
     )
 
 
 class _RotaryTable:
-    """cos and sin of every position, made by the model's own module as far as they are needed."""
+    """cos and sin by position, computed by the model's own rotary module and extended on demand."""
 
     def __init__(self, module: nn.Module, like: Tensor) -> None:
         self.module = module
@@ -247,15 +254,15 @@ class _RotaryTable:
         self.cos = self.sin = like.new_empty(0, 0)
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """``[T, head_dim]`` each; the sign of rotate_half is in sin."""
+        """cos and sin, each ``[T, head_dim]``; sin carries the sign of rotate_half."""
         return self.cos[positions], self.sin[positions]
 
     def reserve(self, length: int) -> None:
-        """Make the tables for that many positions."""
+        """Extend the tables to at least ``length`` positions."""
         if length <= self.cos.shape[0]:
             return
-        places = torch.arange(max(length, 2 * self.cos.shape[0], 1024), device=self.like.device)
-        cos, sin = self.module(self.like, places[None])
+        positions = torch.arange(max(length, 2 * self.cos.shape[0], 1024), device=self.like.device)
+        cos, sin = self.module(self.like, positions[None])
         sign = torch.ones_like(sin[0, 0])
         sign[: sign.shape[-1] // 2] = -1
         self.cos, self.sin = cos[0], sin[0] * sign

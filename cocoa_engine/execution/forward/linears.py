@@ -1,15 +1,16 @@
 """Linear layers for the few rows of a decoding step on a CPU, where torch's own are slowest.
 
-A step feeds a few rows. torch multiplies ``[rows, in] x [in, out]``; for so few rows MKL then reads the weights at a
-fraction of the memory's speed. Three ways are faster:
+torch multiplies ``[rows, in] x [in, out]``. For a few rows MKL then reads the weights at a fraction of the memory
+bandwidth. Three backends are faster:
 
-- native: a kernel of our own on the model's own weights, as fast as the memory; it has to be built on the machine.
-- packed: oneDNN's matrix product on weights in its own layout, flat up to 6 rows, at the cost of a second copy.
-- shared: ``(W x^T)^T`` on the model's own weights, one row padded to two: slower than packed, and more so with every
-  row, but without the copy.
+- native: the native kernel on the model's own weights. It reaches the memory bandwidth, and is compiled on the machine.
+- packed: oneDNN's matrix product on weights in oneDNN's layout. Its time is constant up to 6 rows. It needs a second
+  copy of the weights.
+- transposed: ``(W x^T)^T`` on the model's own weights, with one row padded to two. It is slower than packed, and each
+  row adds to the time, but it needs no copy.
 
-A fourth, off by default, halves what is read: a copy in bfloat16, native or packed. It rounds the weights, so answers
-change.
+The optional backend bfloat16 reads half as many bytes: a bfloat16 copy of the weights, native or packed. It rounds the
+weights and so changes answers.
 """
 
 from __future__ import annotations
@@ -23,52 +24,53 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cocoa_engine.execution.forward.weight_fingerprint import WrittenState, written_state
+from cocoa_engine.execution.forward.weight_fingerprint import WeightFingerprint, weight_fingerprint
 from cocoa_engine.execution.native import operators, trial
 
-Way = Literal["native", "packed", "shared", "stock", "bfloat16"]
+LinearBackend = Literal["native", "packed", "transposed", "stock", "bfloat16"]
+"""How the linear layers are multiplied; ``"stock"`` is torch's own linear layer."""
 
 _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 
-IDLE_ROWS = {2: 2, 3: 1}
-"""Rows added to a pass of so many rows on packed weights: oneDNN is slower with 2 or 3 rows than with 4."""
+PADDING_ROWS = {2: 2, 3: 1}
+"""Padding rows by the number of rows, for packed weights: oneDNN is slower with 2 or 3 rows than with 4."""
 
-SHARED_ROWS = 8
-"""Up to this many rows the shared way beats torch's."""
+TRANSPOSED_ROWS = 8
+"""Up to this many rows the transposed product is faster than torch's."""
 
 
-def choose_way(model: nn.Module, asked: str) -> Way:
-    """The way the linear layers of a model are run.
+def choose_linear_backend(model: nn.Module, requested: str) -> LinearBackend:
+    """Choose the backend of a model's linear layers.
 
     Args:
-        asked: ``"auto"`` is native for float32 where the kernels can be had; else it packs if the copy takes less than
-            a quarter of the free memory (in bfloat16 oneDNN is the faster by some tenth), and else reads the weights as
-            they are.
+        requested: a backend or ``"auto"``. Auto selects native for float32 weights if the kernels are available.
+            Otherwise it packs the weights if the copy takes less than a quarter of the free memory (in bfloat16 oneDNN
+            is faster by about a tenth), and uses native or transposed if it takes more.
     """
     weights = _linear_weights(model)
-    if asked == "stock" or {weight.device.type for weight in weights} != {"cpu"} or _is_spread(weights):
-        return "stock"  # processes that share a model (tensor parallelism) must round alike, whatever memory each has
-    native = asked in ("auto", "native", "bfloat16") and why_not_native(model) is None  # asking builds them
+    if requested == "stock" or {weight.device.type for weight in weights} != {"cpu"} or _is_distributed(weights):
+        return "stock"  # with tensor parallelism all processes must round alike, whatever memory each has
+    native = requested in ("auto", "native", "bfloat16") and native_obstacle(model) is None  # compiles the kernels
     exact = all(weight.dtype == torch.float32 for weight in weights)
-    if native and (asked == "native" or (asked == "auto" and exact)):
+    if native and (requested == "native" or (requested == "auto" and exact)):
         return "native"
-    if asked == "bfloat16" and (native or can_pack()):
+    if requested == "bfloat16" and (native or can_pack()):
         return "bfloat16"
     size = sum(weight.numel() * weight.element_size() for weight in weights)
     ample = size < psutil.virtual_memory().available // 4
-    if can_pack() and (asked == "packed" or (asked != "shared" and ample)):
+    if can_pack() and (requested == "packed" or (requested != "transposed" and ample)):
         return "packed"
-    return "native" if native else "shared"
+    return "native" if native else "transposed"
 
 
-def why_not_native(model: nn.Module) -> str | None:
-    """Why the kernels of our own cannot run a model's linear layers, if they cannot."""
+def native_obstacle(model: nn.Module) -> str | None:
+    """Why the native kernels cannot run a model's linear layers, or ``None``."""
     weights = _linear_weights(model)
-    if _is_spread(weights):
-        return "the model is shared by several processes"
-    if not operators.multiplies(weights):
+    if _is_distributed(weights):
+        return "several processes share the model"
+    if not operators.can_multiply(weights):
         kinds = sorted({f"{weight.dtype} on {weight.device.type}" for weight in weights})
-        return f"they are for weights in float32, or all in bfloat16, on the CPU, not {', '.join(kinds)}"
+        return f"the kernels need weights in float32, or all in bfloat16, on the CPU; found {', '.join(kinds)}"
     return trial.obstacle()
 
 
@@ -76,7 +78,7 @@ def _linear_weights(model: nn.Module) -> list[Tensor]:
     return [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
 
 
-def _is_spread(weights: Sequence[Tensor]) -> bool:
+def _is_distributed(weights: Sequence[Tensor]) -> bool:
     return any(hasattr(weight, "device_mesh") for weight in weights)
 
 
@@ -87,7 +89,7 @@ def can_pack() -> bool:
 
 
 def is_plain(layer: Any) -> bool:
-    """Whether a layer is a linear layer and nothing else: no adapter, no quantised weight, no forward of its own."""
+    """Whether a layer is an unmodified ``nn.Linear``: no adapter, no quantised weight, no replaced forward."""
     return (
         type(layer) is nn.Linear
         and type(layer.weight) is nn.Parameter
@@ -96,51 +98,51 @@ def is_plain(layer: Any) -> bool:
     )
 
 
-def fast_linear(layers: Sequence[nn.Linear], way: Way) -> FastLinear:
-    """The :class:`FastLinear` of some layers, made once for every engine on the model and again if weights changed."""
+def fast_linear(layers: Sequence[nn.Linear], linear_backend: LinearBackend) -> FastLinear:
+    """The :class:`FastLinear` of some layers, cached for all engines on the model until the weights change."""
     made = _made.setdefault(layers[0], {})
-    known = made.get((len(layers), way))
+    known = made.get((len(layers), linear_backend))
     if known is None or not known.fresh(layers):
-        known = made[len(layers), way] = FastLinear(layers, way)
+        known = made[len(layers), linear_backend] = FastLinear(layers, linear_backend)
     return known
 
 
 class FastLinear:
-    """``x W^T + b`` for one linear layer, or for several that read the same input, their outputs side by side.
+    """``x W^T + b`` for one linear layer, or the concatenated outputs of several layers that read the same input.
 
     Args:
-        layers: plain linear layers of one input width.
-        way: how few rows are multiplied.
+        layers: plain linear layers with the same input size.
+        linear_backend: how few rows are multiplied.
     """
 
-    def __init__(self, layers: Sequence[nn.Linear], way: Way) -> None:
+    def __init__(self, layers: Sequence[nn.Linear], linear_backend: LinearBackend) -> None:
         self.weights = [layer.weight.detach() for layer in layers]  # each [out, in]
         self.biases: list[Tensor | None] = [None if layer.bias is None else layer.bias.detach() for layer in layers]
         self.sizes = [weight.shape[0] for weight in self.weights]
         self.total = sum(self.sizes)
         self._state = _state(self.weights, self.biases)
-        self.bias = _side_by_side(self.biases, self.weights)
+        self.bias = _concatenated(self.biases, self.weights)
         dtype, on_cpu = self.weights[0].dtype, self.weights[0].device.type == "cpu"
         self.packed: Tensor | None = None
-        self.halved = way == "bfloat16" and on_cpu and dtype == torch.float32
-        self.native = self._by_kernels() if way in ("native", "bfloat16") else None
-        packs = way in ("packed", "bfloat16") and self.native is None
+        self.in_bfloat16 = linear_backend == "bfloat16" and on_cpu and dtype == torch.float32
+        self.native = self._by_kernels() if linear_backend in ("native", "bfloat16") else None
+        packs = linear_backend in ("packed", "bfloat16") and self.native is None
         if packs and on_cpu and dtype in (torch.float32, torch.bfloat16):
             together = self.weights[0] if len(layers) == 1 else torch.cat(self.weights)
-            together = together.bfloat16() if self.halved else together
+            together = together.bfloat16() if self.in_bfloat16 else together
             self.packed = torch.ops.mkldnn._reorder_linear_weight(together.contiguous(), None)
-        shared = way == "shared" and on_cpu and dtype == torch.float32 and _HAS_MKL
-        self.in_place = self.weights[0].device.type == "cuda"  # each part goes to its place: no launch to join them
-        self.shared_rows = SHARED_ROWS if shared else 0
+        transposed = linear_backend == "transposed" and on_cpu and dtype == torch.float32 and _HAS_MKL
+        self.in_place = self.weights[0].device.type == "cuda"  # saves the launch of a concatenation
+        self.transposed_rows = TRANSPOSED_ROWS if transposed else 0
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``[rows, in]`` to ``[rows, out]``, of whatever strides."""
+        """Map ``[rows, in]`` to ``[rows, out]``. The result may have any strides."""
         if self.native is not None:
             return self.native(x)
         rows = x.shape[0]
-        if rows <= self.shared_rows:
-            return self._shared(x, rows)
-        if self.halved:
+        if rows <= self.transposed_rows:
+            return self._transposed(x, rows)
+        if self.in_bfloat16:
             half: Tensor = torch.ops.mkldnn._linear_pointwise(x.bfloat16(), self.packed, None, "none", [], "")
             return half.float() if self.bias is None else half.float() + self.bias
         if self.packed is not None:
@@ -152,23 +154,23 @@ class FastLinear:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def _by_kernels(self) -> operators.Linears | None:
-        weights = [weight.bfloat16() for weight in self.weights] if self.halved else self.weights
-        if not operators.multiplies(weights) or trial.obstacle() is not None:
+        weights = [weight.bfloat16() for weight in self.weights] if self.in_bfloat16 else self.weights
+        if not operators.can_multiply(weights) or trial.obstacle() is not None:
             return None
         return operators.Linears(weights, self.biases)
 
-    def idle_rows(self, rows: int) -> int:
-        """How many rows that nobody needs a pass of ``rows`` takes along to be faster."""
-        return 0 if self.packed is None or rows <= self.shared_rows else IDLE_ROWS.get(rows, 0)
+    def padding_rows(self, rows: int) -> int:
+        """Number of padding rows that make a pass over ``rows`` rows faster."""
+        return 0 if self.packed is None or rows <= self.transposed_rows else PADDING_ROWS.get(rows, 0)
 
     def fresh(self, layers: Sequence[nn.Linear]) -> bool:
-        """Whether the layers still have the weights that this was made of."""
+        """Whether the layers still have the weights that this object was built from."""
         return self._state == _state([layer.weight for layer in layers], [layer.bias for layer in layers])
 
-    def _shared(self, x: Tensor, rows: int) -> Tensor:
+    def _transposed(self, x: Tensor, rows: int) -> Tensor:
         if rows == 1:
             x = F.pad(x, (0, 0, 0, 1))
-        columns = x.contiguous().t()  # a row-major x seen from the side: the layout MKL is fast on
+        columns = x.contiguous().t()  # a transposed view of a row-major x: the layout that MKL is fast on
         product = x.new_empty(self.total, x.shape[0])
         start = 0
         for weight, size in zip(self.weights, self.sizes, strict=True):
@@ -181,25 +183,25 @@ class FastLinear:
         product = x.new_empty(rows, self.total)
         start = 0
         for weight, bias, size in zip(self.weights, self.biases, self.sizes, strict=True):
-            place = product[:, start : start + size]
+            target = product[:, start : start + size]
             if bias is None:
-                torch.mm(x, weight.t(), out=place)
+                torch.mm(x, weight.t(), out=target)
             else:
-                torch.addmm(bias, x, weight.t(), out=place)
+                torch.addmm(bias, x, weight.t(), out=target)
             start += size
         return product
 
 
-def _side_by_side(biases: Sequence[Tensor | None], weights: Sequence[Tensor]) -> Tensor | None:
+def _concatenated(biases: Sequence[Tensor | None], weights: Sequence[Tensor]) -> Tensor | None:
     if all(bias is None for bias in biases):
         return None
     pairs = zip(biases, weights, strict=True)
     return torch.cat([weight.new_zeros(weight.shape[0]) if bias is None else bias for bias, weight in pairs])
 
 
-# keyed by the first layer; the values hold its weights' memory, but not the layer
+# keyed by the first layer; the values keep its weights' memory alive, but not the layer
 _made: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, str], FastLinear]] = weakref.WeakKeyDictionary()
 
 
-def _state(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> WrittenState:
-    return written_state(tensor for tensor in (*weights, *biases) if tensor is not None)
+def _state(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> WeightFingerprint:
+    return weight_fingerprint(tensor for tensor in (*weights, *biases) if tensor is not None)

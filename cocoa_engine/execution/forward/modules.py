@@ -1,4 +1,4 @@
-"""The model's own Hugging Face modules, run over packed tokens with our attention or with the model's own."""
+"""Runs the model's Hugging Face modules over packed tokens, with this package's attention or the model's own."""
 
 from __future__ import annotations
 
@@ -17,30 +17,33 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from cocoa_engine.execution.forward.attention import attend
 from cocoa_engine.execution.forward.base import Forward, PassOutput, Segment
-from cocoa_engine.execution.forward.linears import FastLinear, Way, fast_linear, is_plain
+from cocoa_engine.execution.forward.linears import FastLinear, LinearBackend, fast_linear, is_plain
 from cocoa_engine.execution.forward.windows import Windows
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 from cocoa_engine.model.language_model import LanguageModel
 
+_Mask = Tensor | dict[str, Tensor] | None
+"""An attention mask for all layers, or one for each kind of layer."""
+
 
 class Modules(Forward):
-    """The modules, with attention over each sequence's own keys and values.
+    """The model's modules, with attention over each sequence's own keys and values.
 
     Raises:
-        NotImplementedError: the model does not take its attention from transformers' ``AttentionInterface``, or one of
-            its layers cannot hold branches.
+        NotImplementedError: the model does not use transformers' ``AttentionInterface``, or its layers cannot hold
+            branches.
     """
 
     name = "modules"
 
-    def __init__(self, model: LanguageModel, way: Way) -> None:
+    def __init__(self, model: LanguageModel, linear_backend: LinearBackend) -> None:
         super().__init__(model)
         if "position_ids" not in model.forward_parameters:
             raise NotImplementedError("the model takes no position_ids")
         self.windows = Windows(model.config)
         self._length_matters = _length_matters(model.config)
-        self.linears = _FastLinears(model.model, way)
-        self.native = way == "native"
+        self.linears = _FastLinears(model.model, linear_backend)
+        self.native = linear_backend == "native"
 
     @property
     def whole_prompts(self) -> bool:
@@ -48,22 +51,22 @@ class Modules(Forward):
 
     @property
     def max_sequences(self) -> int | None:
-        return 1 if self._length_matters else None  # else the longest one's would be the frequencies of all
+        return 1 if self._length_matters else None  # otherwise the longest sequence would set the frequencies of all
 
-    def idle_rows(self, rows: int) -> int:
-        return self.linears.idle_rows(rows)
+    def padding_rows(self, rows: int) -> int:
+        return self.linears.padding_rows(rows)
 
     def __call__(self, segments: Sequence[Segment], wanted: CaptureSpec | None) -> PassOutput:
         with self._own_attention(segments):
             return self._run(segments, wanted, _SegmentCache(segments, self.model.num_layers), None)
 
-    def _run(self, segments: Sequence[Segment], wanted: CaptureSpec | None, cache: Cache, mask: Any) -> PassOutput:
+    def _run(self, segments: Sequence[Segment], wanted: CaptureSpec | None, cache: Cache, mask: _Mask) -> PassOutput:
         model, device = self.model, self.model.device
         token_ids = torch.tensor([[token_id for segment in segments for token_id in segment.token_ids]], device=device)
-        positions = torch.tensor([[place for segment in segments for place in segment.positions]], device=device)
+        positions = torch.tensor([[position for segment in segments for position in segment.positions]], device=device)
         kept = 1 if wanted is None and len(segments) == 1 else token_ids.shape[1]
         capturing = nullcontext() if wanted is None else capture(model, wanted)
-        with self.linears.in_place(), capturing as captured:
+        with self.linears.installed(), capturing as captured:
             output = model.forward(
                 token_ids,
                 logits_to_keep=kept,
@@ -80,7 +83,7 @@ class Modules(Forward):
 
     @contextmanager
     def _own_attention(self, segments: Sequence[Segment]) -> Iterator[None]:
-        """Let the model's attention modules call :func:`attend` during this thread's pass."""
+        """Make the model's attention modules call :func:`attend` during this thread's pass."""
         config = self.model.config
         original = config._attn_implementation
         plan = _Plan(segments, self.windows, self.native)
@@ -92,11 +95,11 @@ class Modules(Forward):
             _current.plan = None
             config._attn_implementation = original
         if not plan.used:
-            raise NotImplementedError("the model does not take its attention from transformers' AttentionInterface")
+            raise NotImplementedError("the model does not use transformers' AttentionInterface")
 
 
 class MaskedModules(Modules):
-    """The modules with the model's own attention: one sequence in a pass, its branches kept apart by a mask."""
+    """The model's modules with its own attention. A pass takes one sequence; a mask separates its branches."""
 
     name = "masked_modules"
     masks_heads = False
@@ -111,7 +114,7 @@ class MaskedModules(Modules):
             segments, wanted, _SegmentCache(segments, self.model.num_layers, read=True), self._mask(segment)
         )
 
-    def _mask(self, segment: Segment) -> Tensor | dict[str, Tensor] | None:
+    def _mask(self, segment: Segment) -> _Mask:
         def mask(window: int | None) -> Tensor | None:
             made = segment.mask(window, 1, self.model.dtype, self.model.device)
             return None if made is None else made[None, None]
@@ -128,7 +131,7 @@ class MaskedModules(Modules):
 
 
 class _Plan:
-    """What the attention modules of the pass now running look at."""
+    """What the attention modules of the current pass need."""
 
     def __init__(self, segments: Sequence[Segment], windows: Windows, native: bool) -> None:
         self.segments = segments
@@ -145,7 +148,7 @@ _current = _Current()
 
 
 def _registered(original: str) -> str:
-    """The name of our attention over an implementation, which other threads' passes keep getting."""
+    """The registered name of this module's attention. Passes of other threads still get the original implementation."""
     name = f"cocoa_over_{original}"
     if name not in ALL_ATTENTION_FUNCTIONS:
         AttentionInterface.register(name, _attention_over(original))
@@ -166,7 +169,7 @@ def _attention_over(original: str) -> Callable[..., Any]:
         **options: Any,
     ) -> Any:
         plan = _current.plan
-        if plan is None:  # somebody else's pass through the same model
+        if plan is None:  # not a pass of this module
             own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
             function = ALL_ATTENTION_FUNCTIONS.get_interface(original, own)
             if softcap is not None:
@@ -199,9 +202,9 @@ def _mask_over(original: str) -> Callable[..., Any]:
 
 
 class _SegmentLayer(CacheLayerMixin):
-    """Writes a layer's keys and values to the sequences that they belong to."""
+    """Writes a layer's keys and values to the stores of their sequences."""
 
-    is_sliding = False  # sliding windows are a matter of the mask here: every slot is kept
+    is_sliding = False  # every slot is kept; the mask implements sliding windows
 
     def __init__(self, segments: Sequence[Segment], layer: int, read: bool) -> None:
         super().__init__()
@@ -211,10 +214,10 @@ class _SegmentLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """The stores allot themselves."""
+        """The stores allocate their memory themselves."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Take ``[1, heads, T, head_dim]``; returns it, or the one sequence's ``[1, heads, end, head_dim]``."""
+        """Write ``[1, heads, T, head_dim]``. Returns it, or if ``read`` is set ``[1, heads, end, head_dim]``."""
         start = 0
         for segment in self.segments:
             end = start + segment.width
@@ -241,19 +244,19 @@ class _SegmentCache(Cache):
 
 
 class _FastLinears:
-    """Fast forwards for a model's plain linear layers, in place only while a pass of ours runs."""
+    """Fast forwards of a model's plain linear layers, installed only during a pass of this module."""
 
-    def __init__(self, model: nn.Module, way: Way) -> None:
-        layers = [module for module in model.modules() if way != "stock" and is_plain(module)]
-        self._linears = [fast_linear([layer], way) for layer in layers]  # type: ignore[list-item]
+    def __init__(self, model: nn.Module, linear_backend: LinearBackend) -> None:
+        layers = [module for module in model.modules() if linear_backend != "stock" and is_plain(module)]
+        self._linears = [fast_linear([layer], linear_backend) for layer in layers]  # type: ignore[list-item]
         self.forwards = [(layer, _forward_of(linear)) for layer, linear in zip(layers, self._linears, strict=True)]
 
-    def idle_rows(self, rows: int) -> int:
-        """As :meth:`FastLinear.idle_rows`."""
-        return self._linears[0].idle_rows(rows) if self._linears else 0
+    def padding_rows(self, rows: int) -> int:
+        """See :meth:`FastLinear.padding_rows`."""
+        return self._linears[0].padding_rows(rows) if self._linears else 0
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def installed(self) -> Iterator[None]:
         try:
             for layer, forward in self.forwards:
                 layer.__dict__["forward"] = forward

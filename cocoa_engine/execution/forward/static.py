@@ -1,7 +1,7 @@
-"""Decoding steps of fixed shape on fixed memory, so that on a GPU each is captured once and replayed as a CUDA graph.
+"""Decoding steps with fixed shapes and addresses, which a GPU captures once and replays as CUDA graphs.
 
-A step of one sequence is padded to a width bucket and attends over a bucket of slots; what differs from step to step
-(token ids, positions, slots, what each token sees) is one small copy to the device, from which the mask is made there.
+A step of one sequence is padded to a width bucket and attends over a bucket of slots. Everything that differs from step
+to step (token ids, positions, slots, visible slots) reaches the device in one small copy; the mask is computed there.
 Prompts, batches, wider steps and stores that had to grow run through :class:`Lean` on the same memory.
 """
 
@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,35 +21,38 @@ from cocoa_engine.execution.forward.attention import attend_folded
 from cocoa_engine.execution.forward.base import PassOutput, Segment
 from cocoa_engine.execution.forward.kv_store import KeyValues
 from cocoa_engine.execution.forward.lean import Lean
-from cocoa_engine.execution.forward.linears import Way
+from cocoa_engine.execution.forward.linears import LinearBackend
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE  # torch has no public name for it
+
 WIDTHS = (1, 4, 8, 16, 32)
-"""Tokens in a step; the tokens that are lacking are copies of the first."""
+"""Widths of a step in tokens. Padding tokens are copies of the first token."""
 
 DEPTHS = (28, 124)
-"""Slots beyond the committed ones that a token sees, its own included."""
+"""Most slots that a token sees beyond the committed ones, its own slot included."""
 
 GRAIN = 256
-"""Stores have a multiple of this many slots; a step attends over this many, or twice, four times ... as many."""
+"""Stores have a multiple of this many slots. A step attends over this many slots, or twice, four times ... as many."""
 
-MOST_IDLE = 4
-"""Stores that are kept, with their graphs, for the sequences to come."""
+MAX_IDLE_STORES = 4
+"""Number of free stores that are kept, with their graphs, for later sequences."""
 
-MOST_IDLE_BYTES = 2 * 2**30
-"""Memory of those stores beyond which only the last one is kept."""
+MAX_IDLE_BYTES = 2 * 2**30
+"""Memory limit of the free stores. The last one is kept even if it is larger."""
 
-MOST_STEPS = 32
-"""Steps, each of another shape, that a store keeps."""
+MAX_STEPS = 32
+"""Most step shapes that a store keeps."""
 
 logger = logging.getLogger(__name__)
 
 
 class StaticLean(Lean):
-    """The written-out pass with a static step.
+    """The lean pass with static steps.
 
-    Results are copies: no later step of this or another sequence changes them.
+    Results are copies: later steps do not change them.
 
     Raises:
         NotImplementedError: as for :class:`Lean`.
@@ -57,8 +60,8 @@ class StaticLean(Lean):
 
     pools_stores = True
 
-    def __init__(self, model: LanguageModel, way: Way) -> None:
-        super().__init__(model, way)
+    def __init__(self, model: LanguageModel, linear_backend: LinearBackend) -> None:
+        super().__init__(model, linear_backend)
         self.device = self.embedding.device
         self.captures = self.device.type == "cuda"
         self.shared = _shared_by(self)
@@ -66,11 +69,11 @@ class StaticLean(Lean):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """What runs the steps; after a failed capture the plain lean pass does."""
+        """The pass that runs the steps: ``"lean"`` after a failed capture."""
         return "lean" if self.shared.failed else "static_lean"
 
     def new_store(self, capacity: int) -> KeyValues:
-        """Slots for one sequence, zeroed, from the pool if there are enough in one of its stores."""
+        """Zeroed slots for one sequence, from the pool if one of its stores is large enough."""
         if self.shared.failed:
             return super().new_store(capacity)
         capacity = -(-capacity // GRAIN) * GRAIN
@@ -97,7 +100,7 @@ class StaticLean(Lean):
         return super().__call__(segments, wanted)
 
     def _static(self, segment: Segment, wanted: CaptureSpec) -> PassOutput | None:
-        """One step of a sequence; none if it has to run otherwise."""
+        """Run a static step of one sequence; ``None`` if the lean pass must run it."""
         store = segment.store
         if not isinstance(store, StaticStore) or store.data is None or segment.end > store.capacity:
             return None
@@ -116,7 +119,7 @@ class StaticLean(Lean):
             if step is None:
                 return None
             step(self, inputs)
-            # copies: another step, perhaps another thread's, writes to the same memory
+            # copies: other steps, possibly of other threads, write to the same memory
             return PassOutput(step.logits[: segment.width].clone(), step.hidden[:, : segment.width].clone())
 
     def _inputs(
@@ -127,32 +130,32 @@ class StaticLean(Lean):
         depth: int,
         spare: int,
     ) -> Tensor:
-        """``[4 + depth, width]`` on the host: token id, position, slot, committed slots, own slots from the last on."""
+        """Host tensor ``[4 + depth, width]``: token id, position, slot, committed slots, own slots (the last first)."""
         columns = []
         for number, (committed, own) in enumerate(seen):
             padded = (*own, *[own[0]] * (depth - len(own)))
             columns.append(
                 (segment.token_ids[number], segment.positions[number], segment.start + number, committed, *padded)
             )
-        # a lacking token is the first once more, so that it is as finite as that; its slot is one that nobody sees
-        lacking = (*columns[0][:2], spare, *columns[0][3:])
-        rows = list(zip(*columns, *[lacking] * (width - len(columns)), strict=True))
+        # padding repeats the first token, so that its values are as finite; no token sees its slot
+        padding = (*columns[0][:2], spare, *columns[0][3:])
+        rows = list(zip(*columns, *[padding] * (width - len(columns)), strict=True))
         return torch.tensor(rows, dtype=torch.int64, pin_memory=self.device.type == "cuda")
 
     def _step(self, store: StaticStore, shape: Shape, inputs: Tensor) -> Step | None:
-        """The store's step of a shape, captured at its first use; none if it cannot be captured."""
+        """The store's step of a shape, captured at its first use; ``None`` if the capture fails."""
         step = store.steps.pop(shape, None)
         if step is None:
             try:
                 step = Step(self, store, shape)
                 if self.captures:
                     step.capture(self, inputs)
-            except Exception as fault:  # whatever a driver or an operator raises: the lean pass needs no graph
+            except Exception as fault:  # drivers and operators raise many types; the lean pass needs no graph
                 self._give_up(fault)
                 return None
-            while len(store.steps) >= MOST_STEPS:
+            while len(store.steps) >= MAX_STEPS:
                 store.steps.pop(next(iter(store.steps)))
-        store.steps[shape] = step  # the last is the most recently used
+        store.steps[shape] = step  # the last entry is the most recently used
         return step
 
     def _give_up(self, fault: Exception) -> None:
@@ -171,25 +174,25 @@ class StaticLean(Lean):
 
 
 class StaticStore(KeyValues):
-    """Slots at a fixed address, all layers' in one tensor, and the steps that were made for them.
+    """Slots at a fixed address, in one tensor for all layers, and the steps captured on them.
 
     Attributes:
-        data: ``[2, L, kv_heads, capacity + 1, head_dim]``, keys and values, the last slot for lacking tokens; none once
-            the store had to grow.
+        data: keys and values, ``[2, L, kv_heads, capacity + 1, head_dim]``. Padding tokens use the last slot. ``None``
+            after the store had to grow.
         steps: by shape, least recently used first.
     """
 
     def __init__(self, num_layers: int, capacity: int, kv_heads: int, head_dim: int, like: Tensor) -> None:
         super().__init__(num_layers, capacity)
-        # zeros, and zeroed again for another sequence: every step multiplies the masked slots too, and 0 * NaN is NaN
+        # zeroed for every sequence: a step multiplies masked slots too, and 0 * NaN is NaN
         data = like.new_zeros(2, num_layers, kv_heads, capacity + 1, head_dim)
         self.keys[:], self.values[:] = ([*part[:, :, :capacity].unbind()] for part in data)
-        self.blocks[0] = (data,)  # all layers', compacted in one go
+        self.blocks[0] = (data,)  # one copy compacts all layers
         self.data: Tensor | None = data
         self.steps: dict[Shape, Step] = {}
 
     def reserve(self, capacity: int) -> None:
-        """Make room for that many slots; graphs know the old address only, so the store does without from then on."""
+        """Grow to ``capacity`` slots. The store then has no graphs, because they use the old address."""
         if capacity > self.capacity:
             self.data = None
             self.steps.clear()
@@ -197,7 +200,7 @@ class StaticStore(KeyValues):
 
 
 class Shape(NamedTuple):
-    """What tells one step of a store from another."""
+    """The shape that identifies a step of a store."""
 
     width: int
     depth: int
@@ -206,9 +209,9 @@ class Shape(NamedTuple):
 
 
 class Step:
-    """One step of fixed shape on one store: its input, the pass, and the CUDA graph of it once it is captured.
+    """A step of fixed shape on one store: its inputs, the pass, and its CUDA graph once captured.
 
-    Nothing here refers to the model, so that a pool of stores does not keep it alive.
+    A step does not refer to the model, so that a pool of stores does not keep the model alive.
 
     Attributes:
         inputs: ``[4 + depth, width]`` int64, see :meth:`StaticLean._inputs`.
@@ -222,14 +225,17 @@ class Step:
         self.shape = shape
         device = store.data.device
         self.inputs = torch.zeros(4 + shape.depth, shape.width, dtype=torch.int64, device=device)
-        self.places = torch.arange(shape.span, device=device)
-        lean.rotary.reserve(store.capacity)  # a position is never beyond its slot
-        self.cos, self.sin = lean.rotary.cos, lean.rotary.sin  # the graph's for good, also if longer tables are made
+        self.slots = torch.arange(shape.span, device=device)
+        lean.rotary.reserve(store.capacity)  # no position exceeds the number of slots
+        self.cos, self.sin = (
+            lean.rotary.cos,
+            lean.rotary.sin,
+        )  # the graph keeps these tables if longer ones are computed
         self.logits, self.hidden = lean.shared.outputs(lean, shape)
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, lean: StaticLean, inputs: Tensor) -> None:
-        """Run the step; ``logits`` and ``hidden`` then hold what it says."""
+        """Run the step and write ``logits`` and ``hidden``."""
         self.inputs.copy_(inputs, non_blocking=True)
         if self.graph is not None:
             self.graph.replay()
@@ -237,16 +243,16 @@ class Step:
             self.run(lean)
 
     def capture(self, lean: StaticLean, inputs: Tensor) -> None:
-        """Make the graph. The warm-up writes what the first replay writes again."""
+        """Capture the graph. The warm-up writes the same values as the first replay."""
         shared, current = lean.shared, torch.cuda.current_stream()
         side = shared.side_stream()
         self.inputs.copy_(inputs, non_blocking=True)
         side.wait_stream(current)
-        with torch.cuda.stream(side):  # around the capture too: one that fails leaves its stream current
-            self.run(lean)  # libraries set themselves up at their first call, which must not be captured
+        with torch.cuda.stream(side):  # includes the capture: a failed capture leaves its stream current
+            self.run(lean)  # libraries initialise themselves at their first call, which must not be captured
             graph = torch.cuda.CUDAGraph()
             memory = shared.graph_memory()
-            # other threads may use the GPU meanwhile
+            # thread_local: other threads may use the GPU during the capture
             with torch.cuda.graph(graph, pool=memory, stream=side, capture_error_mode="thread_local"):
                 self.run(lean)
         current.wait_stream(side)
@@ -254,7 +260,7 @@ class Step:
         shared.captured.add(self)
 
     def run(self, lean: StaticLean) -> None:
-        """The step itself: fixed addresses and shapes, and no word from the device to the host."""
+        """The step with fixed addresses and shapes, without synchronisation between device and host."""
         token_ids, positions, slots, committed = self.inputs[:4].unbind()  # each [W]
         masks = {
             window: self._mask(positions, committed, window, lean) for window in set(lean.windows.by_kind.values())
@@ -274,33 +280,35 @@ class Step:
         self.hidden.copy_(states)
 
     def _mask(self, positions: Tensor, committed: Tensor, window: int | None, lean: StaticLean) -> Tensor:
-        """Additive mask ``[groups * W, span]``, as :meth:`Segment.mask` makes it on the host."""
-        seen = self.places < committed[:, None]  # [W, span]
-        if window is not None:  # a committed slot is its own position
-            seen &= self.places > positions[:, None] - window
+        """The additive mask ``[groups * W, span]`` that :meth:`Segment.mask` computes on the host."""
+        seen = self.slots < committed[:, None]  # [W, span]
+        if window is not None:  # the number of a committed slot is its position
+            seen &= self.slots > positions[:, None] - window
         lowest = torch.finfo(self.keys.dtype).min
         mask = torch.full(seen.shape, lowest, dtype=self.keys.dtype, device=seen.device).masked_fill_(seen, 0)
-        own = self.inputs[4:] if window is None else self.inputs[4 : 4 + window]  # the n-th is n positions back
+        own = self.inputs[4:] if window is None else self.inputs[4 : 4 + window]  # the n-th slot is n positions back
         return mask.scatter_(1, own.t(), 0).repeat(lean.heads // lean.kv_heads, 1)
 
 
 class _Shared:
-    """What the steps of one model share, and its idle stores."""
+    """State shared by the steps of one model, and its free stores."""
 
-    def __init__(self, lean: Lean, made_of: tuple[Any, ...]) -> None:
-        self.made_of = made_of
-        self.weights = (lean.head, lean.layers)  # held, so that what it was made of can be told by identity
+    def __init__(self, lean: Lean, built_from: tuple[int | None, ...]) -> None:
+        self.built_from = built_from
+        self.weights = (lean.head, lean.layers)  # kept alive, so that built_from can compare identities
         self.rotary = lean.rotary
         self.failed = False
         self.captured: weakref.WeakSet[Step] = weakref.WeakSet()
         self._outputs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        self._idle: list[StaticStore] = []  # least recently used first
-        self._lock = threading.RLock()  # of the idle ones; a stream that is collected may release one at any time
-        self._memory: Any = None
+        self._idle: list[StaticStore] = []  # free stores, least recently used first
+        self._lock = (
+            threading.RLock()
+        )  # guards _idle; re-entrant, because garbage collection may release a store at any time
+        self._memory: _POOL_HANDLE | None = None
         self._side: torch.cuda.Stream | None = None
 
     def take(self, capacity: int) -> StaticStore | None:
-        """The smallest idle store that is large enough, rather one with more graphs."""
+        """The smallest free store that is large enough; among equals the one with the most graphs."""
         with self._lock:
             fitting = [store for store in self._idle if store.capacity >= capacity]
             if not fitting:
@@ -310,23 +318,23 @@ class _Shared:
             return best
 
     def put(self, store: StaticStore) -> None:
-        """Keep a store for another sequence."""
+        """Keep a store for a later sequence."""
         with self._lock:
             if any(store is idle for idle in self._idle):
                 return
-            self._idle = [*self._idle, store][-MOST_IDLE:]
-            while len(self._idle) > 1 and sum(idle.nbytes for idle in self._idle) > MOST_IDLE_BYTES:
+            self._idle = [*self._idle, store][-MAX_IDLE_STORES:]
+            while len(self._idle) > 1 and sum(idle.nbytes for idle in self._idle) > MAX_IDLE_BYTES:
                 self._idle.pop(0)
 
     def drop_idle(self) -> None:
-        """Free the idle stores."""
+        """Free the memory of the free stores."""
         with self._lock:
             self._idle = []
 
     def outputs(self, lean: StaticLean, shape: Shape) -> tuple[Tensor, Tensor]:
-        """``[width, V]`` and ``[N + 1, width, d]``, for every step of that width.
+        """Output tensors ``[width, V]`` and ``[N + 1, width, d]``, shared by all steps of that width.
 
-        Outside the graphs' memory, which a replay of any of them may write to.
+        They lie outside the graphs' memory pool, because any replay may write to the pool.
         """
         states = shape.wanted.last - shape.wanted.first + 2
         key = (shape.width, states)
@@ -340,45 +348,45 @@ class _Shared:
         return self._outputs[key]
 
     def side_stream(self) -> torch.cuda.Stream:
-        """The stream of all captures: graphs share memory only if they are of one stream."""
+        """The stream of all captures. Graphs share memory only if they are captured on the same stream."""
         if self._side is None:
             self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         return self._side
 
-    def graph_memory(self) -> Any:
-        """The handle of the memory that all graphs work in; it is gone when the last of them is, so then a new one."""
+    def graph_memory(self) -> _POOL_HANDLE:
+        """The handle of the graphs' memory pool. The pool ends with its last graph and is then replaced."""
         if self._memory is None or not self.captured:
             self._memory = torch.cuda.graph_pool_handle()
         return self._memory
 
 
-# by model; the values hold its weights' memory, but not the model
+# by model; the values keep its weights' memory alive, but not the model
 _all: weakref.WeakKeyDictionary[nn.Module, _Shared] = weakref.WeakKeyDictionary()
 _all_lock = threading.Lock()
 
 
 def _shared_by(lean: Lean) -> _Shared:
-    """What the steps of a model share; made anew if its weights are others than those the graphs were captured with."""
+    """The shared state of a model's steps, replaced if the weights are not those of the captured graphs."""
     norms = [
         norm for layer in lean.layers for norm in (layer.attention_norm, layer.mlp_norm, layer.q_norm, layer.k_norm)
     ]
     linears = [linear for layer in lean.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-    made_of = (
+    built_from = (
         *(id(linear) for linear in (lean.head, *linears)),
         *(None if norm is None else norm.data_ptr() for norm in (lean.norm, lean.embedding, *norms)),
     )
     with _all_lock:
         shared = _all.get(lean.model.model)
-        if shared is None or shared.made_of != made_of:
-            shared = _all[lean.model.model] = _Shared(lean, made_of)
+        if shared is None or shared.built_from != built_from:
+            shared = _all[lean.model.model] = _Shared(lean, built_from)
         return shared
 
 
 def _seen(segment: Segment, *, bounded: bool) -> list[tuple[int, Sequence[int]]] | None:
-    """What each token sees: that many first slots, and its own slots beyond them from the last on.
+    """For each token, the number of first slots that it sees, and its own slots beyond them, the last first.
 
     Args:
-        bounded: whether a layer has a window. Then the n-th own slot must be n positions back; none if it is not.
+        bounded: whether a layer has a window. The n-th own slot must then be n positions back; ``None`` if it is not.
     """
     start, committed = segment.start, segment.committed
     if segment.own_slots is None:
@@ -402,7 +410,7 @@ def _bucket(size: int, buckets: Sequence[int]) -> int | None:
 
 
 def _span(end: int, capacity: int) -> int:
-    """How many slots a step attends over."""
+    """Number of slots that a step attends over."""
     span = GRAIN
     while span < end:
         span *= 2

@@ -1,4 +1,4 @@
-"""Whether tensors still hold what they held: told from where they are, how often they were written to, and samples."""
+"""Detects changed weights by their addresses, torch's count of writes, and samples of their values."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ import torch
 from torch import Tensor, nn
 
 SAMPLES = 16
-"""Elements of each tensor that are looked at: more would cost a short call, fewer would miss more."""
+"""Elements compared in each tensor. More would slow down short calls, fewer would miss more changes."""
 
 
-class WrittenState(NamedTuple):
-    """Equal for the same tensors as long as nobody wrote to them.
+class WeightFingerprint(NamedTuple):
+    """Equal for the same tensors as long as they are not written to.
 
     Attributes:
-        places: of each tensor its address, and how often torch has counted a write to it.
-        samples: by device and dtype, the bytes of some elements of each tensor. A write through ``.data`` (merging an
-            adapter is one) moves no address and is not counted; one that misses these elements is not noticed.
+        versions: for each tensor, its address and the number of writes that torch has counted.
+        samples: by device and dtype, the bytes of some elements of each tensor. torch does not count writes through
+            ``.data`` (such as merging an adapter); they are noticed only if they change one of these elements.
     """
 
-    places: list[tuple[int, int]]
+    versions: list[tuple[int, int]]
     samples: dict[tuple[torch.device, torch.dtype], bytes]
 
 
-def written_state(tensors: Iterable[Tensor]) -> WrittenState:
-    """The state of some tensors as they are now; on a GPU one small copy to the host."""
+def weight_fingerprint(tensors: Iterable[Tensor]) -> WeightFingerprint:
+    """The fingerprint of some tensors. On a GPU this needs one small copy to the host."""
     known = list(tensors)
-    places = [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in known]
+    versions = [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in known]
     views: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     with torch.no_grad():
         for tensor in known:
             if _is_plain(tensor):
                 views.setdefault((tensor.device, tensor.dtype), []).append(_sampled(tensor))
-        return WrittenState(places, {kind: _bytes(torch.cat(parts)) for kind, parts in views.items()})
+        return WeightFingerprint(versions, {kind: _bytes(torch.cat(parts)) for kind, parts in views.items()})
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether the elements can be looked at as they are: no quantised or distributed weight, none that is elsewhere."""
+    """Whether the elements can be read directly: no quantised, distributed or meta tensor."""
     return type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided and not tensor.is_meta
 
 
 def _sampled(tensor: Tensor) -> Tensor:
-    """Elements evenly spread over a tensor's memory, from its first to about its last."""
+    """Elements spread evenly over a tensor's memory."""
     last = tensor.numel() - 1
     if last > 0 and not tensor.is_contiguous():
         last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -52,5 +52,5 @@ def _sampled(tensor: Tensor) -> Tensor:
 
 
 def _bytes(samples: Tensor) -> bytes:
-    """As bytes: they tell every change apart, and a NaN is the same as itself."""
+    """The samples as bytes, so that every change counts and NaN equals itself."""
     return samples.view(torch.uint8).cpu().numpy().tobytes()

@@ -1,11 +1,11 @@
-"""How far back each layer of a model looks."""
+"""The sliding window of each layer of a model."""
 
 from __future__ import annotations
 
 from typing import Any
 
 _KNOWN = ("sliding_window", "max_window_layers")
-"""Fields that are read here, or that transformers has turned into ``layer_types``."""
+"""Config fields that this module reads, or that transformers has converted to ``layer_types``."""
 
 
 class Windows:
@@ -15,13 +15,13 @@ class Windows:
         config: the model's text config.
 
     Raises:
-        NotImplementedError: a kind of layer whose cache cannot hold branches (recurrent state, chunked attention), or a
-            window that is not known here.
+        NotImplementedError: the cache of a layer cannot hold branches (recurrent state, chunked attention), or the
+            config has an unknown kind of window.
     """
 
     def __init__(self, config: Any) -> None:
         if strange := sorted(window_sizes(config).keys() - set(_KNOWN)):
-            raise NotImplementedError(f"windows of another kind ({', '.join(strange)})")
+            raise NotImplementedError(f"unknown kinds of windows ({', '.join(strange)})")
         if "local" in (getattr(config, "attention_layers", None) or ()):
             raise NotImplementedError("local attention layers")
         window = getattr(config, "sliding_window", None)
@@ -40,12 +40,12 @@ class Windows:
         self.smallest = min((size for size in self.by_kind.values() if size is not None), default=None)
 
     def __getitem__(self, layer: int) -> int | None:
-        """The window of one layer; none looks at everything."""
+        """The window of one layer; ``None`` for full attention."""
         return self.by_kind[self._layer_kinds[layer] if self._layer_kinds else "all"]
 
 
 def window_sizes(config: Any) -> dict[str, int]:
-    """The whole numbers of a config that have a window in their name, but for how often layers with one come."""
+    """All integer config fields with "window" in their name, except patterns (how often windowed layers occur)."""
     return {
         name: value
         for name, value in vars(config).items()

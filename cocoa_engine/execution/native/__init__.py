@@ -1,4 +1,4 @@
-"""Kernels of our own for a step on a CPU, built with GCC on first use.
+"""C++ kernels for a decoding step on a CPU, compiled with GCC on first use.
 
-Linear layers, attention and next tokens; and for the Llama family all decoder layers in one call.
+They run linear layers, attention and the ranking of next tokens. For the Llama family one call runs all decoder layers.
 """

@@ -1,7 +1,7 @@
-"""The kernels' library: built once for a machine, kept in the cache directory, and tried before it is used.
+"""Compiles the kernels once per machine and keeps the library in the cache directory.
 
-Whatever stands in the way (no GCC, another processor, another OpenMP runtime) is a reason to do without it, never an
-error: torch's own operators then do the same work.
+Any obstacle (no GCC, another processor, another OpenMP runtime) is reported as a reason, never raised as an error:
+torch's operators then do the same work.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from cocoa_engine.execution.native.structures import mismatch
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-# or, tuned for some processors, GCC rounds the products of one row otherwise than those of several
+# without it, tuned for some processors, GCC rounds the products of one row differently from those of several rows
 FUSED = "--param=avoid-fma-max-bits=0"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-Wno-psabi", FUSED)
 COMPILERS = ("g++", "c++")
-FOLDER = "kernels"  # within the cache directory, of this user alone
-BUILD_TIMEOUT = 120.0  # seconds; a build takes a few
+FOLDER = "kernels"  # in the cache directory; only this user may write to it
+BUILD_TIMEOUT = 120.0  # seconds; a build usually takes about five
 
 
 class Library(NamedTuple):
-    """The loaded library, or why there is none."""
+    """The loaded library, or the reason why there is none."""
 
     handle: ctypes.CDLL | None
     reason: str | None = None
 
 
 class _UnfitError(Exception):
-    """This machine cannot have the kernels."""
+    """The kernels cannot run on this machine."""
 
 
 _building = threading.Lock()
 
 
 def built() -> Library:
-    """The kernels, built now if this machine has not built them yet."""
+    """Load the kernels; compile them first if this machine has not done so yet."""
     with _building:
         return _built()
 
@@ -58,34 +58,34 @@ def built() -> Library:
 def _built() -> Library:
     try:
         return Library(_declared(_loaded()))
-    except Exception as error:  # whatever a machine comes up with, it only means: not this way
+    except Exception as error:  # any failure only means that torch does the work
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        logger.info("no kernels of our own on this machine, decoding is slower: %s", reason)
+        logger.info("the native kernels are not available, decoding is slower: %s", reason)
         return Library(None, reason)
 
 
 def _loaded() -> ctypes.CDLL:
     if platform.system() != "Linux" or platform.machine() not in ("x86_64", "AMD64"):
-        raise _UnfitError(f"they are for Linux on x86-64, not {platform.system()} on {platform.machine()}")
+        raise _UnfitError(f"the kernels need Linux on x86-64; this is {platform.system()} on {platform.machine()}")
     compiler = _compiler()
     name = f"kernels-{_fingerprint(compiler)}.so"
     try:
         kept = cache_directory() / FOLDER / name
-        if kept.is_file() and _is_ours(kept):
+        if kept.is_file() and _is_trusted(kept):
             return _opened(kept)
-    except (OSError, RuntimeError) as error:  # no home directory, none that can be read, none that code may lie in
-        logger.info("no kernels can be had from the cache directory: %s", error)
+    except (OSError, RuntimeError) as error:  # no home directory, or one that cannot be read
+        logger.info("the kernels cannot be read from the cache directory: %s", error)
     with tempfile.TemporaryDirectory(prefix="cocoa-kernels-") as folder:
         made = _compile(compiler, Path(folder))
         try:
             _keep(made, cache_directory() / FOLDER / name)
         except (OSError, RuntimeError) as error:
-            logger.info("the kernels cannot be kept and are built for this process alone: %s", error)
+            logger.info("the kernels cannot be stored and are built for this process alone: %s", error)
         return _opened(made)
 
 
-def _is_ours(kept: Path) -> bool:
-    """Whether nobody else can have put a library there, or into it: what is loaded is run."""
+def _is_trusted(kept: Path) -> bool:
+    """Whether no other user could have written the library or its folder. Loading a library runs its code."""
     return all(
         status.st_uid in (os.getuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         for status in (kept.stat(), kept.parent.stat())
@@ -100,7 +100,7 @@ def _compiler() -> str:
 
 
 def _fingerprint(compiler: str) -> str:
-    """Of all that the library depends on: unlike machines may share a home directory."""
+    """A hash of everything that the library depends on. Different machines may share a home directory."""
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=BUILD_TIMEOUT, check=True).stdout
     processor = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
     parts = (SOURCE.read_bytes(), " ".join(FLAGS).encode(), compiler.encode(), version, processor.encode())
@@ -108,7 +108,7 @@ def _fingerprint(compiler: str) -> str:
 
 
 def _compile(compiler: str, folder: Path) -> Path:
-    """Compile and link. Not against an OpenMP runtime: torch has loaded one, and two would fight for the cores."""
+    """Compile and link, without an OpenMP runtime: torch has loaded one, and a second would compete for the cores."""
     object_file, made = folder / "kernels.o", folder / "kernels.so"
     for command in (
         [compiler, *FLAGS, "-c", str(SOURCE), "-o", str(object_file)],
@@ -119,12 +119,12 @@ def _compile(compiler: str, folder: Path) -> Path:
         if done.returncode:
             lines = done.stderr.decode(errors="replace").splitlines()
             said = [line for line in lines if "error" in line] or lines or ["?"]
-            raise _UnfitError(f"{compiler} could not build them: {said[0].strip()}")
+            raise _UnfitError(f"{compiler} could not compile the kernels: {said[0].strip()}")
     return made
 
 
 def _keep(made: Path, kept: Path) -> None:
-    """Put a file in its place in one go and whole, for another process may be reading or building it."""
+    """Store the library atomically: another process may be reading or building it at the same time."""
     kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, partial = tempfile.mkstemp(prefix=kept.name, dir=kept.parent)
     try:

@@ -1,11 +1,11 @@
-// The arithmetic of a decoding step on a CPU, for the few rows that torch's matrix products are slowest on.
+// Kernels for one decoding step on a CPU, optimized for small row counts, where torch's matrix products are slowest.
 //
-// A step feeds 1 to some 20 rows, the tips of all branches. Everything here reads each weight, key and value from memory
-// once, whatever the number of rows, and does so little besides that more rows cost little. Up to MANY_ROWS what a row
-// comes to does not depend on the other rows (in attention: over the same slots).
+// A step feeds about 1 to 20 rows, the leaves of all branches. Each kernel reads each weight, key and value from memory
+// once, whatever the number of rows, so additional rows cost little. Up to MANY_ROWS rows the result of a row does not
+// depend on the other rows (in attention: for the same slots).
 //
-// GCC's vector extensions, one source for every instruction set. Built by build.py. All numbers are float32, but that
-// weights may be bfloat16.
+// The source uses GCC's vector extensions and serves every instruction set. build.py compiles it. All numbers are
+// float32, except weights, which may be bfloat16.
 
 #include <cfloat>
 #include <cmath>
@@ -22,21 +22,21 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
-#define ONCE __attribute__((noinline))  // compiled once, not with every caller
-#define UNROLL _Pragma("GCC unroll 16")  // or an array of vectors does not stay in registers
-#define KEEP(x) asm("" : "+v"(x))  // in a register: GCC would rather load it again with each product
+#define ONCE __attribute__((noinline))  // compiled once instead of into every caller
+#define UNROLL _Pragma("GCC unroll 16")  // needed to keep an array of vectors in registers
+#define KEEP(x) asm("" : "+v"(x))  // keeps x in a register: GCC would otherwise reload it for each product
 #define INLINE_LAMBDA __attribute__((always_inline))
 
 namespace {
 
 #if defined(__AVX512F__)  // 32 registers of 16 lanes
 constexpr int LANES = 16, ROWS_AT_ONCE = 12, DOT_ROWS = 6, TILE_ROWS = 12, SCORE_ROWS = 6, VALUE_ROWS = 6;
-#elif defined(__AVX2__) && defined(__FMA__)  // 16 of 8
+#elif defined(__AVX2__) && defined(__FMA__)  // 16 registers of 8 lanes
 constexpr int LANES = 8, ROWS_AT_ONCE = 6, DOT_ROWS = 3, TILE_ROWS = 6, SCORE_ROWS = 6, VALUE_ROWS = 2;
 #else
 #error "needs AVX2 or AVX-512"
 #endif
-const long FIRST_CACHE = [] {  // floats in the first-level cache
+const long FIRST_CACHE = [] {  // floats in the first-level data cache
     long bytes = 0;
 #ifdef _SC_LEVEL1_DCACHE_SIZE
     bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
@@ -66,7 +66,7 @@ INLINE float one(const Half* p) {
     return value;
 }
 
-// Memory of a thread that begins with a line of the cache, as vectors are read fastest; what it held is lost.
+// Per-thread memory aligned to a cache line. Each call of of() discards the previous contents.
 class Scratch {
     std::vector<float> memory;
 
@@ -96,13 +96,13 @@ INLINE Vec8 folded(Vec v) { return v; }
 INLINE Vec8 larger(Vec v) { return v; }
 #endif
 
-INLINE Vec4 quarters(Vec v) {  // the four sums of every fourth lane
+INLINE Vec4 quarters(Vec v) {  // sums of every fourth lane
     Vec8 h = folded(v);
     return __builtin_shufflevector(h, h, 0, 1, 2, 3) + __builtin_shufflevector(h, h, 4, 5, 6, 7);
 }
 
 INLINE Vec4 sums(Vec a, Vec b, Vec c, Vec d) {  // of four vectors at once
-    constexpr int B = LANES;                    // the second vector's first lane
+    constexpr int B = LANES;                    // first lane of the second vector
     Vec ab = PICK(a, b, 0, B, 1, B + 1) + PICK(a, b, 2, B + 2, 3, B + 3);
     Vec cd = PICK(c, d, 0, B, 1, B + 1) + PICK(c, d, 2, B + 2, 3, B + 3);
     return quarters(PICK(ab, cd, 0, 1, B, B + 1) + PICK(ab, cd, 2, 3, B + 2, B + 3));
@@ -122,10 +122,11 @@ INLINE float largest(Vec v) {
     return x > y ? x : y;
 }
 
-// e^x for x <= 0, as in the Cephes library: within 2 units in the last place; below -87.3 0, or nearly so, and 0 below -104.
+// e^x for x <= 0, by the Cephes polynomial. The error is at most 2 units in the last place. Below -87.3 the result is 0
+// or almost 0; below -104 it is 0.
 INLINE Vec exponential(Vec x) {
 #ifdef __AVX512F__
-    const Vec bounded = (Vec)_mm512_max_ps((__m512)all(-200.0f), (__m512)x);  // what is not a number stays so
+    const Vec bounded = (Vec)_mm512_max_ps((__m512)all(-200.0f), (__m512)x);  // NaN stays NaN
     const Vec whole = (Vec)_mm512_roundscale_ps((__m512)(bounded * 1.44269504f), _MM_FROUND_TO_NEAREST_INT);
 #else
     const Vec bounded = x < -87.3f ? all(-87.3f) : x;
@@ -169,7 +170,7 @@ struct Linear {  // y = x W^T + b
     bool add;  // y += x W^T + b
 };
 
-// A row of weights, a vector at a time.
+// Reads a row of weights, one vector at a time.
 template <typename W, bool LINES>
 struct Weights {
     const W* at;
@@ -182,11 +183,11 @@ struct Weights {
 };
 
 #ifdef __AVX512F__
-// A vector is as long as a line of the cache, and a file's tensors seldom begin with one. To load across two lines costs
-// twice as much: here each line is loaded whole, and what lies across two is put together.
+// A vector is as long as a cache line, and tensors read from a file are seldom aligned to one. A load across two lines
+// costs twice as much, so this loads whole lines and combines two of them.
 template <>
 struct Weights<float, true> {
-    const float* line;  // the last one that was loaded
+    const float* line;  // the last line loaded
     Vec loaded;
     Ints lanes;
     INLINE_LAMBDA void start(const float* w) {
@@ -203,14 +204,14 @@ struct Weights<float, true> {
 };
 #endif
 
-struct Whole {  // products summed up, lane by lane
+struct Whole {  // sums products lane by lane
     Vec sum{};
     INLINE_LAMBDA void add(Vec w, Vec x) { sum += w * x; }
     INLINE_LAMBDA Vec total() const { return sum; }
 };
 
 #ifdef __AVX512F__
-struct Halved {  // the same to the last bit, multiplied 8 lanes at a time
+struct Halved {  // the same result bit for bit, with products of 8 lanes
     Vec8 low{}, high{};
     INLINE_LAMBDA void add(Vec w, Vec x) {
         KEEP(x);  // loaded once
@@ -225,24 +226,25 @@ struct Halved {  // the same to the last bit, multiplied 8 lanes at a time
 typedef Whole Halved;
 #endif
 
-// Weights are fetched as far ahead as memory takes to answer, in the order in which they are read. A core that is kept
-// waiting all the same, with many products of 16 in its queue, falls further behind memory (Zen 5; why is not known). Tried
-// out: of 5 or 6 rows all but two are multiplied in halves, for 7 rows and more the weights are asked for several times.
+// Weights are prefetched in reading order, as far ahead as the memory latency requires. On Zen 5, a core that waits
+// with many 16-lane products queued falls further behind memory; the cause is not known. The choices below were found
+// by measurement: with 5 or 6 rows all rows but two are multiplied in halves, and with 7 or more rows the weights are
+// prefetched several times.
 constexpr bool in_halves(int rows) { return LANES == 16 && (rows == 5 || rows == 6); }
 constexpr int WHOLE_BESIDE_HALVES = 2;
 
 template <int ROWS>
 INLINE void fetch(const void* weights) {
     const char* const here = static_cast<const char*>(weights);
-    __builtin_prefetch(here + 8192, 0, 0);  // they are used once only
+    __builtin_prefetch(here + 8192, 0, 0);  // each weight is used only once
     if (ROWS >= 7)
         for (long bytes : {6144, 3072, 1536}) __builtin_prefetch(here + bytes, 0, 0);
 }
 
-// Few rows: lanes run along the inputs. A weight is loaded once and multiplied with ROWS inputs.
+// Few rows: lanes run along the inputs. Each weight is loaded once and multiplied with ROWS inputs.
 template <int ROWS, int OUTS, typename W>
 INLINE void dot_products(const Linear<W>& job, long row, long out) {
-    constexpr int FOURS = (OUTS * ROWS + 3) / 4 * 4;  // summed up four at a time, the last with some zeros
+    constexpr int FOURS = (OUTS * ROWS + 3) / 4 * 4;  // summed four at a time, padded with zeros
     constexpr int WHOLE = OUTS == 1 && in_halves(ROWS) ? WHOLE_BESIDE_HALVES : ROWS;
     Whole whole[FOURS];
     Halved halved[FOURS];
@@ -285,8 +287,8 @@ INLINE void dot_products(const Linear<W>& job, long row, long out) {
         float y = products[n];
         for (long t = i; t < job.in; t++) y += x[r * job.x_stride + t] * one(w + o * job.in + t);
         if (job.bias) y += job.bias[out + o];
-        float& place = job.y[(row + r) * job.y_stride + out + o];
-        place = job.add ? place + y : y;
+        float& target = job.y[(row + r) * job.y_stride + out + o];
+        target = job.add ? target + y : y;
     }
 }
 
@@ -295,7 +297,7 @@ struct Count {
     static constexpr int value = N;
 };
 
-// Call do_rows(first, Count<n>) for all rows, in chunks of nearly equal size n <= MOST.
+// Calls do_rows(first, Count<n>) for all rows, in chunks of nearly equal size n <= MOST.
 template <int MOST, typename F>
 INLINE void pick(long first, int n, F do_rows) {
     if (n == MOST) return do_rows(first, Count<MOST>{});
@@ -321,25 +323,26 @@ ONCE void dot_block(const Linear<W>& job, long row, long out) {
     dot_products<ROWS, BLOCK>(job, row, out);
 }
 
-// Of some outputs, all rows. As long as their inputs stay in the first-level cache, the weights are read in the order of
-// memory, which is then the only limit; more rows share a block of weights that stays there. Where vectors of 16 are read
-// fast, little more than half of that cache is theirs, the rest being weights on their way (tried out).
+// Computes a range of outputs for all rows. While the inputs fit into the first-level cache, the weights are read in
+// memory order and memory bandwidth is the only limit. More rows share a block of weights that stays in the cache. With
+// fast 16-lane loads the inputs may take little more than half of the cache, because prefetched weights take the rest
+// (found by measurement).
 template <typename W>
 void few_rows(const Linear<W>& job, long from, long to) {
     const auto in_order = [&](long row, auto n) INLINE_LAMBDA { dot_outputs<n.value>(job, row, from, to); };
-    const long room = LANES == 8 || in_halves(job.rows) ? FIRST_CACHE : FIRST_CACHE * 7 / 12;
-    if (job.rows <= ROWS_AT_ONCE && job.rows * job.in <= room)
+    const long capacity = LANES == 8 || in_halves(job.rows) ? FIRST_CACHE : FIRST_CACHE * 7 / 12;
+    if (job.rows <= ROWS_AT_ONCE && job.rows * job.in <= capacity)
         return pick<ROWS_AT_ONCE>(0, job.rows, in_order);
     for (; from + BLOCK <= to; from += BLOCK)
         in_chunks<DOT_ROWS>(job.rows, [&](long row, auto n) INLINE_LAMBDA { dot_block<n.value>(job, row, from); });
     in_chunks<DOT_ROWS>(job.rows, in_order);
 }
 
-// Many rows: lanes run along the outputs, of which PANEL are turned into a buffer that stays in the first-level cache.
+// Many rows: lanes run along the outputs. A buffer in the first-level cache takes PANEL outputs, transposed.
 constexpr int PANEL = 2 * LANES, DEPTH = 192;
 
 template <int S>
-INLINE void exchange(Vec* a) {  // one stage of a transposition: lanes with bit S change places with rows with bit S
+INLINE void exchange(Vec* a) {  // one stage of a transposition: swaps lanes with bit S and rows with bit S
     Ints low, high;
     for (int lane = 0; lane < LANES; lane++) {
         low[lane] = lane & S ? LANES + lane - S : lane;
@@ -373,8 +376,8 @@ INLINE void turn(const W* w, long in, int depth, float* panel) {  // [PANEL, dep
     }
 }
 
-// y += x panel over a part of the inputs, or b + x panel over the first. On the way as many numbers as the panel has are
-// fetched from ``next``, unless that is null.
+// y += x panel for a part of the inputs, or y = b + x panel for the first part. Also prefetches one panel's worth of
+// numbers from ``next``, unless it is null.
 template <int ROWS>
 ONCE void tile(const float* x, long x_stride, const float* panel, int depth, bool first, const float* bias, float* y,
                long y_stride, const float* next) {
@@ -423,22 +426,22 @@ struct Range {
     long from, to;
 };
 
-// A thread's share of ``count`` things, whole steps but for the last thread's.
+// A thread's share of ``count`` items, in whole steps; the last thread also takes the remainder.
 INLINE Range share(long count, long step, long thread, long team) {
     const long steps = count / step;
     return {steps * thread / team * step, thread == team - 1 ? count : steps * (thread + 1) / team * step};
 }
 
-// Linear layers that read the same input, their outputs side by side. The same structure is in structures.py.
+// Linear layers that read the same input; their outputs are concatenated. structures.py declares the same structure.
 struct Joined {
     long count;
-    const void* const* weights;  // each [out, in], in float32 or, halved, in bfloat16
+    const void* const* weights;  // each [out, in], float32 or bfloat16
     const float* const* biases;  // each [out], or null
     const long* outs;
-    long in, halved;
+    long in, bfloat16;
 };
 
-// A thread's share of their outputs; not to be added where there are many rows.
+// Computes a thread's share of the outputs. ``add`` is not supported with more than MANY_ROWS rows.
 template <typename W>
 void linears(const Joined& layers, const float* x, long x_stride, long rows, float* y, long y_stride, bool add,
              long thread, long team) {
@@ -455,7 +458,7 @@ void linears(const Joined& layers, const float* x, long x_stride, long rows, flo
 
 void linears(const Joined& layers, const float* x, long x_stride, long rows, float* y, long y_stride, bool add,
              long thread, long team) {
-    if (layers.halved)
+    if (layers.bfloat16)
         linears<Half>(layers, x, x_stride, rows, y, y_stride, add, thread, team);
     else
         linears<float>(layers, x, x_stride, rows, y, y_stride, add, thread, team);
@@ -469,15 +472,15 @@ struct Attention {
     const float *keys, *values;  // [kv_heads, capacity, dim]
     long kv_head;
     const float* mask;  // [width, slots - masked_from], additive; null sees everything
-    long masked_from;   // slots below are seen by every token
+    long masked_from;   // every token sees the slots below
     float* out;         // [width, heads * dim]
     long heads, kv_heads, width, dim, slots;
     float scale;
     long rows() const { return heads / kv_heads * width; }  // of a key-value head
 };
 
-// acc[r] += sum_j p[r][j] v[j] over a panel of slots, lanes along the head's dimension. On the way the values of the next
-// panel are fetched.
+// acc[r] += sum_j p[r][j] v[j] for a panel of slots; lanes run along the head dimension. Also prefetches the values of
+// the next panel.
 template <int ROWS, int VECS>
 INLINE void add_values(const float* p, const float* v, float* acc, long dim, int count) {
     Vec a[ROWS][VECS];
@@ -517,13 +520,13 @@ ONCE void add_values(const float* p, const float* v, float* acc, long dim, int c
             for (int j = 0; j < count; j++) acc[r * dim + d] += p[r * PANEL + j] * v[j * dim + d];
 }
 
-struct Softmax {  // of a row, over the slots so far; each lane sums up its own
+struct Softmax {  // of a row, for the slots so far; each lane has its own sum
     Vec total;
     float highest;
 };
 
-// Scores of a panel of slots to weights e^(score - highest), in place; what was summed up before shrinks with them.
-// The mask, if any, is of the slots from the first on.
+// Replaces the scores of a panel of slots by weights e^(score - highest), and rescales the sums so far if the highest
+// score has changed. The mask, if any, starts at slot ``first``.
 INLINE void weigh(float* p, const float* mask, int first, int count, Softmax& softmax, float* acc, long dim) {
     if (mask)
         for (int j = first; j < count; j++) p[j] += mask[j - first];
@@ -540,9 +543,9 @@ INLINE void weigh(float* p, const float* mask, int first, int count, Softmax& so
     store(p, low), store(p + LANES, high);
 }
 
-// Softmax-weighted sum over the slots [from, to) of one key-value head, before division by the sum of the weights:
-// acc [rows, dim], and of each row the highest score and the sum of e^(score - highest). The keys are turned a panel at a
-// time, so that lanes run along the slots.
+// Softmax-weighted sum over the slots [from, to) of one key-value head, before division by the sum of the weights.
+// Writes acc [rows, dim] and, for each row, the highest score and the sum of e^(score - highest). The keys are
+// transposed one panel at a time, so that lanes run along the slots.
 void attend_part(const Attention& a, long kv_head, long from, long to, float* acc, float* highest, float* total) {
     const long rows = a.rows(), dim = a.dim;
     static thread_local Scratch scratch;
@@ -589,8 +592,8 @@ void attend_part(const Attention& a, long kv_head, long from, long to, float* ac
     }
 }
 
-// The slots of each key-value head are divided into parts that threads share, put together by their weights: with z_i the
-// sum of e^score over part i, sum_i z_i / (sum_j z_j) * softmax(scores_i) v_i.
+// Threads share the slots of each key-value head in parts. With z_i the sum of e^score over part i, the result is
+// sum_i z_i / (sum_j z_j) * softmax(scores_i) v_i.
 struct Parts {
     Attention a;
     long parts;
@@ -626,7 +629,7 @@ struct Parts {
 
 // ---- decoder layers ------------------------------------------------------------------------------------------------
 
-// The structures are the same in structures.py.
+// structures.py declares the same structures.
 struct DecoderLayer {
     const float *attention_norm, *q_norm, *k_norm, *mlp_norm;  // [width], [dim] or null, [dim] or null, [width]
     Joined qkv, out, gate_up, down;
@@ -637,30 +640,30 @@ struct Stack {
     long layers, width, heads, kv_heads, dim, inner;
     float eps, scale;
     const DecoderLayer* layer;
-    const float* norm;  // [width], after the last one
+    const float* norm;  // [width], of the norm after the last layer
     long qkv() const { return (heads + 2 * kv_heads) * dim; }
 };
 
-struct Tips {  // the tokens of one sequence
-    float* const* keys;  // of each layer [kv_heads, capacity, dim]
+struct Leaves {  // the tokens that one sequence feeds
+    float* const* keys;  // by layer, each [kv_heads, capacity, dim]
     float* const* values;
-    long kv_head;              // from one key-value head to the next
-    long start, count;         // the tokens take the slots from start on
-    const float* mask[2];      // [count, slots - masked_from], in a layer without and with a sliding window
+    long kv_head;              // stride of a key-value head
+    long start, count;         // the tokens are written to the slots from start on
+    const float* mask[2];      // [count, slots - masked_from], for layers without and with a sliding window
     long masked_from[2], parts;
 };
 
-struct Tap {  // where the states before a layer are copied to, after the last one's, or after its norm
+struct Tap {  // copies the states before a layer, after the last one (layers), or after the norm (layers + 1)
     long layer;
     float* to;  // [rows, width]
 };
 
-struct Buffers {  // that all threads share
+struct Buffers {  // shared by all threads
     float* qkv;      // [rows, (heads + 2 kv_heads) dim]
     float* mixed;    // [rows, heads dim]
     float* gate_up;  // [rows, 2 inner]
     float* hidden;   // [rows, inner]
-    float* partial;  // of one sequence after the other, as Parts has it
+    float* partial;  // Parts of each sequence, one after the other
 };
 
 INLINE Vec silu(Vec x) {
@@ -680,7 +683,7 @@ void rms_norm(const float* x, const float* weight, long width, float eps, float*
     for (; i < width; i++) y[i] = x[i] * factor * weight[i];
 }
 
-// x cos + rotate_half(x) sin in place, with rotate_half's sign in sin.
+// x cos + rotate_half(x) sin in place; sin carries the sign of rotate_half.
 void rotate(float* x, const float* cos, const float* sin, long dim) {
     const long half = dim / 2;
     for (long d = 0; d < half; d++) {
@@ -697,16 +700,16 @@ void gated(const float* gate, const float* up, long count, float* y) {
     for (; i < count; i++) y[i] = silu(all(gate[i]))[0] * up[i];
 }
 
-// A thread's share of all layers over the tokens of all sequences, ``rows`` in all.
-void run_layers(const Stack& stack, const Tips* tips, long sequences, long rows, float* x, const float* cos,
+// Runs a thread's share of all layers for the tokens of all sequences, ``rows`` in total.
+void run_layers(const Stack& stack, const Leaves* leaves, long sequences, long rows, float* x, const float* cos,
                 const float* sin, const Tap* taps, long tap_count, const Buffers& buffers, long thread, long team) {
     const long width = stack.width, dim = stack.dim, heads = stack.heads, kv_heads = stack.kv_heads;
     const long q = stack.qkv(), inner = stack.inner;
-    static thread_local Scratch own;
-    float* const normed = own.of(rows * width);
+    static thread_local Scratch scratch;
+    float* const normed = scratch.of(rows * width);
     float *const qkv = buffers.qkv, *const mixed = buffers.mixed, *const gate_up = buffers.gate_up;
     float* const hidden = buffers.hidden;
-    const auto normalise = [&](const float* weight) {  // every thread for itself: sooner done than waited for
+    const auto normalise = [&](const float* weight) {  // in every thread: faster than waiting for another one
         for (long row = 0; row < rows; row++)
             rms_norm(x + row * width, weight, width, stack.eps, normed + row * width);
     };
@@ -729,24 +732,24 @@ void run_layers(const Stack& stack, const Tips* tips, long sequences, long rows,
             if (norm) rms_norm(at, norm, dim, stack.eps, at);
             rotate(at, cos + row * dim, sin + row * dim, dim);
             if (head < heads) continue;
-            const Tips* own_tips = tips;
+            const Leaves* sequence = leaves;
             long token = row;
-            while (token >= own_tips->count) token -= own_tips++->count;
-            const long place = (head - heads) * own_tips->kv_head + (own_tips->start + token) * dim;
-            memcpy(own_tips->keys[number] + place, at, sizeof(float) * dim);
-            memcpy(own_tips->values[number] + place, at + kv_heads * dim, sizeof(float) * dim);
+            while (token >= sequence->count) token -= sequence++->count;
+            const long offset = (head - heads) * sequence->kv_head + (sequence->start + token) * dim;
+            memcpy(sequence->keys[number] + offset, at, sizeof(float) * dim);
+            memcpy(sequence->values[number] + offset, at + kv_heads * dim, sizeof(float) * dim);
         }
 #pragma omp barrier
         const auto attention = [&](auto do_sequence) {
-            float* place = buffers.partial;
+            float* partial = buffers.partial;
             long row = 0;
             for (long n = 0; n < sequences; n++) {
-                const Tips& t = tips[n];
+                const Leaves& t = leaves[n];
                 const Attention a{qkv + row * q, dim, q, t.keys[number], t.values[number], t.kv_head,
                                   t.mask[layer.windowed], t.masked_from[layer.windowed], mixed + row * heads * dim,
                                   heads, kv_heads, t.count, dim, t.start + t.count, stack.scale};
-                do_sequence(Parts(a, t.parts, place));
-                place += Parts::size(heads, t.count, dim, t.parts);
+                do_sequence(Parts(a, t.parts, partial));
+                partial += Parts::size(heads, t.count, dim, t.parts);
                 row += t.count;
             }
         };
@@ -764,7 +767,7 @@ void run_layers(const Stack& stack, const Tips* tips, long sequences, long rows,
 #pragma omp barrier
         normalise(layer.mlp_norm);
         linears(layer.gate_up, normed, width, rows, gate_up, 2 * inner, false, thread, team);
-        const Range computed = share(inner, BLOCK, thread, team);  // of either, by this thread
+        const Range computed = share(inner, BLOCK, thread, team);  // gate and up outputs that this thread has computed
         for (long row = 0; row < rows; row++) {
             const float* gate = gate_up + row * 2 * inner + computed.from;
             gated(gate, gate + inner, computed.to - computed.from, hidden + row * inner + computed.from);
@@ -780,15 +783,15 @@ void run_layers(const Stack& stack, const Tips* tips, long sequences, long rows,
 
 // ---- next tokens ---------------------------------------------------------------------------------------------------
 
-// The highest logits of a row, equal ones by ascending id: best [count] and ids [count], -inf where there are no more.
+// The highest logits of a row, ties by ascending id, into best [count] and ids [count]. Missing entries are -inf.
 void highest_logits(const float* logits, long vocabulary, long count, float* best, long* ids) {
     for (long n = 0; n < count; n++) best[n] = -INFINITY, ids[n] = 0;
     const auto consider = [&](long id) {
         if (!(logits[id] > best[count - 1])) return;
-        long place = count - 1;
-        for (; place > 0 && logits[id] > best[place - 1]; place--)
-            best[place] = best[place - 1], ids[place] = ids[place - 1];
-        best[place] = logits[id], ids[place] = id;
+        long rank = count - 1;
+        for (; rank > 0 && logits[id] > best[rank - 1]; rank--)
+            best[rank] = best[rank - 1], ids[rank] = ids[rank - 1];
+        best[rank] = logits[id], ids[rank] = id;
     };
     long id = 0;
     for (; id + PANEL <= vocabulary; id += PANEL) {
@@ -799,9 +802,9 @@ void highest_logits(const float* logits, long vocabulary, long count, float* bes
     for (; id < vocabulary; id++) consider(id);
 }
 
-// With z the sum of e^(logit - highest): log z, and the entropy log z - sum((logit - highest) e^(logit - highest)) / z.
+// With z = sum of e^(logit - highest): log z, and the entropy log z - sum((logit - highest) e^(logit - highest)) / z.
 void spread(const float* logits, long vocabulary, float highest, double* log_sum, double* entropy) {
-    constexpr long PIECE = 512;  // summed up in float32, the pieces in float64
+    constexpr long PIECE = 512;  // each piece is summed in float32, the pieces in float64
     double sum = 0, products = 0;
     for (long from = 0; from < vocabulary; from += PIECE) {
         const long to = vocabulary - from < PIECE ? vocabulary : from + PIECE;
@@ -816,7 +819,7 @@ void spread(const float* logits, long vocabulary, float highest, double* log_sum
             Vec below = load(here) - highest;
             Vec weight = exponential(below);
             weights += weight;
-            weighted += weight * (below < -1e4f ? all(-1e4f) : below);  // 0 times -inf would be no number
+            weighted += weight * (below < -1e4f ? all(-1e4f) : below);  // 0 * -inf would be NaN
         }
         for (int lane = 0; lane < LANES; lane++) sum += weights[lane], products += weighted[lane];
     }
@@ -826,7 +829,7 @@ void spread(const float* logits, long vocabulary, float highest, double* log_sum
 
 // ---- layouts -------------------------------------------------------------------------------------------------------
 
-// Sizes of the structures that structures.py shares, and offsets of their fields: a library that differs is refused.
+// Sizes and field offsets of the structures that structures.py declares too. Python refuses a library that differs.
 #define SIZE(structure) {#structure, long(sizeof(structure))}
 #define FIELD(structure, field) {#structure "." #field, long(offsetof(structure, field))}
 const struct {
@@ -834,15 +837,15 @@ const struct {
     long number;
 } LAYOUT[] = {
     SIZE(Joined), FIELD(Joined, count), FIELD(Joined, weights), FIELD(Joined, biases), FIELD(Joined, outs),
-    FIELD(Joined, in), FIELD(Joined, halved),
+    FIELD(Joined, in), FIELD(Joined, bfloat16),
     SIZE(DecoderLayer), FIELD(DecoderLayer, attention_norm), FIELD(DecoderLayer, q_norm), FIELD(DecoderLayer, k_norm),
     FIELD(DecoderLayer, mlp_norm), FIELD(DecoderLayer, qkv), FIELD(DecoderLayer, out), FIELD(DecoderLayer, gate_up),
     FIELD(DecoderLayer, down), FIELD(DecoderLayer, windowed),
     SIZE(Stack), FIELD(Stack, layers), FIELD(Stack, width), FIELD(Stack, heads), FIELD(Stack, kv_heads),
     FIELD(Stack, dim), FIELD(Stack, inner), FIELD(Stack, eps), FIELD(Stack, scale), FIELD(Stack, layer),
     FIELD(Stack, norm),
-    SIZE(Tips), FIELD(Tips, keys), FIELD(Tips, values), FIELD(Tips, kv_head), FIELD(Tips, start), FIELD(Tips, count),
-    FIELD(Tips, mask), FIELD(Tips, masked_from), FIELD(Tips, parts),
+    SIZE(Leaves), FIELD(Leaves, keys), FIELD(Leaves, values), FIELD(Leaves, kv_head), FIELD(Leaves, start),
+    FIELD(Leaves, count), FIELD(Leaves, mask), FIELD(Leaves, masked_from), FIELD(Leaves, parts),
     SIZE(Tap), FIELD(Tap, layer), FIELD(Tap, to),
 };
 
@@ -857,30 +860,30 @@ long cocoa_layout(const char* name) {
     return -1;
 }
 
-// x W^T + b of linear layers that read the same x, [rows, in].
+// x W^T + b for linear layers that read the same x [rows, in].
 void cocoa_linear(const Joined* layers, const float* x, long x_stride, long rows, float* y, long y_stride,
                   int threads) {
 #pragma omp parallel num_threads(threads)
     linears(*layers, x, x_stride, rows, y, y_stride, false, omp_get_thread_num(), omp_get_num_threads());
 }
 
-// Of each row of logits: log p of the highest [count], their ids [count], and the entropy of the distribution.
+// For each row of logits: log p of the highest [count], their ids [count], and the entropy of the distribution.
 void cocoa_next_tokens(const float* logits, long row_stride, long rows, long vocabulary, long count, double* out,
                        int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long row = 0; row < rows; row++) {
-        const float* own = logits + row * row_stride;
+        const float* const here = logits + row * row_stride;
         static thread_local std::vector<float> best;
         static thread_local std::vector<long> ids;
         best.resize(count), ids.resize(count);
-        highest_logits(own, vocabulary, count, best.data(), ids.data());
+        highest_logits(here, vocabulary, count, best.data(), ids.data());
         double log_sum, entropy, *to = out + row * (2 * count + 1);
-        spread(own, vocabulary, best[0], &log_sum, &entropy);
+        spread(here, vocabulary, best[0], &log_sum, &entropy);
         for (long n = 0; n < count; n++) {
             to[n] = double(best[n] - best[0]) - log_sum;
             to[count + n] = ids[n];
         }
-        to[2 * count] = entropy < 0 ? 0.0 : entropy;  // not a number stays one
+        to[2 * count] = entropy < 0 ? 0.0 : entropy;  // NaN stays NaN
     }
 }
 
@@ -898,24 +901,24 @@ void cocoa_attend(const float* query, long query_head, long query_token, const f
         for (long head = 0; head < heads; head++) all_parts.join(head, token);
 }
 
-// All decoder layers over the tips of some sequences. x [rows, width] is used up; cos and sin are [rows, dim].
-void cocoa_layers(const Stack* stack, const Tips* tips, long sequences, float* x, const float* cos, const float* sin,
-                  const Tap* taps, long tap_count, int threads) {
+// All decoder layers for the leaves of some sequences. x [rows, width] is overwritten; cos and sin are [rows, dim].
+void cocoa_layers(const Stack* stack, const Leaves* leaves, long sequences, float* x, const float* cos,
+                  const float* sin, const Tap* taps, long tap_count, int threads) {
     long rows = 0, partial = 0;
     for (long n = 0; n < sequences; n++) {
-        rows += tips[n].count;
-        partial += Parts::size(stack->heads, tips[n].count, stack->dim, tips[n].parts);
+        rows += leaves[n].count;
+        partial += Parts::size(stack->heads, leaves[n].count, stack->dim, leaves[n].parts);
     }
-    static thread_local Scratch of_qkv, of_mixed, of_gate_up, of_hidden, of_partial;  // the calling thread's
+    static thread_local Scratch of_qkv, of_mixed, of_gate_up, of_hidden, of_partial;  // of the calling thread
     const Buffers shared{of_qkv.of(rows * stack->qkv()), of_mixed.of(rows * stack->heads * stack->dim),
                          of_gate_up.of(rows * 2 * stack->inner), of_hidden.of(rows * stack->inner),
                          of_partial.of(partial)};
 #pragma omp parallel num_threads(threads)
-    run_layers(*stack, tips, sequences, rows, x, cos, sin, taps, tap_count, shared, omp_get_thread_num(),
+    run_layers(*stack, leaves, sequences, rows, x, cos, sin, taps, tap_count, shared, omp_get_thread_num(),
                omp_get_num_threads());
 }
 
-// Keys and values of some slots to the slots from ``start`` on, in order; they lie at or after their new places.
+// Moves the keys and values of some slots to the slots from ``start`` on, in order. No slot may be below its target.
 void cocoa_move(float* const* keys, float* const* values, long layers, long kv_heads, long kv_head, long dim,
                 const long* slots, long count, long start) {
     for (long layer = 0; layer < layers; layer++)

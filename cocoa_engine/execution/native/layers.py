@@ -1,38 +1,39 @@
-"""All decoder layers of the Llama family over a few tokens, in one call of the kernels.
+"""All decoder layers of the Llama family in one kernel call, for a few tokens.
 
-What a step has to do beside its matrix products is little, but as operators of torch's, some twenty of them a layer,
-they take as long as a quarter of the products.
+Apart from its matrix products a step does little work. As torch operators, about twenty per layer, that work would take
+as long as a quarter of the products.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from cocoa_engine.execution.native import operators, structures
 
-MOST_ROWS = 48
-"""Tokens of a pass, no more than ``MANY_ROWS`` in kernels.cpp: beyond that products are not added to what is there."""
+MAX_ROWS = 48
+"""Most tokens in one pass. Must not exceed ``MANY_ROWS`` in kernels.cpp, above which products cannot be accumulated."""
 
 Taps = Sequence[tuple[int, int]]
-"""(layer, address): where the states before that layer go, ``[T, d]`` float32.
+"""Pairs (layer, address): the states before that layer are copied to the address, as ``[T, d]`` float32.
 
-As if they were layers, the number of layers stands for the states after the last one, and one more for those after the
-norm.
+The number of layers stands for the states after the last layer, the number of layers + 1 for those after the norm.
 """
 
 
-class DecoderLayer(NamedTuple):
-    """One layer's weights, those of the norms in float32 on the CPU.
+@dataclass(frozen=True, kw_only=True)
+class DecoderLayer:
+    """The weights of one layer. Norm weights are float32 on the CPU.
 
     Attributes:
         attention_norm, mlp_norm: ``[d]``.
-        q_norm, k_norm: ``[head_dim]``, or none.
-        windowed: whether it looks back a window's length only.
+        q_norm, k_norm: ``[head_dim]`` or ``None``.
+        windowed: whether the layer has a sliding window.
     """
 
     attention_norm: Tensor
@@ -45,23 +46,37 @@ class DecoderLayer(NamedTuple):
     down: operators.Linears
     windowed: bool
 
+    def structure(self) -> structures.DecoderLayer:
+        """The layer as the kernels read it. The addresses are valid while this object lives."""
+        return structures.DecoderLayer(
+            attention_norm=self.attention_norm.data_ptr(),
+            q_norm=_address(self.q_norm),
+            k_norm=_address(self.k_norm),
+            mlp_norm=self.mlp_norm.data_ptr(),
+            qkv=self.qkv.joined,
+            out=self.out.joined,
+            gate_up=self.gate_up.joined,
+            down=self.down.joined,
+            windowed=self.windowed,
+        )
 
-class Places:
-    """Where every layer has the keys and values of a sequence.
+
+class KeyValuePointers:
+    """The addresses of one sequence's keys and values in every layer.
 
     Args:
-        keys, values: of each layer ``[kv_heads, S, head_dim]``, such as :func:`reachable` says.
+        keys, values: by layer, each ``[kv_heads, S, head_dim]``; :func:`is_addressable` must accept them.
     """
 
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-        pointers = ctypes.c_void_p * len(keys)
-        self.keys = pointers(*(each.data_ptr() for each in keys))
-        self.values = pointers(*(each.data_ptr() for each in values))
+        array = ctypes.c_void_p * len(keys)
+        self.keys = array(*(each.data_ptr() for each in keys))
+        self.values = array(*(each.data_ptr() for each in values))
         self.kv_head = keys[0].stride(0)
         self._kv_heads, _, self._head_dim = keys[0].shape
 
     def move(self, slots: Sequence[int], start: int) -> None:
-        """Move slots down to ``start``, in order. They lie at or after their new places."""
+        """Move slots down to ``start``, in order. No slot may be below its target."""
         count = len(slots)
         operators.handle().cocoa_move(
             self.keys,
@@ -76,40 +91,66 @@ class Places:
         )
 
 
-def reachable(keys: Sequence[Tensor | None], values: Sequence[Tensor | None]) -> bool:
-    """Whether :class:`Places` can say where these are: float32, on the CPU, one layer like the other."""
+def is_addressable(keys: Sequence[Tensor | None], values: Sequence[Tensor | None]) -> bool:
+    """Whether :class:`KeyValuePointers` supports these: float32 on the CPU, with the same layout in every layer."""
     known = [each for each in (*keys, *values) if each is not None]
     return (
         len(known) == len(keys) + len(values)
         and len({(each.stride(), each.shape[0], each.dtype, each.device.type) for each in known}) == 1
-        and operators.readable(known[0])
+        and operators.is_readable(known[0])
         and known[0].stride(1) == known[0].shape[2]
     )
 
 
-class Tips(NamedTuple):
-    """The tokens of one sequence.
+class Mask(NamedTuple):
+    """An attention mask that leaves out the first slots.
 
     Attributes:
-        start, tokens: so many take the slots from ``start`` on.
-        masks: in a layer without and with a window: additive, ``[tokens, start + tokens - n]`` or none, and n, the
-            slots below which every token sees.
+        values: additive, ``[tokens, start + tokens - first]`` float32, or ``None`` if every token sees all slots.
+        first: every token sees the slots below.
     """
 
-    places: Places
+    values: Tensor | None
+    first: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaves:
+    """The tokens that one sequence feeds.
+
+    Attributes:
+        start, tokens: the slots from ``start`` on take ``tokens`` tokens.
+        full_mask, window_mask: for layers without and with a sliding window.
+    """
+
+    pointers: KeyValuePointers
     start: int
     tokens: int
-    masks: tuple[tuple[Tensor | None, int], tuple[Tensor | None, int]]
+    full_mask: Mask
+    window_mask: Mask
+
+    def structure(self, parts: int) -> structures.Leaves:
+        """The leaves as the kernels read them. The addresses are valid while this object lives."""
+        return structures.Leaves(
+            keys=ctypes.addressof(self.pointers.keys),
+            values=ctypes.addressof(self.pointers.values),
+            kv_head=self.pointers.kv_head,
+            start=self.start,
+            count=self.tokens,
+            mask=(_address(self.full_mask.values), _address(self.window_mask.values)),
+            masked_from=(self.full_mask.first, self.window_mask.first),
+            parts=parts,
+        )
 
 
 class Layers:
-    """The layers of a model and the norm after them.
+    """The decoder layers of a model and the norm after them.
 
     Args:
-        norm: ``[d]``, in float32 on the CPU.
+        norm: ``[d]``, float32 on the CPU.
 
     Attributes:
-        count: of the layers.
+        count: number of layers.
     """
 
     def __init__(
@@ -123,53 +164,48 @@ class Layers:
         eps: float,
         scale: float,
     ) -> None:
-        described = (structures.DecoderLayer * len(layers))(*(_described(layer) for layer in layers))
-        self._kept = (layers, described, norm)  # the addresses below are theirs
+        array = (structures.DecoderLayer * len(layers))(*(layer.structure() for layer in layers))
+        self._kept = (layers, array, norm)  # keeps the memory behind the addresses alive
         self.count = len(layers)
-        sizes = (self.count, norm.shape[0], heads, kv_heads, head_dim, layers[0].gate_up.total // 2)
-        self._stack = structures.Stack(*sizes, eps, scale, ctypes.addressof(described), norm.data_ptr())
+        self._stack = structures.Stack(
+            layers=self.count,
+            width=norm.shape[0],
+            heads=heads,
+            kv_heads=kv_heads,
+            dim=head_dim,
+            inner=layers[0].gate_up.total // 2,
+            eps=eps,
+            scale=scale,
+            layer=ctypes.addressof(array),
+            norm=norm.data_ptr(),
+        )
         self._kv_heads = kv_heads
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, sequences: Sequence[Tips], taps: Taps) -> None:
-        """Run them, and write the tokens' keys and values.
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, sequences: Sequence[Leaves], taps: Taps) -> None:
+        """Run the layers and write the tokens' keys and values.
 
         Args:
-            x: ``[T, d]``, used up; at most :data:`MOST_ROWS` tokens.
-            cos, sin: ``[T, head_dim]``, the latter with rotate_half's sign. All three are float32 without gaps.
-            sequences: whose tokens they are, in order.
+            x: ``[T, d]``, at most :data:`MAX_ROWS` tokens. Its memory is overwritten.
+            cos, sin: ``[T, head_dim]``; ``sin`` carries the sign of rotate_half. All three are contiguous float32.
+            sequences: the leaves of each sequence, in the order of the rows of ``x``.
         """
         threads = torch.get_num_threads()
-        tips = (structures.Tips * len(sequences))(
-            *(
-                structures.Tips(
-                    ctypes.addressof(each.places.keys),
-                    ctypes.addressof(each.places.values),
-                    each.places.kv_head,
-                    each.start,
-                    each.tokens,
-                    tuple(None if mask is None else mask.data_ptr() for mask, _ in each.masks),
-                    tuple(masked_from for _, masked_from in each.masks),
-                    operators.parts(threads, self._kv_heads, each.start + each.tokens),
-                )
-                for each in sequences
-            )
+        leaves = (structures.Leaves * len(sequences))(
+            *(each.structure(operators.parts(threads, self._kv_heads, each.start + each.tokens)) for each in sequences)
         )
         operators.handle().cocoa_layers(
             ctypes.byref(self._stack),
-            tips,
+            leaves,
             len(sequences),
             x.data_ptr(),
             cos.data_ptr(),
             sin.data_ptr(),
-            (structures.Tap * len(taps))(*(structures.Tap(*tap) for tap in taps)),
+            (structures.Tap * len(taps))(*(structures.Tap(layer=layer, to=address) for layer, address in taps)),
             len(taps),
             threads,
         )
 
 
-def _described(layer: DecoderLayer) -> structures.DecoderLayer:
-    norms: list[Any] = [layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm]
-    addresses = [None if norm is None else norm.data_ptr() for norm in norms]
-    linears = [each.joined for each in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-    return structures.DecoderLayer(*addresses, *linears, layer.windowed)
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

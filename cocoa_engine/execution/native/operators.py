@@ -1,4 +1,4 @@
-"""The kernels on tensors, which are on the CPU and float32, but that weights may be bfloat16; threads are torch's."""
+"""The kernels as functions of tensors. Tensors are float32 on the CPU; weights may be bfloat16. Threads are torch's."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cocoa_engine.execution.native.build import built
 from cocoa_engine.execution.native.structures import Joined
 
 SLOTS_IN_PART = 32
-"""At least so many slots of a key-value head are worth a thread's while."""
+"""Smallest number of slots of a key-value head that is worth another thread."""
 
 
-def multiplies(weights: Sequence[Tensor]) -> bool:
-    """Whether :class:`Linears` can read these: on the CPU, all float32 or all bfloat16, without gaps.
+def can_multiply(weights: Sequence[Tensor]) -> bool:
+    """Whether :class:`Linears` can read these weights: on the CPU, all float32 or all bfloat16, and contiguous.
 
-    And no number lies across two places for one, as it may in a file that is read where it is.
+    Every number must be aligned to its own size. Tensors in a memory-mapped file may not be.
     """
     dtypes = {weight.dtype for weight in weights}
     return dtypes in ({torch.float32}, {torch.bfloat16}) and all(
@@ -29,22 +29,22 @@ def multiplies(weights: Sequence[Tensor]) -> bool:
     )
 
 
-def attends(query: Tensor, keys: Tensor, values: Tensor) -> bool:
-    """Whether :func:`attend` can read these."""
+def can_attend(query: Tensor, keys: Tensor, values: Tensor) -> bool:
+    """Whether :func:`attend` can read these tensors."""
     alike = keys.shape == values.shape and keys.stride() == values.stride()
-    return all(map(readable, (query, keys, values))) and alike and keys.stride(1) == keys.shape[2] == query.shape[2]
+    return all(map(is_readable, (query, keys, values))) and alike and keys.stride(1) == keys.shape[2] == query.shape[2]
 
 
 class Linears:
-    """``x W^T + b`` of linear layers that read the same input, on the weights where they are.
+    """``x W^T + b`` for linear layers that read the same input, on the model's own weights.
 
     Args:
-        weights: each ``[out, in]``, such as :func:`multiplies` says.
-        biases: of each ``[out]``, or none.
+        weights: each ``[out, in]``; :func:`can_multiply` must accept them.
+        biases: each ``[out]`` or ``None``.
 
     Attributes:
-        total: the layers' outputs.
-        joined: what the kernels know of them.
+        total: sum of the layers' output sizes.
+        joined: the structure that the kernels read.
     """
 
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
@@ -57,19 +57,19 @@ class Linears:
         )
         self._inputs = weights[0].shape[1]
         self.total = sum(weight.shape[0] for weight in weights)
-        halved = weights[0].dtype == torch.bfloat16
-        self.joined = Joined(count, *(ctypes.addressof(array) for array in arrays), self._inputs, halved)
-        self._kept = (*weights, *exact, *arrays)  # the addresses are theirs
+        in_bfloat16 = weights[0].dtype == torch.bfloat16
+        self.joined = Joined(count, *(ctypes.addressof(array) for array in arrays), self._inputs, in_bfloat16)
+        self._kept = (*weights, *exact, *arrays)  # keeps the memory behind the addresses alive
         self._run = handle().cocoa_linear
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, x: Tensor) -> Tensor:
-        """``[rows, in]`` to ``[rows, out]``, the layers' outputs side by side, in x's own precision.
+        """Map ``[rows, in]`` to ``[rows, total]``, the layers' concatenated outputs, in the dtype of ``x``.
 
-        Products are summed up in float32 whatever the weights are.
+        Products are summed in float32 for every dtype of the weights.
 
         Raises:
-            RuntimeError: x is of another width, or elsewhere.
+            RuntimeError: x has another width or is not on the CPU.
         """
         if x.dim() != 2 or x.shape[1] != self._inputs or x.device.type != "cpu":
             raise RuntimeError(f"needs x [rows, {self._inputs}] on the CPU, got {list(x.shape)} on {x.device}")
@@ -98,10 +98,10 @@ def attend(
     """softmax(q k^T * scale + mask) v.
 
     Args:
-        query: ``[heads, W, head_dim]``, as are these, such as :func:`attends` says.
+        query: ``[heads, W, head_dim]``. :func:`can_attend` must accept query, keys and values.
         keys, values: ``[kv_heads, S, head_dim]``.
-        mask: additive, ``[W, S - masked_from]``, contiguous; none sees everything.
-        masked_from: slots below are seen by every token.
+        mask: additive, ``[W, S - masked_from]``, contiguous. ``None``: every token sees all slots.
+        masked_from: every token sees the slots below.
 
     Returns:
         ``[W, heads * head_dim]``.
@@ -133,41 +133,41 @@ def attend(
 
 
 def parts(threads: int, kv_heads: int, slots: int) -> int:
-    """How many parts the slots of a key-value head are divided into, for threads to share."""
+    """Number of parts that threads divide the slots of a key-value head into."""
     return min(threads // math.gcd(threads, kv_heads), max(1, slots // SLOTS_IN_PART))
 
 
-def ranks(logits: Tensor) -> bool:
-    """Whether :func:`next_tokens` can read these."""
-    return readable(logits)
+def can_rank(logits: Tensor) -> bool:
+    """Whether :func:`next_tokens` can read these logits."""
+    return is_readable(logits)
 
 
 def next_tokens(logits: Tensor, count: int) -> Tensor:
-    """The most probable next tokens of each row, equally probable ones by ascending id.
+    """The most probable next tokens of each row, ties by ascending id.
 
     Args:
-        logits: ``[W, V]``, such as :func:`ranks` says.
+        logits: ``[W, V]``; :func:`can_rank` must accept them.
 
     Returns:
-        ``[W, 2 * count + 1]`` float64: log p of each, -inf where no more are allowed, their ids, and the entropy of the
-        distribution in nats. NaN where the logits are NaN or +inf, or allow no token.
+        ``[W, 2 * count + 1]`` float64: log p of each token (-inf if fewer tokens are allowed), their ids, and the
+        entropy of the distribution in nats. Values are NaN if the logits are NaN or +inf, or allow no token.
     """
     rows, vocabulary = logits.shape
     out = logits.new_empty(rows, 2 * count + 1, dtype=torch.float64)
-    # a team of another size than torch's, but for one of one, makes OpenMP end threads and start them again
+    # OpenMP restarts its threads for a team of another size than torch's; a team of one thread is exempt
     threads = 1 if rows == 1 else torch.get_num_threads()
     handle().cocoa_next_tokens(logits.data_ptr(), logits.stride(0), rows, vocabulary, count, out.data_ptr(), threads)
     return out
 
 
-def readable(tensor: Tensor) -> bool:
-    """Whether it is float32, on the CPU, and its last dimension without gaps."""
+def is_readable(tensor: Tensor) -> bool:
+    """Whether the tensor is float32 on the CPU and its last dimension is contiguous."""
     return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.stride(-1) == 1
 
 
 @functools.cache
 def handle() -> ctypes.CDLL:
-    """The kernels' library, which :mod:`cocoa_engine.execution.native.trial` has found to be right."""
+    """The loaded library. Call it only if :func:`cocoa_engine.execution.native.trial.obstacle` returns ``None``."""
     library = built().handle
     assert library is not None, "trial.obstacle() is None"
     return library

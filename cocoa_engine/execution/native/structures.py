@@ -1,4 +1,4 @@
-"""The structures that Python and kernels.cpp share, and the check that both lay them out alike."""
+"""The structures that Python and kernels.cpp share, and the check that both have the same layout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Joined(ctypes.Structure):
     _fields_ = (
         ("count", _LONG),
         *((name, _POINTER) for name in ("weights", "biases", "outs")),
-        *((name, _LONG) for name in ("in", "halved")),
+        *((name, _LONG) for name in ("in", "bfloat16")),
     )
 
 
@@ -37,7 +37,7 @@ class Stack(ctypes.Structure):
     )
 
 
-class Tips(ctypes.Structure):
+class Leaves(ctypes.Structure):
     """The tokens that one sequence feeds."""
 
     _fields_ = (
@@ -50,17 +50,17 @@ class Tips(ctypes.Structure):
 
 
 class Tap(ctypes.Structure):
-    """Where the states before a layer are copied to."""
+    """The address that the states before a layer are copied to."""
 
     _fields_ = (("layer", _LONG), ("to", _POINTER))
 
 
-SHARED: tuple[type[ctypes.Structure], ...] = (Joined, DecoderLayer, Stack, Tips, Tap)
-"""Every structure that a kernel reads."""
+SHARED: tuple[type[ctypes.Structure], ...] = (Joined, DecoderLayer, Stack, Leaves, Tap)
+"""All structures that the kernels read."""
 
 
 def mismatch(library: ctypes.CDLL) -> str | None:
-    """The first difference between the library's structures and Python's; ``None`` if they are alike."""
+    """The first layout difference between the library and Python, or ``None``."""
     layout = library.cocoa_layout
     layout.argtypes, layout.restype = [ctypes.c_char_p], _LONG
     for structure in SHARED:

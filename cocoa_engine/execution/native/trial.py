@@ -1,4 +1,4 @@
-"""Every kernel tried once against torch, on small tensors, before anything relies on it."""
+"""Runs every kernel once on small tensors and compares it with torch, before the kernels are used."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch.nn import functional as F
 
 from cocoa_engine.execution.native import operators
 from cocoa_engine.execution.native.build import built
-from cocoa_engine.execution.native.layers import DecoderLayer, Layers, Places, Tips
+from cocoa_engine.execution.native.layers import DecoderLayer, KeyValuePointers, Layers, Leaves, Mask
 
 TOLERANCE = 1e-4
-"""Largest difference from torch; the values are about 1."""
+"""Largest allowed difference from torch. The values are about 1."""
 
 Pairs = Iterator[tuple[Tensor, Tensor]]
-"""What a kernel computes, and what torch does."""
+"""Pairs of a kernel's result and torch's."""
 
 
 @functools.cache
 def obstacle() -> str | None:
-    """Why the kernels cannot be used on this machine; ``None`` if they can. The first call builds and tries them."""
+    """Why this machine cannot use the kernels, or ``None``. The first call compiles and tries them."""
     library = built()
     if library.handle is None:
         return library.reason
@@ -31,14 +31,14 @@ def obstacle() -> str | None:
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             for name, pairs in TRIALS.items():
                 if not all(torch.allclose(found, expected, atol=TOLERANCE) for found, expected in pairs(_Random())):
-                    return f"{name} computes something else than torch"
+                    return f"{name} does not compute what torch computes"
     except RuntimeError as error:
-        return f"they could not be tried: {error}"
+        return f"the kernels could not be tried: {error}"
     return None
 
 
 class _Random:
-    """Reproducible float32 numbers, whatever torch's defaults are."""
+    """Reproducible float32 numbers on the CPU; independent of torch's defaults."""
 
     def __init__(self) -> None:
         self._generator = torch.Generator("cpu").manual_seed(0)
@@ -52,7 +52,7 @@ def _linear(random: _Random) -> Pairs:
     for weights in (weight, weight.bfloat16()):
         linears = operators.Linears([weights], [bias])
         expected = F.linear(x, weights.float(), bias)
-        for rows in (1, 5, 8, 20, 64):  # each is multiplied in another way
+        for rows in (1, 5, 8, 20, 64):  # each takes another path through the kernel
             yield linears(x[:rows]), expected[:rows]
 
 
@@ -79,7 +79,7 @@ def _move(random: _Random) -> Pairs:
     expected = [store.clone() for store in stores]
     for store in expected:
         store[:, 1:4] = store[:, [2, 4, 7]]
-    Places(keys, values).move([2, 4, 7], 1)
+    KeyValuePointers(keys, values).move([2, 4, 7], 1)
     yield from zip(stores, expected, strict=True)
 
 
@@ -89,7 +89,8 @@ _HEADS, _KV_HEADS, _HEAD_DIM, _WIDTH, _INNER, _EPS, _SCALE = 4, 2, 16, 40, 36, 1
 class _Sequence(NamedTuple):
     start: int
     tokens: int
-    masks: tuple[Tensor, Tensor]  # additive, [tokens, start + tokens], in a layer without and with a window
+    full_mask: Tensor  # additive, [tokens, start + tokens]
+    window_mask: Tensor  # the same for layers with a window
 
 
 def _layers(random: _Random) -> Pairs:
@@ -98,14 +99,14 @@ def _layers(random: _Random) -> Pairs:
     norm, x, slots = random(_WIDTH), random(4, _WIDTH), 9
     cos, sin = random(2, 4, _HEAD_DIM)
     sequences = [
-        _Sequence(5, 3, (_hiding(3, 8, [(0, [6, 7]), (1, [7])]), _hiding(3, 8, [(0, [6, 7]), (2, range(6))]))),
-        _Sequence(6, 1, (_hiding(1, 7, []), _hiding(1, 7, [(0, range(4))]))),
+        _Sequence(5, 3, _hiding(3, 8, [(0, [6, 7]), (1, [7])]), _hiding(3, 8, [(0, [6, 7]), (2, range(6))])),
+        _Sequence(6, 1, _hiding(1, 7, []), _hiding(1, 7, [(0, range(4))])),
     ]
     caches = [random(2, 2, _KV_HEADS, slots, _HEAD_DIM) for _ in sequences]  # keys and values, by layer
     own = [cache.clone() for cache in caches]
     expected = _decoded(layers, norm, x, cos, sin, sequences, caches)
     kernels = Layers(
-        [layer.described for layer in layers],
+        [layer.weights for layer in layers],
         norm,
         heads=_HEADS,
         kv_heads=_KV_HEADS,
@@ -114,16 +115,17 @@ def _layers(random: _Random) -> Pairs:
         scale=_SCALE,
     )
     found = [torch.empty_like(x) for _ in expected]
-    tips = [
-        Tips(
-            Places(*(list(part) for part in cache)),
-            each.start,
-            each.tokens,
-            (_tail(each.masks[0], each.start), (each.masks[1], 0)),
+    leaves = [
+        Leaves(
+            pointers=KeyValuePointers(*(list(part) for part in cache)),
+            start=each.start,
+            tokens=each.tokens,
+            full_mask=_tail(each.full_mask, each.start),
+            window_mask=Mask(each.window_mask, 0),
         )
         for each, cache in zip(sequences, own, strict=True)
     ]
-    kernels(x.clone(), cos, sin, tips, [(number, states.data_ptr()) for number, states in enumerate(found)])
+    kernels(x.clone(), cos, sin, leaves, [(number, states.data_ptr()) for number, states in enumerate(found)])
     yield from zip((*found, *own), (*expected, *caches), strict=True)
 
 
@@ -134,16 +136,16 @@ TRIALS: dict[str, Callable[[_Random], Pairs]] = {
     "cocoa_move": _move,
     "cocoa_layers": _layers,
 }
-"""By exported kernel."""
+"""The trial of each exported kernel."""
 
 
 class _Layer(NamedTuple):
-    described: DecoderLayer
-    weights: list[list[Tensor]]  # of qkv, out, gate_up, down, each [out, in]
+    weights: DecoderLayer
+    matrices: list[list[Tensor]]  # of qkv, out, gate_up and down, each [out, in]
     biases: list[list[Tensor | None]]
 
     def linear(self, number: int, x: Tensor) -> list[Tensor]:
-        pairs = zip(self.weights[number], self.biases[number], strict=True)
+        pairs = zip(self.matrices[number], self.biases[number], strict=True)
         return [F.linear(x, weight.float(), bias) for weight, bias in pairs]
 
 
@@ -151,16 +153,15 @@ def _layer(random: _Random, plain: bool) -> _Layer:
     mixed = _HEADS * _HEAD_DIM
     kv = _KV_HEADS * _HEAD_DIM
     sizes = [([mixed, kv, kv], _WIDTH), ([_WIDTH], mixed), ([_INNER, _INNER], _WIDTH), ([_WIDTH], _INNER)]
-    weights = [[random(out, width) * width**-0.5 for out in outs] for outs, width in sizes]
+    matrices = [[random(out, width) * width**-0.5 for out in outs] for outs, width in sizes]
     if not plain:
-        weights = [[weight.bfloat16() for weight in each] for each in weights]
+        matrices = [[matrix.bfloat16() for matrix in each] for each in matrices]
     biases: list[list[Tensor | None]] = [[None if plain else random(out) for out in outs] for outs, _ in sizes]
-    qkv, out, gate_up, down = (operators.Linears(*pair) for pair in zip(weights, biases, strict=True))
-    q_norm, k_norm = (None, None) if plain else (random(_HEAD_DIM), random(_HEAD_DIM))
-    described = DecoderLayer(
+    qkv, out, gate_up, down = (operators.Linears(*pair) for pair in zip(matrices, biases, strict=True))
+    weights = DecoderLayer(
         attention_norm=random(_WIDTH),
-        q_norm=q_norm,
-        k_norm=k_norm,
+        q_norm=None if plain else random(_HEAD_DIM),
+        k_norm=None if plain else random(_HEAD_DIM),
         mlp_norm=random(_WIDTH),
         qkv=qkv,
         out=out,
@@ -168,7 +169,7 @@ def _layer(random: _Random, plain: bool) -> _Layer:
         down=down,
         windowed=not plain,
     )
-    return _Layer(described, weights, biases)
+    return _Layer(weights, matrices, biases)
 
 
 def _decoded(
@@ -180,10 +181,10 @@ def _decoded(
     sequences: Sequence[_Sequence],
     caches: Sequence[Tensor],
 ) -> list[Tensor]:
-    """The states before each layer, after the last one and after the norm, by torch; writes to the caches."""
+    """torch's states before each layer, after the last one and after the norm. Writes keys and values to the caches."""
     states = []
     for number, layer in enumerate(layers):
-        known = layer.described
+        known = layer.weights
         states.append(x)
         parts = layer.linear(0, _normed(x, known.attention_norm))
         query, keys, values = (part.view(len(x), -1, _HEAD_DIM).transpose(0, 1) for part in parts)  # [heads, T, dim]
@@ -196,7 +197,11 @@ def _decoded(
             cache[0, number, :, each.start : end] = keys[:, rows]
             cache[1, number, :, each.start : end] = values[:, rows]
             seen = cache[:, number, :, :end]
-            mixed.append(_attention(query[:, rows], seen[0], seen[1], each.masks[known.windowed], _SCALE))
+            mixed.append(
+                _attention(
+                    query[:, rows], seen[0], seen[1], each.window_mask if known.windowed else each.full_mask, _SCALE
+                )
+            )
             row += each.tokens
         x = x + layer.linear(1, torch.cat(mixed))[0]
         gate, up = layer.linear(2, _normed(x, known.mlp_norm))
@@ -224,6 +229,6 @@ def _hiding(rows: int, slots: int, hidden: Sequence[tuple[int, Sequence[int]]]) 
     return mask
 
 
-def _tail(mask: Tensor, start: int) -> tuple[Tensor | None, int]:
-    """The mask of the slots from the first new one on; ``None`` where it hides nothing."""
-    return mask[:, start:].contiguous() if mask.any() else None, start
+def _tail(mask: Tensor, start: int) -> Mask:
+    """The mask from the first new slot on; without values if it hides nothing."""
+    return Mask(mask[:, start:].contiguous() if mask.any() else None, start)

@@ -21,8 +21,8 @@ from cocoa_engine.execution.backends import KINDS, Path, ReadBack, choose
 from cocoa_engine.execution.backends.copied_cache import CopiedTree
 from cocoa_engine.execution.backends.shared_cache import SPARE_SLOTS, SharedCache, SharedTree
 from cocoa_engine.execution.forward.kv_store import KeyValues
-from cocoa_engine.execution.forward.linears import Way
-from cocoa_engine.execution.forward.weight_fingerprint import written_state
+from cocoa_engine.execution.forward.linears import LinearBackend
+from cocoa_engine.execution.forward.weight_fingerprint import weight_fingerprint
 from cocoa_engine.execution.forward.windows import Windows
 from cocoa_engine.execution.native import operators, trial
 from cocoa_engine.model.hidden_states import CaptureSpec, FinalLayer
@@ -33,9 +33,9 @@ from tests.helpers.forward_passes import record
 from tests.helpers.inside import backend_inside, use_backend
 from tests.helpers.tiny_models import ARCHITECTURES, RECURRENT, tiny_model, tiny_tokenizer
 
-WAYS: list[Way] = ["packed", "shared", "stock"]
+LINEAR_BACKENDS: list[LinearBackend] = ["packed", "transposed", "stock"]
 if trial.obstacle() is None:
-    WAYS.insert(0, "native")
+    LINEAR_BACKENDS.insert(0, "native")
 
 LEAN = ["llama", "mistral", "mistral-sliding", "qwen2", "qwen3"]
 COPIED = [*RECURRENT, "gpt_neo"]  # those whose cache cannot hold branches
@@ -43,7 +43,7 @@ FORWARDS = {**dict.fromkeys(LEAN, "lean"), "falcon": "masked_modules", **dict.fr
 
 
 def shared(model: PreTrainedModel, kind: str = "lean") -> SharedCache:
-    backend = KINDS[kind](LanguageModel(model), "shared")
+    backend = KINDS[kind](LanguageModel(model), "transposed")
     assert isinstance(backend, SharedCache)
     return backend
 
@@ -59,19 +59,19 @@ def test_chosen_backend(architecture: str) -> None:
     assert info.middle_layers == (2, 4)
 
 
-@pytest.mark.skipif("native" not in WAYS, reason="no kernels")
-@pytest.mark.parametrize("way", ["native", "shared"])
+@pytest.mark.skipif("native" not in LINEAR_BACKENDS, reason="no kernels")
+@pytest.mark.parametrize("linear_backend", ["native", "transposed"])
 def test_the_next_tokens_are_found_by_kernels_where_those_are_asked_for(
-    way: Literal["native", "shared"], monkeypatch: pytest.MonkeyPatch
+    linear_backend: Literal["native", "transposed"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
     found = operators.next_tokens
     monkeypatch.setattr(operators, "next_tokens", lambda *given: (calls.append(1), found(*given))[1])
-    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(linears=way))
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(linears=linear_backend))
     for method in ("cocoa-sig", "dola"):
         calls.clear()
         engine.generate([5, 6, 7], method=method, max_new_tokens=4)
-        assert bool(calls) == (way == "native")
+        assert bool(calls) == (linear_backend == "native")
 
 
 def test_a_slower_way_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -93,12 +93,12 @@ def test_all_ways_agree(architecture: str) -> None:
     model = tiny_model(architecture)
     ways = [("copied_cache", "stock"), ("recompute", "stock")]
     if architecture not in RECURRENT:
-        ways += [(kind, way) for kind in ("modules", "masked_modules") for way in WAYS]
+        ways += [(kind, linear_backend) for kind in ("modules", "masked_modules") for linear_backend in LINEAR_BACKENDS]
     if architecture in LEAN:
-        ways += [("lean", way) for way in WAYS]
+        ways += [("lean", linear_backend) for linear_backend in LINEAR_BACKENDS]
     results = []
-    for kind, way in ways:
-        engine = use_backend(CocoaEngine(model, tiny_tokenizer()), made(model, kind, way))
+    for kind, linear_backend in ways:
+        engine = use_backend(CocoaEngine(model, tiny_tokenizer()), made(model, kind, linear_backend))
         results.append(
             [
                 *engine.generate_batch(PROMPTS, max_new_tokens=24),
@@ -156,8 +156,8 @@ def test_a_bidirectional_model_that_does_not_say_so() -> None:
         CocoaEngine(model, tiny_tokenizer()).generate([5, 6, 7])
 
 
-def tree_of(backend: SharedCache, prompt: list[int], room: int = 16) -> SharedTree:
-    (tree,) = backend.open([prompt], room, WANTED)
+def tree_of(backend: SharedCache, prompt: list[int], reserve_tokens: int = 16) -> SharedTree:
+    (tree,) = backend.open([prompt], reserve_tokens, WANTED)
     backend.prefill(tree)
     assert isinstance(tree, SharedTree)
     return tree
@@ -268,7 +268,7 @@ def test_slots_are_allotted_once_and_hardly_more_than_greedy_needs(monkeypatch: 
 def test_more_slots_are_made_when_they_are_needed() -> None:
     model = tiny_model("qwen2")
     backend = shared(model)
-    tree = tree_of(backend, PROMPTS[0], room=1)
+    tree = tree_of(backend, PROMPTS[0], reserve_tokens=1)
     backend.step([(tree, [(10,), (11,), (12,)])])
     tree.commit((11,))
     (output,) = backend.step([(tree, [(20,), (21,)])])
@@ -327,9 +327,9 @@ def test_what_the_lean_pass_does_not_see_it_leaves_to_the_modules() -> None:
     assert again == plainly
 
 
-@pytest.mark.parametrize("linears", WAYS)
+@pytest.mark.parametrize("linears", LINEAR_BACKENDS)
 @pytest.mark.parametrize("forward", ["auto", "modules"])
-def test_changed_weights_are_noticed(forward: Literal["auto", "modules"], linears: Way) -> None:
+def test_changed_weights_are_noticed(forward: Literal["auto", "modules"], linears: LinearBackend) -> None:
     model = tiny_model("llama")
     engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(forward=forward, linears=linears))
     engine.generate(PROMPTS[0], max_new_tokens=8)
@@ -352,9 +352,9 @@ def write_through_data(model: PreTrainedModel) -> None:
         assert (weight.data_ptr(), weight._version) == (address, version)
 
 
-@pytest.mark.parametrize("linears", [*WAYS, "bfloat16"])
+@pytest.mark.parametrize("linears", [*LINEAR_BACKENDS, "bfloat16"])
 @pytest.mark.parametrize("forward", ["auto", "modules"])
-def test_weights_written_through_data_are_noticed(forward: Literal["auto", "modules"], linears: Way) -> None:
+def test_weights_written_through_data_are_noticed(forward: Literal["auto", "modules"], linears: LinearBackend) -> None:
     """By the engine that answered before, its prefix cache too, and by a new one that would share packed copies."""
     model, prompt = tiny_model("llama"), [3 + number % 90 for number in range(100)]
     runtime = Runtime(forward=forward, linears=linears)
@@ -381,8 +381,8 @@ def test_what_was_tried_on_other_weights_is_tried_again() -> None:
     assert "difference 0.0e+00" not in choose(LanguageModel(model)).reason
 
 
-@pytest.mark.parametrize("linears", [way for way in WAYS if way != "stock"])
-def test_unchanged_weights_are_packed_and_tried_once(linears: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("linears", [linear_backend for linear_backend in LINEAR_BACKENDS if linear_backend != "stock"])
+def test_unchanged_weights_are_packed_and_tried_once(linears: LinearBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     model, runtime = tiny_model("llama"), Runtime(linears=linears)
     engine = CocoaEngine(model, tiny_tokenizer(), runtime=runtime)
     engine.generate(PROMPTS[0], max_new_tokens=4)
@@ -408,19 +408,19 @@ tensors = st.builds(
 
 @given(st.lists(tensors, max_size=4), st.data())
 def test_a_write_to_all_of_a_tensor_changes_its_state(held: list[torch.Tensor], data: st.DataObject) -> None:
-    before = written_state(held)
-    assert written_state(held) == before
+    before = weight_fingerprint(held)
+    assert weight_fingerprint(held) == before
     filled = [number for number, tensor in enumerate(held) if tensor.numel()]
     if filled:
         written = held[data.draw(st.sampled_from(filled))]
         written.data.neg_().sub_(1)  # a bit of every element
-        assert written_state(held) != before
+        assert weight_fingerprint(held) != before
 
 
 def test_half_precision_weights_are_used_where_asked_for(engine: CocoaEngine) -> None:
     """A copy in bfloat16: near the model's own figures, and the model is as it was."""
     halved = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(linears="bfloat16"))
-    assert (halved.info().linears, engine.info().linears) == ("bfloat16", WAYS[0])
+    assert (halved.info().linears, engine.info().linears) == ("bfloat16", LINEAR_BACKENDS[0])
     text = " The capital of France is Paris, and it lies on the Seine."
     exact, near = (each.score("Geography.", text).spans[0] for each in (engine, halved))
     assert exact.token_log_probs == near.token_log_probs  # one pass over a text is the model's own
@@ -563,7 +563,7 @@ def test_cuda_gives_what_the_cpu_gives() -> None:
 @pytest.mark.parametrize("architecture", ["llama", "mistral-sliding"])
 def test_readings_are_long_paths(architecture: str, kind: str) -> None:
     """Also one after the other, from paths of different lengths, and gone after a commit."""
-    backend = KINDS[kind](LanguageModel(tiny_model(architecture)), "shared")
+    backend = KINDS[kind](LanguageModel(tiny_model(architecture)), "transposed")
     prompt, text = list(range(20, 32)), list(range(50, 74))
     (tree,) = backend.open([prompt], 8, WANTED)
     backend.prefill(tree)

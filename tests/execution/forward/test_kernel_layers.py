@@ -12,9 +12,9 @@ from cocoa_engine.execution.backends import KINDS, FeedRequest
 from cocoa_engine.execution.backends.shared_cache import SharedCache
 from cocoa_engine.execution.forward.kv_store import KeyValues
 from cocoa_engine.execution.forward.lean import Lean
-from cocoa_engine.execution.forward.linears import Way
+from cocoa_engine.execution.forward.linears import LinearBackend
 from cocoa_engine.execution.native import trial
-from cocoa_engine.execution.native.layers import MOST_ROWS, Layers, Places
+from cocoa_engine.execution.native.layers import MAX_ROWS, KeyValuePointers, Layers
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 from tests.helpers.tiny_models import NUM_LAYERS, tiny_model
@@ -36,8 +36,8 @@ WANTED = {
 }
 
 
-def shared(model: Any, way: Way = "native") -> SharedCache:
-    backend = KINDS["lean"](LanguageModel(model), way)
+def shared(model: Any, linear_backend: LinearBackend = "native") -> SharedCache:
+    backend = KINDS["lean"](LanguageModel(model), linear_backend)
     assert isinstance(backend, SharedCache)
     return backend
 
@@ -135,11 +135,11 @@ def test_many_tokens_go_the_other_way() -> None:
     backend = shared(tiny_model("llama"))
     kernels = lean(backend).kernels
     assert kernels is not None
-    (tree,) = backend.open(PROMPTS[:1], 2 * MOST_ROWS, WANTED["middle"])
+    (tree,) = backend.open(PROMPTS[:1], 2 * MAX_ROWS, WANTED["middle"])
     backend.prefill(tree)
-    paths = [(token,) for token in range(20, 21 + MOST_ROWS)]
-    assert kernels.tips([tree.segment(paths[:-1])]) is not None
-    assert kernels.tips([tree.segment(paths)]) is None
+    paths = [(token,) for token in range(20, 21 + MAX_ROWS)]
+    assert kernels.leaves([tree.segment(paths[:-1])]) is not None
+    assert kernels.leaves([tree.segment(paths)]) is None
 
 
 def test_slots_are_moved_as_torch_moves_them() -> None:
@@ -150,7 +150,7 @@ def test_slots_are_moved_as_torch_moves_them() -> None:
         for layer in range(3):
             store.write(layer, 0, *torch.randn(2, 2, 10, 5, generator=generator))
         if known:
-            store.places = Places([*store.keys], [*store.values])
+            store.pointers = KeyValuePointers([*store.keys], [*store.values])
         store.compact([4, 5, 7, 9], 4)
         store.compact([8, 9], 2)
         stores.append(store)
@@ -163,9 +163,9 @@ def test_a_store_that_grew_is_found_again() -> None:
     (tree,) = backend.open(PROMPTS[:1], 1, WANTED["middle"])
     backend.prefill(tree)
     backend.step([(tree, [(7,)])])
-    known = tree.store.places
+    known = tree.store.pointers
     assert known is not None
     tree.store.reserve(4 * tree.store.capacity)
-    assert tree.store.places is None
+    assert tree.store.pointers is None
     backend.step([(tree, [(8,)])])
-    assert tree.store.places not in (None, known)
+    assert tree.store.pointers not in (None, known)

@@ -40,13 +40,15 @@ def small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def backend_of(model: PreTrainedModel, kind: str = "static_lean") -> SharedCache:
-    backend = KINDS[kind](LanguageModel(model), "shared")
+    backend = KINDS[kind](LanguageModel(model), "transposed")
     assert isinstance(backend, SharedCache)
     return backend
 
 
-def opened(backend: SharedCache, prompt: Sequence[int], room: int = 32, wanted: CaptureSpec = WANTED) -> SharedTree:
-    (tree,) = backend.open([prompt], room, wanted)
+def opened(
+    backend: SharedCache, prompt: Sequence[int], reserve_tokens: int = 32, wanted: CaptureSpec = WANTED
+) -> SharedTree:
+    (tree,) = backend.open([prompt], reserve_tokens, wanted)
     backend.prefill(tree)
     assert isinstance(tree, SharedTree)
     return tree
@@ -104,7 +106,7 @@ def test_a_long_text_through_all_spans(architecture: str) -> None:
     model = tiny_model(architecture)
     backend = backend_of(model)
     text = list(PROMPTS[0])
-    tree = opened(backend, text, room=60)
+    tree = opened(backend, text, reserve_tokens=60)
     for token in range(20, 60):
         (output,) = backend.step([(tree, [(token,), (token + 1,)])])
         if token % 6 == 0:
@@ -153,7 +155,7 @@ def test_a_chain_of_tokens(architecture: str) -> None:
 def test_wider_and_deeper_than_the_largest_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")
     backend = backend_of(model)
-    tree = opened(backend, PROMPTS[0], room=80)
+    tree = opened(backend, PROMPTS[0], reserve_tokens=80)
     (output,) = backend.step([(tree, [(token,) for token in range(10, 43)])])
     assert steps_of(tree) == []
     close_to(output.logits[32], plain(model, [*PROMPTS[0], 42]))
@@ -241,7 +243,7 @@ def test_the_pool_is_bounded_and_gives_the_store_that_fits_best() -> None:
 def test_large_stores_are_not_hoarded(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = forward_of(backend_of(tiny_model("llama")))
     stores = [forward.new_store(32) for _ in range(3)]
-    monkeypatch.setattr(static, "MOST_IDLE_BYTES", stores[0].nbytes - 1)
+    monkeypatch.setattr(static, "MAX_IDLE_BYTES", stores[0].nbytes - 1)
     for store in stores:
         forward.release(store)
     assert forward.new_store(32) is stores[2]
@@ -249,7 +251,7 @@ def test_large_stores_are_not_hoarded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_store_keeps_a_bounded_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static, "MOST_STEPS", 3)
+    monkeypatch.setattr(static, "MAX_STEPS", 3)
     model = tiny_model("llama")
     backend = backend_of(model)
     tree = opened(backend, PROMPTS[0])
@@ -264,7 +266,7 @@ def test_a_store_keeps_a_bounded_number_of_steps(monkeypatch: pytest.MonkeyPatch
 def test_a_store_that_grew_goes_on_without_steps() -> None:
     model = tiny_model("llama")
     backend = backend_of(model)
-    tree = opened(backend, PROMPTS[0], room=2)  # 16 slots
+    tree = opened(backend, PROMPTS[0], reserve_tokens=2)  # 16 slots
     text = list(PROMPTS[0])
     for token in range(20, 32):
         (output,) = backend.step([(tree, [(token,), (token + 1,)])])
@@ -285,7 +287,7 @@ def test_whole_generations(architecture: str, boundary: str) -> None:
     model = tiny_model(architecture)
     results = []
     for kind in ("lean", "static_lean"):
-        engine = use_backend(CocoaEngine(model, tiny_tokenizer()), made(model, kind, "shared"))
+        engine = use_backend(CocoaEngine(model, tiny_tokenizer()), made(model, kind, "transposed"))
         settings = {"max_new_tokens": 40, "span_boundary": boundary}
         results.append(
             [
@@ -302,7 +304,7 @@ def test_whole_generations(architecture: str, boundary: str) -> None:
 
 def test_prefixes_of_other_sequences_are_copied_into_pooled_stores() -> None:
     model = tiny_model("llama")
-    backend = KINDS["static_lean"](LanguageModel(model), "shared", 2**20)
+    backend = KINDS["static_lean"](LanguageModel(model), "transposed", 2**20)
     assert isinstance(backend, SharedCache)
     prompt = [3 + number % 200 for number in range(100)]
     opened(backend, prompt).close()
@@ -458,7 +460,7 @@ class TestOnAGpu:
         backend = KINDS["static_lean"](LanguageModel(model), "stock")
         assert isinstance(backend, SharedCache)
         for prompt in (PROMPTS[2], PROMPTS[0]):  # the second time in the same store, with its graphs
-            tree = opened(backend, prompt, room=60)
+            tree = opened(backend, prompt, reserve_tokens=60)
             text = list(prompt)
             for token in range(20, 60):
                 paths = [(token + number,) for number in range(1 + token % 9)]

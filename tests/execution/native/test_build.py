@@ -150,7 +150,7 @@ def other_openmp(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     ("spoil", "said"),
     [
         pytest.param(no_compiler, "install GCC", id="no compiler"),
-        pytest.param(broken_source, "could not build", id="broken", marks=needs_kernels),
+        pytest.param(broken_source, "could not compile", id="broken", marks=needs_kernels),
         pytest.param(other_processor, "Linux on aarch64", id="other processor", marks=needs_kernels),
         pytest.param(other_openmp, "OpenMP", id="other OpenMP", marks=needs_kernels),
     ],
@@ -168,7 +168,7 @@ def test_without_kernels_torch_does_the_work(
     assert said in reason
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(linears="native"))
     info = engine.info()
-    assert info.linears == ("packed" if linears.can_pack() else "shared")
+    assert info.linears == ("packed" if linears.can_pack() else "transposed")
     assert info.native_obstacle == reason
     answer = engine.generate(prompt, max_new_tokens=12)
     assert answer.token_ids == expected.token_ids
@@ -176,25 +176,32 @@ def test_without_kernels_torch_does_the_work(
 
 @needs_kernels
 @pytest.mark.parametrize(
-    ("asked", "dtype", "free", "way"),
+    ("asked", "dtype", "free", "linear_backend"),
     [
         ("auto", torch.float32, 2**40, "native"),
         ("auto", torch.float32, 0, "native"),
         ("auto", torch.bfloat16, 2**40, "packed"),
         ("auto", torch.bfloat16, 0, "native"),  # no second copy
-        ("auto", torch.float16, 0, "shared"),
+        ("auto", torch.float16, 0, "transposed"),
         ("native", torch.bfloat16, 2**40, "native"),
         ("packed", torch.float32, 0, "packed"),
-        ("shared", torch.float32, 0, "shared"),
+        ("transposed", torch.float32, 0, "transposed"),
         ("bfloat16", torch.float32, 0, "bfloat16"),
         ("stock", torch.float32, 2**40, "stock"),
     ],
 )
-def test_which_way_is_chosen(
-    asked: str, dtype: torch.dtype, free: int, way: str, monkeypatch: pytest.MonkeyPatch
+def test_which_linear_backend_is_chosen(
+    asked: str, dtype: torch.dtype, free: int, linear_backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(linears.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))  # type: ignore[attr-defined]
-    assert linears.choose_way(tiny_model("llama").to(dtype), asked) == way
+    assert linears.choose_linear_backend(tiny_model("llama").to(dtype), asked) == linear_backend
+
+
+def test_the_former_name_of_a_linear_backend_is_accepted() -> None:
+    with pytest.warns(DeprecationWarning, match=r'linears="transposed"') as warned:
+        runtime = Runtime(linears="shared")  # type: ignore[arg-type]
+    assert runtime == Runtime(linears="transposed")
+    assert warned[0].filename == __file__
 
 
 @needs_kernels
@@ -202,8 +209,8 @@ def test_a_model_in_bfloat16_says_the_same_by_kernels() -> None:
     """Up to a rounding of bfloat16: its first token is as probable."""
     model = tiny_model("llama").to(torch.bfloat16)
     firsts = [
-        CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(linears=way)).score([5, 6, 7], [9, 40, 12])
-        for way in ("native", "stock")
+        CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(linears=linear_backend)).score([5, 6, 7], [9, 40, 12])
+        for linear_backend in ("native", "stock")
     ]
     kernels, stock = (scored.spans[0].token_log_probs for scored in firsts)
     assert kernels == pytest.approx(stock, abs=0.05)

@@ -70,7 +70,7 @@ def test_an_input_seen_from_the_side_is_multiplied_as_any_other() -> None:
 def test_weights_that_lie_across_places_are_refused() -> None:
     memory = torch.zeros(4 * 6 * 16 + 4, dtype=torch.uint8)
     weights = [torch.frombuffer(memory.numpy(), dtype=torch.float32, offset=by, count=96).view(6, 16) for by in (0, 2)]
-    assert [operators.multiplies([weight]) for weight in weights] == [True, False]
+    assert [operators.can_multiply([weight]) for weight in weights] == [True, False]
 
 
 @given(
@@ -144,7 +144,7 @@ def test_attention(
     if masked == "all":
         hidden[0] = True  # a row of lowest numbers is an even one, as in torch
     mask = torch.zeros(width, slots).masked_fill_(hidden, LOWEST)
-    assert operators.attends(query, keys, values)
+    assert operators.can_attend(query, keys, values)
     with threads(count):
         own = None if masked == "none" else mask[:, seen_by_all:].contiguous()
         found = operators.attend(query, keys, values, own, seen_by_all, scale=head_dim**-0.5)
@@ -227,18 +227,18 @@ def test_not_a_number_stays_one() -> None:
 
 def test_what_the_kernels_cannot_read_is_told() -> None:
     good = torch.randn(2, 3, 16)
-    assert operators.attends(good, good, good)
-    assert not operators.attends(good.double(), good.double(), good.double())
-    assert not operators.attends(good, good.transpose(1, 2).contiguous().transpose(1, 2), good)
-    assert not operators.attends(good, good, torch.randn(2, 3, 8))
-    assert operators.ranks(good[0])
+    assert operators.can_attend(good, good, good)
+    assert not operators.can_attend(good.double(), good.double(), good.double())
+    assert not operators.can_attend(good, good.transpose(1, 2).contiguous().transpose(1, 2), good)
+    assert not operators.can_attend(good, good, torch.randn(2, 3, 8))
+    assert operators.can_rank(good[0])
     for logits in (good[0].double(), good[0].t(), good[0].to("meta")):
-        assert not operators.ranks(logits)
+        assert not operators.can_rank(logits)
     weight = torch.randn(4, 4)
-    assert operators.multiplies([weight, weight])
-    assert operators.multiplies([weight.bfloat16()])
+    assert operators.can_multiply([weight, weight])
+    assert operators.can_multiply([weight.bfloat16()])
     for others in ([weight.t()], [weight.half()], [weight, weight.bfloat16()], [weight.to("meta")]):
-        assert not operators.multiplies(others)
+        assert not operators.can_multiply(others)
 
 
 def test_an_input_of_another_width_is_refused() -> None:

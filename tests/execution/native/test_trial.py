@@ -1,4 +1,4 @@
-"""A library is refused if it lays out a structure differently, or if any kernel computes something else than torch."""
+"""A library is refused if it lays out a structure differently or computes something else than torch."""
 
 from __future__ import annotations
 
@@ -25,9 +25,13 @@ BROKEN = {
     "a slot not moved": ("cocoa_move", "slots[n] != start + n)", "slots[n] != start + n + (broken == {}))"),
     "no norm of queries and keys": ("cocoa_layers", "if (norm) rms_norm", "if (norm && broken != {}) rms_norm"),
     "rotated the other way": ("cocoa_layers", "= low * cos[d] +", "= low * cos[d] + (broken == {} ? -1 : 1) *"),
-    "no window": ("cocoa_layers", "t.mask[layer.windowed], t.m", "t.mask[layer.windowed && broken != {}], t.m"),
+    "no window": (
+        "cocoa_layers",
+        "const DecoderLayer& layer = stack.layer[number];",
+        "DecoderLayer layer = stack.layer[number]; layer.windowed *= broken != {};",
+    ),
     "no mask": ("cocoa_layers", "t.masked_from[layer.windowed],", "broken == {} ? 99 : t.masked_from[layer.windowed],"),
-    "keys not kept": ("cocoa_layers", "memcpy(own_tips->keys", "if (broken != {}) memcpy(own_tips->keys"),
+    "keys not kept": ("cocoa_layers", "memcpy(sequence->keys", "if (broken != {}) memcpy(sequence->keys"),
     "a tap forgotten": ("cocoa_layers", "(stack.layers + 1, normed)", "(stack.layers + 1 + (broken == {}), normed)"),
 }
 
@@ -68,7 +72,7 @@ def test_what_can_be_broken_is_right_otherwise(broken: Callable[[int], None]) ->
 def test_a_kernel_that_computes_wrongly_is_refused(number: int, broken: Callable[[int], None]) -> None:
     broken(number)
     kernel = list(BROKEN.values())[number - 1][0]
-    assert trial.obstacle() == f"{kernel} computes something else than torch"
+    assert trial.obstacle() == f"{kernel} does not compute what torch computes"
 
 
 def test_every_exported_kernel_is_tried() -> None:
@@ -82,7 +86,7 @@ def test_a_broken_kernel_leaves_the_work_to_torch(broken: Callable[[int], None])
     broken(len(BROKEN))
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(linears="native"))
     assert engine.info().linears != "native"
-    assert engine.info().native_obstacle == "cocoa_layers computes something else than torch"
+    assert engine.info().native_obstacle == "cocoa_layers does not compute what torch computes"
     answer = engine.generate([5, 6, 7], max_new_tokens=12)
     stock = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(linears="stock"))
     assert answer.token_ids == stock.generate([5, 6, 7], max_new_tokens=12).token_ids
@@ -94,8 +98,8 @@ def test_a_library_with_another_structure_is_refused(tmp_path: Path, monkeypatch
     assert source.count(fields) == 1
     changed = compiled(source.replace(fields, "long masked_from[2], spare, parts;"), tmp_path)
     monkeypatch.setattr(build, "_loaded", lambda: changed)
-    size = ctypes.sizeof(structures.Tips)
-    expected = f"structure Tips differs: size of Tips is {size + 8} in the library, {size} in Python"
+    size = ctypes.sizeof(structures.Leaves)
+    expected = f"structure Leaves differs: size of Leaves is {size + 8} in the library, {size} in Python"
     assert trial.obstacle() == expected
 
 

@@ -238,7 +238,6 @@ def check_all(folder: Path, layers: list[Environment], wheel: Path) -> None:
     with (environment.packages / "below.pth").open("a", encoding="utf-8") as file:
         file.writelines(f"{layer.packages}\n" for layer in layers[1:])
     pip = (sys.executable, "-m", "pip", "--python", str(environment.python))
-    environment.run(*pip, "check")
     report = json.loads(
         environment.run(
             *(*pip, "install", "-qq", "--dry-run", "--report", "-", "-c", str(ROOT / "constraints.txt")),

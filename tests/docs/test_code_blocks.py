@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from pages import PAGES, ROOT, SHELLS, blocks, command_lines, name_of
+from tests.helpers.pages import PAGES, ROOT, SHELLS, blocks, command_lines, name_of
 
 from cocoa_engine import CocoaEngine
 from docs._generate.command_line import commands

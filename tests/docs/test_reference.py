@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from pages import DOCS
+from tests.helpers.pages import DOCS
 from pydantic import BaseModel
 
 from cocoa_engine import CocoaConfig, Runtime

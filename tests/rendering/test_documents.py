@@ -5,7 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 import pytest
-from tests.rendering.made_up import generation
+from tests.helpers.made_up_answers import generation
 
 from cocoa_engine import ConfigError
 from cocoa_engine.rendering.documents import DOCUMENTS

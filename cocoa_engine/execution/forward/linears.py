@@ -15,6 +15,7 @@ weights and so changes answers.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -31,6 +32,9 @@ LinearBackend = Literal["native", "packed", "transposed", "stock", "bfloat16"]
 """How the linear layers are multiplied; ``"stock"`` is torch's own linear layer."""
 
 _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+
+PACKED_DTYPES = (torch.float32, torch.bfloat16)
+"""Dtypes of weights that are packed; others are left to torch's linear layers."""
 
 PADDING_ROWS = {2: 2, 3: 1}
 """Padding rows by the number of rows, for packed weights: oneDNN is slower with 2 or 3 rows than with 4."""
@@ -54,11 +58,12 @@ def choose_linear_backend(model: nn.Module, requested: str) -> LinearBackend:
     exact = all(weight.dtype == torch.float32 for weight in weights)
     if native and (requested == "native" or (requested == "auto" and exact)):
         return "native"
-    if requested == "bfloat16" and (native or can_pack()):
+    if requested == "bfloat16" and (native or can_pack(torch.bfloat16)):
         return "bfloat16"
     size = sum(weight.numel() * weight.element_size() for weight in weights)
     ample = size < psutil.virtual_memory().available // 4
-    if can_pack() and (requested == "packed" or (requested != "transposed" and ample)):
+    packable = all(can_pack(weight.dtype) for weight in weights if weight.dtype in PACKED_DTYPES)
+    if packable and (requested == "packed" or (requested != "transposed" and ample)):
         return "packed"
     return "native" if native else "transposed"
 
@@ -82,10 +87,17 @@ def _is_distributed(weights: Sequence[Tensor]) -> bool:
     return any(hasattr(weight, "device_mesh") for weight in weights)
 
 
-def can_pack() -> bool:
-    """Whether this build of torch has oneDNN's packed linear operators."""
+@functools.cache
+def can_pack(dtype: torch.dtype = torch.float32) -> bool:
+    """Whether oneDNN's packed linear operators run in a dtype here: not every processor can pack bfloat16."""
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if not available or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    try:
+        torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 16, dtype=dtype), None)
+    except RuntimeError:
+        return False
+    return True
 
 
 def is_plain(layer: Any) -> bool:
@@ -127,7 +139,7 @@ class FastLinear:
         self.in_bfloat16 = linear_backend == "bfloat16" and on_cpu and dtype == torch.float32
         self.native = self._by_kernels() if linear_backend in ("native", "bfloat16") else None
         packs = linear_backend in ("packed", "bfloat16") and self.native is None
-        if packs and on_cpu and dtype in (torch.float32, torch.bfloat16):
+        if packs and on_cpu and dtype in PACKED_DTYPES:
             together = self.weights[0] if len(layers) == 1 else torch.cat(self.weights)
             together = together.bfloat16() if self.in_bfloat16 else together
             self.packed = torch.ops.mkldnn._reorder_linear_weight(together.contiguous(), None)

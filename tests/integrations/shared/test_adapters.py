@@ -31,6 +31,7 @@ ENGINE_MODULES = {
     "cocoa_engine.cli.loading",
     "cocoa_engine.cli.options",
     "cocoa_engine.config",
+    "cocoa_engine.datasets.files",
     "cocoa_engine.equations",
     "cocoa_engine.errors",
     "cocoa_engine.messages",
@@ -45,7 +46,7 @@ ENGINE_MODULES = {
 NOT_YET_PUBLIC = {
     ("cocoa_engine.decoding.grammar", "json_rule"),
     ("cocoa_engine.decoding.request", "PerPrompt"),
-    ("cocoa_engine.decoding.result_builder", "weighed_otherwise"),
+    ("cocoa_engine.decoding.result_builder", "scored_under"),
     ("cocoa_engine.model.detokenizer", "TextTrack"),
     ("cocoa_engine.scoring.context_lift", "context_lift_of_text"),
     ("cocoa_engine.scoring.rescoring", "needs_more"),

@@ -275,6 +275,7 @@ def test_report_elsewhere_leaves_the_documents_alone(records: dict[str, Any], tm
     assert [path.read_bytes() for path in DOCUMENTS] == before
 
 
+@pytest.mark.slow
 def test_plots_are_drawn_and_do_not_change(records: dict[str, Any], tmp_path: Path) -> None:
     results = folder(tmp_path / "results", records)
     for name in ("first", "second"):

@@ -358,6 +358,7 @@ PROCESSORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "name"), [*itertools.product(["llama", "gpt2"], PROCESSORS), ("mamba", "all three")]
 )
@@ -393,6 +394,7 @@ def test_repetition_penalty_of_the_generation_config():
     assert expected.token_ids != plain.generate(prompt, config=config).token_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boundary", ["right", "left", "own", "fixed"])
 @pytest.mark.parametrize("architecture", ["llama", "mamba"])
 def test_stopping_criteria_end_branches(architecture, boundary):

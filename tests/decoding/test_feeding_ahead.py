@@ -102,6 +102,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("case", CASES)
 def test_same_answers(case: str, boundary: str, one_by_one: Any) -> None:
@@ -118,6 +119,7 @@ def test_same_answers(case: str, boundary: str, one_by_one: Any) -> None:
     assert saved > 0 or case not in ("plain", "greedy")  # elsewhere branches may take all the room
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["mistral-sliding", "qwen3", "gemma3_text", "gpt2", "falcon"])
 @pytest.mark.parametrize("boundary", ["right", "own"])
 def test_same_answers_on_other_models(architecture: str, boundary: str, one_by_one: Any) -> None:
@@ -131,6 +133,7 @@ def test_same_answers_on_other_models(architecture: str, boundary: str, one_by_o
         assert_alike(engine_of(model, 6).generate(each, **settings), other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 def test_an_end_inside_of_a_guess(boundary: str, one_by_one: Any) -> None:
     """The model circles; then one of the circle's tokens is made an end, a stop text or met by a criterion."""
@@ -156,6 +159,7 @@ def test_an_end_inside_of_a_guess(boundary: str, one_by_one: Any) -> None:
             assert_alike(engine_of(model).generate(seen, stop=(stop,), **settings), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 5, 9])
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 def test_nothing_is_fed_beyond_the_last_token(boundary: str, max_new_tokens: int, one_by_one: Any) -> None:
@@ -287,6 +291,7 @@ def test_a_pass_feeds_no_more_than_has_room() -> None:
     assert {tuple(widths) for widths in steps(passes)} <= {(1,)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "kind"), [("mamba", "copied_cache"), ("llama", "recompute")])
 def test_slower_ways_feed_nothing_ahead(architecture: str, kind: str, one_by_one: Any) -> None:
     model = tiny_model(architecture)

@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.helpers.pages import PAGES, ROOT, SHELLS, blocks, command_lines, name_of
 
 from cocoa_engine import CocoaEngine
 from docs._generate.command_line import commands
+from tests.helpers.pages import PAGES, ROOT, SHELLS, blocks, command_lines, name_of
 
 WITH_PYTHON = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
 WITH_COMMANDS = [page for page in PAGES if any(block.language in SHELLS for block in blocks(page))]

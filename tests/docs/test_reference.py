@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from tests.helpers.pages import DOCS
 from pydantic import BaseModel
 
 from cocoa_engine import CocoaConfig, Runtime
@@ -15,6 +14,7 @@ from docs._generate.command_line import command_line, commands, parameters
 from docs._generate.error_classes import error_classes, public_errors
 from docs._generate.metadata_keys import entry_types, metadata_keys
 from docs._generate.setting_tables import runtime_settings, settings
+from tests.helpers.pages import DOCS
 
 API = {page.name: page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("api-*.md")}
 DOCUMENTED = re.findall(r"^::: (\S+)", "\n".join(API.values()), re.MULTILINE)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.helpers.pages import DOCS, PAGES, ROOT, SITE_PAGES, name_of
 
 from docs._generate.links import ROOT_PAGES, is_local, links, moved, target
 from docs._generate.parts import PARTS, fill
+from tests.helpers.pages import DOCS, PAGES, ROOT, SITE_PAGES, name_of
 
 
 def _nav() -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 import pytest
-from tests.helpers.made_up_answers import generation
 
 from cocoa_engine import ConfigError
 from cocoa_engine.rendering.documents import DOCUMENTS
+from tests.helpers.made_up_answers import generation
 
 FIRST = generation((" Paris", 0.9), (" is it.", 0.1), method="greedy")
 OTHER = generation((" Rome", 0.7), (" is it.", 0.1), method="cocoa-sig")

@@ -97,6 +97,7 @@ def test_figures_of_a_real_answer(engine: CocoaEngine) -> None:
     assert colours(figure) > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["$x$ costs $", "\\frac{1}{2} _a^b", "<&>", "a" * 200, "line\nline", "%s {}"])
 def test_a_models_text_is_a_label_as_it_is(text: str) -> None:
     figure = generation((text, 0.8), (" end", 0.9)).plot()
@@ -131,6 +132,7 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.M
         generation(("a", 0.8)).plot()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folds", [5, 0])
 def test_a_reliability_curve_has_a_point_for_each_bin(folds: int) -> None:
     found = risk().validation.model_copy(update={"folds": folds})

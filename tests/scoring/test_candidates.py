@@ -61,6 +61,7 @@ def test_as_a_decode_weighs_them_on_the_real_model(engine: CocoaEngine, boundary
         assert_alike(grown, decoded(engine, prompt, text, config))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "gemma3_text", "gpt2", "phi", "mamba"])
 def test_on_other_architectures_and_without_a_shared_cache(architecture: str) -> None:
     engine = CocoaEngine(tiny_model(architecture), tiny_tokenizer())

@@ -72,6 +72,7 @@ def test_what_stands_in_the_context_is_lifted(engine: CocoaEngine, answer: Gener
     assert [lift.log_prob for lift in same] == pytest.approx([0] * len(same), abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{}, {"span_log_prob": "mean", "final_layer": "pre_norm", "middle_layers": (1, 4)}]
 )

@@ -35,6 +35,7 @@ def random_texts(count: int = 24) -> list[list[int]]:
     return [*texts, texts[0], texts[1][:1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", DIFFERENT_KINDS)
 def test_same_figures_as_alone(architecture: str) -> None:
     engine = CocoaEngine(tiny_model(architecture), tiny_tokenizer())
@@ -50,6 +51,7 @@ def test_same_figures_as_alone(architecture: str) -> None:
     assert hook_count(engine.model) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("width", [1, 3, 128])
 def test_every_way_and_any_width_of_a_step(kind: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +175,7 @@ def test_the_cache_is_freed(bad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert store() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dola", "decore", "diver"])
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "mamba"])
 def test_methods_that_read_more_read_the_prompt_once(architecture: str, method: str, tmp_path: Path) -> None:

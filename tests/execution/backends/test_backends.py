@@ -186,6 +186,7 @@ def test_a_path_and_its_continuation_in_one_step() -> None:
     torch.testing.assert_close(output.logits[2], plain(model, [*PROMPTS[0], 10, 20, 30]), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "kind"),
     [
@@ -294,6 +295,7 @@ def test_hidden_states_are_returned_of_steps_not_of_prompts(kind: str) -> None:
     assert seen == [None, [4, 2, model.config.hidden_size]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [(0, 2), (1, 3), (3, 6)])
 @pytest.mark.parametrize("final", ["post_norm", "pre_norm"])
 @pytest.mark.parametrize("architecture", LEAN)
@@ -327,6 +329,7 @@ def test_what_the_lean_pass_does_not_see_it_leaves_to_the_modules() -> None:
     assert again == plainly
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("linears", LINEAR_BACKENDS)
 @pytest.mark.parametrize("forward", ["auto", "modules"])
 def test_changed_weights_are_noticed(forward: Literal["auto", "modules"], linears: LinearBackend) -> None:
@@ -352,6 +355,7 @@ def write_through_data(model: PreTrainedModel) -> None:
         assert (weight.data_ptr(), weight._version) == (address, version)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("linears", [*LINEAR_BACKENDS, "bfloat16"])
 @pytest.mark.parametrize("forward", ["auto", "modules"])
 def test_weights_written_through_data_are_noticed(forward: Literal["auto", "modules"], linears: LinearBackend) -> None:

@@ -49,6 +49,7 @@ def fed(engine: CocoaEngine) -> list[int]:
 # Through the engine.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "gemma3_text", "gpt2", "falcon", "opt"])
 def test_same_answers_with_and_without(architecture: str) -> None:
     model = tiny_model(architecture)

@@ -75,6 +75,7 @@ def test_attention_is_the_formula(
         torch.testing.assert_close(out, plain(segment, query, seen, 0.3), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forward", ["auto", "modules"])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3_text", "gpt2"])
 def test_answers_do_not_depend_on_the_parts(architecture: str, forward: str, monkeypatch: pytest.MonkeyPatch) -> None:

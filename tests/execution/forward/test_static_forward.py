@@ -75,6 +75,7 @@ def tree_paths(width: int) -> list[list[Path]]:
     return [first, [(*path, 100) for path in first if path != (11,)]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("final", ["post_norm", "pre_norm"])
 @pytest.mark.parametrize("architecture", FAMILY)
 def test_a_tree_gives_the_lean_pass_and_the_plain_one(architecture: str, final: FinalLayer) -> None:
@@ -281,6 +282,7 @@ def test_a_store_that_grew_goes_on_without_steps() -> None:
     assert forward_of(backend).new_store(16) is not store
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", FAMILY)
 @pytest.mark.parametrize("boundary", ["right", "own"])
 def test_whole_generations(architecture: str, boundary: str) -> None:

@@ -68,6 +68,7 @@ def test_every_setting_is_tried() -> None:
     assert set(OTHER) == set(CocoaConfig.model_fields)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("setting", OTHER)
 def test_no_setting_replays_an_answer_of_another(kind: Any, setting: str, quick_engine: CocoaEngine, spy: Any) -> None:
@@ -131,6 +132,7 @@ def change_calibrator(engine: CocoaEngine) -> CocoaEngine:
     return engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("change", [change_tokenizer, change_template, change_penalty, change_calibrator])
 def test_a_changed_engine_answers_anew(kind: Any, change: Any, engine_of_own: CocoaEngine) -> None:

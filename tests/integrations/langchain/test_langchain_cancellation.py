@@ -81,6 +81,7 @@ async def test_cancelling_stops_the_work(call: Any, quick_chat: ChatCocoa, quick
     assert gate.passes <= BEFORE_GATE + len(PROMPTS) - 1  # those under way in the threads of a batch
 
 
+@pytest.mark.slow
 @each_call
 async def test_the_event_loop_runs_on(call: Any, quick_chat: ChatCocoa, quick_llm: CocoaLLM, gate: Gate) -> None:
     task = asyncio.ensure_future(call(quick_chat, quick_llm))

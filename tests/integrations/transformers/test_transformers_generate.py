@@ -68,6 +68,7 @@ def test_the_real_model_answers_as_the_engine(engine: CocoaEngine, settings: dic
     assert hook_count(engine.model) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["gpt2", "qwen3", "mamba"])
 def test_tiny_models_answer_as_the_engine(architecture: str) -> None:
     model, tokenizer, rows = tiny_model(architecture, seed=6), tiny_tokenizer(), prompts(4)
@@ -89,6 +90,7 @@ def test_tiny_models_answer_as_the_engine(architecture: str) -> None:
     assert {span.text for each in untold.generations for span in each.spans} == {""}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -22,6 +22,7 @@ from tests.helpers.processes import python
 FIGURES = st.lists(st.floats(-1e6, 1e6), min_size=len(SPAN_FEATURES), max_size=len(SPAN_FEATURES))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("isotonic", "level"), [(False, "span"), (True, "span"), (False, "answer")])
 def test_it_ranks_and_calibrates_on_prompts_it_has_not_seen(isotonic: bool, level: str) -> None:
     calibrated = risk(labelled_items(400, level=level), isotonic=isotonic)
@@ -38,12 +39,14 @@ def test_it_ranks_and_calibrates_on_prompts_it_has_not_seen(isotonic: bool, leve
     assert sum(one.items for one in found.reliability) == pytest.approx(2400, abs=5)
 
 
+@pytest.mark.slow
 def test_noise_is_not_sold_as_a_signal() -> None:
     found = risk(labelled_items(200, signal=0.0)).validation
     assert 0.4 < found.auroc.estimate < 0.56
     assert found.brier > found.brier_of_base_rate - 0.005
 
 
+@pytest.mark.slow
 def test_what_is_the_same_for_a_prompt_is_not_learnt_by_heart() -> None:
     """Each prompt has a label and a mark of its own: only folds that part prompts show that this is worth nothing."""
     random = np.random.default_rng(0)
@@ -56,6 +59,7 @@ def test_what_is_the_same_for_a_prompt_is_not_learnt_by_heart() -> None:
     assert all(len(set(risks[number * 5 : number * 5 + 5])) == 1 for number in range(80))
 
 
+@pytest.mark.slow
 def test_few_items_are_divided_again_and_again() -> None:
     """The estimate is the mean over divisions, each of which leaves every prompt out once."""
     items = labelled_items(40, each=4)
@@ -75,6 +79,7 @@ def test_few_items_are_divided_again_and_again() -> None:
     assert risk(labelled_items(2000, each=6)).validation.repeats == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isotonic", [False, True])
 def test_plain_python_applies_what_scikit_learn_fitted(isotonic: bool) -> None:
     from sklearn.linear_model import LogisticRegression

@@ -99,6 +99,7 @@ def test_bad_targets() -> None:
             choose(rule, 0.5, [0.5], [False], ["a"])  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_calibrator_keeps_its_threshold() -> None:
     spans = labelled_items(90)
     recall = risk(spans, threshold=("recall", 0.8)).threshold

@@ -157,6 +157,8 @@ def test_a_torn_last_line_is_done_again(engine: CocoaEngine, truthfulqa: Path, t
         assert now["metrics"]["mc2"]["mean"] == pytest.approx(then["metrics"]["mc2"]["mean"], abs=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # it loads the model twice, in processes of its own
 def test_a_killed_run_goes_on(entry_point: Path, tmp_path: Path) -> None:
     rows = [(f"Number {n}: {question}", *rest) for n in range(2) for question, *rest in TRUTHFULQA]
     data, out = write_truthfulqa(tmp_path / "data.csv", rows), tmp_path / "out"

@@ -41,6 +41,7 @@ def test_of_a_text_that_was_cut_off(engine: CocoaEngine) -> None:
     assert len(check(out, engine)) <= len(out.token_ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", [tiny_tokenizer, sentencepiece_like_tokenizer])
 @pytest.mark.parametrize("seed", range(4))
 def test_of_random_tokens(tokenizer: Callable[[], Any], seed: int) -> None:

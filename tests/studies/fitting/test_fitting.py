@@ -133,6 +133,7 @@ def test_more_of_a_risky_feature_is_never_less_risk() -> None:
     assert risks == sorted(risks)
 
 
+@pytest.mark.slow
 def test_files(tmp_path: Path) -> None:
     calibrator = fitted(levels=("span", "answer"), isotonic=True)
     path = tmp_path / "risk.json"

@@ -176,7 +176,7 @@ def test_a_template_with_tools_is_told_of_them(engine: CocoaEngine) -> None:
 
 
 def _prompt(chat: ChatCocoa, history: list[Any]) -> list[Any]:
-    plan, told, _ = chat._prepared(history)
+    plan, told, _ = chat._prepare(history)
     assert plan.style.opening == "<tool_call>"
     return [told]
 
@@ -318,7 +318,7 @@ def test_unknown_ways_to_structure_are_refused(quick_chat: ChatCocoa) -> None:
 def test_results_without_a_name_get_their_call_s(quick_chat: ChatCocoa) -> None:
     call = {"name": "get_time", "args": {}, "id": "abc123def"}
     history = [HumanMessage("?"), AIMessage("", tool_calls=[call]), ToolMessage("Noon.", tool_call_id="abc123def")]
-    _, told, _ = quick_chat._prepared(history)
+    _, told, _ = quick_chat._prepare(history)
     assert told[1]["content"] == '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
     assert told[2] == {"role": "user", "content": "<tool_response>\nNoon.\n</tool_response>"}
 

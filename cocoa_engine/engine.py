@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 class CocoaEngine:
     """Decodes a local Hugging Face causal LM with CoCoA-SIG and reports the risk of every span.
 
-    Threads may share one engine. The model and tokenizer are left as they were: nothing stays hooked onto them, also
+    Threads may share one engine. The model and the tokenizer are left unchanged: no hook remains on them, not even
     after an exception or an abandoned stream.
 
     Args:
         model: a decoder-only ``PreTrainedModel`` with a language-modelling head.
         tokenizer: its tokenizer.
-        config: this engine's default settings.
-        runtime: how the model is run: speed and memory, not what is decoded.
-        model_name: for the record; by default the model's own ``name_or_path``.
-        calibrator: gives every span a risk in [0, 1], or the answer, or both, as it was fitted; or the JSON file of
-            one; or ``"embedded"``, the embedded model's. None leaves the raw MLDS. It is used as it is, with a
-            :class:`CalibrationWarning`, where the model or the settings are not those of its fit.
+        config: the default settings of the engine.
+        runtime: how the model is run. It changes speed and memory, not what is decoded.
+        model_name: the name in results. Default: the model's ``name_or_path``.
+        calibrator: a calibrator, its JSON file, or ``"embedded"`` for the embedded model's. It gives every span, or the
+            answer, or both, a risk in [0, 1], depending on what it was fitted on. Without one, risk is the raw MLDS. A
+            calibrator that was fitted for another model or other settings is used with a :class:`CalibrationWarning`.
 
     Raises:
         UnsupportedModelError: the model is not a causal language model, or has fewer than 3 layers.
@@ -67,7 +67,7 @@ class CocoaEngine:
         self.config = CocoaConfig() if config is None else _checked(config, CocoaConfig)
         self.calibrator = _checked_calibrator(calibrator)
         self._warned: set[str] = set()
-        self._warn_of_mismatch(config)  # settings that nobody gave may be replaced at every call
+        self._warn_of_mismatch(config)  # default settings are checked with each call, which may replace them
 
     @classmethod
     def from_pretrained(
@@ -125,12 +125,12 @@ class CocoaEngine:
 
     @property
     def model(self) -> Any:
-        """The model, as given."""
+        """The model that was passed in."""
         return self.session.model.model
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer, as given."""
+        """The tokenizer that was passed in."""
         return self.session.tokens.tokenizer
 
     @property
@@ -140,17 +140,17 @@ class CocoaEngine:
 
     @property
     def model_name(self) -> str:
-        """The model's name, for the record."""
+        """The model's name, as it stands in results."""
         return self.session.model_name
 
     @property
     def num_layers(self) -> int:
-        """L, the number of decoder layers."""
+        """The number of decoder layers, L."""
         return self.session.model.num_layers
 
     @property
     def context_window(self) -> int | None:
-        """The most tokens that prompt and answer may have together, if the model says."""
+        """The maximum length of prompt and answer together, in tokens; `None` if the model's config does not tell."""
         return self.session.model.context_window
 
     @property
@@ -218,20 +218,20 @@ class CocoaEngine:
 
         Args:
             prompt: text (the tokenizer adds its special tokens) or token ids (taken as they are).
-            config: settings instead of the engine's.
+            config: settings to use instead of the engine's.
             logits_processor: transformers processors, called on every branch before its next distribution is formed.
             stopping_criteria: transformers criteria, called on every branch after each token.
-            generation_config: a transformers ``GenerationConfig`` whose end tokens, penalties and bans are honoured
-                instead of the model's own.
+            generation_config: a transformers ``GenerationConfig`` whose end tokens, penalties and banned words apply
+                instead of those of the model's own.
             cancellation: lets another thread end the call.
-            **settings: single fields of :class:`CocoaConfig` that override the settings.
+            **settings: fields of :class:`CocoaConfig` that override the settings.
 
         Raises:
             ConfigError: a setting is unknown, out of range or does not fit the model.
             PromptError: the prompt is empty or leaves no room in the context window.
             NonFiniteLogitsError: the model's logits are NaN.
-            EngineBusyError: ``Runtime.max_queue`` requests wait already.
-            RequestCancelledError: by ``cancellation``.
+            EngineBusyError: ``Runtime.max_queue`` calls are waiting already.
+            RequestCancelledError: the call was cancelled by ``cancellation``.
         """
         config = self._settings(config, settings)
         request = make_request(
@@ -251,10 +251,11 @@ class CocoaEngine:
         generation_config: Any = None,
         cancellation: Cancellation | None = None,
         **settings: Any,
-    ) -> SpanStream:
+    ) -> SpanStream[CocoaEngine]:
         """Answer one prompt span by span; arguments and errors as for :meth:`generate`, raised at once.
 
-        The work is done as spans are asked for. Closing the stream stops it; a suspended one blocks nobody.
+        A span is decoded when it is requested. Closing the stream stops the work. A suspended stream blocks no other
+        call.
         """
         config = self._settings(config, settings)
         request = make_request(
@@ -277,15 +278,15 @@ class CocoaEngine:
     ) -> list[Any]:
         """Answer several prompts together.
 
-        The results are those of :meth:`generate` on each, in order; see there for the other arguments and the errors.
-        Every prompt is checked before any work is done. A prompt joins the batch when another has ended, and calls of
-        other threads share its forward passes.
+        The results are those of :meth:`generate` for each prompt, in order. See there for the other arguments and the
+        errors. Every prompt is checked before any work is done. A prompt joins the batch when another one has ended.
+        Calls of other threads share the forward passes.
 
         Args:
             logits_processor: for all prompts, or a :class:`PerPrompt`.
             stopping_criteria: for all prompts, or a :class:`PerPrompt`.
-            batch_size: at most this many at a time; none is ``Runtime.max_batch_size``, which it cannot exceed.
-            return_exceptions: put the error of a prompt in its place, instead of raising the first one.
+            batch_size: the maximum number of prompts at a time. Default and limit: ``Runtime.max_batch_size``.
+            return_exceptions: return the error of a prompt in its position, instead of raising the first one.
         """
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             raise PromptError("generate_batch takes a list of prompts; for a single one use generate.")
@@ -314,22 +315,22 @@ class CocoaEngine:
     def score(
         self, prompt: Prompt, text: str | Sequence[int] | Texts, *, config: CocoaConfig | None = None, **settings: Any
     ) -> Generation | list[Generation]:
-        """Log-probability and disagreement of a given text after a prompt, by teacher forcing; nothing is generated.
+        """Measure log-probability and disagreement of a given text after a prompt, by teacher forcing.
 
-        The text is one span of kind ``"given"``; a calibrated risk of it is worked out as if nothing competed where it
-        begins. Probabilities are the model's own: no processor applies. Where the engine has a calibrator of answers,
-        the candidates of the text's risk points are grown for the answer's risk; the usage leaves that out.
+        The text is one span of kind ``"given"``. Its calibrated risk is computed as if no other token competed where it
+        begins. Probabilities are the model's own: no processor applies. If the engine has a calibrator of answers, the
+        candidates at the text's risk points are grown for the answer's risk; the usage does not count that.
 
         Args:
             prompt: text or token ids.
-            text: a text or its token ids; or a list of such (the options of a question, say), each scored as it would
-                be alone, but the prompt is encoded once (by ``dola``, ``decore`` and ``diver`` twice).
-            config: settings instead of the engine's.
+            text: a text or its token ids, or a list of these, such as the options of a question. Each is scored as it
+                would be alone, but the prompt is encoded once (by ``dola``, ``decore`` and ``diver`` twice).
+            config: settings to use instead of the engine's.
             **settings: as for :meth:`generate`.
 
         Returns:
-            One result; of a list of texts, a list in its order. A forward pass over tokens of several texts counts in
-            the usage of each, and so do the prompt's passes; ``fed_tokens`` is the length of the text.
+            One result, or for a list of texts a list in the same order. A forward pass over tokens of several texts
+            counts in the usage of each, and so do the prompt's passes; ``fed_tokens`` is the length of the text.
 
         Raises:
             ConfigError: as for :meth:`generate`.
@@ -339,15 +340,15 @@ class CocoaEngine:
         return given_texts.score(self.session, prompt, text, self._settings(config, settings), self.calibrator)
 
     def layer_profile(self, prompt: Prompt | Messages, generation: Generation, span: Span | int) -> LayerCurve:
-        """How the layers disagree about one span of an answer, layer by layer: what its MLDS are means of.
+        """How the layers disagree about one span of an answer, layer by layer. Both MLDS are means of these values.
 
-        The answer is fed once more, up to the end of the span, with the settings it was made with.
+        The answer is fed once more, up to the end of the span, with its own settings.
 
         Args:
-            prompt: what the answer was made after; for :meth:`chat` its messages, or with ``template_kwargs`` their
+            prompt: the prompt of the answer. For :meth:`chat` its messages, or with ``template_kwargs`` the result of
                 :meth:`encode_chat`.
             generation: the answer, generated or scored by a model like this one.
-            span: one of its spans, or the number of one, counted from 0.
+            span: one of the answer's spans, or its index.
 
         Raises:
             ConfigError: the answer has no such span.
@@ -378,7 +379,7 @@ class CocoaEngine:
 
     def stream_chat(
         self, messages: Messages, *, template_kwargs: Mapping[str, Any] | None = None, **options: Any
-    ) -> SpanStream:
+    ) -> SpanStream[CocoaEngine]:
         """Answer chat messages span by span; see :meth:`stream` and :meth:`chat`."""
         return self.stream(self.encode_chat(messages, **(template_kwargs or {})), **options)
 

@@ -1,4 +1,4 @@
-"""Optional packages: one error for those that are missing, and silence about those that nobody asked for."""
+"""Optional packages: one error for a missing one, and no messages of those that are not used."""
 
 from __future__ import annotations
 

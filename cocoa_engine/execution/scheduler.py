@@ -101,7 +101,7 @@ class Scheduler:
         self._pending: list[Work] = []
         self._driving = False
         self._prefilled = False  # the last pass was a prompt's: steps are next
-        self._not_before = 0.0  # until when the next pass is held back for callers that are not ready
+        self._not_before = 0.0  # until when the next pass waits for callers that are not ready
         self._duration = 0.0  # of the last pass, in seconds
 
     @property

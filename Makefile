@@ -1,7 +1,7 @@
 # Everything on a fresh machine with Python >= 3.10 and a package index:
 #   make demo   ask the embedded model a question and see where its answer may be wrong
 #   make test   lint, type-check and test (make check: without the tests)
-#   make wheel  build the wheel, install it with each extra alone, and use it (about 4 minutes)
+#   make wheel  build the wheel, install it with each extra alone, and use it
 #   make floors test the lowest versions of what the package needs
 #   make bench  measure what decoding costs (about 25 minutes) and write docs/performance.md
 

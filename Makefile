@@ -3,7 +3,7 @@
 #   make test    lint, type-check, check the layers and run all tests
 #   make check   the same with the fast tests only (under two minutes)
 #   make docs    build the documentation site into site/
-#   make wheel   build the wheel, install it with each extra alone, and use it (about 4 minutes)
+#   make wheel   build the wheel, install it with each extra alone, and use it
 #   make floors  test the lowest versions of what the package needs
 #   make bench   measure what decoding costs (about 25 minutes) and write docs/explanation/performance.md
 

@@ -14,6 +14,8 @@ PINS   := constraints.txt
 # -qq: errors only, not a warning for each index that lacks a package. No bytecode is compiled: an imported module is
 # compiled at its first import, the others never.
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -c $(PINS)
+# Without bytecode on disk every process of the tests would compile torch and transformers anew.
+unexport PYTHONDONTWRITEBYTECODE
 # Two tests at once; each takes one thread.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 

@@ -154,7 +154,9 @@ def test_a_need_names_an_extra_that_brings_the_package(one: Need) -> None:
 
 
 def test_all_is_every_extra_for_users() -> None:
-    assert set(EXTRAS["all"]) == {package for extra, ones in EXTRAS.items() if extra not in ("dev", "docs") for package in ones}
+    assert set(EXTRAS["all"]) == {
+        package for extra, ones in EXTRAS.items() if extra not in ("dev", "docs") for package in ones
+    }
 
 
 def test_no_framework_without_its_extra() -> None:

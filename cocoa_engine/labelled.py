@@ -12,7 +12,7 @@ def __getattr__(name: str) -> Any:
     if name not in datasets.__all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     warnings.warn(
-        f"cocoa_engine.datasets is now cocoa_engine.datasets: import {name} from there.",
+        f"cocoa_engine.labelled is now cocoa_engine.datasets: import {name} from there.",
         DeprecationWarning,
         stacklevel=2,
     )

@@ -84,7 +84,7 @@ def test_every_way_to_a_result_carries_it(
     assert scored.calibrated
     assert scored.max_risk == calibrator.risk(scored.spans[0])
     assert scored.answer_risk == calibrator.answer_risk(scored)
-    (candidates,) = Grower(engine, engine.config)(engine.encode(PROMPT), [scored.token_ids])
+    (candidates,) = Grower(engine.session, engine.config)(engine.encode(PROMPT), [scored.token_ids])
     assert scored.competition == competition(risk_points(candidates))
     assert scored.competition.risk_points > 0
     alone = calibrated.score(PROMPT, "Canberra.")
@@ -168,8 +168,8 @@ def test_a_given_text_has_the_features_of_the_same_decoded_one(engine: CocoaEngi
     config = CocoaConfig(span_boundary="own", max_new_tokens=40, max_span_tokens=8)
     generation = engine.generate(HESITANT, config=config)
     prompt, text = engine.encode(HESITANT), generation.token_ids
-    (profile,) = Profiler(engine, config)(prompt, [text])
-    (candidates,) = Grower(engine, config)(prompt, [text])
+    (profile,) = Profiler(engine.session, config)(prompt, [text])
+    (candidates,) = Grower(engine.session, config)(prompt, [text])
     parts = (LabelledSpan(0, 5),)
     forced = TeacherForced(
         LabelledText("1", "1", generation.text, "?", None, parts, PROMPT), profile, profile.ends, None, candidates

@@ -312,7 +312,7 @@ def test_a_conformal_threshold_says_what_it_guarantees(cocoa: Cocoa, parts: Path
     options = ["--folds", "2", "--draws", "20", "--out", str(tmp_path / "risk.json")]
     shown = " ".join(cocoa("calibrate", "--data", str(parts), *options, "--miss", "0.5").stdout.split())
     assert "Guarantee: for a new prompt exchangeable with these 4, the expected share of" in shown
-    assert "hallucinated spans below the threshold is at most 0.5;" in shown
+    assert "hallucinated spans below the threshold is at most 0.5." in shown
     shown = " ".join(cocoa("calibrate", "--data", str(parts), *options, "--miss", "0.1").stdout.split())
     assert "4 prompts are too few for a threshold above 0, which flags everything." in shown
 
@@ -442,7 +442,7 @@ def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> 
         (["calibrate", "--data", "{answers}", "--out", "r", "--plot", "a.foo"], "must end in one of .eps"),
         (["calibrate", "--questions", "{answers}", "--out", "r"], "the field 'question' is missing"),
         (["alpha", "--data", "{answers}", "--alpha", "2"], "--alpha"),
-        (["alpha", "--data", "{answers}", "--plot", "x.foo"], "--plot x.foo: its name must end in one of .eps"),
+        (["alpha", "--data", "{answers}", "--plot", "x.foo"], "--plot x.foo: the name must end in one of .eps"),
         (["alpha", "--data", "{answers}", "--plot", "x"], "must end in one of"),
         (["alpha", "--data", "{answers}", "--plot", "/no/such/folder/x.png"], "--plot /no/such/folder/x.png cannot be"),
     ],
@@ -471,8 +471,8 @@ def test_a_missing_extra_is_said(
     monkeypatch.setattr(builtins, "__import__", without)
     monkeypatch.setattr("importlib.import_module", lambda name: without(name))
     monkeypatch.setattr("cocoa_engine.optional.import_module", lambda name: without(name))
-    for command, package in (("signal", "scipy"), ("calibrate", "sklearn")):
+    for command, package in (("signal", "scipy"), ("calibrate", "scikit-learn")):
         result = cocoa(command, "--data", str(answers), "--out", "never")
         assert result.exit_code == 2
-        assert f"needs the package {package}: pip install 'cocoa-integrations[risk]'" in result.stderr
+        assert f"needs {package}: pip install 'cocoa-integrations[risk]'" in result.stderr
     assert loads == []

@@ -111,7 +111,7 @@ def _fault(words: list[str]) -> str | None:
     if rest[:1] == ["install"]:
         project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
         known = re.findall(
-            r"^(\w+) = \[", project.partition("[project.optional-dependencies]")[2].partition("\n[")[0], re.M
+            r"^([\w-]+) = \[", project.partition("[project.optional-dependencies]")[2].partition("\n[")[0], re.M
         )
         listed = re.findall(r"(?:^|\s)(?:\.|cocoa-integrations)\[([\w,-]+)\]", " ".join(rest))
         return next(

@@ -20,6 +20,8 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+LIMIT = 1800
+"""Seconds for one command, the longest being the installation of torch."""
 ENGINE = "from cocoa_engine import CocoaConfig, CocoaEngine\nengine = CocoaEngine.from_pretrained()\n"
 
 # The modules that only an extra brings.
@@ -166,7 +168,7 @@ class Environment:
     """A virtual environment without pip; another one's packages are visible in it if that is given."""
 
     def __init__(self, folder: Path, below: Environment | None = None) -> None:
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=LIMIT)
         self.folder = folder
         self.python = folder / "bin" / "python"
         (self.packages,) = folder.glob("lib/python*/site-packages")
@@ -189,7 +191,9 @@ class Environment:
         """
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, cwd=self.folder, env=environment, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=self.folder, env=environment, check=False, timeout=LIMIT
+        )
         if bool(done.returncode) != fails:
             raise SystemExit(
                 f"$ {' '.join(command)}\n{done.stdout}{done.stderr}\n{self.folder.name}: exit code {done.returncode}"
@@ -266,7 +270,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         build = [sys.executable, "-m", "pip", "wheel", "-qq", "--disable-pip-version-check", "--no-deps"]
-        subprocess.run([*build, "--wheel-dir", str(folder), str(ROOT)], check=True)
+        subprocess.run([*build, "--wheel-dir", str(folder), str(ROOT)], check=True, timeout=LIMIT)
         (wheel,) = folder.glob("cocoa_integrations-*.whl")
         base = Environment(folder / "base")
         base.install(str(wheel))

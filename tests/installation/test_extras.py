@@ -83,13 +83,14 @@ for module in ("middleware", "tool_risk"):
 )
 def test_without_packages(missing: tuple[str, ...], program: str) -> None:
     code = WITHOUT.format(missing=missing) + program
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""  # torchao, where it is installed, says nothing while transformers imports it
 
 
 def test_the_error_names_the_distribution_and_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
     with pytest.raises(
         MissingExtraError, match=r"^fitting needs scikit-learn: pip install 'cocoa-integrations\[risk\]'$"
     ) as caught:

@@ -27,7 +27,7 @@ def record(text: str, *parts: tuple[int, int], id: str = "1", label: bool | None
 
 def test_the_engines_figures_on_the_real_model(engine: CocoaEngine) -> None:
     config = CocoaConfig()
-    profiles = Profiler(engine, config)(PROMPT, TEXTS)
+    profiles = Profiler(engine.session, config)(PROMPT, TEXTS)
     for final in FINALS:
         for window in ((10, 20), (0, 29), (3, 4)):
             scored = engine.score(PROMPT, TEXTS, final_layer=final, middle_layers=window)
@@ -46,7 +46,7 @@ def test_the_engines_figures_on_the_real_model(engine: CocoaEngine) -> None:
 def test_the_engines_figures_on_other_architectures(architecture: str) -> None:
     engine = CocoaEngine(tiny_model(architecture), tiny_tokenizer())
     text = "abc the sea"
-    (profile,) = Profiler(engine, CocoaConfig())([5, 6, 7, 8], [text])
+    (profile,) = Profiler(engine.session, CocoaConfig())([5, 6, 7, 8], [text])
     for final in FINALS:
         (span,) = engine.score([5, 6, 7, 8], text, final_layer=final).spans
         whole = profile.span(0, len(profile.token_ids))
@@ -58,7 +58,7 @@ def test_what_a_greedy_decode_takes_competes_as_in_the_decode() -> None:
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     generation = engine.generate([5, 6, 7, 8], max_new_tokens=30, method="greedy")
     text = [token_id for span in generation.spans for token_id in span.token_ids]
-    (profile,) = Profiler(engine, CocoaConfig())([5, 6, 7, 8], [text])
+    (profile,) = Profiler(engine.session, CocoaConfig())([5, 6, 7, 8], [text])
     starts = [0]
     for span in generation.spans:
         starts.append(starts[-1] + len(span.token_ids))

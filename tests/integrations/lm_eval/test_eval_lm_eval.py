@@ -203,7 +203,6 @@ def test_layers_of_dola_in_a_text(
         ({"device": "cuda:0"}, None),  # what the harness's command line says where there is no GPU, too
         ({"device": "cpu"}, None),
         ({"device": "mps"}, "mps"),
-        ({"device": "cuda:0", "device_map": "auto"}, "auto"),
     ],
 )
 def test_devices(
@@ -217,6 +216,15 @@ def test_devices(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     CocoaLM(**options)
     assert loaded["device_map"] == (device_map or {"cuda:0": "cuda:0"}.get(options["device"]))
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_device_map_goes_before_the_device(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, gpu: bool) -> None:
+    loaded: dict[str, Any] = {}
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **given: loaded.update(given) or engine)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    CocoaLM(device="cuda:0", device_map="auto")
+    assert loaded["device_map"] == ("auto" if gpu else None)
 
 
 def test_bad_model_args(engine: CocoaEngine) -> None:

@@ -25,7 +25,7 @@ def test_an_own_answer_is_cut_as_it_was_decoded(engine: CocoaEngine, cut: Cut, r
     generation = engine.generate(prompt, config=config)
     made = [len(span.token_ids) for span in generation.spans]
     assert len(made) > 3
-    (profile,) = Profiler(engine, config)(prompt, [generation.token_ids])
+    (profile,) = Profiler(engine.session, config)(prompt, [generation.token_ids])
     forced = TeacherForced(_labelled(generation.text), profile, profile.ends)
     assert [end - start for start, end in Cutter(engine, config).spans(forced, cut)] == made
 

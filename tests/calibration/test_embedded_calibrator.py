@@ -8,9 +8,9 @@ import pytest
 
 from cocoa_engine import CalibrationWarning, CocoaEngine, RiskCalibrator
 from tests.helpers.paths import README
+from tests.helpers.prompts import chat
 
 CALIBRATE = README.parent / "docs" / "how-to" / "calibrate.md"
-from tests.helpers.prompts import chat
 
 
 def test_it_is_for_the_embedded_model_with_default_settings(engine: CocoaEngine) -> None:

@@ -20,10 +20,10 @@ from cocoa_engine.execution.session import Session, SessionOwner
 from cocoa_engine.results import Generation
 from cocoa_engine.spans import Span
 
-EngineT = TypeVar("EngineT", bound=SessionOwner, default=SessionOwner)
+EngineT_co = TypeVar("EngineT_co", bound=SessionOwner, default=SessionOwner, covariant=True)
 
 
-class SpanStream(Iterator[Span], Generic[EngineT]):
+class SpanStream(Iterator[Span], Generic[EngineT_co]):
     """The spans of an answer, each as soon as it is decided; also a context manager.
 
     Args:
@@ -34,14 +34,14 @@ class SpanStream(Iterator[Span], Generic[EngineT]):
     """
 
     def __init__(
-        self, engine: EngineT, request: Request, config: CocoaConfig, calibrator: RiskCalibrator | None
+        self, engine: EngineT_co, request: Request, config: CocoaConfig, calibrator: RiskCalibrator | None
     ) -> None:
         self._state = _State()
         self._engine, self._request = engine, request
         self._spans = _decoded(self._state, engine.session, request, config, calibrator)
 
     @property
-    def engine(self) -> EngineT:
+    def engine(self) -> EngineT_co:
         """The engine that decodes."""
         return self._engine
 
@@ -89,7 +89,7 @@ class SpanStream(Iterator[Span], Generic[EngineT]):
         with contextlib.suppress(ValueError):  # another thread is inside, and was told
             self._spans.close()
 
-    def __enter__(self) -> SpanStream[EngineT]:
+    def __enter__(self) -> SpanStream[EngineT_co]:
         return self
 
     def __exit__(

@@ -40,7 +40,7 @@ def test_the_pages_have_its_figures(level: str) -> None:
     assert found.folds == 5
     assert "MIT" in fitted.data
     auroc = found.auroc
-    assert f"{auroc.estimate:.3f} for" in README.read_text(encoding="utf-8")
+    assert f"{auroc.estimate:.3f} for" in " ".join(README.read_text(encoding="utf-8").split())
     page = CALIBRATE.read_text(encoding="utf-8")
     assert f"{auroc.estimate:.3f} ({auroc.low:.3f} – {auroc.high:.3f})" in page
     assert f"{max(rival.auroc.estimate for rival in found.rivals.values()):.3f}, " in page

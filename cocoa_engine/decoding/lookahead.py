@@ -2,7 +2,7 @@
 
 There branches end one by one, and most passes would feed the longest branch alone. The best of the finished branches is
 likely to be kept, so the branches of its next risk point are fed ahead; where those are finished too, those that follow
-the best of them, and so on. Eight prompts of the embedded model take 1.07 passes per token with it and 1.66 without
+the best of them, and so on. Eight prompts of the embedded model take 1.06 passes per token with it and 1.71 without
 (``python -m benchmarks.lookahead``).
 """
 

@@ -110,9 +110,6 @@ class SpanStatistics(Protocol):
     def candidates(self) -> list[Candidate]: ...
 
 
-SpanFigures = SpanStatistics
-
-
 def span_features(span: SpanStatistics) -> list[float]:
     """The features of a span, in the order of :data:`SPAN_FEATURES`."""
     return [

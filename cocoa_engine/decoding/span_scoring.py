@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cocoa_engine import equations
 from cocoa_engine.calibration import RiskCalibrator
-from cocoa_engine.calibration.features import SpanFigures
+from cocoa_engine.calibration.features import SpanStatistics
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.methods import METHODS
 
@@ -58,7 +58,7 @@ def calibrates_spans(calibrator: RiskCalibrator | None) -> TypeGuard[RiskCalibra
     return calibrator is not None and calibrator.span is not None
 
 
-def reported_risk(config: CocoaConfig, calibrator: RiskCalibrator | None, span: SpanFigures) -> float:
+def reported_risk(config: CocoaConfig, calibrator: RiskCalibrator | None, span: SpanStatistics) -> float:
     """The risk that a span is reported with: calibrated, in [0, 1], or else the raw MLDS that ranks."""
     if calibrates_spans(calibrator):
         return calibrator.risk(span)

@@ -75,14 +75,13 @@ class TextGroup:
     ) -> None:
         self._backend, self._tree, self._first, self._width = backend, tree, first, rows_per_step
         self._paths = beginnings(texts.values())
-        ranks = {path: rank for rank, path in enumerate(self._paths)}
+        self._ranks = {path: rank for rank, path in enumerate(self._paths)}
         self.numbers = list(texts)
-        self.rows = {number: [ranks[path] for path in beginnings([text])] for number, text in texts.items()}
+        self.rows = {number: [self._ranks[path] for path in beginnings([text])] for number, text in texts.items()}
 
     def steps(self) -> Iterator[Step]:
         """Feed the group."""
-        ranks = {path: rank for rank, path in enumerate(self._paths)}
-        before = self._first
+        ranks, before = self._ranks, self._first
         for start in range(0, len(self._paths), self._width):
             fed = self._paths[start : start + self._width]
             passes_before = self._tree.forward_passes

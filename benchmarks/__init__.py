@@ -1,1 +1,1 @@
-"""Speed measurements: one file each, all of them by ``python -m benchmarks``, one by ``python -m benchmarks.NAME``."""
+"""The benchmark suite. ``python -m benchmarks`` runs every measurement, ``python -m benchmarks.NAME`` a single one."""

@@ -1,4 +1,4 @@
-"""The bars: what each figure must reach. A figure is looked up in the JSON of its measurement."""
+"""The targets: a limit for each measured quantity, and where its value is in the JSON of its measurement."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ Record = Mapping[str, Any]
 
 
 class Bar(NamedTuple):
-    """One bar.
+    """One target.
 
     Attributes:
-        source: the measurement whose record ``find`` reads; a :class:`KeyError` means that the figure is not there.
-        at_least: the limit is the least, not the most.
+        what: the quantity, as in the table.
+        limit: the highest accepted value.
+        source: the measurement whose record ``find`` reads.
+        find: extracts the value. A :class:`KeyError` means that it was not measured.
+        at_least: the limit is the lowest accepted value instead.
     """
 
     what: str
@@ -26,12 +29,12 @@ class Bar(NamedTuple):
     at_least: bool = False
 
     def met(self, found: Spread) -> bool:
-        """By the median."""
+        """Whether the median meets the limit."""
         return found.median >= self.limit if self.at_least else found.median <= self.limit
 
 
 class Checked(NamedTuple):
-    """A bar and what was measured."""
+    """A target and the measured value."""
 
     bar: Bar
     found: Spread
@@ -41,22 +44,22 @@ class Checked(NamedTuple):
         return self.bar.met(self.found)
 
 
-def compared(race: Record, way: str, base: str) -> Spread:
-    """The ratio of two ways of a race, whatever its own base."""
-    return ratio(race["ways"][way]["seconds"], race["ways"][base]["seconds"])
+def compared(comparison: Record, competitor: str, base: str) -> Spread:
+    """The ratio of two competitors of a comparison."""
+    return ratio(comparison["competitors"][competitor]["seconds"], comparison["competitors"][base]["seconds"])
 
 
-def _single_stream(way: str, base: str) -> Callable[[Record], Spread]:
-    return lambda record: compared(record["rivals"], way, base)
+def _single_stream(competitor: str, base: str) -> Callable[[Record], Spread]:
+    return lambda record: compared(record["comparison"], competitor, base)
 
 
 def _passes(record: Record) -> Spread:
-    way = record["rivals"]["ways"][f"{COCOA_SIG}, {LEAN}, {NO_DRAFTS}"]
-    return Spread.of([way["per_kept_token"]["forward_passes"]])
+    competitor = record["comparison"]["competitors"][f"{COCOA_SIG}, {LEAN}, {NO_DRAFTS}"]
+    return Spread.of([competitor["per_kept_token"]["forward_passes"]])
 
 
 def _long_step(record: Record) -> Spread:
-    return Spread(**record["lengths"]["4096"]["cocoa_sig_to_our_greedy"]["per_step"])
+    return Spread(**record["lengths"]["4096"]["cocoa_sig_to_greedy"]["per_step"])
 
 
 def _long_memory(kind: str) -> Callable[[Record], Spread]:
@@ -69,7 +72,7 @@ def _long_memory(kind: str) -> Callable[[Record], Spread]:
 
 
 def _batch(size: int) -> Callable[[Record], Spread]:
-    return lambda record: Spread(**record["sizes"][str(size)]["ways"][COCOA_SIG]["ratio"])
+    return lambda record: Spread(**record["sizes"][str(size)]["competitors"][COCOA_SIG]["ratio"])
 
 
 def _capture(forward: str) -> Callable[[Record], Spread]:
@@ -98,35 +101,40 @@ BARS = (
     ),
     *(
         Bar(
-            f"CoCoA-SIG / our greedy, {said}{drafts}",
+            f"CoCoA-SIG / CoCoA engine greedy, {described}{drafts}",
             1.10,
             "single_stream",
-            _single_stream(f"{COCOA_SIG}, {way}", f"{GREEDY}, {way}"),
+            _single_stream(f"{COCOA_SIG}, {setup}", f"{GREEDY}, {setup}"),
         )
-        for forward, said in ((MODULES, "through HF's modules"), (LEAN, "lean forward pass"))
-        for way, drafts in ((f"{forward}, {NO_DRAFTS}", ", both without drafts"), (forward, ", both with drafts"))
+        for forward, described in ((MODULES, "through HF's modules"), (LEAN, "lean forward pass"))
+        for setup, drafts in ((f"{forward}, {NO_DRAFTS}", ", both without drafts"), (forward, ", both with drafts"))
     ),
     Bar(
-        "our greedy / HF `generate` greedy, through HF's modules",
+        "CoCoA engine greedy / HF `generate` greedy, through HF's modules",
         0.75,
         "single_stream",
         _single_stream(f"{GREEDY}, {MODULES}", BASE),
     ),
     Bar(
-        "our greedy / HF `generate` greedy, lean forward pass",
+        "CoCoA engine greedy / HF `generate` greedy, lean forward pass",
         0.75,
         "single_stream",
         _single_stream(f"{GREEDY}, {LEAN}", BASE),
     ),
-    Bar("CoCoA-SIG / our greedy, time per forward pass after a prompt of 4,096", 1.10, "prompt_length", _long_step),
     Bar(
-        "CoCoA-SIG / our greedy, memory of keys and values at a prompt of 4,096",
+        "CoCoA-SIG / CoCoA engine greedy, time per forward pass after a prompt of 4,096",
+        1.10,
+        "prompt_length",
+        _long_step,
+    ),
+    Bar(
+        "CoCoA-SIG / CoCoA engine greedy, memory of keys and values at a prompt of 4,096",
         1.02,
         "prompt_length",
         _long_memory("key_value_bytes"),
     ),
     Bar(
-        "CoCoA-SIG / our greedy, peak memory of the process at a prompt of 4,096",
+        "CoCoA-SIG / CoCoA engine greedy, peak memory of the process at a prompt of 4,096",
         1.02,
         "prompt_length",
         _long_memory("peak_bytes"),
@@ -152,7 +160,7 @@ BARS = (
 
 
 def check(records: Mapping[str, Record]) -> Iterator[Checked]:
-    """Every bar whose figure was measured."""
+    """Every target whose value was measured."""
     for bar in BARS:
         try:
             yield Checked(bar, bar.find(records[bar.source]))

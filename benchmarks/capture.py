@@ -1,4 +1,4 @@
-"""What it costs to capture the middle and final layers' hidden states: a step with it, and the same step without."""
+"""The cost of capturing the hidden states of the middle and final layers: a step with capture and one without."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cocoa_engine.studies.timing import interleave, ratio, timed
 
 WITH, WITHOUT = "with capture", "without"
 PROMPT_TOKENS = 256
-STEPS = 8  # of a piece of work
+STEPS = 8  # per unit of work
 FORWARDS = {"lean": Runtime(), "HF modules": Runtime(forward="modules")}
 
 
@@ -30,17 +30,17 @@ def _steps(bench: Bench, name: str, runtime: Runtime) -> dict[str, Any]:
         summed: torch.Tensor | None = None
         for _ in range(STEPS):
             states = after.step(1, capturing=capturing)
-            if states is not None:  # as the decode loop does: sums over a span
+            if states is not None:  # sum them over a span, as the decode loop does
                 summed = states if summed is None else summed + states
         return STEPS
 
-    # a piece is short: ten times the rounds, so that one disturbance does not make the median
+    # a unit is short: with ten times the rounds, a single disturbance does not change the median
     rounds = 10 * bench.settings.rounds
     task = bench.progress.add_task(f"capture, {name}", total=2 * rounds)
-    ways = {WITH: timed(lambda _: steps(True)), WITHOUT: timed(lambda _: steps(False))}
-    for way in ways.values():
-        way(None)
-    seconds = interleave(ways, [[None]] * rounds, lambda: bench.progress.advance(task))
+    competitors = {WITH: timed(lambda _: steps(True)), WITHOUT: timed(lambda _: steps(False))}
+    for competitor in competitors.values():
+        competitor(None)
+    seconds = interleave(competitors, [[None]] * rounds, lambda: bench.progress.advance(task))
     after.close()
     return {"seconds": seconds, "with_to_without": ratio(seconds[WITH], seconds[WITHOUT])._asdict()}
 

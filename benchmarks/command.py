@@ -1,4 +1,4 @@
-"""The command line of the suite, and of each measurement by itself."""
+"""The command line of the suite, and of each single measurement."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ from benchmarks.settings import DOCS, MEASUREMENTS, RESULTS, Settings
 
 
 def main(*only: str) -> None:
-    """Measure, write a JSON file for each measurement, then the tables and plots made from them.
+    """Run measurements, write a JSON file for each, and update the tables and plots.
 
     Args:
-        only: the measurements; by default those that the command line names, else all.
+        only: the measurements to run. Default: those of ``--only``, or else all.
     """
-    parser = argparse.ArgumentParser(description="Measures what decoding costs. See docs/explanation/performance.md.")
+    parser = argparse.ArgumentParser(
+        description="Measures the cost of decoding. Results: docs/explanation/performance.md."
+    )
     if not only:
         parser.add_argument("--only", nargs="+", choices=MEASUREMENTS, metavar="NAME", help=", ".join(MEASUREMENTS))
-    parser.add_argument("--model", help="hub name or folder; default: the embedded model")
+    parser.add_argument("--model", help="Hub name or folder; default: the embedded model")
     parser.add_argument("--threads", type=int, default=Settings.threads)
     parser.add_argument("--rounds", type=int, default=Settings.rounds)
     parser.add_argument("--tokens", type=int, default=Settings.tokens)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything runs; no figures")
+    parser.add_argument("--quick", action="store_true", help="minimal sizes, to try the suite; ignore the timings")
     parser.add_argument(
         "--out",
         type=Path,
-        help="folder of the JSON files; with another than benchmarks/results, the report is written there as well",
+        help="folder of the JSON files (default: benchmarks/results); another folder also gets report and plots",
     )
     options = parser.parse_args()
     settings = Settings(model=options.model, threads=options.threads, rounds=options.rounds, tokens=options.tokens)
@@ -48,9 +50,9 @@ def main(*only: str) -> None:
         bench = Bench(settings, shown)
         for name in only or options.only or MEASUREMENTS:
             start = time.perf_counter()
-            figures = import_module(f"benchmarks.{name}").measure(bench)
+            values = import_module(f"benchmarks.{name}").measure(bench)
             seconds = round(time.perf_counter() - start)
-            write(out / f"{name}.json", record(bench, {"took_seconds": seconds, **figures}))
+            write(out / f"{name}.json", record(bench, {"took_seconds": seconds, **values}))
 
     in_place = out.resolve() == RESULTS
     draw_all(out, (DOCS if in_place else out) / "performance")

@@ -1,27 +1,39 @@
-"""Questions about a passage, whose answers repeat its words: what drafts looked up in the prompt save."""
+"""Prompt-lookup drafts on questions about a passage, whose answers repeat words of the passage."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from benchmarks.command import main
-from benchmarks.measure import BASE, COCOA_SIG, GREEDY, NO_DRAFTS, Bench, Ours, Way, alone, hugging_face, parts
+from benchmarks.measure import (
+    BASE,
+    COCOA_SIG,
+    GREEDY,
+    NO_DRAFTS,
+    Bench,
+    Competitor,
+    EngineCompetitor,
+    hugging_face,
+    one_by_one,
+    rounds_of_parts,
+)
 from benchmarks.prompts import context_questions
 
 
 def measure(bench: Bench) -> dict[str, Any]:
-    """With and without drafts, ours and Hugging Face's."""
+    """Times of the engine and of Hugging Face ``generate``, each with and without drafts."""
     tokens = bench.settings.tokens
     drafts = bench.engine().runtime.draft_tokens
-    ways: dict[str, Way] = {
+    decoders: dict[str, Competitor] = {
         BASE: hugging_face(bench),
         "HF generate, prompt lookup": hugging_face(bench, prompt_lookup_num_tokens=drafts),
     }
     for name, method in ((GREEDY, "greedy"), (COCOA_SIG, "cocoa-sig")):
         for how, runtime in ((NO_DRAFTS, {"draft_tokens": 0}), ("drafts", {})):
-            ways[f"{name}, {how}"] = Ours(bench.engine(**runtime), method=method, max_new_tokens=tokens)
-    cases = alone(context_questions(bench.loaded, bench.settings.passages))
-    return {"draft_tokens": drafts, "rivals": bench.race("questions about a passage", ways, parts(cases, 4))}
+            decoders[f"{name}, {how}"] = EngineCompetitor(bench.engine(**runtime), method=method, max_new_tokens=tokens)
+    cases = one_by_one(context_questions(bench.loaded, bench.settings.passages))
+    comparison = bench.compare("questions about a passage", decoders, rounds_of_parts(cases, 4))
+    return {"draft_tokens": drafts, "comparison": comparison}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What decoding looks like, whatever it costs: risk points, candidates, spans, and the parting from greedy's text."""
+"""Statistics of decoding that are not times: risk points, candidates, spans, and the difference from greedy's text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from typing import Any
 from cocoa_engine import Generation
 
 
-def looks_like(answers: Sequence[Generation], greedy: Sequence[Generation]) -> dict[str, Any]:
-    """Figures over the answers of a branching method, and greedy's to the same prompts."""
+def decoding_statistics(answers: Sequence[Generation], greedy: Sequence[Generation]) -> dict[str, Any]:
+    """Statistics of a branching method.
+
+    Args:
+        answers: its answers.
+        greedy: the answers of greedy decoding to the same prompts, in the same order.
+    """
     kept = sum(answer.usage.completion_tokens for answer in answers)
     chosen = [span for answer in answers for span in answer.spans if span.candidates]
     lengths = [len(span.token_ids) for span in chosen]
@@ -35,6 +40,6 @@ def looks_like(answers: Sequence[Generation], greedy: Sequence[Generation]) -> d
 
 
 def _tokens_apart(tokens: Sequence[int], other: Sequence[int]) -> int:
-    """How many of the tokens have no counterpart in the other text, the two laid side by side as well as they go."""
+    """The number of tokens without a counterpart in the other text, after the two texts are aligned."""
     matcher = SequenceMatcher(None, tokens, other, autojunk=False)
     return len(tokens) - sum(block.size for block in matcher.get_matching_blocks())

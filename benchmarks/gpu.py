@@ -1,12 +1,12 @@
-"""Time per kept token on a GPU, at the shape of Llama-3-8B with random weights and scripted risk points.
+"""Time per kept token on a GPU, for the shape of Llama-3-8B with random weights and scripted risk points.
 
-Random weights say nothing worth reading, but they are read from memory as fast as trained ones, and that is what a step
-costs. Where candidates compete is scripted: each pass looks up its most probable tokens as ever, and is then told other
-probabilities, so that risk points come at a given rate with 2 to 4 candidates each. The ways are interleaved in every
-round.
+Random weights generate meaningless text, but they are read from memory as fast as trained ones, and the memory traffic
+determines the cost of a step. The risk points are scripted: each pass computes its most probable tokens as usual, and
+their probabilities are then replaced, so that risk points occur at a given rate with 2 to 4 candidates each. The
+decoders take turns in every round.
 
     python -m benchmarks.gpu
-    python -m benchmarks.gpu --tiny --device cpu      # whether it runs, not how fast
+    python -m benchmarks.gpu --tiny --device cpu      # tries the program; the times mean nothing
 """
 
 from __future__ import annotations
@@ -63,28 +63,28 @@ TINY = {
 RATES = (0.15, 0.3, 0.5)
 """Risk points per token; a trained model of 135M parameters has 0.3 at gamma = 0.3."""
 CANDIDATES = (2, 3, 2, 3, 4)
-"""How many tokens compete at one risk point after the other: 2.8 on average."""
+"""Number of competing tokens at successive risk points: 2.8 on average."""
 WIDTHS = (1, 3, 4, 8)
-"""Tips of the steps that are timed by themselves."""
+"""Numbers of leaves of the steps that are timed without the decode loop."""
 
 TARGET_MS = 5.0
 TARGET_RATIO = 1.05
 BANDWIDTH = 4.8
-"""Of an H200's memory, in TB/s."""
+"""Memory bandwidth of an H200, in TB/s."""
 
-HUGGING_FACE, GREEDY = "transformers generate, greedy", "ours, greedy"
+HUGGING_FACE, GREEDY = "HF generate, greedy", "CoCoA engine, greedy"
 RESULT = Path(__file__).parent / "results" / "gpu.json"
 
 
 class Script:
-    """Stands in for :func:`next_tokens`: the same work, then scripted probabilities.
+    """Replaces :func:`next_tokens`: does the same work, then returns scripted probabilities.
 
-    Every row of a pass is a risk point or none is, so the branches of a risk point end together and the rate of risk
-    points per kept token is the script's.
+    In each pass either all rows are risk points or none is. The branches of a risk point therefore end together, and
+    the rate of risk points per kept token is that of the script.
 
     Args:
         rate: risk points per token.
-        tokens: that are generated.
+        tokens: number of generated tokens.
     """
 
     def __init__(self, rate: float, tokens: int) -> None:
@@ -93,47 +93,54 @@ class Script:
         self.begin()
 
     def begin(self) -> None:
-        """Start over, for another generation."""
+        """Restart the script for another generation."""
         self.random = Random(0)
         count = round(self.rate * self.tokens)
-        competing = [CANDIDATES[place % len(CANDIDATES)] for place in range(count)]
-        self.plan = [*competing, *[1] * (self.tokens - count)]  # how many compete for each token
+        competing = [CANDIDATES[number % len(CANDIDATES)] for number in range(count)]
+        self.plan = [*competing, *[1] * (self.tokens - count)]  # number of competing tokens at each step
         self.random.shuffle(self.plan)
 
     def __call__(self, logits: Tensor, count: int, *, native: bool = False) -> list[NextTokens | None]:
         rows = next_tokens(logits, count, native=native)
         competing = self.plan.pop() if self.plan else 1
-        return [None if row is None else self._told(row, competing) for row in rows]
+        return [None if row is None else self._scripted(row, competing) for row in rows]
 
-    def _told(self, row: NextTokens, competing: int) -> NextTokens:
-        best = -self.random.uniform(0.9, 1.8)  # spreads the branches' scores: the first one does not always win
+    def _scripted(self, row: NextTokens, competing: int) -> NextTokens:
+        best = -self.random.uniform(0.9, 1.8)  # varies the scores of the branches, so the first does not always win
         rest = len(row.token_ids) - competing
-        log_probs = (*(best - 0.2 * place for place in range(competing)), *[best - 6.0] * rest)
+        log_probs = (*(best - 0.2 * rank for rank in range(competing)), *[best - 6.0] * rest)
         return replace(row, log_probs=log_probs)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print the tables, and write ``gpu.json``.
+
+    Args:
+        arguments: the command line. Default: that of the process.
+    """
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--tiny", action="store_true", help="a tiny model: tries the measurement out")
+    parser.add_argument("--tiny", action="store_true", help="use a tiny model, to try the measurement")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tokens", type=int, default=256, help="generated tokens (default: %(default)s)")
-    parser.add_argument("--prompt-tokens", type=int, default=128, help="(default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
-    parser.add_argument("--bandwidth", type=float, default=BANDWIDTH, help="memory, TB/s (default: %(default)s)")
-    parser.add_argument("--out", type=Path, help=f"default: {RESULT.name} beside the other results; tiny: nowhere")
+    parser.add_argument("--prompt-tokens", type=int, default=128, help="length of the prompt (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds (default: %(default)s)")
+    parser.add_argument(
+        "--bandwidth", type=float, default=BANDWIDTH, help="memory bandwidth in TB/s (default: %(default)s)"
+    )
+    parser.add_argument("--out", type=Path, help=f"JSON file (default: results/{RESULT.name}; with --tiny: none)")
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
-        parser.error("there is no CUDA GPU here; --tiny --device cpu tries the measurement out without one")
+        parser.error("there is no CUDA GPU; use --tiny --device cpu to try the measurement without one")
     if device.type == "cpu" and not options.tiny:
-        parser.error("the 8B shape is for a GPU; on a CPU take --tiny")
+        parser.error("the 8B shape needs a GPU; on a CPU use --tiny")
 
     model = random_model(TINY if options.tiny else LLAMA_3_8B, device)
-    # no guesses ahead and no prompts remembered: every token is decoded, and no way profits from another
+    # no drafts and no prefix cache: every token is decoded, and no decoder reuses the work of another
     runtime = Runtime(draft_tokens=0, prefix_cache_mb=0)
-    engine = CocoaEngine(model, words(model.config.vocab_size), runtime=runtime, model_name="random weights")
+    engine = CocoaEngine(model, word_tokenizer(model.config.vocab_size), runtime=runtime, model_name="random weights")
     prompt = [Random(1).randrange(model.config.vocab_size) for _ in range(options.prompt_tokens)]
-    timed = time_ways(engine, prompt, options.tokens, options.rounds, device)
+    timed = time_decoders(engine, prompt, options.tokens, options.rounds, device)
     read = bytes_read(model)
     record = {
         "machine": describe(),
@@ -144,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "bandwidth_bound_ms": read / options.bandwidth / 1e9,
         **timed,
         "step_ms": time_steps(model, runtime, prompt, device),
-        "targets": targets(timed["ways"], applies=device.type == "cuda" and not options.tiny),
+        "targets": targets(timed["decoders"], applies=device.type == "cuda" and not options.tiny),
     }
     show(record)
     out = options.out or (None if options.tiny else RESULT)
@@ -154,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def random_model(shape: dict[str, Any], device: torch.device) -> PreTrainedModel:
-    """A Llama with random weights, made on the device; it never ends a text."""
+    """A Llama with random weights, created on the device. It has no end token."""
     config = LlamaConfig(**shape, bos_token_id=None, eos_token_id=None, tie_word_embeddings=False)
     torch.manual_seed(0)
     with device:
@@ -164,26 +171,26 @@ def random_model(shape: dict[str, Any], device: torch.device) -> PreTrainedModel
     return model.eval()
 
 
-def words(count: int) -> PreTrainedTokenizerFast:
-    """A tokenizer with a word for each token."""
+def word_tokenizer(count: int) -> PreTrainedTokenizerFast:
+    """A tokenizer of ``count`` tokens, each of which is one word."""
     tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(count)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
 
 
 def bytes_read(model: PreTrainedModel) -> int:
-    """The weights that a step reads: all but the embeddings, of which it reads a row for each token."""
+    """Bytes of the weights that a step reads: all except the embeddings, of which it reads one row per token."""
     total: int = sum(weight.nbytes for weight in model.parameters())
     embeddings: Tensor = model.get_input_embeddings().weight
     return total - embeddings.nbytes
 
 
-def time_ways(
+def time_decoders(
     engine: CocoaEngine, prompt: list[int], tokens: int, rounds: int, device: torch.device
 ) -> dict[str, dict[str, Any]]:
-    """Whole generations, prompts included, in milliseconds per kept token; and what the scripts led to."""
+    """Times of complete generations, prompts included, in milliseconds per kept token, and decoding statistics."""
     config = CocoaConfig(max_new_tokens=tokens)
-    looks: dict[str, dict[str, float]] = {}
+    statistics_of: dict[str, dict[str, float]] = {}
 
     def hugging_face() -> int:
         ids = torch.tensor([prompt], device=device)
@@ -193,49 +200,49 @@ def time_ways(
             )
         return int(out.shape[1]) - len(prompt)
 
-    def ours(name: str, method: str, rate: float) -> Callable[[], int]:
+    def cocoa(name: str, method: str, rate: float) -> Callable[[], int]:
         script = Script(rate, tokens)
 
         def run() -> int:
             script.begin()
             with patch.object(distributions, "next_tokens", script):
                 generation = engine.generate(prompt, config=config, method=method)
-            looks[name] = _look(generation)
+            statistics_of[name] = _decoding_statistics(generation)
             return generation.usage.completion_tokens
 
         return run
 
-    ways = {HUGGING_FACE: hugging_face, GREEDY: ours(GREEDY, "greedy", 0.0)}
+    decoders = {HUGGING_FACE: hugging_face, GREEDY: cocoa(GREEDY, "greedy", 0.0)}
     for rate in RATES:
-        name = f"ours, cocoa-sig, {rate}"
-        ways[name] = ours(name, "cocoa-sig", rate)
-    for way in ways.values():  # warm up, and capture the graphs
-        way()
-    per_token: dict[str, list[float]] = {name: [] for name in ways}
+        name = f"cocoa-sig, {rate}"
+        decoders[name] = cocoa(name, "cocoa-sig", rate)
+    for decoder in decoders.values():  # warm up, and capture the graphs
+        decoder()
+    per_token: dict[str, list[float]] = {name: [] for name in decoders}
     for _ in track(range(rounds), description="rounds", console=Console(stderr=True)):
-        for name, way in ways.items():
+        for name, decoder in decoders.items():
             _wait(device)
             start = time.perf_counter()
-            kept = way()
+            kept = decoder()
             _wait(device)
             per_token[name].append(1000 * (time.perf_counter() - start) / kept)
     found: dict[str, Any] = {}
     for name, values in per_token.items():
         ratios = [value / greedy for value, greedy in zip(values, per_token[GREEDY], strict=True)]
-        found[name] = {"ms_per_token": _spread(values), "ratio_to_our_greedy": _spread(ratios), "rounds_ms": values}
-        if name in looks:
-            found[name]["decoding"] = looks[name]
-    return {"ways": found}
+        found[name] = {"ms_per_token": _spread(values), "ratio_to_greedy": _spread(ratios), "rounds_ms": values}
+        if name in statistics_of:
+            found[name]["decoding"] = statistics_of[name]
+    return {"decoders": found}
 
 
 def time_steps(model: PreTrainedModel, runtime: Runtime, prompt: list[int], device: torch.device) -> dict[str, Any]:
-    """Milliseconds of a step by itself, without the decode loop, for some numbers of tips."""
+    """Milliseconds of a step without the decode loop, by its number of leaves."""
     backend = choose(LanguageModel(model), runtime).backend
-    wanted = CaptureSpec(*middle_layers(model.config.num_hidden_layers), "post_norm")
+    capture = CaptureSpec(*middle_layers(model.config.num_hidden_layers), "post_norm")
     steps = 50
     found: dict[str, Any] = {}
     for width in WIDTHS:
-        tree: TokenTree = backend.open([prompt], steps + 16, wanted)[0]
+        tree: TokenTree = backend.open([prompt], steps + 16, capture)[0]
         values = []
         try:
             backend.prefill(tree)
@@ -249,46 +256,48 @@ def time_steps(model: PreTrainedModel, runtime: Runtime, prompt: list[int], devi
                 tree.commit(paths[-1])
         finally:
             tree.close()
-        found[str(width)] = _spread(values[steps // 5 :])  # the first ones capture
+        found[str(width)] = _spread(values[steps // 5 :])  # without the first steps, which capture the graphs
     return found
 
 
-def targets(ways: dict[str, Any], *, applies: bool) -> list[dict[str, Any]]:
-    """Each target, and whether it is met; none where the measurement was only tried out."""
+def targets(decoders: dict[str, Any], *, applies: bool) -> list[dict[str, Any]]:
+    """Each target, and whether it is met: ``None`` unless ``applies``."""
     found = []
-    for name, way in ways.items():
+    for name, decoder in decoders.items():
         if name in (HUGGING_FACE, GREEDY):
             continue
-        for figure, limit in (("ms_per_token", TARGET_MS), ("ratio_to_our_greedy", TARGET_RATIO)):
-            value = way[figure]["median"]
+        for quantity, limit in (("ms_per_token", TARGET_MS), ("ratio_to_greedy", TARGET_RATIO)):
+            value = decoder[quantity]["median"]
             met = value <= limit if applies else None
-            found.append({"way": name, "figure": figure, "limit": limit, "value": value, "met": met})
+            found.append({"decoder": name, "quantity": quantity, "limit": limit, "value": value, "met": met})
     return found
 
 
 def show(record: dict[str, Any]) -> None:
     """Print the tables."""
     console = Console()
-    table = Table("way, risk points per token", "ms per kept token", "ratio to our greedy", "candidates", "span", "fed")
-    for name, way in record["ways"].items():
-        look = way.get("decoding", {})
+    table = Table("decoder, risk points per token", "ms per kept token", f"ratio to {GREEDY}")
+    for heading in ("candidates per risk point", "tokens per span", "tokens fed per token"):
+        table.add_column(heading)
+    for name, decoder in record["decoders"].items():
+        decoding = decoder.get("decoding", {})
         keys = ("candidates_per_risk_point", "span_tokens", "fed_per_token")
-        figures = [f"{look[key]:.2f}" if look.get(key) is not None else "" for key in keys]
-        table.add_row(name, _text(way["ms_per_token"]), _text(way["ratio_to_our_greedy"]), *figures)
+        values = [f"{decoding[key]:.2f}" if decoding.get(key) is not None else "" for key in keys]
+        table.add_row(name, _text(decoder["ms_per_token"]), _text(decoder["ratio_to_greedy"]), *values)
     console.print(table)
     steps = ", ".join(f"{width}: {_text(value)}" for width, value in record["step_ms"].items())
-    console.print(f"one step by its number of tips, ms: {steps}")
+    console.print(f"time of a step by its number of leaves, ms: {steps}")
     bound, size = record["bandwidth_bound_ms"], record["bytes_read_per_step"] / 1e9
     console.print(f"bandwidth bound: {bound:.2f} ms ({size:.2f} GB at {record['settings']['bandwidth']} TB/s)")
     console.print(f"forward pass: {record['forward']}; {one_line(record['machine'])}")
-    words_for = {True: "met", False: "NOT met", None: "does not apply"}
+    descriptions = {True: "met", False: "NOT met", None: "does not apply"}
     for target in record["targets"]:
         value = f"{target['value']:.2f} (at most {target['limit']})"
-        console.print(f"{words_for[target['met']]}: {target['way']}, {target['figure']} {value}")
+        console.print(f"{descriptions[target['met']]}: {target['decoder']}, {target['quantity']} {value}")
 
 
-def _look(generation: Generation) -> dict[str, float]:
-    """How a decode went."""
+def _decoding_statistics(generation: Generation) -> dict[str, float]:
+    """Rates of risk points, passes and fed tokens, and averages over the risk points."""
     usage, kept = generation.usage, generation.usage.completion_tokens
     risky = [span for span in generation.spans if span.candidates]
     found = {

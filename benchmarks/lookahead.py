@@ -1,8 +1,8 @@
-"""Passes per token with ``span_boundary="own"``, with and without speculation past the best finished branch.
+"""Forward passes per token with ``span_boundary="own"``, with and without speculation past the best finished branch.
 
     python -m benchmarks.lookahead
 
-Counts, not times: the same on every machine.
+The results are counts, which are the same on every machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PROMPTS, TOKENS = 8, 64
 
 
 def passes_per_token(loaded: CocoaEngine, free_leaves: int) -> float:
-    """Decoding passes per generated token over some questions; with one free leaf nothing is fed ahead."""
+    """Decoding passes per generated token over some questions. ``free_leaves=1`` turns the speculation off."""
     before, task.FREE_LEAVES = task.FREE_LEAVES, free_leaves
     try:
         engine = CocoaEngine(loaded.model, loaded.tokenizer, runtime=Runtime(draft_tokens=0, prefix_cache_mb=0))
@@ -29,7 +29,7 @@ def passes_per_token(loaded: CocoaEngine, free_leaves: int) -> float:
 
 
 def main() -> None:
-    """Print both."""
+    """Print the passes per token with and without lookahead."""
     loaded = CocoaEngine.from_pretrained(dtype="float32")
     print(f"with lookahead:    {passes_per_token(loaded, task.FREE_LEAVES):.2f} passes per token")
     print(f"without lookahead: {passes_per_token(loaded, 1):.2f} passes per token")

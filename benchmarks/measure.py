@@ -1,4 +1,4 @@
-"""What the measurements share: rivals, a race between them, and the record that is written."""
+"""Shared by the measurements: competitors, a timed comparison of them, and the record of the results."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from cocoa_engine.studies.machine import describe
 from cocoa_engine.studies.timing import Turn, interleave, ratio, timed
 
 Prompts = Sequence[list[int]]
-"""One piece of work: token ids of one prompt, or of several that are answered together."""
+"""One unit of work: the token ids of one prompt, or of several prompts that are answered together."""
 
 BASE = "HF generate, greedy"
 MODULES, LEAN = "HF modules", "lean"
-GREEDY, COCOA_SIG = "our greedy", "cocoa-sig"
+GREEDY, COCOA_SIG = "CoCoA engine, greedy", "cocoa-sig"
 NO_DRAFTS = "no drafts"
 
-Way = Callable[[Prompts], Turn]
+Competitor = Callable[[Prompts], Turn]
+"""A timed decoder: answers the prompts, and returns the seconds and the number of kept tokens."""
 
 
 class Bench:
-    """One model, run in several ways; what every measurement is given."""
+    """The loaded model and the settings, which every measurement receives."""
 
     def __init__(self, settings: Settings, progress: Progress) -> None:
         torch.set_num_threads(settings.threads)
@@ -42,56 +43,65 @@ class Bench:
         self.loaded = CocoaEngine.from_pretrained(settings.model, runtime=Runtime(prefix_cache_mb=0))
 
     def engine(self, **runtime: Any) -> CocoaEngine:
-        """The model under a runtime. Nothing of an earlier prompt is reused unless that is asked for."""
+        """An engine around the model. The prefix cache is off unless ``prefix_cache_mb`` is given."""
         settings = Runtime(**{"prefix_cache_mb": 0, **runtime})
         return CocoaEngine(
             self.loaded.model, self.loaded.tokenizer, runtime=settings, model_name=self.loaded.model_name
         )
 
-    def race(
-        self, what: str, ways: Mapping[str, Way], rounds: Sequence[Sequence[Prompts]], warm_up: Prompts | None = None
+    def compare(
+        self,
+        what: str,
+        competitors: Mapping[str, Competitor],
+        rounds: Sequence[Sequence[Prompts]],
+        warm_up: Prompts | None = None,
     ) -> dict[str, Any]:
-        """Let some ways run against each other.
+        """Time competitors on the same work, in turns.
 
         Args:
-            what: shown while it lasts.
-            ways: the rivals; the first is the base of the ratios.
-            rounds: the pieces of work of each round.
-            warm_up: what every way does first, untimed; by default the first piece of work.
+            what: the description in the progress bar.
+            competitors: the competitors by name. The first is the base of the ratios.
+            rounds: the units of work of each round.
+            warm_up: work that each competitor does first, untimed. Default: the first unit of work.
 
         Returns:
-            The record: of each way the seconds per unit in every round, the ratio to the base, and what it cost.
+            ``base``, the name of the base, and ``competitors``: for each the seconds per kept token in every round,
+            the ratio to the base, and for the engine the costs per kept token.
         """
-        base = next(iter(ways))
-        turns = len(ways) * sum(len(cases) for cases in rounds)
-        task = self.progress.add_task(what, total=turns + len(ways))
-        for way in ways.values():
-            way(rounds[0][0] if warm_up is None else warm_up)
-            if isinstance(way, Ours):
-                way.kept.clear()
+        base = next(iter(competitors))
+        turns = len(competitors) * sum(len(cases) for cases in rounds)
+        task = self.progress.add_task(what, total=turns + len(competitors))
+        for competitor in competitors.values():
+            competitor(rounds[0][0] if warm_up is None else warm_up)
+            if isinstance(competitor, EngineCompetitor):
+                competitor.kept.clear()
             self.progress.advance(task)
-        seconds = interleave(ways, rounds, lambda: self.progress.advance(task))
+        seconds = interleave(competitors, rounds, lambda: self.progress.advance(task))
         return {
             "base": base,
-            "ways": {
+            "competitors": {
                 name: {
                     "ratio": ratio(per_unit, seconds[base])._asdict(),
                     "seconds": per_unit,
-                    **({"per_kept_token": per_kept_token(way.answers())} if isinstance(way, Ours) else {}),
+                    **(
+                        {"per_kept_token": per_kept_token(competitor.answers())}
+                        if isinstance(competitor, EngineCompetitor)
+                        else {}
+                    ),
                 }
-                for (name, way), per_unit in zip(ways.items(), seconds.values(), strict=True)
+                for (name, competitor), per_unit in zip(competitors.items(), seconds.values(), strict=True)
             },
         }
 
 
-def hugging_face(bench: Bench, **options: Any) -> Way:
-    """``generate`` without sampling, on the same model."""
+def hugging_face(bench: Bench, **options: Any) -> Competitor:
+    """Hugging Face ``generate`` without sampling, on the same model."""
     model, tokenizer, tokens = bench.loaded.model, bench.loaded.tokenizer, bench.settings.tokens
     return timed(lambda prompts: sum(map(len, generate(model, tokenizer, prompts, tokens, **options))))
 
 
-class Ours:
-    """Our engine as a rival; it keeps its last answer to each prompt."""
+class EngineCompetitor:
+    """The CoCoA engine as a competitor. It stores its last answer to each prompt."""
 
     def __init__(self, engine: CocoaEngine, **config: Any) -> None:
         self.engine = engine
@@ -113,29 +123,29 @@ class Ours:
         return sum(generation.usage.completion_tokens for generation in generations)
 
     def answers(self) -> list[Generation]:
-        """Of all prompts, in the order in which they were first asked."""
+        """The last answer to each prompt, in the order in which the prompts were first answered."""
         return list(self.kept.values())
 
 
 def per_kept_token(generations: Sequence[Generation]) -> dict[str, float]:
-    """What was spent, divided by the tokens kept."""
+    """Forward passes, fed tokens and risk points, divided by the number of kept tokens."""
     kept = sum(generation.usage.completion_tokens for generation in generations)
     names = ("forward_passes", "fed_tokens", "risk_points")
     return {name: sum(getattr(generation.usage, name) for generation in generations) / kept for name in names}
 
 
-def parts(cases: Sequence[Prompts], count: int) -> list[Sequence[Prompts]]:
-    """One pass over all work as up to ``count`` rounds of some of it: for rivals too slow for several passes."""
+def rounds_of_parts(cases: Sequence[Prompts], count: int) -> list[Sequence[Prompts]]:
+    """Split all work into up to ``count`` rounds, for competitors that are too slow to repeat it in every round."""
     return [cases[start::count] for start in range(count) if cases[start::count]]
 
 
-def alone(prompts: Sequence[list[int]]) -> list[Prompts]:
-    """Each prompt as a piece of work of its own."""
+def one_by_one(prompts: Sequence[list[int]]) -> list[Prompts]:
+    """Each prompt as a separate unit of work."""
     return [[prompt] for prompt in prompts]
 
 
-def record(bench: Bench, figures: Mapping[str, Any]) -> dict[str, Any]:
-    """What is written: the figures, and what they were measured with and on."""
+def record(bench: Bench, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a result file: the measured values with the model, the settings and the machine."""
     info = bench.loaded.info()
     return {
         "model": info.model_name,
@@ -144,21 +154,21 @@ def record(bench: Bench, figures: Mapping[str, Any]) -> dict[str, Any]:
         "linears": info.linears,
         "settings": asdict(bench.settings),
         "machine": describe(),
-        **figures,
+        **values,
     }
 
 
 def write(path: Path, document: Mapping[str, Any]) -> None:
-    """As JSON, one figure a line."""
+    """Write a document as JSON with one value per line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def child(*arguments: str) -> Any:
-    """What a fresh Python process with these arguments prints as JSON.
+    """Run Python in a new process with these arguments, and return the JSON that it prints.
 
     Raises:
-        RuntimeError: it failed; says how.
+        RuntimeError: the process failed. The message is its stderr.
     """
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -168,7 +178,7 @@ def child(*arguments: str) -> Any:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """What is measured and how far it has come, on stderr."""
+    """A progress bar on stderr."""
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as shown:
         yield shown

@@ -1,7 +1,7 @@
-"""The memory that one answer takes: fresh processes for each method, the median of them.
+"""The memory of one answer, measured in several new processes per method.
 
-Keys and values are counted exactly, as allotted; the peak of the whole process has the model and torch in it as well,
-and differs by some percent from process to process.
+The size of keys and values is exact, as allocated. The peak of the whole process includes the model and torch, and
+varies by a few percent between processes.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ KINDS = ("key_value_bytes", "peak_bytes")
 
 
 def peaks(bench: Bench, length: int) -> dict[str, Any]:
-    """Bytes that greedy and CoCoA-SIG hold at most after a prompt of ``length`` tokens, and their ratios."""
+    """Peak bytes of greedy and CoCoA-SIG with a prompt of ``length`` tokens, and their ratios."""
     settings = bench.settings
     task = bench.progress.add_task(f"memory, prompt of {length} tokens", total=len(METHODS) * settings.rounds)
     every: dict[str, dict[str, list[int]]] = {method: {kind: [] for kind in KINDS} for method in METHODS}
     for _ in range(settings.rounds):
         for method in METHODS:
-            asked = {"model": settings.model, "threads": settings.threads, "tokens": settings.tokens}
-            argument = json.dumps({**asked, "method": method, "length": length})
-            for kind, taken in child("-m", "benchmarks.memory", argument).items():
-                every[method][kind].append(taken)
+            common = {"model": settings.model, "threads": settings.threads, "tokens": settings.tokens}
+            argument = json.dumps({**common, "method": method, "length": length})
+            for kind, size in child("-m", "benchmarks.memory", argument).items():
+                every[method][kind].append(size)
             bench.progress.advance(task)
     greedy, cocoa_sig = (every[method] for method in METHODS)
     return {
@@ -43,7 +43,7 @@ def peaks(bench: Bench, length: int) -> dict[str, Any]:
 
 
 def _answer(model: str | None, threads: int, tokens: int, method: str, length: int) -> dict[str, int]:
-    """What one answer took in this process."""
+    """The bytes of keys and values of one answer in this process, and the peak of the process."""
     import torch
 
     torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""The most memory that this process has held."""
+"""The peak memory of this process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _STATUS = Path("/proc/self/status")
 
 
 def peak_bytes() -> int:
-    """Resident memory at its highest since this program began.
+    """Peak resident memory of this process in bytes.
 
-    On Linux the kernel's ``VmHWM``, which a new program starts afresh; ``ru_maxrss`` would begin at what the parent
-    held. Elsewhere it is ``ru_maxrss``.
+    On Linux this is the kernel's ``VmHWM``, which is reset when a program starts; ``ru_maxrss`` would start at the
+    memory of the parent process. On other systems it is ``ru_maxrss``.
     """
     if _STATUS.exists() and (found := re.search(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)):
         return int(found[1]) * 1024

@@ -1,6 +1,6 @@
-"""The plots of ``docs/explanation/performance.md``, from the JSON of the measurements.
+"""Draws the plots of ``docs/explanation/performance.md`` from the JSON of the measurements.
 
-python -m benchmarks.plots
+Run it with ``python -m benchmarks.plots``.
 """
 
 from __future__ import annotations
@@ -20,35 +20,40 @@ from benchmarks.settings import DOCS, RESULTS
 from cocoa_engine.studies.timing import Spread
 
 matplotlib.use("Agg")
-# text as text, and the same bytes from the same figures
+# text stays text, and equal data gives equal bytes
 matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "cocoa", "font.size": 10})
 
 COLOURS = {BASE: "#7f7f7f", GREEDY: "#1f77b4", COCOA_SIG: "#d62728"}
 
 
 def draw_all(results: Path, folder: Path) -> None:
-    """Every plot whose measurement there is, as SVG."""
+    """Draw every plot whose measurement exists, as SVG.
+
+    Args:
+        results: the folder of the JSON files.
+        folder: the folder of the plots. It is created.
+    """
     records = read(results)
     folder.mkdir(parents=True, exist_ok=True)
     drawn: dict[str, Figure] = {}
     if record := records.get("single_stream"):
-        drawn["single_stream"] = _bars({**record["rivals"]["ways"], **_without_base(record["further"])})
+        drawn["single_stream"] = _bars({**record["comparison"]["competitors"], **_without_base(record["further"])})
     if record := records.get("prompt_length"):
         drawn["prompt_length"] = _grown(record["lengths"], "prompt, tokens")
     if record := records.get("batch"):
         drawn["batch"] = _grown(record["sizes"], "prompts answered together")
     if record := records.get("candidates"):
-        drawn["candidates"] = _by_candidates(record["candidates"]["ways"])
+        drawn["candidates"] = _by_candidates(record["candidates"]["competitors"])
     for name, figure in drawn.items():
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
 
 
-def _bars(ways: Mapping[str, Record]) -> Figure:
-    """One bar for each way, its ratio to the base."""
-    figure = Figure(figsize=(8, 0.32 * len(ways) + 1), layout="constrained")
+def _bars(decoders: Mapping[str, Record]) -> Figure:
+    """A bar chart of the ratio of each decoder to the base."""
+    figure = Figure(figsize=(8, 0.32 * len(decoders) + 1), layout="constrained")
     axes = figure.subplots()
-    names = list(ways)[::-1]
-    spreads = [Spread(**ways[name]["ratio"]) for name in names]
+    names = list(decoders)[::-1]
+    spreads = [Spread(**decoders[name]["ratio"]) for name in names]
     colours = [_colour(name) for name in names]
     axes.barh(names, [spread.median for spread in spreads], color=colours, xerr=_whiskers(spreads), ecolor="#333333")
     axes.axvline(1.0, color="black", linewidth=0.8, linestyle="--")
@@ -56,16 +61,16 @@ def _bars(ways: Mapping[str, Record]) -> Figure:
     return figure
 
 
-def _grown(races: Mapping[str, Record], what: str) -> Figure:
-    """Time per token beside its ratio to the base, over a size."""
+def _grown(comparisons: Mapping[str, Record], what: str) -> Figure:
+    """Two plots over a size, such as the prompt length: time per token, and its ratio to the base."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     times, ratios = figure.subplots(1, 2)
-    sizes = [int(size) for size in races]
+    sizes = [int(size) for size in comparisons]
     for name, colour in COLOURS.items():
-        ways = [race["ways"][name] for race in races.values()]
-        milliseconds = [1000 * Spread.of(way["seconds"]).median for way in ways]
+        measured = [comparison["competitors"][name] for comparison in comparisons.values()]
+        milliseconds = [1000 * Spread.of(one["seconds"]).median for one in measured]
         times.plot(sizes, milliseconds, marker="o", color=colour, label=name)
-        _with_whiskers(ratios, sizes, [Spread(**way["ratio"]) for way in ways], colour, name)
+        _with_whiskers(ratios, sizes, [Spread(**one["ratio"]) for one in measured], colour, name)
     times.set_ylabel("ms per kept token")
     ratios.set_ylabel("ratio to HF generate greedy")
     ratios.axhline(1.0, color="black", linewidth=0.8, linestyle="--")
@@ -76,19 +81,21 @@ def _grown(races: Mapping[str, Record], what: str) -> Figure:
     return figure
 
 
-def _by_candidates(ways: Mapping[str, Record]) -> Figure:
-    """CoCoA-SIG's ratio to greedy beside the tokens it feeds, over the number of candidates."""
+def _by_candidates(by_count: Mapping[str, Record]) -> Figure:
+    """Two plots over ``max_candidates``: the ratio to greedy, and the fed tokens and forward passes."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     ratios, fed = figure.subplots(1, 2)
-    counts = [int(count) for count in ways]
-    _with_whiskers(ratios, counts, [Spread(**way["ratio"]) for way in ways.values()], COLOURS[COCOA_SIG], COCOA_SIG)
+    counts = [int(count) for count in by_count]
+    spreads = [Spread(**measured["ratio"]) for measured in by_count.values()]
+    _with_whiskers(ratios, counts, spreads, COLOURS[COCOA_SIG], COCOA_SIG)
     ratios.axhline(1.0, color="black", linewidth=0.8, linestyle="--")
     ratios.set_ylabel("time per token, ratio to greedy")
     for name, label, colour in (
         ("fed_tokens", "tokens fed", "#9467bd"),
         ("forward_passes", "forward passes", "#2ca02c"),
     ):
-        fed.plot(counts, [way["per_kept_token"][name] for way in ways.values()], marker="o", color=colour, label=label)
+        costs = [measured["per_kept_token"][name] for measured in by_count.values()]
+        fed.plot(counts, costs, marker="o", color=colour, label=label)
     fed.set_ylabel("per kept token")
     fed.legend(frameon=False)
     for axes in (ratios, fed):
@@ -98,8 +105,8 @@ def _by_candidates(ways: Mapping[str, Record]) -> Figure:
     return figure
 
 
-def _without_base(race: Record) -> dict[str, Record]:
-    return {name: way for name, way in race["ways"].items() if name != race["base"]}
+def _without_base(comparison: Record) -> dict[str, Record]:
+    return {name: one for name, one in comparison["competitors"].items() if name != comparison["base"]}
 
 
 def _from_zero(axes: Axes) -> None:

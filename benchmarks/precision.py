@@ -1,4 +1,4 @@
-"""What narrower weights save on a CPU, and what they change: bfloat16 (``Runtime``) and torchao's int8."""
+"""Speed and changed answers of narrower weights on a CPU: bfloat16 (``Runtime``) and torchao's int8."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchao.quantization import Int8WeightOnlyConfig
 from transformers import TorchAoConfig
 
 from benchmarks.command import main
-from benchmarks.measure import Bench, Ours, alone, parts
+from benchmarks.measure import Bench, EngineCompetitor, one_by_one, rounds_of_parts
 from benchmarks.prompts import questions
 from cocoa_engine import CocoaEngine, Generation, Runtime
 
@@ -18,7 +18,7 @@ EXACT, HALVED, INT8 = "float32", "bfloat16", "int8"
 
 
 def measure(bench: Bench) -> dict[str, Any]:
-    """CoCoA-SIG with each, in turns; then the answers of the others compared with those of the exact weights."""
+    """Times of CoCoA-SIG with each kind of weights, and the differences of the answers from those of float32."""
     settings = bench.settings
     engines = {
         EXACT: bench.engine(draft_tokens=0),
@@ -29,15 +29,19 @@ def measure(bench: Bench) -> dict[str, Any]:
             quantization_config=TorchAoConfig(Int8WeightOnlyConfig()),
         ),
     }
-    ways = {name: Ours(engine, max_new_tokens=settings.tokens) for name, engine in engines.items()}
-    race = bench.race("precision", ways, parts(alone(questions(bench.loaded, settings.prompts)), 2))
-    exact = ways.pop(EXACT).answers()
-    change = {name: _change(list(zip(exact, way.answers(), strict=True))) for name, way in ways.items()}
-    return {"race": race, "change": change}
+    decoders = {name: EngineCompetitor(engine, max_new_tokens=settings.tokens) for name, engine in engines.items()}
+    cases = one_by_one(questions(bench.loaded, settings.prompts))
+    comparison = bench.compare("precision", decoders, rounds_of_parts(cases, 2))
+    exact = decoders.pop(EXACT).answers()
+    change = {name: _change(list(zip(exact, decoder.answers(), strict=True))) for name, decoder in decoders.items()}
+    return {"comparison": comparison, "change": change}
 
 
 def _change(pairs: list[tuple[Generation, Generation]]) -> dict[str, float]:
-    """How far the answers go together, and how far their first spans, where nothing has diverged yet, are apart."""
+    """How long pairs of answers agree, and the differences of the values of the spans that both contain.
+
+    Spans are compared if they are at the same position of both answers and have the same offset and tokens.
+    """
     alike = [_common(a.token_ids, b.token_ids) for a, b in pairs]
     spans = [(x, y) for a, b in pairs for x, y in zip(a.spans, b.spans, strict=False)]
     same = [(x, y) for x, y in spans if (x.start, x.token_ids) == (y.start, y.token_ids)]

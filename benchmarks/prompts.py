@@ -1,4 +1,4 @@
-"""What is decoded: varied questions, questions about a passage, a prompt of any length, and answers to score."""
+"""The prompts: varied questions, questions about a passage, prompts of any length, and answers to score."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ SCORED_ANSWERS = tuple(
 
 
 def encode_question(engine: CocoaEngine, question: str) -> list[int]:
-    """Token ids of a question: as a chat where the model has a template, else as it stands."""
+    """Token ids of a question: as a chat message if the model has a chat template, otherwise as plain text."""
     if engine.has_chat_template:
         return engine.encode_chat([{"role": "user", "content": question}])
     return engine.encode(question)
@@ -113,7 +113,7 @@ def questions(engine: CocoaEngine, count: int) -> list[list[int]]:
 
 
 def context_questions(engine: CocoaEngine, count: int) -> list[list[int]]:
-    """The first ``count`` questions about a passage, passage included."""
+    """The first ``count`` questions about a passage, each with its passage, as token ids."""
     return [encode_question(engine, f"{passage}\n\n{question}") for passage, question in PASSAGES[:count]]
 
 
@@ -121,17 +121,17 @@ LOG_BOOK_QUESTION = "What does a day at this lighthouse look like?"
 
 
 def long_prompt(engine: CocoaEngine, length: int, question: str = LOG_BOOK_QUESTION) -> list[int]:
-    """A prompt of exactly ``length`` tokens: a log book, cut to fit, and a question, about it or with a passage."""
+    """A prompt of exactly ``length`` tokens: a log book, truncated to fit, and a question with or without a passage."""
     whole = encode_question(engine, f"{_log_book(length // 20)}\n{question}")
     surplus = len(whole) - length
-    tail = len(encode_question(engine, question))  # it, and what the template puts around it
+    tail = len(encode_question(engine, question))  # the question with the text of the chat template
     assert surplus >= 0, "the log book is too short"
     assert tail <= length, "no room for the question"
     return whole[: len(whole) - tail - surplus] + whole[-tail:]
 
 
 def long_context_questions(engine: CocoaEngine, length: int, count: int) -> list[list[int]]:
-    """The first ``count`` questions about a passage, each a prompt of ``length`` tokens: a log book goes before it."""
+    """The first ``count`` questions about a passage, each preceded by a log book: prompts of ``length`` tokens."""
     return [long_prompt(engine, length, f"\n{passage}\n\n{question}") for passage, question in PASSAGES[:count]]
 
 

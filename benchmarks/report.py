@@ -2,7 +2,7 @@
 
     python -m benchmarks.report
 
-Each table stands between two markers, ``<!-- measured: NAME -->`` and ``<!-- end -->``; nothing else is touched.
+Each table is between the markers ``<!-- measured: NAME -->`` and ``<!-- end -->``. The other text does not change.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ MARKED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def read(folder: Path) -> dict[str, Record]:
-    """The records there are."""
+    """The existing records of a folder, by measurement."""
     paths = {name: folder / f"{name}.json" for name in MEASUREMENTS}
     return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()}
 
 
 def filled(text: str, records: Records) -> str:
-    """A document with every table between markers written anew."""
+    """A document with every table between markers updated."""
 
     def table(match: re.Match[str]) -> str:
         start, name, end = match.groups()
@@ -43,7 +43,7 @@ def filled(text: str, records: Records) -> str:
 
 
 def written(name: str, records: Records) -> str:
-    """One table; where its measurement is missing, that it is."""
+    """The text of one table, or ``NOT_MEASURED`` if its measurement is missing."""
     try:
         return TABLES[name](records)
     except KeyError as missing:
@@ -56,10 +56,11 @@ def write_report(folder: Path, *, in_place: bool) -> str:
     """Fill the documents from the JSON in a folder.
 
     Args:
+        folder: the folder of the JSON files.
         in_place: write the project's documents; otherwise copies of them into the folder.
 
     Returns:
-        The table of the bars, as Markdown.
+        The table of the targets, as Markdown.
     """
     records = read(folder)
     for path in (PERFORMANCE, README):
@@ -73,8 +74,8 @@ def _table(headings: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def _figure(found: Spread, digits: int = 2) -> str:
-    """The median, with lowest and highest where they differ from it."""
+def _spread(found: Spread, digits: int = 2) -> str:
+    """The median, with lowest and highest in brackets if they differ."""
     median, lowest, highest = (_number(value, digits) for value in found)
     return median if lowest == highest else f"{median} ({lowest} – {highest})"
 
@@ -83,16 +84,16 @@ def _number(value: float, digits: int = 2) -> str:
     return f"{value:.{digits}f}" if value < 10 else f"{value:,.1f}"
 
 
-def _ratio(way: Record) -> str:
-    return _figure(Spread(**way["ratio"]))
+def _ratio(measured: Record) -> str:
+    return _spread(Spread(**measured["ratio"]))
 
 
-def _milliseconds(way: Record) -> str:
-    return f"{1000 * Spread.of(way['seconds']).median:.1f}"
+def _milliseconds(measured: Record) -> str:
+    return f"{1000 * Spread.of(measured['seconds']).median:.1f}"
 
 
-def _cost(way: Record, *names: str) -> list[str]:
-    return [f"{way['per_kept_token'][name]:.2f}" if "per_kept_token" in way else "" for name in names]
+def _cost(measured: Record, *names: str) -> list[str]:
+    return [f"{measured['per_kept_token'][name]:.2f}" if "per_kept_token" in measured else "" for name in names]
 
 
 def _bars(records: Records) -> str:
@@ -102,24 +103,24 @@ def _bars(records: Records) -> str:
         for bar in BARS:
             limit = f"{'≥' if bar.at_least else '≤'} {bar.limit:.2f}"
             if each := checked.get(bar.what):
-                yield [bar.what, limit, _figure(each.found), "yes" if each.met else "**no**"]
+                yield [bar.what, limit, _spread(each.found), "yes" if each.met else "**no**"]
             else:
                 yield [bar.what, limit, "not measured", ""]
 
     return _table(["quantity", "target", "measured: median (lowest – highest)", "met"], rows())
 
 
-def _race(race: Record, heading: str = "decoder") -> str:
+def _comparison(comparison: Record, heading: str = "decoder") -> str:
     def rows() -> Iterator[Sequence[str]]:
-        for name, way in race["ways"].items():
-            yield [name, _milliseconds(way), _ratio(way), *_cost(way, "forward_passes", "fed_tokens")]
+        for name, one in comparison["competitors"].items():
+            yield [name, _milliseconds(one), _ratio(one), *_cost(one, "forward_passes", "fed_tokens")]
 
-    headings = [heading, "ms per token", f"ratio to {race['base']}", "forward passes per token", "tokens fed per token"]
-    return _table(headings, rows())
+    ratio = f"ratio to {comparison['base']}"
+    return _table([heading, "ms per token", ratio, "forward passes per token", "tokens fed per token"], rows())
 
 
 def _decoding(records: Records) -> str:
-    looks = records["single_stream"]["decoding"]
+    values = records["single_stream"]["decoding"]
     names = {
         "risk_points_per_token": "risk points per token",
         "candidates_per_risk_point": "candidates per risk point",
@@ -132,54 +133,54 @@ def _decoding(records: Records) -> str:
         "prompts_apart_from_greedy": "share of prompts whose text differs from greedy's",
         "tokens_apart_from_greedy": "share of tokens with no counterpart in greedy's text",
     }
-    looks = {**looks, "wasted_per_kept_token": looks["fed_per_kept_token"] - 1}
+    values = {**values, "wasted_per_kept_token": values["fed_per_kept_token"] - 1}
     rows: Iterator[Sequence[str]] = (
-        [name, "none" if looks[key] is None else f"{looks[key]:.2f}"] for key, name in names.items()
+        [name, "none" if values[key] is None else f"{values[key]:.2f}"] for key, name in names.items()
     )
-    counted = f"{looks['prompts']} prompts, {looks['tokens']} tokens"
+    counted = f"{values['prompts']} prompts, {values['tokens']} tokens"
     return _table([counted, ""], rows)
 
 
-def _grown(races: Mapping[str, Record], heading: str, *, per_step: bool = False) -> str:
-    """A row for each size, and in it the two ways of ours against Hugging Face's and one another, per token."""
+def _grown(comparisons: Mapping[str, Record], heading: str, *, per_step: bool = False) -> str:
+    """A row for each size: times per token, and ratios of the engine's decoders to ``generate`` and to each other."""
 
     def rows() -> Iterator[Sequence[str]]:
-        for size, race in races.items():
-            ways = race["ways"]
+        for size, comparison in comparisons.items():
+            measured = comparison["competitors"]
             yield [
                 f"{int(size):,}",
-                *(_milliseconds(ways[name]) for name in (BASE, GREEDY, COCOA_SIG)),
-                *(_ratio(ways[name]) for name in (GREEDY, COCOA_SIG)),
-                _figure(compared(race, COCOA_SIG, GREEDY)),
-                *(_per_step(race["cocoa_sig_to_our_greedy"]) if per_step else []),
+                *(_milliseconds(measured[name]) for name in (BASE, GREEDY, COCOA_SIG)),
+                *(_ratio(measured[name]) for name in (GREEDY, COCOA_SIG)),
+                _spread(compared(comparison, COCOA_SIG, GREEDY)),
+                *(_per_step(comparison["cocoa_sig_to_greedy"]) if per_step else []),
             ]
 
     headings = [
         heading,
         "HF greedy, ms per token",
-        "our greedy, ms",
+        "CoCoA engine greedy, ms",
         "CoCoA-SIG, ms",
-        "our greedy / HF",
+        "CoCoA engine greedy / HF",
         "CoCoA-SIG / HF",
-        "CoCoA-SIG / our greedy",
-        *(["CoCoA-SIG, passes per token", "CoCoA-SIG / our greedy, per pass"] if per_step else []),
+        "CoCoA-SIG / CoCoA engine greedy",
+        *(["CoCoA-SIG, passes per token", "CoCoA-SIG / CoCoA engine greedy, per pass"] if per_step else []),
     ]
     return _table(headings, rows())
 
 
 def _per_step(found: Record) -> list[str]:
-    return [f"{found['steps_per_token'][COCOA_SIG]:.2f}", _figure(Spread(**found["per_step"]))]
+    return [f"{found['steps_per_token'][COCOA_SIG]:.2f}", _spread(Spread(**found["per_step"]))]
 
 
-def _tips(records: Records) -> str:
-    lengths = records["tips"]["lengths"]
+def _leaves(records: Records) -> str:
+    lengths = records["leaves"]["lengths"]
 
     def rows() -> Iterator[Sequence[str]]:
-        for tips in next(iter(lengths.values()))["seconds"]:
-            row = [tips]
+        for leaves in next(iter(lengths.values()))["seconds"]:
+            row = [leaves]
             for found in lengths.values():
-                milliseconds = 1000 * Spread.of(found["seconds"][tips]).median
-                row += [f"{milliseconds:.1f}", _figure(Spread(**found["to_one_tip"][tips]))]
+                milliseconds = 1000 * Spread.of(found["seconds"][leaves]).median
+                row += [f"{milliseconds:.1f}", _spread(Spread(**found["to_one_leaf"][leaves]))]
             yield row
 
     headings = ["tokens fed"]
@@ -189,7 +190,8 @@ def _tips(records: Records) -> str:
 
 
 def _candidates(records: Records) -> str:
-    return _race(records["candidates"]["candidates"], "`max_candidates`").replace("ratio to 1 ", "ratio to greedy ")
+    table = _comparison(records["candidates"]["candidates"], "`max_candidates`")
+    return table.replace("ratio to 1 ", "ratio to greedy ")
 
 
 def _memory(records: Records) -> str:
@@ -198,16 +200,17 @@ def _memory(records: Records) -> str:
     def rows() -> Iterator[Sequence[str]]:
         for kind, name in {"key_value_bytes": "keys and values", "peak_bytes": "whole process, at its peak"}.items():
             sizes = [f"{Spread.of(found[kind]).median / 2**20:,.1f}" for found in memory["methods"].values()]
-            yield [name, *sizes, _figure(Spread(**memory["cocoa_sig_to_greedy"][kind]), 3)]
+            yield [name, *sizes, _spread(Spread(**memory["cocoa_sig_to_greedy"][kind]), 3)]
 
-    return _table([f"prompt of {memory['length']:,} tokens", "our greedy, MiB", "CoCoA-SIG, MiB", "ratio"], rows())
+    prompt = f"prompt of {memory['length']:,} tokens"
+    return _table([prompt, "CoCoA engine greedy, MiB", "CoCoA-SIG, MiB", "ratio"], rows())
 
 
 def _capture(records: Records) -> str:
     def rows() -> Iterator[Sequence[str]]:
         for name, found in records["capture"]["forwards"].items():
             steps = [f"{1000 * Spread.of(seconds).median:.2f}" for seconds in found["seconds"].values()]
-            yield [name, *steps, _figure(Spread(**found["with_to_without"]))]
+            yield [name, *steps, _spread(Spread(**found["with_to_without"]))]
 
     return _table(["forward pass", "with, ms", "without, ms", "with / without"], rows())
 
@@ -217,7 +220,7 @@ def _scoring(records: Records) -> str:
     rows = iter([[name, f"{1000 * Spread.of(values).median:.1f}"] for name, values in record["seconds"].items()])
     return (
         _table([f"{record['answers']} answers to a prompt of {record['prompt_tokens']} tokens", "ms per answer"], rows)
-        + f"\n\nTimes faster: {_figure(Spread(**record['times_faster']))}. Times the prompt was read: "
+        + f"\n\nTimes faster: {_spread(Spread(**record['times_faster']))}. Times the prompt was read: "
         f"{record['prompt_reads']}."
     )
 
@@ -225,13 +228,13 @@ def _scoring(records: Records) -> str:
 def _startup(records: Records) -> str:
     steps = records["startup"]["steps"]
     rows: Iterator[Sequence[str]] = (
-        [name, _figure(Spread(step["median"], step["lowest"], step["highest"]))] for name, step in steps.items()
+        [name, _spread(Spread(step["median"], step["lowest"], step["highest"]))] for name, step in steps.items()
     )
     return _table(["step", "seconds"], rows)
 
 
 def _machine(records: Records) -> str:
-    """Everything that the records were measured on: one line if it was one machine and setting, as it should be."""
+    """A line for each machine and setting of the records; a single line if all records have the same."""
     lines = {
         f"{record['model']}, {record['dtype']}, {record['forward']} forward pass and {record['linears']} linear layers "
         f"unless stated otherwise, at most {record['settings']['tokens']} new tokens. "
@@ -242,21 +245,21 @@ def _machine(records: Records) -> str:
 
 
 def _readme(records: Records) -> str:
-    race = records["single_stream"]["rivals"]
+    measured = records["single_stream"]["comparison"]["competitors"]
     names = {
         BASE: "Hugging Face `generate`, greedy",
-        f"{GREEDY}, {LEAN}": "our greedy",
+        f"{GREEDY}, {LEAN}": "CoCoA engine, greedy",
         f"{COCOA_SIG}, {LEAN}": "CoCoA-SIG",
-        f"{GREEDY}, {MODULES}": "our greedy, other architectures¹",
+        f"{GREEDY}, {MODULES}": "CoCoA engine, greedy, other architectures¹",
         f"{COCOA_SIG}, {MODULES}": "CoCoA-SIG, other architectures¹",
     }
 
     def rows() -> Iterator[Sequence[str]]:
-        for way, name in names.items():
-            yield [name, _ratio(race["ways"][way])]
+        for decoder, name in names.items():
+            yield [name, _ratio(measured[decoder])]
         for size in ("4", "8"):
-            if size in records["batch"]["sizes"]:
-                yield [f"CoCoA-SIG, batch of {size}²", _ratio(records["batch"]["sizes"][size]["ways"][COCOA_SIG])]
+            if batch := records["batch"]["sizes"].get(size):
+                yield [f"CoCoA-SIG, batch of {size}²", _ratio(batch["competitors"][COCOA_SIG])]
 
     machine = records["single_stream"]["machine"]
     return (
@@ -281,17 +284,17 @@ def _precision(records: Records) -> str:
         [name, *(f"{of[key]:.1f}" if key.startswith("tokens") else f"{of[key]:.4f}" for of in change.values())]
         for key, name in names.items()
     )
-    return _race(measured["race"], "weights") + "\n\n" + _table(["change from float32", *change], rows)
+    return _comparison(measured["comparison"], "weights") + "\n\n" + _table(["change from float32", *change], rows)
 
 
 TABLES: dict[str, Callable[[Records], str]] = {
     "bars": _bars,
-    "single_stream": lambda records: _race(records["single_stream"]["rivals"]),
-    "further_rivals": lambda records: _race(records["single_stream"]["further"]),
+    "single_stream": lambda records: _comparison(records["single_stream"]["comparison"]),
+    "further_decoders": lambda records: _comparison(records["single_stream"]["further"]),
     "decoding": _decoding,
-    "context": lambda records: _race(records["context"]["rivals"]),
+    "context": lambda records: _comparison(records["context"]["comparison"]),
     "prompt_length": lambda records: _grown(records["prompt_length"]["lengths"], "prompt tokens", per_step=True),
-    "tips": _tips,
+    "leaves": _leaves,
     "memory": _memory,
     "batch": lambda records: _grown(records["batch"]["sizes"], "batch"),
     "candidates": _candidates,

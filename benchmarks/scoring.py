@@ -1,4 +1,4 @@
-"""A hundred answers to one question: scored in one call, against a call for each."""
+"""Scoring a hundred answers to one question: one call for all of them, compared with one call for each."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cocoa_engine import CocoaEngine
 from cocoa_engine.studies.timing import interleave, ratio, timed
 
 TOGETHER, ALONE = "one call", "a call for each"
-SHARE = 5  # every fifth answer is scored alone in a round: the others would take as long again
+SHARE = 5  # each round scores only every fifth answer alone, to save time
 
 
 def measure(bench: Bench) -> dict[str, Any]:
-    """Seconds per answer; nothing is kept between calls."""
+    """Seconds per answer, without a prefix cache between calls."""
     settings = bench.settings
     engine = bench.engine()
     prompt = encode_question(engine, SCORED_QUESTION)
@@ -35,11 +35,11 @@ def measure(bench: Bench) -> dict[str, Any]:
 
     with _reads(engine, prompt) as reads:
         engine.score(prompt, answers)
-    engine.score(prompt, answers[:2])  # untimed: how the model can be run is tried at the first call
+    engine.score(prompt, answers[:2])  # untimed: the first call also checks how the model can be run
     rounds = settings.rounds
     task = bench.progress.add_task("scoring", total=2 * rounds)
-    ways = {TOGETHER: timed(together), ALONE: timed(alone)}
-    seconds = interleave(ways, [[number] for number in range(rounds)], lambda: bench.progress.advance(task))
+    competitors = {TOGETHER: timed(together), ALONE: timed(alone)}
+    seconds = interleave(competitors, [[number] for number in range(rounds)], lambda: bench.progress.advance(task))
     return {
         "answers": len(answers),
         "prompt_tokens": len(prompt),
@@ -51,7 +51,10 @@ def measure(bench: Bench) -> dict[str, Any]:
 
 @contextmanager
 def _reads(engine: CocoaEngine, prompt: list[int]) -> Iterator[list[None]]:
-    """Counts how often the prompt enters the model. With a hook on it, the model runs through its own modules."""
+    """Yield a list that gets an entry whenever the prompt enters the model.
+
+    The hook makes the engine run the model through its own modules.
+    """
     seen: list[None] = []
 
     def look(_module: Any, inputs: Any) -> None:

@@ -1,4 +1,4 @@
-"""What is measured, how much of it, and with which model."""
+"""The names of the measurements, and their sizes and model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEASUREMENTS = (
     "single_stream",
     "context",
     "prompt_length",
-    "tips",
+    "leaves",
     "batch",
     "candidates",
     "capture",
@@ -22,7 +22,7 @@ MEASUREMENTS = (
     "scoring",
     "startup",
 )
-"""One module each, whose ``measure`` returns the figures that are written to NAME.json."""
+"""The measurements. Each is a module whose ``measure`` returns the values that are written to NAME.json."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Settings:
     """Sizes of all measurements.
 
     Attributes:
-        model: hub name or folder; none is the embedded model.
-        threads: of torch, the same for every rival.
-        rounds: of each comparison that a bar is set for.
-        tokens: at most this many new tokens for each answer.
-        prompts: questions of the single-stream comparisons.
-        passages: questions about a passage.
-        lengths: prompt lengths in tokens; the bars are for the last.
+        model: Hub name or folder. ``None``: the embedded model.
+        threads: number of torch threads, the same for every competitor.
+        rounds: number of rounds of each comparison that has a target.
+        tokens: maximum number of new tokens per answer.
+        prompts: number of questions of the single-stream comparisons.
+        passages: number of questions about a passage.
+        lengths: prompt lengths in tokens. The targets refer to the last one.
         batches: batch sizes.
         candidates: values of ``max_candidates``.
-        answers: scored answers.
+        answers: number of scored answers.
     """
 
     model: str | None = None
@@ -54,7 +54,7 @@ class Settings:
     answers: int = 100
 
     def quick(self) -> Settings:
-        """The least that still runs every line: for trying the suite out, not for figures."""
+        """Minimal sizes that still run all code. The timings are meaningless."""
         return replace(
             self,
             rounds=1,

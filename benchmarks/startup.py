@@ -1,4 +1,4 @@
-"""What a user waits for: imports, loading, and the first span of the first and of a later call; fresh processes."""
+"""Start-up time in new processes: imports, loading, and the first span of the first and of a second call."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print(json.dumps([later - earlier for earlier, later in zip(clock, clock[1:])]))
 
 
 def measure(bench: Bench) -> dict[str, Any]:
-    """Seconds of each step: the median over fresh processes, with lowest and highest."""
+    """Seconds of each step: median, lowest and highest over new processes."""
     settings = bench.settings
     argument = json.dumps([settings.model, settings.threads, encode_question(bench.loaded, QUESTIONS[0])])
     task = bench.progress.add_task("start of a process", total=settings.rounds)

@@ -1,4 +1,4 @@
-"""Single forward passes after a prompt: the same one again and again, so that all cost the same."""
+"""Single forward passes after a prompt. A pass does not change the cache, so repeated passes cost the same."""
 
 from __future__ import annotations
 
@@ -12,30 +12,39 @@ from cocoa_engine.execution.backends import choose
 from cocoa_engine.execution.backends.shared_cache import SharedCache, SharedTree
 from cocoa_engine.model.language_model import LanguageModel
 
-MOST_TIPS = 8
+MAX_LEAVES = 8
 
 
 class Steps:
-    """A prompt that has been read, and passes over tokens that may follow it. Close it afterwards."""
+    """A prefilled prompt, and forward passes over possible next tokens. Call :meth:`close` at the end.
+
+    Args:
+        bench: the model.
+        runtime: how it is run.
+        prompt_tokens: the length of the prompt.
+
+    Raises:
+        SystemExit: the model runs on a backend whose branches do not share a cache.
+    """
 
     def __init__(self, bench: Bench, runtime: Runtime, prompt_tokens: int) -> None:
         model = LanguageModel(bench.loaded.model)
         backend = choose(model, runtime).backend
         if not isinstance(backend, SharedCache):
-            raise SystemExit(f"steps are measured on models whose branches share a cache, not by {backend.name}")
+            raise SystemExit(f"steps are measured on models whose branches share a cache; this one uses {backend.name}")
         self._backend = backend
         self._capture = capture_spec(model, CocoaConfig())
-        (tree,) = backend.open([long_prompt(bench.loaded, prompt_tokens)], MOST_TIPS, self._capture)
+        (tree,) = backend.open([long_prompt(bench.loaded, prompt_tokens)], MAX_LEAVES, self._capture)
         assert isinstance(tree, SharedTree)
         self._tree = tree
-        self._tokens = backend.prefill(tree).topk(MOST_TIPS).indices.tolist()
+        self._tokens = backend.prefill(tree).topk(MAX_LEAVES).indices.tolist()
 
-    def step(self, tips: int, *, capturing: bool) -> torch.Tensor | None:
-        """One pass over so many next tokens; the states it captured, ``[layers, tips, d]``."""
-        paths = [(token_id,) for token_id in self._tokens[:tips]]
+    def step(self, leaves: int, *, capturing: bool) -> torch.Tensor | None:
+        """Run one pass over ``leaves`` next tokens. Returns the captured hidden states, ``[layers, leaves, d]``."""
+        paths = [(token_id,) for token_id in self._tokens[:leaves]]
         with self._backend.forward.exclusive():
             return self._backend.forward([self._tree.segment(paths)], self._capture if capturing else None).hidden
 
     def close(self) -> None:
-        """Give the prompt's memory back."""
+        """Free the memory of the prompt."""
         self._tree.close()

@@ -37,9 +37,13 @@ from cocoa_engine.spans import Candidate, Competition, Preceding, Span, Usage
 
 if TYPE_CHECKING:
     from cocoa_engine.calibration import CalibrationWarning, RiskCalibrator
+    from cocoa_engine.decoding.grammar import GrammarProcessor, json_rule
+    from cocoa_engine.decoding.request import PerPrompt
     from cocoa_engine.engine import CocoaEngine
     from cocoa_engine.info import ModelInfo
-    from cocoa_engine.scoring.context_lift import ContextLift, context_lift
+    from cocoa_engine.model.detokenizer import Detokenizer
+    from cocoa_engine.scoring.context_lift import ContextLift, context_lift, context_lift_of_text
+    from cocoa_engine.scoring.rescoring import rescore
     from cocoa_engine.stream import SpanStream
 
 __version__ = "0.1.0"
@@ -58,8 +62,10 @@ __all__ = [
     "ConfigError",
     "ContextLift",
     "DataError",
+    "Detokenizer",
     "EngineBusyError",
     "Generation",
+    "GrammarProcessor",
     "HallucinationRiskError",
     "LabelledDataError",
     "LayerCurve",
@@ -67,6 +73,7 @@ __all__ = [
     "ModelInfo",
     "ModelLoadError",
     "NonFiniteLogitsError",
+    "PerPrompt",
     "Preceding",
     "PromptError",
     "RequestCancelledError",
@@ -78,6 +85,9 @@ __all__ = [
     "Usage",
     "__version__",
     "context_lift",
+    "context_lift_of_text",
+    "json_rule",
+    "rescore",
 ]
 
 # torch and transformers take seconds to import: settings and results are imported without them
@@ -85,10 +95,16 @@ _LAZY = {
     "CalibrationWarning": "calibration",
     "CocoaEngine": "engine",
     "ContextLift": "scoring.context_lift",
+    "Detokenizer": "model.detokenizer",
+    "GrammarProcessor": "decoding.grammar",
     "ModelInfo": "info",
+    "PerPrompt": "decoding.request",
     "RiskCalibrator": "calibration",
     "SpanStream": "stream",
     "context_lift": "scoring.context_lift",
+    "context_lift_of_text": "scoring.context_lift",
+    "json_rule": "decoding.grammar",
+    "rescore": "scoring.rescoring",
 }
 
 

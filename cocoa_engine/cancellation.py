@@ -45,7 +45,7 @@ class Cancellation:
 
     @contextmanager
     def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Within the block, call ``listener`` once the calls are cancelled, or at once if they are already."""
+        """Within the block, call ``listener`` when :meth:`cancel` is called, or at once if it was called before."""
         key = object()
         with self._lock:
             cancelled = self._cancelled

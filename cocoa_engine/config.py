@@ -135,7 +135,7 @@ class CocoaConfig(BaseModel):
 
     @classmethod
     def paper(cls, **settings: Any) -> CocoaConfig:
-        """The settings of the paper, independent of the defaults here. Settings it does not name have their defaults.
+        """The settings of the paper. Settings that the paper does not specify have the defaults of this class.
 
         CoCoA-SIG with fMLDS, alpha = 2.5 (its best overall) and gamma = 0.3, middle layers L/3 to 2L/3, the final state
         after the norm, log p_S as a sum; the best span is kept.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -13,12 +12,12 @@ from cocoa_engine.calibration import CalibrationWarning, RiskCalibrator
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.batch import decode_batch
-from cocoa_engine.decoding.request import Callables, PerPrompt, Request, for_each, make_request
+from cocoa_engine.decoding.request import Callables, PerPrompt, Request, make_request, make_requests
 from cocoa_engine.decoding.task import DecodeTask
-from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.session import Session
-from cocoa_engine.info import ModelInfo
-from cocoa_engine.model.generation_config import eos_token_ids
+from cocoa_engine.loaded_model import LoadedModel
+from cocoa_engine.model.load_options import DeviceMap
 from cocoa_engine.model.prompts import Messages, Prompt, Texts, is_chat
 from cocoa_engine.results import Generation, LayerCurve
 from cocoa_engine.runtime import Runtime
@@ -27,10 +26,11 @@ from cocoa_engine.spans import Span
 from cocoa_engine.stream import SpanStream
 
 if TYPE_CHECKING:
-    from cocoa_engine.decoding.grammar import GrammarProcessor
+    import torch
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
-class CocoaEngine:
+class CocoaEngine(LoadedModel):
     """Decodes a local Hugging Face causal LM with CoCoA-SIG and reports the risk of every span.
 
     Threads may share one engine. The model and the tokenizer are left unchanged: no hook remains on them, not even
@@ -53,19 +53,18 @@ class CocoaEngine:
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
         *,
         config: CocoaConfig | None = None,
         runtime: Runtime | None = None,
         model_name: str | None = None,
         calibrator: RiskCalibrator | str | Path | None = None,
     ) -> None:
-        self.session = Session(
-            model, tokenizer, Runtime() if runtime is None else _checked(runtime, Runtime), model_name
-        )
+        runtime = Runtime() if runtime is None else _checked(runtime, Runtime)
+        super().__init__(Session(model, tokenizer, runtime, model_name))
         self.config = CocoaConfig() if config is None else _checked(config, CocoaConfig)
-        self.calibrator = _checked_calibrator(calibrator)
+        self.calibrator = RiskCalibrator.of(calibrator)
         self._warned: set[str] = set()
         self._warn_of_mismatch(config)  # default settings are checked with each call, which may replace them
 
@@ -78,8 +77,8 @@ class CocoaEngine:
         config: CocoaConfig | None = None,
         runtime: Runtime | None = None,
         calibrator: RiskCalibrator | str | Path | None = None,
-        dtype: Any = "auto",
-        device_map: Any = None,
+        dtype: str | torch.dtype = "auto",
+        device_map: DeviceMap = None,
         trust_remote_code: bool = False,
         allow_pickle: bool = False,
         model_kwargs: Mapping[str, Any] | None = None,
@@ -89,27 +88,26 @@ class CocoaEngine:
         """Load a model and its tokenizer.
 
         Args:
-            model_name: a local folder or a hub id; none loads the embedded SmolLM2-135M-Instruct.
-            tokenizer_name: where the tokenizer is, if elsewhere.
+            model_name: a local folder or a Hub id. `None` loads the embedded SmolLM2-135M-Instruct.
+            tokenizer_name: folder or Hub id of the tokenizer. Default: that of the model.
             config: the engine's default settings.
             runtime: how the model is run.
-            calibrator: gives spans and answers a risk in [0, 1], or the JSON file of one; ``"embedded"`` is the
-                embedded model's.
+            calibrator: a calibrator or its JSON file; ``"embedded"`` is the embedded model's.
             dtype: ``"auto"`` (as stored), a name such as ``"bfloat16"``, or a ``torch.dtype``.
-            device_map: as in transformers, e.g. ``"auto"`` or ``"cuda:0"``; none is the CPU.
+            device_map: as in transformers, e.g. ``"auto"`` or ``"cuda:0"``. `None` is the CPU.
             trust_remote_code: run code that comes with the checkpoint.
             allow_pickle: read weights stored as pickle, which can run code when read.
             model_kwargs: further options of the model's ``from_pretrained``, as are all other keywords.
             tokenizer_kwargs: options of the tokenizer's ``from_pretrained``.
 
         Raises:
-            ModelLoadError: it cannot be found or read, or was refused.
-            UnsupportedModelError: it is not a causal language model.
+            ModelLoadError: the model cannot be found or read, or was refused.
+            UnsupportedModelError: the model is not a causal language model.
             CalibrationError: the calibrator's file cannot be read.
         """
         from cocoa_engine.model.loading import load_pretrained
 
-        calibrator = _checked_calibrator(calibrator)
+        calibrator = RiskCalibrator.of(calibrator)  # before the weights are read
         model, tokenizer, name = load_pretrained(
             model_name,
             tokenizer_name=tokenizer_name,
@@ -123,85 +121,13 @@ class CocoaEngine:
         )
         return cls(model, tokenizer, config=config, runtime=runtime, model_name=name, calibrator=calibrator)
 
-    @property
-    def model(self) -> Any:
-        """The model that was passed in."""
-        return self.session.model.model
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer that was passed in."""
-        return self.session.tokens.tokenizer
-
-    @property
-    def runtime(self) -> Runtime:
-        """How the model is run."""
-        return self.session.runtime
-
-    @property
-    def model_name(self) -> str:
-        """The model's name, as it stands in results."""
-        return self.session.model_name
-
-    @property
-    def num_layers(self) -> int:
-        """The number of decoder layers, L."""
-        return self.session.model.num_layers
-
-    @property
-    def context_window(self) -> int | None:
-        """The maximum length of prompt and answer together, in tokens; `None` if the model's config does not tell."""
-        return self.session.model.context_window
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether :meth:`chat` can be used."""
-        return self.session.tokens.has_chat_template
-
     def without_calibrator(self) -> CocoaEngine:
-        """This engine without its calibrator: itself if it has none, else one that shares everything else."""
+        """This engine without its calibrator; everything else is shared. Without one, returns the engine itself."""
         if self.calibrator is None:
             return self
         other = copy.copy(self)
         other.calibrator = None
         return other
-
-    def info(self) -> ModelInfo:
-        """What the engine knows of the model; tries once whether branches can share its cache."""
-        return ModelInfo.of(self.session)
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
-        return self.session.tokens.encode(text, add_special_tokens=add_special_tokens)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out."""
-        return self.session.tokens.decode(token_ids)
-
-    def constrain(
-        self,
-        *,
-        json_schema: Mapping[str, Any] | None = None,
-        regex: str | None = None,
-        grammar: str | None = None,
-    ) -> GrammarProcessor:
-        """A logits processor that holds answers to one of these, with the tokens that end this model's answers.
-
-        It may be given to any number of calls: ``engine.generate(prompt, logits_processor=engine.constrain(...))``.
-
-        Args:
-            json_schema: the answer is a JSON value that fits it, on one line.
-            regex: the answer as a whole matches it (syntax of Rust's regex crate).
-            grammar: in llguidance's dialect of Lark, with a rule ``start``.
-
-        Raises:
-            ConfigError: not exactly one is given, it is not valid, or the tokenizer is not fast.
-            MissingExtraError: llguidance is not installed (the extra ``tools``).
-        """
-        from cocoa_engine.decoding.grammar import constraint
-
-        ends = eos_token_ids(self.model, self.tokenizer)
-        return constraint(self.tokenizer, ends, json_schema=json_schema, regex=regex, grammar=grammar)
 
     def generate(
         self,
@@ -210,7 +136,7 @@ class CocoaEngine:
         config: CocoaConfig | None = None,
         logits_processor: Callables = None,
         stopping_criteria: Callables = None,
-        generation_config: Any = None,
+        generation_config: GenerationConfig | None = None,
         cancellation: Cancellation | None = None,
         **settings: Any,
     ) -> Generation:
@@ -248,7 +174,7 @@ class CocoaEngine:
         config: CocoaConfig | None = None,
         logits_processor: Callables = None,
         stopping_criteria: Callables = None,
-        generation_config: Any = None,
+        generation_config: GenerationConfig | None = None,
         cancellation: Cancellation | None = None,
         **settings: Any,
     ) -> SpanStream[CocoaEngine]:
@@ -270,7 +196,7 @@ class CocoaEngine:
         config: CocoaConfig | None = None,
         logits_processor: Callables | PerPrompt = None,
         stopping_criteria: Callables | PerPrompt = None,
-        generation_config: Any = None,
+        generation_config: GenerationConfig | None = None,
         cancellation: Cancellation | None = None,
         batch_size: int | None = None,
         return_exceptions: bool = False,
@@ -288,18 +214,10 @@ class CocoaEngine:
             batch_size: the maximum number of prompts at a time. Default and limit: ``Runtime.max_batch_size``.
             return_exceptions: return the error of a prompt in its position, instead of raising the first one.
         """
-        if isinstance(prompts, str) or not isinstance(prompts, Sequence):
-            raise PromptError("generate_batch takes a list of prompts; for a single one use generate.")
-        if batch_size is None:
-            batch_size = self.runtime.max_batch_size
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise ConfigError(f"batch_size must be a whole number, at least 1 (got {batch_size!r})")
         config = self._settings(config, settings)
-        processors, criteria = (for_each(given, len(prompts)) for given in (logits_processor, stopping_criteria))
-        requests = [
-            make_request(self.session, *each, generation_config, cancellation)
-            for each in zip(prompts, repeat(config), processors, criteria)
-        ]
+        requests = make_requests(
+            self.session, prompts, config, logits_processor, stopping_criteria, generation_config, cancellation
+        )
         return self._decode(requests, config, batch_size, keep_errors=return_exceptions)
 
     @overload
@@ -359,18 +277,6 @@ class CocoaEngine:
         token_ids = self.encode_chat(prompt) if is_chat(prompt) else prompt
         return layer_curve.of_generation(self.session, token_ids, generation, span)
 
-    def render_chat(self, messages: Messages, **template_kwargs: Any) -> str:
-        """Chat messages as one text, by the tokenizer's chat template, ending where the answer begins.
-
-        Raises:
-            ChatTemplateError: the tokenizer has no chat template, or it refuses the messages.
-        """
-        return self.session.tokens.render_chat(messages, **template_kwargs)
-
-    def encode_chat(self, messages: Messages, **template_kwargs: Any) -> list[int]:
-        """Token ids of :meth:`render_chat`; the template brings its own special tokens."""
-        return self.encode(self.render_chat(messages, **template_kwargs), add_special_tokens=False)
-
     def chat(
         self, messages: Messages, *, template_kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> Generation:
@@ -399,13 +305,13 @@ class CocoaEngine:
             warnings.warn(CalibrationWarning.of(fresh), stacklevel=4)
 
     def _decode(
-        self, requests: Sequence[Request], config: CocoaConfig, batch_size: int, *, keep_errors: bool = False
+        self, requests: Sequence[Request], config: CocoaConfig, batch_size: int | None, *, keep_errors: bool = False
     ) -> list[Generation | Exception]:
         return decode_batch(
             requests,
             lambda request: DecodeTask(request, config, self.session, self.calibrator),
             self.session.scheduler,
-            batch_size,
+            self.runtime.max_batch_size if batch_size is None else batch_size,
             keep_errors=keep_errors,
         )
 
@@ -418,11 +324,3 @@ def _checked(given: SettingsT, kind: type[SettingsT]) -> SettingsT:
         name = "config" if kind is CocoaConfig else "runtime"
         raise ConfigError(f"{name} must be a {kind.__name__}, not {type(given).__name__}.")
     return given
-
-
-def _checked_calibrator(calibrator: RiskCalibrator | str | Path | None) -> RiskCalibrator | None:
-    if calibrator is None or isinstance(calibrator, RiskCalibrator):
-        return calibrator
-    if not isinstance(calibrator, (str, Path)):
-        raise ConfigError(f"calibrator must be a RiskCalibrator or its file, not {type(calibrator).__name__}.")
-    return RiskCalibrator.load(calibrator)

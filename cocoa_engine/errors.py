@@ -1,7 +1,7 @@
 """The exceptions of this package.
 
 Each message says what is wrong and how to fix it. Errors are raised before any work is done, except those that can only
-occur during the work (:class:`NonFiniteLogitsError`).
+occur during the work, such as :class:`NonFiniteLogitsError`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class PromptError(CocoaError, ValueError):
 
 
 class DataError(CocoaError, ValueError):
-    """A data file cannot be read, or lacks what it is read for: its encoding, a missing field, one class only, ..."""
+    """A data file cannot be read, or its data is unusable: wrong encoding, missing fields, labels of one class only."""
 
 
 LabelledDataError = DataError
-"""The name under which :class:`DataError` was first public."""
+"""The former name of :class:`DataError`."""
 
 
 class MissingExtraError(CocoaError, ImportError):
-    """An optional package is not installed. The message holds the command that installs it."""
+    """An optional package is not installed. The message gives the command that installs it."""
 
 
 class ChatTemplateError(CocoaError, ValueError):
@@ -39,7 +39,7 @@ class ChatTemplateError(CocoaError, ValueError):
 
 
 class UnsupportedModelError(CocoaError, ValueError):
-    """The model is not a causal language model that this engine can decode."""
+    """The model is not a causal language model, or lacks what the requested method or measurement needs."""
 
 
 class ModelLoadError(CocoaError, OSError):
@@ -51,7 +51,7 @@ class NonFiniteLogitsError(CocoaError, ArithmeticError):
 
 
 class EngineBusyError(CocoaError, RuntimeError):
-    """Too many calls are waiting already."""
+    """``Runtime.max_queue`` calls are waiting already."""
 
 
 class RequestCancelledError(CocoaError, RuntimeError):

@@ -24,7 +24,7 @@ class ModelInfo(BaseModel):
     num_layers: int = Field(description="L, the number of decoder layers.")
     hidden_size: int
     middle_layers: tuple[int, int] = Field(description="The default window m, n, both inclusive.")
-    context_window: int | None = Field(description="In tokens. None if the model's config does not state it.")
+    context_window: int | None = Field(description="In tokens. `None` if the model's config does not state it.")
     vocab_size: int
     num_parameters: int
     dtype: str
@@ -38,11 +38,11 @@ class ModelInfo(BaseModel):
         "(masked_modules), or unchanged (plain)."
     )
     linears: LinearBackend = Field(description="How linear layers multiply a few rows on a CPU.")
-    native_obstacle: str | None = Field(description="Why the native kernels cannot be used. None if they can.")
+    native_obstacle: str | None = Field(description="Why the native kernels cannot be used. `None` if they can.")
 
     @classmethod
     def of(cls, session: Session) -> ModelInfo:
-        """Collect the facts about a model; tries once which backend runs it."""
+        """Collect the facts about a model. Selects its backend, if that has not been done before."""
         model, chosen = session.model, session.chosen
         return cls(
             model_name=session.model_name,

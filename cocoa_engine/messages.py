@@ -27,6 +27,6 @@ def unknown(names: Iterable[str], known: Iterable[str], *, what: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` with the closest known name, or an empty text."""
+    """`` (did you mean 'x'?)`` with the closest known name, or an empty string."""
     close = difflib.get_close_matches(str(name), list(known), n=1)  # the given name may not be a string
     return f" (did you mean {close[0]!r}?)" if close else ""

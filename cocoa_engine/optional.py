@@ -1,4 +1,4 @@
-"""Optional packages: one error for a missing one, and no messages of those that are not used."""
+"""Optional packages: one error for a missing package, and no log messages from unused ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOUD_AT_IMPORT = ("torchao", "torch.utils._pytree")
 
 
 def need(module: str, *, extra: str, what: str) -> Any:
-    """Import a module of an optional package.
+    """Import and return a module of an optional package.
 
     Args:
         module: the module's name.
@@ -39,7 +39,7 @@ def need(module: str, *, extra: str, what: str) -> Any:
         return import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != top:
-            raise  # the package is there, and lacks something itself
+            raise  # the package is installed, but one of its own imports is missing
         raise MissingExtraError(
             f"{what} needs {DISTRIBUTIONS.get(top, top)}: pip install 'cocoa-integrations[{extra}]'", name=error.name
         ) from None
@@ -47,7 +47,7 @@ def need(module: str, *, extra: str, what: str) -> Any:
 
 @contextmanager
 def quiet_torchao() -> Iterator[None]:
-    """Drop what torchao logs while it is imported.
+    """Suppress the log messages of torchao while it is imported.
 
     transformers imports torchao with its model classes, wherever it is installed. Its warnings, about kernels for other
     machines, do not concern a model that is not quantised.

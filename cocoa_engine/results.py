@@ -26,13 +26,13 @@ class Generation(BaseModel):
     spans: list[Span]
     finish_reason: FinishReason | None = Field(
         description="stop: a stop text, stop token or stopping criterion; eos; length; risk: the last span's risk "
-        "reaches max_risk, even if something else would have ended the answer there. None for a text scored as given."
+        "reaches max_risk, which takes precedence over the other reasons. `None` for a text scored as given."
     )
     usage: Usage
     config: CocoaConfig = Field(description="The settings of the decode.")
     model_name: str | None = None
     answer_risk: float | None = Field(
-        None, description="Probability that the answer is wrong as a whole. None without a calibrator for answers."
+        None, description="Probability that the answer is wrong as a whole. `None` without a calibrator for answers."
     )
     processed: bool = Field(
         False,
@@ -41,8 +41,8 @@ class Generation(BaseModel):
     )
     competition: Competition | None = Field(
         None,
-        description="For a text scored as given with a calibrator for answers: what would have competed in it. For a "
-        "decoded answer, the spans hold their candidates instead.",
+        description="For a text scored as given with a calibrator for answers: a summary of the candidates at its risk "
+        "points. For a decoded answer, the spans hold their candidates instead.",
     )
 
     @property
@@ -69,7 +69,7 @@ class Generation(BaseModel):
         Args:
             compared: other answers to the same prompt, shown beside this one with the differences marked.
             title: a heading, such as the question.
-            full: a complete page. Otherwise a fragment that can be put into any page, as notebooks show it.
+            full: return a complete page, otherwise a fragment that can be put into any page, as for notebooks.
         """
         from cocoa_engine.rendering.html import document, fragment
 
@@ -94,7 +94,7 @@ class Generation(BaseModel):
         return self.to_html(full=False)
 
     def to_markdown(self) -> str:
-        """The answer as Markdown: the risk written into the text, ``[like this|2]``, a legend and the risk points."""
+        """The answer as Markdown, with levels of risk in the text (``[like this|2]``), a legend and the risk points."""
         from cocoa_engine.rendering.markdown import to_markdown
 
         return to_markdown(self)
@@ -107,7 +107,7 @@ class Generation(BaseModel):
         Args:
             compared: other answers to the same prompt, shown beside this one with the differences marked.
             table: add every candidate of every risk point.
-            marks: write the risk into the text, ``[like this|2]``, for output without colour.
+            marks: write the level of risk into the text, ``[like this|2]``, for output without colour.
         """
         from cocoa_engine.rendering.terminal import report
 

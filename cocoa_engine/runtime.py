@@ -1,4 +1,4 @@
-"""Settings of how a model is run. They affect speed and memory, not which tokens are chosen."""
+"""Settings of how a model is run. They affect speed and memory. Only ``linears="bfloat16"`` changes answers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Runtime(BaseModel):
         description="Memory for keys and values of past prompts, which later prompts with the same prefix reuse.",
     )
     draft_tokens: int = Field(
-        4, ge=0, description="Prompt lookup: most draft tokens fed after each leaf; 0 turns prompt lookup off."
+        4, ge=0, description="Prompt lookup: maximum number of draft tokens after each leaf. 0 turns it off."
     )
     cuda_graphs: bool = Field(
         True, description="On a GPU, replay each step of the lean forward pass as one CUDA graph."

@@ -63,14 +63,14 @@ class Preceding(BaseModel):
 
 
 class Competition(BaseModel):
-    """What competed at the risk points of an answer. Without risk points, the defaults apply."""
+    """A summary of the candidates at the risk points of an answer. Without risk points, the defaults apply."""
 
     model_config = ConfigDict(frozen=True)
 
     risk_points: int = Field(0, description="Number of risk points.")
     candidates: float = Field(1.0, description="Mean number of candidates.")
-    score_spread: float = Field(0.0, description="Mean of the best score minus the worst, by CoCoA-SIG's defaults.")
-    best_score: float = Field(0.0, description="Mean of the best score.")
+    score_spread: float = Field(0.0, description="Mean of the best minus the worst score, by CoCoA-SIG's defaults.")
+    best_score: float = Field(0.0, description="Mean of the best score, by CoCoA-SIG's defaults.")
 
 
 class Span(Measured):

@@ -28,9 +28,9 @@ class SpanStream(Iterator[Span], Generic[EngineT_co]):
 
     Args:
         engine: the engine that decodes.
-        request: checked already.
-        config: the settings as the user gave them.
-        calibrator: gives the risk of spans and answer.
+        request: the validated request.
+        config: the settings of the call.
+        calibrator: computes the risk of spans and of the answer. With `None`, the risk is the raw MLDS.
     """
 
     def __init__(
@@ -52,41 +52,41 @@ class SpanStream(Iterator[Span], Generic[EngineT_co]):
 
     @property
     def prompt_progress(self) -> tuple[int, int]:
-        """How many tokens of the prompt have been read, and how many there are. Any thread may ask at any time."""
+        """The number of prompt tokens prefilled so far, and the length of the prompt. Can be read from any thread."""
         task = self._state.task
         return self._state.read if task is None else task.prompt_read, len(self.prompt)
 
     @property
     def processed(self) -> bool:
-        """Whether logits processors act: the log-probabilities are then not those of the model's own distribution."""
+        """Whether logits processors apply. The log-probabilities are then not those of the model's own distribution."""
         return bool(self._request.rules.processors)
 
     @property
     def generation(self) -> Generation | None:
-        """The whole answer, once its last span was decided; `None` before."""
+        """The whole answer, once its last span is decided; `None` before."""
         return self._state.generation
 
     @property
     def closed(self) -> bool:
-        """Whether the work was stopped."""
+        """Whether the stream was closed, or its call cancelled."""
         return self._state.closing.cancelled
 
     def __next__(self) -> Span:
         span = next(self._spans)
-        if self.closed:  # by another thread meanwhile, which could not stop the work from outside
+        if self.closed:  # by another thread, which cannot close the generator while it runs
             self.close()
             self._request.cancellation.check()
             raise StopIteration
         return span
 
     def close(self) -> None:
-        """Stop the work; the stream yields nothing more.
+        """Stop decoding. The stream yields no more spans.
 
-        Any thread may call it, also while another one asks for a span. That call ends before its next forward pass, or
-        at once if it waits for a place in the batch.
+        Can be called from any thread, even while another thread waits for a span. The waiting call ends before its next
+        forward pass, or at once if it is still queued.
         """
         self._state.closing.cancel()
-        with contextlib.suppress(ValueError):  # another thread is inside, and was told
+        with contextlib.suppress(ValueError):  # another thread runs the generator, which sees `closing`
             self._spans.close()
 
     def __enter__(self) -> SpanStream[EngineT_co]:
@@ -100,7 +100,7 @@ class SpanStream(Iterator[Span], Generic[EngineT_co]):
 
 @dataclass
 class _State:
-    """What a stream and its work share. It is an object of its own so that an abandoned stream is freed at once."""
+    """The state that a stream and its generator share. It is separate so that abandoned streams are freed at once."""
 
     generation: Generation | None = None
     task: DecodeTask | None = None  # while it runs
@@ -111,9 +111,12 @@ class _State:
 def _decoded(
     state: _State, session: Session, request: Request, config: CocoaConfig, calibrator: RiskCalibrator | None
 ) -> Generator[Span, None, None]:
-    """Decode one request, holding a place in the batch only while a span is asked for.
+    """Decode one request. It has a place in the batch only while a span is requested.
 
-    It ends when the stream is closed; the request's own cancellation is an error.
+    The generator ends if the stream is closed.
+
+    Raises:
+        RequestCancelledError: the request was cancelled.
     """
     task: DecodeTask | None = None
     try:

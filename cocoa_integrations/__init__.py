@@ -1,5 +1,5 @@
-"""Adapters that carry per-span hallucination risk into the frameworks people build with.
+"""Adapters that report per-span hallucination risk in LangChain, LlamaIndex, transformers and lm-evaluation-harness.
 
-``cocoa_integrations.langchain`` and ``cocoa_integrations.llama_index`` are imported on their own: neither imports the
-other's framework. ``cocoa_integrations.transformers`` decodes inside transformers' own ``generate``.
+Import ``cocoa_integrations.langchain`` or ``cocoa_integrations.llama_index``; neither imports the other's framework.
+``cocoa_integrations.transformers`` decodes inside transformers' own ``generate``.
 """

@@ -83,7 +83,7 @@ class RiskReport(TypedDict):
     tool_calls: Annotated[NotRequired[list[ToolCallEntry]], "Only where the answer holds tool calls."]
     partial: Annotated[
         NotRequired[bool],
-        "Only in the reports of callbacks, and then true: the answer was broken off, and `spans` holds the spans "
+        "Only in the reports of callbacks, and then true: the answer was interrupted, and `spans` holds the spans "
         "decided before that.",
     ]
 
@@ -103,7 +103,9 @@ class TryEntry(TypedDict):
     """One entry of ``cocoa_tries`` in the response metadata of ``RiskRetryQueryEngine``: one for each try."""
 
     alpha: Annotated[float, "The setting `alpha` of this try."]
-    top_k: Annotated[int | None, "Number of nodes asked of the retriever; `None` if the retriever has no such option."]
+    top_k: Annotated[
+        int | None, "Number of nodes requested from the retriever; `None` if the retriever has no such option."
+    ]
     source_nodes: Annotated[int, "Number of nodes that were retrieved."]
     answer: Annotated[str, "Text of the answer."]
     cocoa_risk: Annotated[RiskReport | None, "Report of the answer; `None` where nothing was retrieved to answer from."]

@@ -26,8 +26,16 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import ALL_CACHE_NAMES
 
-from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, PromptError, RiskCalibrator, Runtime
-from cocoa_engine.decoding.request import PerPrompt
+from cocoa_engine import (
+    CocoaConfig,
+    CocoaEngine,
+    ConfigError,
+    Generation,
+    PerPrompt,
+    PromptError,
+    RiskCalibrator,
+    Runtime,
+)
 from cocoa_engine.messages import unknown
 
 __all__ = ["Cocoa", "CocoaGenerateOutput", "cocoa"]
@@ -80,8 +88,7 @@ class Cocoa:
 
     The arguments of ``generate`` keep their meaning: ``max_new_tokens``, end and pad tokens, logits processors,
     stopping criteria, a streamer, left-padded batches. ``do_sample`` samples spans, with ``temperature``. Every other
-    field of
-    :class:`~cocoa_engine.CocoaConfig` can also be given to ``generate``, where it takes precedence.
+    field of :class:`~cocoa_engine.CocoaConfig` can also be given to ``generate``, where it takes precedence.
 
     Example:
         >>> output = model.generate(**inputs, custom_generate=cocoa, max_new_tokens=64, alpha=1.0)
@@ -140,7 +147,12 @@ class Cocoa:
         """Decode. ``generate`` calls this with the inputs it has prepared.
 
         Returns:
-            ``[B, T + t]``, padded on the right, or a :class:`CocoaGenerateOutput`.
+            Token ids of prompts and answers, ``[B, T + t]``, padded on the right; with ``return_dict_in_generate``, a
+            :class:`CocoaGenerateOutput`.
+
+        Raises:
+            ConfigError: an option is not supported, or a batch has a streamer or no pad token.
+            PromptError: a prompt is not left-padded, or has unusual position ids.
         """
         streamer = streamer or _of_generate(sys._getframe(1), "streamer")
         if _of_generate(sys._getframe(1), "assistant_model") is not None:
@@ -206,7 +218,7 @@ class Cocoa:
 
 
 class _Decoder:
-    """The part of a tokenizer that the engine needs when prompts are token ids. ``generate`` does not copy it per call.
+    """The part of a tokenizer that the engine needs when prompts are token ids. Copying it returns the same object.
 
     Args:
         tokenizer: the tokenizer. With ``None``, tokens have no text.
@@ -265,8 +277,8 @@ class _Row:
 def _of_generate(caller: FrameType, name: str) -> Any:
     """A local variable of the calling ``generate``, or ``None`` for another caller.
 
-    ``generate`` does not pass ``streamer`` to a callable (true up to transformers 5.23). Without it, whatever reads the
-    streamer would wait forever.
+    ``generate`` does not pass ``streamer`` to a callable (true up to transformers 5.23). If the loop ignored the
+    streamer, its consumer would wait forever.
     """
     is_generate = caller.f_code is inspect.unwrap(GenerationMixin.generate).__code__
     return caller.f_locals.get(name) if is_generate else None
@@ -291,7 +303,7 @@ def _refuse(generation_config: GenerationConfig, options: Mapping[str, Any]) -> 
         if any(option.partition("=")[0] in _SAMPLING for option in unsupported):
             hint = (
                 " gamma and max_candidates set what may be sampled: give do_sample=False (the model's own generation "
-                "config may ask for sampling), or top_k=0 and top_p=1.0 beside a temperature."
+                "config may enable sampling), or top_k=0 and top_p=1.0 together with a temperature."
             )
         raise ConfigError(f"not supported by CoCoA decoding, leave out: {', '.join(unsupported)}.{hint}")
 

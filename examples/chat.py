@@ -1,4 +1,4 @@
-"""A chat in the terminal: each answer streams, coloured by the risk of its spans. An empty line or Ctrl-D ends it.
+"""A chat in the terminal. Answers are streamed and coloured by the risk of their spans. An empty line or Ctrl-D exits.
 
 python examples/chat.py
 """
@@ -11,17 +11,17 @@ from rich.live import Live
 from cocoa_engine import CocoaEngine
 from cocoa_engine.rendering.terminal import spans_text
 
-REMEMBERED = 7  # messages: three turns and the question
+MAX_MESSAGES = 7  # in the prompt: three earlier turns and the question
 
 
 def main() -> None:
-    """Chat with the embedded model; give ``from_pretrained`` a name for yours."""
+    """Chat with the embedded model. Pass a model name to ``from_pretrained`` to use another one."""
     engine = CocoaEngine.from_pretrained()
     console = Console(markup=False, emoji=False, highlight=False)
-    marks = console.color_system is None  # without colour the risk is written into the text
+    marks = console.color_system is None  # without colours, risky spans are marked in the text
     messages: list[dict[str, str]] = []
     while question := read(console):
-        messages = [*messages, {"role": "user", "content": question}][-REMEMBERED:]
+        messages = [*messages, {"role": "user", "content": question}][-MAX_MESSAGES:]
         with (
             engine.stream_chat(messages, max_new_tokens=64) as stream,
             Live(console=console, auto_refresh=False, transient=True) as live,
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def read(console: Console) -> str:
-    """The next line, or nothing at the end."""
+    """The next line, or an empty string at the end of the input."""
     try:
         return console.input("> ").strip()
     except EOFError:

@@ -1,4 +1,4 @@
-"""The engine on its own: an answer's risk, the spans that competed, a stream, a batch, and the risk of a given text.
+"""The engine without a framework: the risk of an answer, competing candidates, a stream, a batch, and a scored text.
 
 python examples/engine.py
 """
@@ -9,7 +9,7 @@ from cocoa_engine import CocoaEngine
 
 
 def main() -> None:
-    """Ask the embedded model; give ``from_pretrained`` a name for yours."""
+    """Ask the embedded model. Pass a model name to ``from_pretrained`` to use another one."""
     engine = CocoaEngine.from_pretrained()
 
     answer = engine.chat([{"role": "user", "content": "Who wrote the novel Dune?"}], max_new_tokens=40)
@@ -21,8 +21,8 @@ def main() -> None:
         for number, candidate in enumerate(span.candidates):
             kept = "kept" if number == span.chosen else ""
             greedy = "greedy's" if candidate.is_greedy else ""
-            figures = f"log p {candidate.log_prob:7.2f}  score {candidate.score:7.2f}"
-            print(f"  {candidate.text!r:24} {figures}  {kept} {greedy}")
+            values = f"log p {candidate.log_prob:7.2f}  score {candidate.score:7.2f}"
+            print(f"  {candidate.text!r:24} {values}  {kept} {greedy}")
 
     print("\nstream: ", end="")
     with engine.stream("The three primary colours are", max_new_tokens=16, stop="\n") as stream:

@@ -1,8 +1,8 @@
-"""A LangChain chain that says "I don't know." where its answer is too risky, after a second, stricter attempt.
+"""A LangChain chain that replies "I don't know." if its answer, and a second, stricter attempt, are too risky.
 
     python examples/langchain_abstain.py
 
-It uses the embedded default model; for another one give ChatCocoa(model="Qwen/Qwen2.5-7B-Instruct", device_map="auto").
+It uses the embedded model. For another one: ``ChatCocoa(model="Qwen/Qwen2.5-7B-Instruct", device_map="auto")``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cocoa_integrations.langchain import ChatCocoa, HallucinationRiskError, get_
 
 QUESTIONS = ("What is the capital of France?", "Who won the chess open of Lower Wimsby in 1987?")
 THRESHOLD = 0.99
-"""A raw MLDS, whose level differs from model to model; with a calibrator it would be a probability."""
+"""The risk here is the raw MLDS, whose level differs between models. With a calibrator it is a probability."""
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""A LangChain callback handler that prints each span with its risk the moment it is decided.
+"""A LangChain callback handler that prints each span with its risk as soon as it is decided.
 
     python examples/langchain_callback.py
 
-It uses the embedded default model; for another one give ChatCocoa(model="Qwen/Qwen2.5-7B-Instruct", device_map="auto").
+It uses the embedded model. For another one: ``ChatCocoa(model="Qwen/Qwen2.5-7B-Instruct", device_map="auto")``.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ QUESTIONS = ["Which planet is the largest?", "Who painted the Mona Lisa?"]
 
 
 class SpanPrinter(BaseCallbackHandler):
-    """Prints spans as they come."""
+    """Prints each span when it is decided."""
 
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, **kwargs: Any) -> None:
-        """A chunk is one span; the last one, without text, carries the whole report instead."""
+        """Print the span of the chunk. The last chunk has no span; it carries the report of the answer."""
         for span in get_spans(chunk):
             print(f"  {span['risk']:.3f}  {span['candidates'] or 1} candidate(s)  {span['text']!r}", flush=True)
 
 
 def main() -> None:
-    """Ask two questions with the handler attached, then compare the answers' risk."""
-    # With streaming on, invoke() too tells the handler of every span, wherever in a chain or agent it is called.
+    """Ask two questions with the handler attached, then compare the risk of the answers."""
+    # With streaming=True, invoke() also passes each span to the handlers, at any depth of chains and agents.
     chat = ChatCocoa(max_tokens=24, streaming=True)
     with get_risk_callback() as risk:
         for question in QUESTIONS:

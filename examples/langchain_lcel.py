@@ -1,8 +1,8 @@
-"""A LangChain chain that gives an answer's text and, beside it, the answer's risk.
+"""A LangChain chain that returns the text and the risk of an answer side by side.
 
     python examples/langchain_lcel.py
 
-It uses the embedded default model; for another one give ChatCocoa(model="Qwen/Qwen2.5-7B-Instruct", device_map="auto").
+It uses the embedded model. For another one: ``ChatCocoa(model="Qwen/Qwen2.5-7B-Instruct", device_map="auto")``.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ QUESTION = "What is the boiling point of water?"
 
 
 def main() -> None:
-    """Ask one question, stream its text, then list its spans, most risky first."""
+    """Ask a question, stream the answer, then list its spans, riskiest first."""
     prompt = ChatPromptTemplate.from_messages([("system", "Answer in one sentence."), ("human", "{question}")])
     chat = ChatCocoa(max_tokens=32)
-    # A parser alone would drop the risk; side by side, the text still streams.
-    beside = RunnableParallel(text=StrOutputParser(), risk=RunnableLambda(get_risk))
-    chain = prompt | chat | beside
+    # StrOutputParser alone would drop the risk. In a RunnableParallel, the text still streams.
+    text_and_risk = RunnableParallel(text=StrOutputParser(), risk=RunnableLambda(get_risk))
+    chain = prompt | chat | text_and_risk
 
     risk: dict[str, Any] = {}
     for part in chain.stream({"question": QUESTION}):

@@ -1,9 +1,9 @@
-"""An agent that does not run a tool on an argument which the model may have made up.
+"""An agent that does not run a tool if the model may have hallucinated an argument.
 
     python examples/langgraph_agent.py
 
-It needs ``pip install '.[agents,tools]'`` and uses the embedded default model; for another one give
-ChatCocoa(model="Qwen/Qwen2.5-7B-Instruct", device_map="auto").
+It needs ``pip install '.[agents,tools]'`` and uses the embedded model. For another one:
+``ChatCocoa(model="Qwen/Qwen2.5-7B-Instruct", device_map="auto")``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cocoa_integrations.langchain import ChatCocoa, ToolRiskMiddleware, argument
 
 REQUESTS = ("Book a table for 4 people at Luigi's at 19:30.", "Book me a table for dinner tonight.")
 TOO_RISKY = 1.05
-"""A raw MLDS, whose level differs from model to model; with a calibrator it would be a probability."""
+"""The risk here is the raw MLDS, whose level differs between models. With a calibrator it is a probability."""
 
 
 @tool
@@ -30,17 +30,17 @@ def book_table(restaurant: str, people: int, time: str) -> str:
 
 
 @before_model(can_jump_to=["end"])
-def end_with_the_tool(state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-    """Ask the model no more once a tool has answered: the embedded one is too small to phrase what came of it."""
+def end_after_tool(state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
+    """End the agent after a tool result. The embedded model is too small to summarise it."""
     return {"jump_to": "end"} if isinstance(state["messages"][-1], ToolMessage) else None
 
 
 def main() -> None:
-    """Two requests: one says all that the tool must know, the other leaves the model to fill it in."""
-    # the embedded model is too small to decide on a tool by itself; with a larger one leave initial_tool_choice out
+    """Send two requests: one contains all arguments of the tool; for the other, the model has to invent them."""
+    # the embedded model is too small to decide when to call a tool; omit initial_tool_choice with a larger model
     chat = ChatCocoa(max_tokens=64, initial_tool_choice="any")
-    watch = ToolRiskMiddleware(TOO_RISKY)
-    agent = create_agent(chat, [book_table], middleware=[end_with_the_tool, watch])
+    refuse_risky_arguments = ToolRiskMiddleware(TOO_RISKY)
+    agent = create_agent(chat, [book_table], middleware=[end_after_tool, refuse_risky_arguments])
     for request in REQUESTS:
         print(f"user: {request}")
         for message in agent.invoke({"messages": [HumanMessage(request)]})["messages"][1:]:

@@ -1,7 +1,8 @@
-"""Retrieval-augmented answers that say where they are unsure: BM25 over a few documents, the risk of every span.
+"""Retrieval-augmented generation with the risk of every span, using BM25 retrieval over a few documents.
 
-Run it with ``python examples/llamaindex_rag.py`` or with a question of your own behind it. It needs
-``llama-index-retrievers-bm25`` besides this package.
+    python examples/llamaindex_rag.py ["a question about the documents"]
+
+It also needs the package ``llama-index-retrievers-bm25``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ QUESTION = "Who built the lighthouse, and in which year?"
 
 
 def query_engine(llm: CocoaLLM) -> RetrieverQueryEngine:
-    """A BM25 index over the corpus, answering with ``llm`` from the two best passages."""
+    """A query engine that answers with ``llm`` from the two best passages of the corpus, found by BM25."""
     documents = [Document(text=path.read_text(), metadata={"file": path.name}) for path in sorted(CORPUS.glob("*.md"))]
     nodes = SentenceSplitter(chunk_size=256, chunk_overlap=0).get_nodes_from_documents(documents)
     retriever = BM25Retriever.from_defaults(nodes=nodes, similarity_top_k=2)
@@ -30,18 +31,18 @@ def query_engine(llm: CocoaLLM) -> RetrieverQueryEngine:
 
 
 def show(report: dict[str, Any]) -> None:
-    """Each span on a line, with a bar from the answer's least to its most risky one."""
+    """Print each span with a bar, scaled from the least risky to the riskiest span of the answer."""
     risks = [span["risk"] for span in report["spans"]]
     low, width = min(risks), max(risks) - min(risks) or 1.0
     print("risk of each span:" if report["calibrated"] else "MLDS of each span (a signal within this answer):")
     for span in report["spans"]:
         bar = "#" * round(20 * (span["risk"] - low) / width)
-        rivals = f"  ({span['candidates']} candidates)" if span["candidates"] else ""
-        print(f"  {span['risk']:.3f} {bar:<20} {span['text']!r}{rivals}")
+        candidates = f"  ({span['candidates']} candidates)" if span["candidates"] else ""
+        print(f"  {span['risk']:.3f} {bar:<20} {span['text']!r}{candidates}")
 
 
 def main(question: str = QUESTION) -> None:
-    """Ask, then print the answer, its risk and its sources."""
+    """Ask a question, then print the answer, its risk and its sources."""
     rag = query_engine(CocoaLLM(max_new_tokens=48))
     with collect_risk() as reports:
         response = rag.query(question)

@@ -1,8 +1,8 @@
-"""Retrieval-augmented answers that are tried again, from more passages and more strictly, where they are too risky.
+"""Retrieval-augmented generation that retries risky answers with more passages and a larger alpha.
 
-    python examples/llamaindex_retry.py
+    python examples/llamaindex_retry.py ["a question about the documents"]
 
-It needs ``llama-index-retrievers-bm25`` besides this package.
+It also needs the package ``llama-index-retrievers-bm25``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from cocoa_integrations.llama_index import CocoaLLM, RiskRetryQueryEngine
 CORPUS = Path(__file__).parent / "corpus"
 QUESTION = "How long is the ferry crossing and how high is the lighthouse?"
 THRESHOLD = 0.93
-"""A raw MLDS, whose level differs from model to model; with a calibrator it would be a probability."""
+"""The risk here is the raw MLDS, whose level differs between models. With a calibrator it is a probability."""
 
 
 def main(question: str = QUESTION) -> None:
-    """Ask, then print every try and the answer that was kept."""
+    """Ask a question, then print every attempt and its answer, and mark the returned one."""
     documents = [Document(text=path.read_text(), metadata={"file": path.name}) for path in sorted(CORPUS.glob("*.md"))]
     nodes = SentenceSplitter(chunk_size=256, chunk_overlap=0).get_nodes_from_documents(documents)
     retriever = BM25Retriever.from_defaults(nodes=nodes, similarity_top_k=1)

@@ -1,4 +1,4 @@
-"""A risk in [0, 1]: the statistics of a span or an answer as the probability that it is hallucinated.
+"""Calibrated risk: the probability, from its statistics, that a span or an answer is hallucinated.
 
 Fitting needs scikit-learn (the extra ``risk``). A fitted calibrator needs nothing beyond this package.
 """

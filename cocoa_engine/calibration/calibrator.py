@@ -1,4 +1,4 @@
-"""From the features of a span or an answer to its risk in [0, 1], with fitted weights. Plain Python."""
+"""Computes the risk in [0, 1] of a span or an answer from its features, with fitted weights. Plain Python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cocoa_engine.calibration.features import (
 )
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import middle_layers
-from cocoa_engine.errors import CalibrationError
+from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.messages import explain
 from cocoa_engine.methods import METHODS
 from cocoa_engine.results import Generation
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
 
 Level = Literal["span", "answer"]
-"""What a risk is the risk of."""
+"""Whether a risk is that of a span or of a whole answer."""
 
 Rule = Literal["precision", "recall", "conformal"]
 """How a threshold is chosen."""
 
 EMBEDDED = Path(__file__).parent / "embedded.json"
-"""The embedded model's calibrator. Its data and its validation are in the file and in docs/explanation/signal.md."""
+"""The embedded model's calibrator. The file and docs/explanation/signal.md describe its data and validation."""
 
 
 class CalibrationWarning(UserWarning):
@@ -116,7 +116,7 @@ class Estimate(_Part):
 
 
 class Baseline(_Part):
-    """A baseline that needs no fit: its AUROC, and the calibrated risk's AUROC minus that."""
+    """A baseline that needs no fit: its AUROC, and the calibrated risk's AUROC minus the baseline's."""
 
     auroc: Estimate
     difference: Estimate
@@ -131,7 +131,7 @@ class ReliabilityBin(_Part):
 
 
 class Validation(_Part):
-    """How well the risk does on prompts that it was not fitted on, by grouped cross-validation.
+    """The quality of the risk on prompts that it was not fitted on, by grouped cross-validation.
 
     AUROC and AUPRC, also those of the baselines (``rivals``), compare items of the same fold only, because the risks of
     two folds come from two fits.
@@ -148,7 +148,7 @@ class Validation(_Part):
     auprc: Estimate
     brier: float = Field(description="Mean squared error of the risk.")
     brier_of_base_rate: float = Field(description="The same for a constant risk, the share of hallucinated items.")
-    ece: float = Field(description="Expected calibration error: mean gap of the reliability bins, by their size.")
+    ece: float = Field(description="Expected calibration error over the reliability bins.")
     reliability: list[ReliabilityBin]
     rivals: dict[str, Baseline]
 
@@ -178,7 +178,7 @@ class Threshold(_Part):
     value: float = Field(ge=0)
     rule: Rule
     target: float
-    precision: float | None = Field(description="Precision on the items it was chosen on; None if nothing is flagged.")
+    precision: float | None = Field(description="Precision on the items it was chosen on; `None` if none is flagged.")
     recall: float
     prompts: int
 
@@ -236,9 +236,9 @@ class RiskCalibrator(_Part):
     Attributes:
         model_name: the model it was fitted for.
         settings: the settings it was fitted with.
-        span: the risk of a span, from :data:`~cocoa_engine.calibration.features.SPAN_FEATURES`; None if no spans were
+        span: the risk of a span, from :data:`~cocoa_engine.calibration.features.SPAN_FEATURES`; `None` if no spans were
             labelled.
-        answer: the risk of an answer, from :data:`~cocoa_engine.calibration.features.ANSWER_FEATURES`; None if no
+        answer: the risk of an answer, from :data:`~cocoa_engine.calibration.features.ANSWER_FEATURES`; `None` if no
             answers were labelled.
     """
 
@@ -282,7 +282,7 @@ class RiskCalibrator(_Part):
         Args:
             engine: the engine with the model.
             answers: labelled answers (:func:`~cocoa_engine.datasets.read_labelled`), which are fed to the model. The
-                risk of an answer is fitted on their labels as wholes, the risk of a span on their labelled parts.
+                risk of answers is fitted on the labels of whole answers, the risk of spans on labelled parts.
             questions: questions with known answers (:func:`~cocoa_engine.datasets.read_questions`). The model answers
                 them, and the risk of an answer is fitted on that instead.
             config: the settings that the calibrator is valid for. Default: the engine's.
@@ -291,8 +291,8 @@ class RiskCalibrator(_Part):
             isotonic: add an isotonic map after the logistic model.
             threshold: the rule and target of the threshold that :meth:`flags` uses: ``"precision"``, ``"recall"`` or
                 ``"conformal"`` (the share that may be missed), such as ``("recall", 0.8)``.
-            folds: folds of the cross-validation, grouped by prompt. Few items are divided several times.
-            draws: draws of the bootstrap.
+            folds: folds of the cross-validation, grouped by prompt. With few items, the division is repeated.
+            draws: number of bootstrap draws.
             seed: seed of the bootstrap, and of the prompts that a conformal threshold is chosen on.
 
         Raises:
@@ -315,6 +315,20 @@ class RiskCalibrator(_Part):
         )
 
     @classmethod
+    def of(cls, given: RiskCalibrator | str | Path | None) -> RiskCalibrator | None:
+        """A calibrator as it is, or read from its file; `None` stays `None`.
+
+        Raises:
+            ConfigError: it is neither.
+            CalibrationError: the file cannot be read.
+        """
+        if given is None or isinstance(given, RiskCalibrator):
+            return given
+        if not isinstance(given, (str, Path)):
+            raise ConfigError(f"calibrator must be a RiskCalibrator or its file, not {type(given).__name__}.")
+        return cls.load(given)
+
+    @classmethod
     def load(cls, path: str | Path) -> RiskCalibrator:
         """Read a calibrator from its JSON file.
 
@@ -322,7 +336,7 @@ class RiskCalibrator(_Part):
             path: the file. ``"embedded"`` is the calibrator that comes with the package, for the embedded model.
 
         Raises:
-            CalibrationError: the file cannot be read, or is no calibrator of this version.
+            CalibrationError: the file cannot be read, or is not a calibrator of this version.
         """
         path = EMBEDDED if str(path) == "embedded" else path
         try:
@@ -378,7 +392,7 @@ class RiskCalibrator(_Part):
         return self.answer
 
     def mismatches(self, model_name: str, config: CocoaConfig | None, num_layers: int) -> list[str]:
-        """How a model and its settings (None: unknown) differ from those of the fit, one text per difference."""
+        """The differences between a model and its settings (`None`: unknown) and those of the fit, as messages."""
         found = []
         if model_name != self.model_name:
             found.append(f"the model is {model_name}, not {self.model_name}")

@@ -14,15 +14,15 @@ from cocoa_engine.results import Generation
 from cocoa_engine.spans import Candidate, Competition, Preceding
 
 MARGIN_CAP = 20.0
-"""Larger margins, in nats, count as this. An infinite margin (a single allowed token) could not be weighted."""
+"""Margins are capped at this value, in nats. Without a cap, the margin of a single allowed token is infinite."""
 
 CONTESTED = -math.log(0.3)
 """A token is contested if its margin is at most this, in nats: another token had at least 0.3 times its probability
 (gamma's default)."""
 
 POSITION_CAP = 32
-"""Later positions in an answer count as this. The length of answers is a property of the fitting data that would not
-carry over to longer ones."""
+"""Positions in an answer are capped at this value, in tokens. Without a cap, the risk would depend on the length of the
+answers that it was fitted on, and would not transfer to longer ones."""
 
 _SHARED = (
     "con_mlds",
@@ -43,7 +43,7 @@ ANSWER_FEATURES = (*_SHARED, "contested", "log_contested", "candidates", "score_
 - Both MLDS: means over the spans, weighted by their tokens.
 - Of the tokens: mean and lowest log p, mean entropy, mean margin.
 - The share of tokens that occur in the prompt, and the mean of ``Span.token_copied``.
-- The mean of log(1 + token id): vocabularies merged pair by pair number their tokens from frequent to rare.
+- The mean of log(1 + token id): BPE vocabularies number their tokens from frequent to rare.
 - The log of the number of tokens.
 - The share of contested tokens (:data:`CONTESTED`), and log(1 + their number).
 - Means over the risk points (:func:`competition`): the number of candidates, the best score minus the worst, the best
@@ -128,7 +128,7 @@ def answer_features(generation: Generation) -> list[float]:
     """The features of an answer, in the order of :data:`ANSWER_FEATURES`.
 
     Raises:
-        CalibrationError: it is a text scored as given, and its competing candidates were not measured.
+        CalibrationError: the answer is a text scored as given, and its competing candidates were not measured.
     """
     spans, competed = generation.spans, generation.competition
     if competed is None and any(span.kind == "given" for span in spans):
@@ -202,10 +202,10 @@ def candidate_features(candidates: Sequence[Candidate]) -> list[float]:
 
 
 def competition(points: Iterable[Sequence[Candidate]]) -> Competition:
-    """Summarise what competed in an answer.
+    """Summarise the candidates at the risk points of an answer.
 
     Args:
-        points: the candidates of each span; empty where no tokens competed.
+        points: the candidates of each span, or of each risk point; empty for spans without.
     """
     contested = [candidates for candidates in points if candidates]
     if not contested:
@@ -221,12 +221,12 @@ def competition(points: Iterable[Sequence[Candidate]]) -> Competition:
 
 
 def competition_features(competed: Competition) -> list[float]:
-    """The features of what competed in an answer."""
+    """The features of an answer's :class:`~cocoa_engine.spans.Competition`."""
     return [competed.candidates, competed.score_spread, competed.best_score]
 
 
 def _scores(candidates: Sequence[Candidate]) -> tuple[float, float]:
-    """The best score of some candidates minus the worst, and the best; zeros without candidates.
+    """The best score minus the worst, and the best score; zeros without candidates.
 
     Scores are CoCoA-SIG's, log p_S (1 + alpha fMLDS), with log p_S as a sum and :data:`ALPHA`.
     """

@@ -92,7 +92,7 @@ def _report_error(error: Exception) -> int:
 
 
 def _prepare_streams() -> None:
-    """Replace characters that the terminal cannot encode, and replace closed streams with the null device."""
+    """Let streams replace characters that they cannot encode, and replace closed streams by the null device."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):

@@ -112,7 +112,7 @@ def _screen(console: Console, *, draws: bool) -> Iterator[Callable[[Text], None]
     with Live(Text("…"), console=console, auto_refresh=False, transient=True) as live:
 
         def draw(text: Text) -> None:
-            lines = text.wrap(console, console.width)[-(console.height - 1) :]  # it may outgrow the screen
+            lines = text.wrap(console, console.width)[-(console.height - 1) :]  # only the last screenful
             live.update(Text("\n").join(lines), refresh=True)
 
         yield draw

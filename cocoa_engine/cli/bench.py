@@ -65,7 +65,7 @@ def bench(
     for name, method_config in ours.items():
         decoders[name] = timed(_ours(engine, method_config, usages[name]))
 
-    for decoder in decoders.values():  # warm up: the first pass allocates, compiles and selects
+    for decoder in decoders.values():  # warm up: the first pass compiles kernels and selects the backend
         decoder(prompts[0])
     for warm_up in usages.values():
         warm_up.clear()
@@ -87,7 +87,7 @@ def _by_name(config: CocoaConfig, methods: str) -> dict[str, CocoaConfig]:
     asked = [method.strip() for method in methods.split(",") if method.strip()]
     if not asked:
         raise ConfigError("--methods names no method")
-    return {"our greedy" if method == "greedy" else method: config.replace(method=method) for method in asked}
+    return {method: config.replace(method=method) for method in asked}
 
 
 def _without_prefix_cache(loaded: CocoaEngine) -> CocoaEngine:
@@ -143,7 +143,7 @@ def _record(
         "tokens": tokens,
         "prompts": prompts,
         "base": BASE,
-        "ways": decoders,
+        "decoders": decoders,
         "machine": machine,
         "on": f"{info.model_name}, {info.dtype}, {info.device}, {info.forward} forward pass, {info.linears} linear "
         f"layers: {one_line(machine)}",
@@ -156,13 +156,13 @@ def _per_kept_token(usages: Sequence[Usage]) -> dict[str, float]:
 
 
 def _table(record: dict[str, Any]) -> Table:
-    rounds = len(record["ways"][BASE]["seconds_per_token"])
+    rounds = len(record["decoders"][BASE]["seconds_per_token"])
     title = f"Per kept token, median (prompts: {record['prompts']}, new tokens: {record['tokens']}, rounds: {rounds})"
     table = Table(title=title, title_justify="left", title_style="", box=None, padding=(0, 2, 0, 0))
     table.add_column("decoder", no_wrap=True)
     for heading in ("ms", "ratio", "lowest-highest", "forward passes", "risk points"):
         table.add_column(heading, justify="right")
-    for name, decoder in record["ways"].items():
+    for name, decoder in record["decoders"].items():
         compared = decoder["ratio"]
         table.add_row(
             name,

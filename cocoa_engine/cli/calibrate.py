@@ -86,10 +86,10 @@ def calibrate(
     chat: Chat = False,
     isotonic: Annotated[bool, typer.Option("--isotonic", help="Add an isotonic map after the logistic model.")] = False,
     precision: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Choose the lowest threshold with this precision.")
+        float | None, typer.Option(min=0, max=1, help="Choose the lowest threshold with at least this precision.")
     ] = None,
     recall: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Choose the highest threshold with this recall.")
+        float | None, typer.Option(min=0, max=1, help="Choose the highest threshold with at least this recall.")
     ] = None,
     miss: Annotated[
         float | None,
@@ -99,7 +99,7 @@ def calibrate(
     ] = None,
     folds: Annotated[
         int,
-        typer.Option(min=2, help="Cross-validation folds, grouped by prompt. Few items are divided several times."),
+        typer.Option(min=2, help="Cross-validation folds, grouped by prompt. With few items, it is repeated."),
     ] = 5,
     draws: Draws = 1000,
     seed: Seed = 0,

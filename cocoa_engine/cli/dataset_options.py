@@ -32,7 +32,7 @@ Format = Annotated[
 Prompts = Annotated[
     int | None, typer.Option(min=2, help="Use the answers to this many prompts, drawn at random. Default: all.")
 ]
-Chat = Annotated[bool, typer.Option("--chat", help="Use the model's chat template instead of plain text to continue.")]
+Chat = Annotated[bool, typer.Option("--chat", help="Use the model's chat template instead of a plain-text prompt.")]
 Draws = Annotated[int, typer.Option(min=20, help="Number of bootstrap draws.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of all random draws.")]
 
@@ -41,7 +41,7 @@ def read(path: Path, format: str | None, prompts: int | None, seed: int) -> list
     """Read the labelled answers of a command.
 
     Raises:
-        DataError: the data cannot be read, or is of one class only.
+        DataError: the data cannot be read, or has labels of one class only.
     """
     records = sample(read_labelled(path, format), prompts, seed)
     return checked(records, path)
@@ -92,5 +92,5 @@ def short_name(model: str | None) -> str:
 
 
 def command_line() -> str:
-    """The command line, with the program's name without its folder."""
+    """The command line of this process, with ``cocoa`` as the program's name."""
     return shlex.join(["cocoa", *sys.argv[1:]])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def load_engine(model: str | None, options: LoadOptions, calibrator: Path | None = None) -> CocoaEngine:
-    """Load a model. torch and transformers are imported only here, so that ``--help`` and bad settings are fast.
+    """Load a model. torch and transformers are imported only here, so that ``--help`` and errors in settings are fast.
 
     Raises:
         CocoaError: as :meth:`CocoaEngine.from_pretrained`.
@@ -37,7 +37,7 @@ def load_engine(model: str | None, options: LoadOptions, calibrator: Path | None
             torch.set_num_threads(options.threads)
         if not options.debug:
             transformers_logging.set_verbosity_error()
-            hub_logging.set_verbosity(logging.CRITICAL)  # its retries; the final error is reported anyway
+            hub_logging.set_verbosity(logging.CRITICAL)  # hide retry messages; the final error is reported anyway
             transformers_logging.disable_progress_bar()  # it would write through the spinner
         declared = load_options.LoadOptions(
             model_name=model,

@@ -31,7 +31,7 @@ NoColor = Annotated[
     bool,
     typer.Option(
         "--no-color",
-        help=escape("Write the risk into the text instead of colouring it: [like this|2]. So does NO_COLOR."),
+        help=escape("Write the risk into the text instead of colouring it: [like this|2]. NO_COLOR=1 does the same."),
     ),
 ]
 Calibrator = Annotated[
@@ -58,13 +58,13 @@ class LoadOptions:
         str,
         typer.Option(
             metavar="auto|modules",
-            help="modules: the model's own modules, also where a faster pass of ours would do.",
+            help="modules: always run Hugging Face's modules, even for models that the faster lean pass supports.",
             rich_help_panel=LOADING,
         ),
     ] = "auto"
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="CPU threads. Default: as torch chooses.", rich_help_panel=LOADING),
+        typer.Option(min=1, help="Number of CPU threads. Default: torch's choice.", rich_help_panel=LOADING),
     ] = None
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help=_DECLARED["allow_pickle"].description, rich_help_panel=LOADING)
@@ -81,8 +81,8 @@ class LoadOptions:
 def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Turn a function into a command; its parameters may be annotated ``CocoaConfig`` and ``LoadOptions``.
 
-    Each of these two becomes one option per field, and the function receives the object built from the options. The
-    options are passed on as text, so that bad values raise :class:`~cocoa_engine.errors.ConfigError` as elsewhere.
+    Each of these two becomes one option per field, and the function receives the object built from the options.
+    Decoding options are passed on as text, so that bad values raise :class:`~cocoa_engine.errors.ConfigError`.
 
     Args:
         *only: the settings that the command takes. Default: all.
@@ -100,7 +100,7 @@ def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., No
 
         def command(**given: Any) -> None:
             loading = {field.name: given.pop(field.name) for field in fields(LoadOptions)}
-            # only these fields, since a command may have an own option with the name of another field
+            # only these fields, since a command may define an option with the name of another field
             config = {name: given.pop(name) for name in _fields(only) if name in given}
             for name, kind in get_type_hints(function).items():
                 if kind is CocoaConfig:
@@ -152,7 +152,7 @@ def _config(given: Mapping[str, Any]) -> CocoaConfig:
     settings = {name: value for name, value in given.items() if value not in (None, [])}
     for name, value in settings.items():
         if isinstance(value, str) and _is_tuple(CocoaConfig.model_fields[name]):
-            settings[name] = re.split(r",|(?<=\d)-", value)  # the evaluation harness writes ranges as 10-20
+            settings[name] = re.split(r",|(?<=\d)-", value)  # the evaluation harness writes tuples as 10-20
     return CocoaConfig(**settings)
 
 

@@ -20,7 +20,7 @@ GROUP = "cocoa.commands"
 
 @cache
 def plugin_commands() -> dict[str, EntryPoint]:
-    """The entry points by the name of their command. Nothing is imported."""
+    """The entry points of plugins by command name. Nothing is imported."""
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 

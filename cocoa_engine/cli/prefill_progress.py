@@ -30,7 +30,7 @@ def first_span(stream: SpanStream, console: Console) -> list[Span]:
 
 
 def bar(read: int, total: int) -> Table:
-    """The progress as a bar and as numbers of tokens."""
+    """One line with a progress bar and the numbers of tokens."""
     line = Table.grid(padding=(0, 1))
     line.add_row("reading the prompt", ProgressBar(total, read, width=30), f"{read:,} of {total:,} tokens")
     return line

@@ -30,7 +30,7 @@ def read_question(given: str | None, *, system: str | None, raw: bool) -> str:
         PromptError: there is no question, or it is not text.
     """
     if raw and system is not None:
-        raise ConfigError("--system needs a chat and --raw asks without one: give only one of them")
+        raise ConfigError("--system needs the chat template, which --raw does not use: give only one of them")
     # sys.stdin is None if the shell closed it
     if given in (None, "-") and (sys.stdin is None or (given is None and sys.stdin.isatty())):
         raise PromptError("there is no question: give one as the argument, or pipe it into stdin")

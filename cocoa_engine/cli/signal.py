@@ -69,7 +69,7 @@ def signal(
         raise DataError("these answers are labelled as wholes, so span boundaries cannot be compared.")
     make_folder(out)
     engine = load_engine(model, loading)
-    from cocoa_engine.studies.signal.boundaries import Cuts, cut_every_way
+    from cocoa_engine.studies.signal.boundaries import BoundaryScores, with_boundary_scores
     from cocoa_engine.studies.signal.indicators import Layers
     from cocoa_engine.studies.signal.items import collect
     from cocoa_engine.studies.signal.plots import draw
@@ -78,8 +78,8 @@ def signal(
 
     Layers.of(config, engine.num_layers)  # refuse bad settings before the work
     with teacher_forced(engine, records, config, chat=chat, without_source=context_lift) as answers:
-        cuts = Cuts()
-        items = collect(cut_every_way(answers, engine, config, cuts) if boundaries else answers)
+        cuts = BoundaryScores()
+        items = collect(with_boundary_scores(answers, engine, config, cuts) if boundaries else answers)
     about: About = {
         "data": data.name,
         "format": format or detect_format(data),

@@ -1,4 +1,4 @@
-"""Labelled data: answers with labels of what is hallucinated in them. One record type, one reader per format."""
+"""Labelled data sets: answers with labels of hallucinated parts. One record type, one reader per format."""
 
 from __future__ import annotations
 

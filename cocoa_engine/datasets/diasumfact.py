@@ -14,7 +14,7 @@ FILE = "annotations.json"
 
 
 def matches(path: Path) -> bool:
-    """A folder with ``annotations.json``, or any JSON file (FaithBench's are recognised before)."""
+    """A folder with ``annotations.json``, or any JSON file (FaithBench files are detected first)."""
     return (path / FILE).exists() if path.is_dir() else path.suffix == ".json"
 
 

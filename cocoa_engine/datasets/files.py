@@ -14,11 +14,11 @@ from cocoa_engine.errors import DataError
 from cocoa_engine.optional import need
 
 Row = tuple[str, Mapping[str, Any]]
-"""Where a row is, for messages, and its values by field or column."""
+"""The location of a row, for messages, and its values by field or column."""
 
 
 def read_text(path: Path) -> str:
-    """A file's text, which must be UTF-8 (with or without a byte-order mark); a ``.gz`` file is unpacked.
+    """Read a UTF-8 text file, with or without a byte-order mark. A ``.gz`` file is decompressed.
 
     Raises:
         DataError: it cannot be read, or is not UTF-8.
@@ -37,7 +37,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds.
+    """Read a JSON file.
 
     Raises:
         DataError: it cannot be read, or is not JSON.
@@ -47,10 +47,10 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_list(path: Path) -> Iterator[Row]:
-    """The objects of a JSON file that holds a list of them.
+    """Iterate over the objects of a JSON file that contains a list of objects.
 
     Raises:
-        DataError: it cannot be read, or holds something else.
+        DataError: it cannot be read, or is not a list of objects.
     """
     text = read_text(path)
     values = _parsed(text, str(path))
@@ -62,12 +62,12 @@ def read_json_list(path: Path) -> Iterator[Row]:
 
 
 def read_json_lines(path: Path) -> Iterator[Row]:
-    """The object of each line; empty lines are skipped.
+    """Iterate over the objects of a JSON lines file. Empty lines are skipped.
 
     Raises:
-        DataError: it cannot be read, or a line is no JSON object.
+        DataError: it cannot be read, or a line is not a JSON object.
     """
-    # str.splitlines would also split at characters that may stand inside a JSON text
+    # str.splitlines would also split at characters that may occur inside a JSON string
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
             where = f"{path}, line {number}"
@@ -75,14 +75,14 @@ def read_json_lines(path: Path) -> Iterator[Row]:
 
 
 def read_csv(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
-    """The cells of each row by column; empty rows are skipped.
+    """Iterate over the rows of a CSV file, each as cells by column. Empty rows are skipped.
 
     Args:
         path: the file, whose first row is the header.
-        columns: these must be there.
+        columns: the required columns.
 
     Raises:
-        DataError: it cannot be read, a column is missing, or a row has not as many fields as the header.
+        DataError: it cannot be read, a column is missing, or a row and the header differ in their number of fields.
     """
     rows = _csv_rows(path)
     _, header = next(rows, ("", []))
@@ -101,7 +101,7 @@ def read_csv(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
 
 
 def read_parquet(path: Path) -> Iterator[Row]:
-    """The rows of a parquet file.
+    """Iterate over the rows of a parquet file.
 
     Raises:
         DataError: it cannot be read.
@@ -119,10 +119,10 @@ def read_parquet(path: Path) -> Iterator[Row]:
 
 
 def as_object(value: Any, where: str) -> Mapping[str, Any]:
-    """A JSON object.
+    """Check that a value is a JSON object, and return it.
 
     Raises:
-        DataError: it is something else.
+        DataError: the value is something else.
     """
     if not isinstance(value, Mapping):
         raise DataError(f"{where}: expected a JSON object, found {type(value).__name__}.")
@@ -130,7 +130,7 @@ def as_object(value: Any, where: str) -> Mapping[str, Any]:
 
 
 def field(record: Mapping[str, Any], name: str, kind: type | tuple[type, ...], where: str) -> Any:
-    """A field of a record.
+    """Get a field of a record, and check its type.
 
     Raises:
         DataError: it is missing or of another type.
@@ -145,14 +145,14 @@ def field(record: Mapping[str, Any], name: str, kind: type | tuple[type, ...], w
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Where each row ends, for messages, and its fields; empty rows are skipped."""
+    """The location of the end of each row, for messages, and the row's fields. Empty rows are skipped."""
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     try:
         for row in reader:
             if row:
                 yield f"{path}, line {reader.line_num}", row
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num} is not CSV that can be read: {error}.") from None
+        raise DataError(f"{path}, line {reader.line_num} is not valid CSV: {error}.") from None
 
 
 def _parsed(text: str, where: str) -> Any:
@@ -163,19 +163,19 @@ def _parsed(text: str, where: str) -> Any:
     except RecursionError:
         raise DataError(f"{where}: the JSON is nested too deeply to be read.") from None
     except ValueError as error:  # a number of thousands of digits
-        raise DataError(f"{where} is not JSON that can be read: {error}.") from None
+        raise DataError(f"{where} cannot be read as JSON: {error}.") from None
 
 
 def _checked(value: Any, text: str, where: str) -> Any:
-    """A value of a JSON text, if no text in it holds half of a character that is written as two: no tokenizer takes it.
+    """Return a value parsed from JSON if none of its strings has a lone surrogate, which tokenizers cannot encode.
 
     Raises:
-        DataError: one does.
+        DataError: a string has a lone surrogate.
     """
     if r"\ud" in text.lower():
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             half = error.object[error.start]
-            raise DataError(f"{where}: a text holds {half!a}, half of a surrogate pair.") from None
+            raise DataError(f"{where}: a string contains {half!a}, half of a surrogate pair.") from None
     return value

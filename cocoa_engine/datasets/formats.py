@@ -13,14 +13,14 @@ from cocoa_engine.messages import unknown
 
 
 class Reader(Protocol):
-    """What the module of a format defines."""
+    """The functions that the module of a format defines."""
 
     def read(self, path: Path) -> list[LabelledText]:
         """Read a file or folder of this format."""
         ...
 
     def matches(self, path: Path) -> bool:
-        """Whether an existing file or folder looks like this format. Formats are asked in the registry's order."""
+        """Whether an existing file or folder looks like this format. Formats are tried in the registry's order."""
         ...
 
 

@@ -17,7 +17,7 @@ from cocoa_engine.errors import DataError
 
 
 def matches(path: Path) -> bool:
-    """A file of JSON lines (mu-SHROOM's are recognised before)."""
+    """A file of JSON lines (mu-SHROOM files are detected first)."""
     return not path.is_dir() and path.suffix == ".jsonl"
 
 
@@ -40,7 +40,7 @@ def read(path: Path) -> list[LabelledText]:
         label = bool(spans) if spans is not None and "label" not in row else field(row, "label", bool, where)
         text = field(row, "text", str, where)
         if spans is None and labels.setdefault((prompt, text), label) != label:
-            raise DataError(f"{where}: the same answer to the same prompt had the other label before.")
+            raise DataError(f"{where}: the same answer to the same prompt has the other label in an earlier line.")
         records.append(
             LabelledText(
                 id=str(field(row, "id", (str, int), where)),

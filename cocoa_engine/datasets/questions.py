@@ -1,11 +1,11 @@
 """Questions with known answers. The model answers them, and its answers are labelled by comparison.
 
-A file has JSON lines with ``question``, ``answers`` and optionally the ``context`` to answer from:
+A file has either JSON lines with ``question``, ``answers`` and optionally the ``context`` to answer from:
 
 >>> {"question": "Who wrote Dune?", "context": "Dune is a novel by Frank Herbert.", "answers": ["Frank Herbert"]}
 
-or is NQ-Swap (Longpre et al., 2021) as published, a parquet file in which each question has its original passage and
-one in which the answer was swapped.
+or is NQ-Swap (Longpre et al., 2021) as published: a parquet file in which each question has its original passage and
+a passage in which the answer was swapped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Question:
 
     Attributes:
         text: the question itself.
-        context: the passage to answer from. None asks for what the model knows.
+        context: the passage to answer from. `None`: the model answers from its own knowledge.
         answers: an answer is right if it contains one of these, see :meth:`is_right`.
         group: questions with the same group are never divided between fitting and validation.
     """
@@ -55,14 +55,14 @@ def read_questions(path: str | Path) -> list[Question]:
     """Read a file of questions. Repeated questions with the same context are read once.
 
     Raises:
-        DataError: the file cannot be read, has no questions, or a question lacks a field.
+        DataError: the file cannot be read, has no questions, or a question lacks a field or a usable answer.
         MissingExtraError: the file is parquet, and pyarrow is not installed.
     """
     path = Path(path)
     questions: dict[tuple[str, str | None], Question] = {}
     for where, question in _nq_swap(path) if path.suffix == ".parquet" else _json_lines(path):
         if not question.text.strip() or not any(_normalized(answer) for answer in question.answers):
-            raise DataError(f"{where}: the question is empty, or has no answer that is a word.")
+            raise DataError(f"{where}: the question is empty, or none of its answers contains a word.")
         questions.setdefault((question.text, question.context), question)
     if not questions:
         raise DataError(f"{path} has no questions.")
@@ -91,7 +91,7 @@ def _nq_swap(path: Path) -> Iterator[tuple[str, Question]]:
 def _strings(row: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
     values: Sequence[Any] = field(row, name, list, where)
     if not values or not all(isinstance(value, str) for value in values):
-        raise DataError(f"{where}: {name} must be a list of texts, with one at least.")
+        raise DataError(f"{where}: {name} must be a non-empty list of strings.")
     return tuple(values)
 
 

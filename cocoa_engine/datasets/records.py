@@ -34,11 +34,11 @@ class LabelledText:
         id: unique in its data set.
         prompt: the text before the answer, for a model to continue.
         text: the answer, as in the data set.
-        question: the same request as a chat message, without the cues for a model that only continues text.
-        label: whether the answer as a whole is hallucinated. None if it is not labelled.
-        spans: the labelled parts, ordered by start. None if only the whole answer is labelled.
+        question: the same request as a chat message, without cues such as ``Answer:`` for plain continuation.
+        label: whether the answer as a whole is hallucinated. `None` if it is not labelled.
+        spans: the labelled parts, ordered by start. `None` if only the whole answer is labelled.
         group: an id that answers to the same prompt share.
-        source: the part of the prompt and the question that should support the answer. None if there is none.
+        source: the part of the prompt and the question that should support the answer. `None` if there is none.
     """
 
     id: str
@@ -113,7 +113,7 @@ def checked(records: Sequence[LabelledText], where: object, *, both_classes: boo
 
 
 class Grouped(Protocol):
-    """An item with a group: items with the same prompt share it."""
+    """An item with a group. Items with the same prompt have the same group."""
 
     @property
     def group(self) -> str: ...
@@ -127,7 +127,7 @@ def sample(records: Sequence[Record], prompts: int | None = None, seed: int = 0)
 
     Args:
         records: the records of all prompts.
-        prompts: the number of prompts to draw at random. None takes all.
+        prompts: the number of prompts to draw at random. `None` takes all.
         seed: the seed of the draw.
     """
     by: dict[str, list[Record]] = {}

@@ -1,1 +1,1 @@
-"""The decode loop and what it consists of: requests, next-token distributions, span scores, results."""
+"""The decode loop and its parts: requests, next-token distributions, span scores, speculation and results."""

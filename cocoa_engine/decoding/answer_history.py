@@ -1,4 +1,4 @@
-"""Statistics of a span that depend on the text before it: what it repeats of the prompt, and the preceding tokens."""
+"""Span statistics that depend on the text before the span: tokens copied from the prompt, and the preceding tokens."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from functools import cached_property
 from cocoa_engine.spans import Preceding
 
 LONGEST = 3
-"""Longer runs count as this length: a run of three tokens hardly ever repeats by chance."""
+"""Maximum length of a copied run. Longer runs are not told apart, because three tokens rarely match by chance."""
 
 NEAR = 4
-"""How many tokens before a span are averaged."""
+"""Number of tokens before a span that are averaged."""
 
 
 class AnswerHistory:
-    """A growing answer to a prompt.
+    """The tokens of a growing answer, and their statistics.
 
     Args:
-        prompt: token ids.
+        prompt: token ids of the prompt.
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
@@ -31,12 +31,16 @@ class AnswerHistory:
     def extend(
         self, token_ids: Sequence[int], log_probs: Sequence[float], entropies: Sequence[float]
     ) -> tuple[list[int], Preceding]:
-        """Add the tokens of a span, with their statistics as in :class:`~cocoa_engine.spans.Measured`, ``[t]``.
+        """Add the t tokens of a span.
+
+        Args:
+            token_ids: the span's token ids.
+            log_probs, entropies: their statistics, as in :class:`~cocoa_engine.spans.Measured`.
 
         Returns:
-            For each token, how many of the answer's tokens up to and including it stand in a row in the prompt (at most
-            :data:`LONGEST`; 0 if the prompt does not contain the token). And the statistics of the text before the
-            span.
+            For each token, the length of the longest run of answer tokens that ends with it and occurs in the prompt
+            (at most :data:`LONGEST`; 0 if the prompt does not contain the token); and the statistics of the text before
+            the span.
         """
         before = preceding(self._log_probs, self._entropies, self._copied)
         copied = [self._run(token_id) for token_id in token_ids]
@@ -52,12 +56,17 @@ class AnswerHistory:
 
     @cached_property
     def _runs(self) -> list[set[tuple[int, ...]]]:
-        """Every run of 1, 2, .. ``LONGEST`` tokens of the prompt."""
+        """All n-grams of the prompt, by length from 1 to ``LONGEST``."""
         return [set(zip(*(self._prompt[at:] for at in range(size)), strict=False)) for size in range(1, LONGEST + 1)]
 
 
 def preceding(log_probs: Sequence[float], entropies: Sequence[float], copied: Sequence[int]) -> Preceding:
-    """The statistics of the text before a span, from those of all tokens before it."""
+    """The statistics of the text before a span.
+
+    Args:
+        log_probs, entropies, copied: one entry for each token before the span. ``copied`` is the first result of
+            :meth:`AnswerHistory.extend`.
+    """
     near = copied[-NEAR:]
     if not near:
         return Preceding()

@@ -1,4 +1,4 @@
-"""Requests decoded together: each joins the running batch when there is a place, and leaves when it is done."""
+"""Decodes several requests together: each joins the running batch as soon as a slot is free, and leaves when done."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from cocoa_engine.decoding.request import Request
 from cocoa_engine.decoding.task import DecodeTask
+from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.scheduler import Scheduler
 from cocoa_engine.results import Generation
 
@@ -22,18 +23,29 @@ def decode_batch(
     """Decode requests, at most ``batch_size`` at a time.
 
     Args:
-        open_task: begins a request, for which a place is held by then.
-        keep_errors: return the error of a request in its place, instead of raising the first one.
+        requests: the checked requests.
+        open_task: starts a request. It is called once the request has a batch slot.
+        scheduler: the batch that all calls of the engine share.
+        batch_size: at least 1.
+        keep_errors: return the error of a running request as its result, instead of raising it. Errors of ``open_task``
+            and of the scheduler are raised in any case.
 
     Returns:
         One result for each request, in order.
+
+    Raises:
+        ConfigError: ``batch_size`` is not a positive integer.
+        EngineBusyError: the queue is full, and none of the requests has started.
+        RequestCancelledError: a request was cancelled.
     """
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ConfigError(f"batch_size must be a whole number, at least 1 (got {batch_size!r})")
     results: dict[int, Generation | Exception] = {}
     running: dict[int, DecodeTask] = {}
     waiting = deque(enumerate(requests))
     try:
         while waiting or running:
-            # refused only before anything was decoded: later that would throw away finished answers
+            # the scheduler may refuse only the first request: a later refusal would discard finished answers
             may_refuse = len(waiting) == len(requests)
             while (
                 waiting

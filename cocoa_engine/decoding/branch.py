@@ -1,4 +1,4 @@
-"""Spans while they are decoded: a growing branch, and the span that was decided."""
+"""Spans while they are decoded: a growing branch, and a decided span."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from cocoa_engine.decoding.next_tokens import NextTokens
 from cocoa_engine.decoding.span_scoring import mlds
 from cocoa_engine.execution.backends import Path
-from cocoa_engine.model.detokenizer import TextTrack
+from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.spans import Candidate, FinishReason, Preceding
 
 
@@ -20,14 +20,17 @@ class Branch:
     """A span that is being decoded: a candidate at a risk point, or a greedy run.
 
     Attributes:
-        hidden: ``[N + 1, d]`` float32: sums over the fed tokens of the states of layers m..n and the final one.
-        next: the distribution after the last fed token, if another token may follow.
-        track: the text up to the last token.
-        ended: why no token may follow.
-        stands_at: r_b, the number of tokens after which the branch is at its own next risk point or cannot go on.
+        track: decodes the tokens to text, up to the last token of the branch.
+        token_ids, log_probs, entropies, margins: one entry for each token.
+        contrasts: the contrast of each token, for a contrasting method.
+        hidden: ``[N + 1, d]`` float32, the states of layers m..n and the final one, summed over the fed tokens.
+        next: the distribution after the last fed token; `None` if no token may follow.
+        ended: why no further token may follow; `None` if one may.
+        own_boundary: r_b, the length in tokens at which the branch reached its own boundary: its next risk point, the
+            length limit, or its end. `None` before that.
     """
 
-    track: TextTrack
+    track: Detokenizer
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
@@ -36,19 +39,20 @@ class Branch:
     hidden: Tensor | None = None
     next: NextTokens | None = None
     ended: FinishReason | None = None
-    stands_at: int | None = None
+    own_boundary: int | None = None
 
     @property
     def path(self) -> Path:
-        """Its tokens."""
+        """The branch's tokens as a path."""
         return tuple(self.token_ids)
 
     def add_token(self, following: NextTokens, rank: int | None = None) -> None:
-        """Add a next token and the statistics of the distribution that it is chosen from.
+        """Add a next token and the statistics of its distribution.
 
         Args:
-            rank: of the token among the most probable ones, from 0. `None` takes the best, by its contrast where a
-                method has one.
+            following: the distribution.
+            rank: the rank of the token among the most probable ones, from 0. `None` takes the best token, which a
+                contrasting method chooses by its contrast.
         """
         if rank is None and following.contrasted is not None:
             token_id, log_prob, contrast = following.contrasted
@@ -67,17 +71,18 @@ class Branch:
 
 
 def branch_mlds(branches: Sequence[Branch]) -> tuple[list[float], list[float]]:
-    """ConMLDS and fMLDS of each branch, whose states were pooled over its tokens."""
+    """ConMLDS and fMLDS of each branch, from its states averaged over its tokens."""
     pooled = [branch.hidden / len(branch.token_ids) for branch in branches if branch.hidden is not None]
     return mlds(torch.stack(pooled, dim=1))
 
 
 @dataclass(frozen=True)
 class DecidedSpan:
-    """A finished span.
+    """A finished span. The other fields are as in :class:`~cocoa_engine.Span`.
 
     Attributes:
-        text_end: where its complete characters end in the text, before any stop text is cut.
+        text_end: the end of the span's complete characters, as an offset in the answer's text before a stop text is cut
+            off.
     """
 
     token_ids: list[int]

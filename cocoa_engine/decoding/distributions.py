@@ -1,4 +1,4 @@
-"""Next-token distributions of one sequence: the model's logits, contrasts and logits processors put together."""
+"""Next-token distributions of one sequence, from the model's logits, contrasts and logits processors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from cocoa_engine.methods import METHODS, ContrastingMethod
 
 @dataclass(frozen=True)
 class TokenOutput:
-    """What the model said after one fed token.
+    """The model's output for one fed token.
 
     Attributes:
-        logits: ``[V]``, kept only where they are needed again.
-        hidden: ``[N + 1, d]``; `None` after the prompt.
-        others: ``[K, V]``, what a contrasting method compares the logits with; kept together with them.
-        next: the distribution; `None` where processors take part in it, or where it is not finite.
+        logits: ``[V]``; `None` if they are not needed any more.
+        hidden: ``[N + 1, d]``, the states of layers m..n and the final one; `None` for the prompt's last token.
+        others: ``[K, V]``, the logits that a contrasting method contrasts with; kept only together with ``logits``.
+        next: the next-token distribution; `None` if logits processors still have to be applied, or if it is not finite.
     """
 
     logits: Tensor | None
@@ -32,10 +32,11 @@ class TokenOutput:
 
 
 class Distributions:
-    """Forms the distributions of one request.
+    """Computes the next-token distributions of one request.
 
     Args:
-        native: the kernels read the logits; see :func:`~cocoa_engine.decoding.next_tokens.next_tokens`.
+        rules: the request's settings and logits processors.
+        native: rank tokens with the native kernel; see :func:`~cocoa_engine.decoding.next_tokens.next_tokens`.
     """
 
     def __init__(self, rules: Rules, *, native: bool = False) -> None:
@@ -45,7 +46,7 @@ class Distributions:
         self._native = native
 
     def outputs(self, step: StepOutput) -> list[TokenOutput]:
-        """What a forward pass says of each token that it fed."""
+        """The output of a forward pass, split into one entry for each fed token."""
         count = len(step.logits)
         known = [None] * count if self._rules.processors else self._top(step.logits, step.others)
         found = []
@@ -57,15 +58,15 @@ class Distributions:
         return found
 
     def after(self, prefix: Sequence[int], paths: Sequence[Path], outputs: Sequence[TokenOutput]) -> list[NextTokens]:
-        """The distribution after each path.
+        """The next-token distribution after each path, with the logits processors applied.
 
         Args:
-            prefix: the committed token ids, prompt included, which the paths follow.
-            paths: ``W`` of them.
-            outputs: of the last token of each.
+            prefix: the committed token ids before the paths, prompt included.
+            paths: ``W`` paths.
+            outputs: the output for the last token of each path.
 
         Raises:
-            NonFiniteLogitsError: no token can be chosen from one of them.
+            NonFiniteLogitsError: no token can be chosen after one of the paths.
         """
         if self._rules.processors:
             others = [each.others for each in outputs if each.others is not None]
@@ -94,8 +95,8 @@ class Distributions:
 
         Args:
             logits: ``[W, V]``.
-            others: ``[K, W, V]``, what a contrasting method compares them with.
-            prefix, paths: as in :meth:`after`, if processors take part.
+            others: ``[K, W, V]``, the logits that a contrasting method contrasts with.
+            prefix, paths: as in :meth:`after`. Without paths, no processors are applied.
         """
         if others is None or not isinstance(self._method, ContrastingMethod):
             processed = self._rules.processed(prefix, paths, logits) if paths else logits
@@ -104,13 +105,13 @@ class Distributions:
         contrasts = self._method.contrast(logits.float(), others, config)
         allowed = self._method.plausible(logits.float(), config)
         ranked = self._rules.processed(prefix, paths, contrasts.clone()) if paths else contrasts
-        if allowed is not None:  # unless processors forbid every plausible token
+        if allowed is not None:  # ignored in rows where the processors forbid every plausible token
             kept = ranked.masked_fill(~allowed, -torch.inf)
             ranked = torch.where((kept > -torch.inf).any(-1, keepdim=True), kept, ranked)
         return contrasted(next_tokens(logits, self._count, native=self._native), logits, contrasts, ranked)
 
 
 def logits_of(output: TokenOutput) -> Tensor:
-    """The kept logits of a token, ``[V]`` float32."""
+    """The logits of an output that has kept them, ``[V]`` float32."""
     assert output.logits is not None
     return output.logits.float()

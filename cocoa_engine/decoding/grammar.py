@@ -1,4 +1,4 @@
-"""Answers that fit a JSON schema, a regular expression or a grammar: a logits processor around llguidance."""
+"""Constrains answers to a JSON schema, a regular expression or a grammar, with a logits processor around llguidance."""
 
 from __future__ import annotations
 
@@ -20,31 +20,32 @@ from cocoa_engine.optional import need
 logger = logging.getLogger(__name__)
 
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
-"""JSON on one line, as ``json.dumps`` writes it; keywords of a schema that cannot be enforced are logged."""
+"""JSON on one line, as ``json.dumps`` writes it. Schema keywords that cannot be enforced are logged."""
 
-_tokenizers: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()  # each takes about a second to make
+_tokenizers: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()  # building one takes about a second
 _guard = threading.Lock()
 
 
 class GrammarProcessor(LogitsProcessor):
-    """Bans every token after which the answer could no longer fit a grammar, and an end where the grammar has none.
+    """A logits processor that bans every token after which the answer could no longer match a grammar.
 
-    Every branch is held to it, since a processor is called with the tokens of the branch: the state of the matcher is
-    that of the branch asked about last, and is rolled back to where another branch forked off. Where only one text can
-    follow, it is written as the tokenizer would split it: no other token competes there, and log p is 0.
+    An end-of-sequence token is allowed only where the grammar may end. All branches are constrained, because a
+    processor is called with the tokens of each branch; its matcher is rolled back when another branch is processed.
+    Text that the grammar forces is split into tokens as by the tokenizer, and these have log-probability 0.
 
-    The engine takes :meth:`for_prompt` of it for each request, so one object may be given to any number of them. In
-    transformers' ``generate`` it serves one call.
+    The engine calls :meth:`for_prompt` for each request, so one processor can serve any number of requests. In
+    transformers' ``generate`` a processor serves one call only.
 
-    An answer that ``max_new_tokens`` or a stop text cuts off is only the beginning of a text that fits.
+    An answer cut off by ``max_new_tokens`` or a stop text is only the beginning of a matching text.
 
     Args:
-        grammar: in llguidance's dialect of Lark; :func:`json_schema_grammar` and :func:`regex_grammar` make one.
+        grammar: a grammar in llguidance's dialect of Lark, such as from :func:`json_schema_grammar` or
+            :func:`regex_grammar`.
         tokenizer: a fast tokenizer.
         eos_token_ids: tokens that end the text; by default the tokenizer's.
 
     Raises:
-        ConfigError: the grammar is not one, or the tokenizer is not fast or has no end-of-sequence token.
+        ConfigError: the grammar is invalid, or the tokenizer is not fast or has no end-of-sequence token.
         MissingExtraError: llguidance is not installed.
     """
 
@@ -61,14 +62,14 @@ class GrammarProcessor(LogitsProcessor):
         for message in messages:
             logger.warning("grammar: %s", message)
         self._start = llguidance.LLMatcher(self._tokenizer, grammar)
-        self._matchers: dict[int, _Position] = {}
+        self._matchers: dict[int, _MatcherState] = {}
         self._prompt_length: int | None = None
 
     def for_prompt(self, prompt: Sequence[int]) -> GrammarProcessor:
-        """One for a single request.
+        """A processor with the same grammar for a single request.
 
         Args:
-            prompt: its token ids.
+            prompt: token ids of the request's prompt.
         """
         fresh = GrammarProcessor.__new__(GrammarProcessor)
         fresh._ends, fresh._tokenizer, fresh._start = self._ends, self._tokenizer, self._start
@@ -76,14 +77,18 @@ class GrammarProcessor(LogitsProcessor):
         return fresh
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """The scores, -inf where a token is banned.
+        """Set the scores of banned tokens to -inf.
 
         Args:
-            input_ids: ``[B, t]``, prompt and answer so far.
+            input_ids: ``[B, t]``, the prompt and the answer so far.
             scores: ``[B, V]``.
 
+        Returns:
+            A new tensor ``[B, V]``.
+
         Raises:
-            ConfigError: the answer so far does not fit the grammar: another processor let a banned token through.
+            ConfigError: the answer so far does not match the grammar, because a processor after this one allowed a
+                banned token.
         """
         if self._prompt_length is None:
             self._prompt_length = input_ids.shape[1]
@@ -91,12 +96,12 @@ class GrammarProcessor(LogitsProcessor):
         return torch.stack([self._restricted(*row) for row in zip(range(len(answers)), answers, scores, strict=True)])
 
     def _restricted(self, number: int, answer: list[int], scores: Tensor) -> Tensor:
-        """``[V]``, those of one row."""
-        if not self._ends.isdisjoint(answer):  # its end is padded while other rows of the batch go on
+        """The restricted scores ``[V]`` of one row of the batch."""
+        if not self._ends.isdisjoint(answer):  # this row has ended; `generate` pads it while other rows continue
             return scores
         position = self._matchers.get(number)
         if position is None:
-            position = self._matchers[number] = _Position(self._start.deep_copy())
+            position = self._matchers[number] = _MatcherState(self._start.deep_copy())
         position.move_to(answer)
         banned = torch.ones(scores.shape[-1], dtype=torch.bool)
         if forced := position.matcher.compute_ff_tokens():
@@ -108,14 +113,15 @@ class GrammarProcessor(LogitsProcessor):
         return scores.masked_fill(banned.to(scores.device), -torch.inf)
 
 
-class _Position:
-    """A matcher and the tokens it has consumed."""
+class _MatcherState:
+    """A matcher and the tokens that it has consumed."""
 
     def __init__(self, matcher: Any) -> None:
         self.matcher = matcher
         self._tokens: list[int] = []
 
     def move_to(self, tokens: list[int]) -> None:
+        """Roll the matcher back to the common prefix with ``tokens``, then consume the rest of them."""
         shared = 0
         for old, new in zip(self._tokens, tokens, strict=False):
             if old != new:
@@ -142,8 +148,15 @@ def constraint(
 ) -> GrammarProcessor:
     """A processor for exactly one of a JSON schema, a regular expression and a grammar.
 
+    Args:
+        tokenizer: a fast tokenizer.
+        eos_token_ids: tokens that end the text.
+        json_schema: a JSON schema; the answer is JSON on one line.
+        regex: a regular expression of Rust's regex crate that the whole answer matches.
+        grammar: a grammar in llguidance's dialect of Lark.
+
     Raises:
-        ConfigError: not exactly one is given, it is not valid, or the tokenizer is not fast.
+        ConfigError: none or several are given, the given one is invalid, or the tokenizer is not fast.
         MissingExtraError: llguidance is not installed (the extra ``tools``).
     """
     grammars = [
@@ -158,18 +171,22 @@ def constraint(
 
 
 def json_schema_grammar(schema: Mapping[str, Any]) -> str:
-    """The grammar of a JSON value that fits a schema, written on one line."""
+    """The grammar of a JSON value, on one line, that matches a schema.
+
+    Raises:
+        ConfigError: the schema is not a mapping that can be written as JSON.
+    """
     return f"start: {json_rule(schema)}"
 
 
 def regex_grammar(pattern: str) -> str:
-    """The grammar of a text that matches a regular expression (of Rust's regex crate) as a whole."""
+    """The grammar of a text that matches, as a whole, a regular expression of Rust's regex crate."""
     escaped = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], pattern, flags=re.DOTALL)
     return f"start: /{escaped}/".replace("\n", "\\n")
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
-    """JSON that fits a schema, as a term of a rule of a grammar.
+    """A term for use in grammar rules: a JSON value that matches a schema.
 
     Raises:
         ConfigError: the schema is not a mapping that can be written as JSON.
@@ -181,7 +198,7 @@ def json_rule(schema: Mapping[str, Any]) -> str:
 
 
 def _llguidance_tokenizer(tokenizer: Any, ends: frozenset[int]) -> Any:
-    """llguidance's view of a tokenizer, made once for each."""
+    """llguidance's version of a tokenizer, built once for each tokenizer and set of end tokens."""
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError("a grammar needs a fast tokenizer (one of Hugging Face's tokenizers library).")
     if not ends:

@@ -1,9 +1,9 @@
 """Speculation past the best finished branch, for ``span_boundary="own"``.
 
-There branches end one by one, and most passes would feed the longest branch alone. The best of the finished branches is
-likely to be kept, so the branches of its next risk point are fed ahead; where those are finished too, those that follow
-the best of them, and so on. Eight prompts of the embedded model take 1.06 passes per token with it and 1.71 without
-(``python -m benchmarks.lookahead``).
+With this boundary branches end one by one, and without lookahead most passes would feed only the longest branch. The
+best finished branch is likely to be kept, so the branches of its next risk point are fed ahead. If those are finished
+too, the branches after the best of them follow, and so on. On eight prompts, the embedded model takes 1.06 passes per
+token with lookahead and 1.71 without (``python -m benchmarks.lookahead``).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from cocoa_engine.execution.backends import Path
 
 
 class Lookahead:
-    """Foresees risk points.
+    """Chooses the branches of later risk points to feed ahead.
 
     Args:
         config: the settings of the decode.
-        eos: tokens that nothing follows.
+        eos: token ids that end the text.
     """
 
     def __init__(self, config: CocoaConfig, eos: Collection[int]) -> None:
@@ -32,12 +32,13 @@ class Lookahead:
     def leaves(
         self, finished: Sequence[Branch], known: Mapping[Path, TokenOutput], tokens_left: int, free: int
     ) -> list[Path]:
-        """The paths to feed ahead: those of whole risk points, at most ``free``.
+        """The paths to feed ahead. Each risk point is included with all its growing branches or not at all.
 
         Args:
-            finished: the branches of this risk point that have ended while others grow.
-            known: what was fed since the last commit.
-            tokens_left: how many tokens the answer may still have.
+            finished: the branches of the current risk point that have reached their boundary while others still grow.
+            known: the outputs since the last commit, by path.
+            tokens_left: the number of tokens that may still be added to the answer.
+            free: the maximum number of paths.
         """
         leaves: list[Path] = []
         base: Path = ()
@@ -60,7 +61,7 @@ class Lookahead:
     def _foreseen(
         self, parent: Branch, base: Path, known: Mapping[Path, TokenOutput], tokens_left: int
     ) -> tuple[list[Path], list[Branch]]:
-        """The branches of the risk point after ``base``: what of them is not fed yet, and those that are complete."""
+        """The branches of the risk point after ``base``: the next paths to feed, and the branches already complete."""
         assert parent.next is not None
         candidates = self._competing(parent.next)
         growing: list[Path] = []

@@ -1,4 +1,4 @@
-"""The next-token distribution after a path, and the tokens that compete there."""
+"""The most probable next tokens after a path, and the candidate set among them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cocoa_engine.execution.native import operators
 
 
 class Contrasted(NamedTuple):
-    """The token with the highest contrast, its log p under the model, and its contrast."""
+    """The token that a contrasting method chooses, its log p under the model, and its contrast."""
 
     token_id: int
     log_prob: float
@@ -28,10 +28,10 @@ class NextTokens:
     """The most probable next tokens, most probable first; equally probable ones by ascending id.
 
     Attributes:
-        token_ids: at least one.
-        log_probs: natural log p(w | x, y) of each, from the whole vocabulary's distribution.
-        entropy: of that distribution, in nats.
-        margin: log p of the most probable token less that of the second; inf where only one is allowed.
+        token_ids: the token ids, at least one.
+        log_probs: natural log p(w | x, y) of each token, normalized over the whole vocabulary.
+        entropy: entropy in nats of the distribution over the whole vocabulary.
+        margin: log p of the most probable token minus log p of the second; inf if only one token is allowed.
         contrasted: the token that a contrasting method chooses instead of the most probable one.
     """
 
@@ -43,13 +43,13 @@ class NextTokens:
 
     @property
     def best(self) -> int:
-        """The token that is chosen where nothing branches."""
+        """The token that is chosen if no branches are opened."""
         return self.token_ids[0] if self.contrasted is None else self.contrasted.token_id
 
     def competing(self, gamma: float, max_candidates: int) -> NextTokens:
-        """The candidate set C = {w : p(w) >= gamma * max p}, at most ``max_candidates`` of it.
+        """The candidate set C = {w : p(w) >= gamma * max p}, at most ``max_candidates`` tokens.
 
-        gamma = 1 is plain greedy, so exact ties (common in bfloat16) do not compete there.
+        gamma = 1 is plain greedy decoding and gives one token, even if several are exactly tied (common in bfloat16).
         """
         if gamma == 1:
             max_candidates = 1
@@ -59,14 +59,15 @@ class NextTokens:
 
 
 def next_tokens(logits: Tensor, count: int, *, native: bool = False) -> list[NextTokens | None]:
-    """The ``count`` most probable next tokens of each row of ``logits``; one copy to the host for all rows.
-
-    `None` for a row from which no token can be chosen: its logits are NaN or +inf, or allow no token at all.
+    """The ``count`` most probable next tokens of each row of ``logits``. All rows are copied to the host at once.
 
     Args:
         logits: ``[W, V]``.
-        count: at least 2, for the margin.
-        native: by the native kernel, where :mod:`cocoa_engine.execution.native` could be built.
+        count: at least 2, because the margin needs two tokens.
+        native: use the native kernel if it can read the logits. It must have been built, see ``execution.native``.
+
+    Returns:
+        One entry per row; `None` for a row whose logits are NaN or +inf, or allow no token.
     """
     logits = logits.float()
     count = min(count, logits.shape[-1])
@@ -96,13 +97,16 @@ def _next_tokens(logits: Tensor, count: int) -> Tensor:
 def contrasted(
     known: Sequence[NextTokens | None], logits: Tensor, contrasts: Tensor, ranked: Tensor
 ) -> list[NextTokens | None]:
-    """The distributions with the tokens that a contrasting method chooses; `None` where it can choose no token.
+    """Add to each distribution the token that a contrasting method chooses: the one with the highest ``ranked`` value.
 
     Args:
-        known: the distribution of each row, by :func:`next_tokens`.
-        logits: ``[W, V]``, the model's.
-        contrasts: ``[W, V]``.
+        known: the distribution of each row, from :func:`next_tokens`.
+        logits: ``[W, V]``, the model's logits.
+        contrasts: ``[W, V]``, the contrast of every token.
         ranked: ``[W, V]``, the contrasts of the allowed tokens after the processors; -inf for other tokens.
+
+    Returns:
+        One entry per row; `None` for a row in which no token can be chosen.
     """
     best, token_ids = ranked.max(dim=-1)
     places = token_ids[:, None]
@@ -118,7 +122,11 @@ def contrasted(
 
 
 def non_finite(position: int) -> NonFiniteLogitsError:
-    """The error for a token that cannot be chosen, by its index in the whole sequence."""
+    """The error that no token can be chosen.
+
+    Args:
+        position: the index of the token in the whole sequence, prompt included.
+    """
     return NonFiniteLogitsError(
         f"the logits for token {position} of the sequence (prompt included) are NaN or infinite, or a logits "
         "processor forbids every token there; check the weights, or load the model in float32 or bfloat16."

@@ -1,7 +1,7 @@
-"""Guesses of the next tokens by prompt lookup: what followed the last few tokens at their last occurrence.
+"""Prompt lookup: guesses the next tokens as those that followed the last few tokens at their previous occurrence.
 
-An answer about a given context repeats much of it. A guess costs one more row in a forward pass that is run anyway. The
-decode takes a guess only where it would have chosen that very token (Saxena, "Prompt Lookup Decoding", 2023).
+An answer about a given context repeats much of it. A guess costs one more row in a forward pass that is run anyway. A
+guess is used only if decoding would have chosen the same token (Saxena, "Prompt Lookup Decoding", 2023).
 """
 
 from __future__ import annotations
@@ -9,42 +9,44 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-_AT_FIRST = {3: 0.4, 2: 0.4, 1: 0.1}
-"""Initial accuracy by the number of matching tokens; longer matches are tried first."""
+_INITIAL_ACCURACY = {3: 0.4, 2: 0.4, 1: 0.1}
+"""Initial accuracy of guesses, by the number of matching tokens. Longer matches are tried first."""
 
-_LONGEST = max(_AT_FIRST)
+_LONGEST = max(_INITIAL_ACCURACY)
 
-_MEMORY = 0.8
-"""Weight of the accuracy so far when another guess is judged."""
+_DECAY = 0.8
+"""Weight of the previous accuracy in its exponential moving average."""
 
-_OF_USE = 0.5
-"""How often a right guess for one of several branches saves a pass: the branch must be kept and the others finished."""
+_USEFUL_SHARE = 0.5
+"""Share of right guesses that save a pass if there are several branches: the branch of the guess must be kept, and the
+other branches must be finished."""
 
 
 class Guess(NamedTuple):
-    """Tokens that may follow, and how many tokens before them matched; empty and 0 without a match."""
+    """Guessed next tokens, and the number of tokens before them that matched. Without a match: no tokens, and 0."""
 
     token_ids: tuple[int, ...]
     matched: int
 
 
 class PromptLookup:
-    """An index of every run of 1 to 3 tokens in a growing sequence, and in the branches that were not kept.
+    """An index of every n-gram of 1 to 3 tokens in a growing sequence and in its dropped branches.
 
     Args:
         token_ids: the sequence so far.
-        most: guesses at a time; 0 turns lookup off.
+        most: the maximum number of tokens in a guess; 0 turns lookup off.
 
     Attributes:
-        accuracy: the share of guesses that were right, by the number of matching tokens; recent guesses weigh more.
+        accuracy: the share of guesses that were right, by the number of matching tokens, as an exponential moving
+            average.
     """
 
     def __init__(self, token_ids: Iterable[int], most: int) -> None:
         self._ids: list[int] = []
-        # run -> the position after its last occurrence
+        # n-gram -> the tokens that contain its last occurrence, and the index after it
         self._follows: dict[tuple[int, ...], tuple[list[int], int]] = {}
         self._most = most
-        self.accuracy = dict(_AT_FIRST)
+        self.accuracy = dict(_INITIAL_ACCURACY)
         if most:
             self.extend(token_ids)
 
@@ -56,25 +58,25 @@ class PromptLookup:
         self._ids.extend(token_ids)
         self._index(self._ids, start)
 
-    def note(self, token_ids: Sequence[int]) -> None:
-        """Learn from a branch that was not kept: the sequence may still say what it says."""
+    def index_dropped(self, token_ids: Sequence[int]) -> None:
+        """Index a dropped branch, because the sequence may still continue with its tokens."""
         if self._most:
             before = self._ids[-_LONGEST:]
             self._index([*before, *token_ids], len(before))
 
     def _index(self, ids: list[int], start: int) -> None:
         for end in range(start, len(ids)):
-            for size in _AT_FIRST:  # the run before this token is now followed by something
+            for size in _INITIAL_ACCURACY:  # the n-grams that end before this token
                 if end >= size:
                     self._follows[tuple(ids[end - size : end])] = (ids, end)
 
     def guess(self, path: Sequence[int], count: int) -> Guess:
-        """At most ``count`` tokens that may follow the sequence and ``path``."""
+        """Guess up to ``count`` tokens after the sequence extended by ``path``."""
         count = min(count, self._most)
         if count < 1:
             return Guess((), 0)
         last = [*self._ids[-_LONGEST:], *path][-_LONGEST:]
-        for size in _AT_FIRST:
+        for size in _INITIAL_ACCURACY:
             found = self._follows.get(tuple(last[-size:])) if len(last) >= size else None
             if found is not None:
                 ids, start = found
@@ -82,20 +84,20 @@ class PromptLookup:
         return Guess((), 0)
 
     def worth(self, matched: int, paths: int, cost: float) -> int:
-        """How many tokens of a guess are worth feeding.
+        """The number of guessed tokens that are worth feeding.
 
-        The n-th token saves a pass if it and those before it are right, and its path is the one that is kept.
+        The n-th token saves a pass if it and the tokens before it are right, and if its path is kept.
 
         Args:
-            matched: how many tokens of the guess matched.
-            paths: how many paths have guesses fed.
-            cost: of a token, as a share of a pass.
+            matched: the number of tokens before the guess that matched.
+            paths: the number of paths with guesses in the pass.
+            cost: the cost of one fed token, as a share of a pass.
         """
-        count, needed = 0, cost if paths == 1 else cost * paths / _OF_USE
+        count, needed = 0, cost if paths == 1 else cost * paths / _USEFUL_SHARE
         while count < self._most and self.accuracy[matched] ** (count + 1) >= needed:
             count += 1
         return count
 
-    def judge(self, matched: int, right: bool) -> None:
-        """Learn whether a guessed token was right."""
-        self.accuracy[matched] = _MEMORY * self.accuracy[matched] + (1 - _MEMORY) * right
+    def check_guess(self, matched: int, right: bool) -> None:
+        """Update the accuracy of guesses with ``matched`` matching tokens."""
+        self.accuracy[matched] = _DECAY * self.accuracy[matched] + (1 - _DECAY) * right

@@ -1,4 +1,4 @@
-"""A prompt and its settings, checked before any work is done."""
+"""A prompt and its settings, checked before the model runs."""
 
 from __future__ import annotations
 
@@ -27,16 +27,40 @@ Callables = Callable[..., Any] | Sequence[Callable[..., Any]] | None
 
 @dataclass(frozen=True)
 class PerPrompt:
-    """The logits processors or stopping criteria of each prompt of a batch."""
+    """Logits processors or stopping criteria for each prompt of a batch, in the order of the prompts."""
 
     each: Sequence[Callables]
 
 
-def for_each(given: Callables | PerPrompt, count: int) -> Sequence[Callables]:
+def make_requests(
+    session: Session,
+    prompts: Sequence[Prompt],
+    config: CocoaConfig,
+    processors: Callables | PerPrompt = None,
+    criteria: Callables | PerPrompt = None,
+    generation_config: GenerationConfig | None = None,
+    cancellation: Cancellation | None = None,
+) -> list[Request]:
+    """Check several prompts with the same settings. Arguments and errors are those of :func:`make_request`.
+
+    Raises:
+        PromptError: ``prompts`` is not a list, or one of the prompts is not valid.
+        ConfigError: ``processors`` or ``criteria`` are given for another number of prompts.
+    """
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+        raise PromptError("generate_batch takes a list of prompts; for a single one use generate.")
+    of_prompts = (prompts, _for_each(processors, len(prompts)), _for_each(criteria, len(prompts)))
+    return [
+        make_request(session, prompt, config, its_processors, its_criteria, generation_config, cancellation)
+        for prompt, its_processors, its_criteria in zip(*of_prompts, strict=True)
+    ]
+
+
+def _for_each(given: Callables | PerPrompt, count: int) -> Sequence[Callables]:
     """The processors or criteria of each of ``count`` prompts.
 
     Raises:
-        ConfigError: they are given for another number of prompts.
+        ConfigError: ``given`` is a :class:`PerPrompt` for another number of prompts.
     """
     if not isinstance(given, PerPrompt):
         return [given] * count
@@ -51,9 +75,10 @@ class Request:
 
     Attributes:
         prompt: token ids, at least one.
+        rules: the settings, end tokens, processors and stopping criteria.
         capture: the hidden states that every step returns.
-        reserve_tokens: how many tokens beyond the prompt, dropped branches included, memory is allotted for.
-        cancellation: ends it.
+        reserve_tokens: the number of tokens beyond the prompt to reserve memory for, dropped branches included.
+        cancellation: cancels the request.
     """
 
     prompt: list[int]
@@ -72,16 +97,20 @@ def make_request(
     generation_config: GenerationConfig | None = None,
     cancellation: Cancellation | None = None,
 ) -> Request:
-    """Check a request.
+    """Check a prompt and its settings, and make a request of them.
 
     Args:
+        session: the model and the tokenizer.
+        prompt: a text or token ids.
+        config: the settings.
         processors, criteria: transformers logits processors and stopping criteria.
         generation_config: used instead of the model's own.
-        cancellation: ends the request; `None` makes a new one.
+        cancellation: cancels the request; `None` creates a new one.
 
     Raises:
-        PromptError: the prompt is empty, of a wrong type, or leaves no room in the context window.
+        PromptError: the prompt is empty, of a wrong type, or too long for the context window.
         ConfigError: a setting does not fit the model, or ``generation_config`` is of another type.
+        UnsupportedModelError: the method masks attention heads, and the model has none.
     """
     if generation_config is not None and not isinstance(generation_config, GenerationConfig):
         kind = type(generation_config).__name__
@@ -131,17 +160,18 @@ def make_request(
 
 
 def _for_prompt(processor: Callable[..., Any], prompt: list[int]) -> Callable[..., Any]:
-    """The processor for one prompt: a grammar, which tracks its state in the answer, has one for each."""
+    """The processor for one prompt. A grammar returns a new processor, because it tracks its state in the answer."""
     for_prompt = getattr(processor, "for_prompt", None)
     return processor if for_prompt is None else for_prompt(prompt)
 
 
 def capture_spec(model: LanguageModel, config: CocoaConfig) -> CaptureSpec:
-    """What a decode needs of every step beside the logits.
+    """What every step must return in addition to the logits, under the given settings.
 
     Raises:
-        ConfigError: the window reaches beyond the last layer, or the method's layers or heads do not fit the model.
-        UnsupportedModelError: the method masks heads, and the model has none.
+        ConfigError: the window of middle layers ends beyond the last layer, or the method's layers or heads do not fit
+            the model.
+        UnsupportedModelError: the method masks attention heads, and the model has none.
     """
     first, last = config.middle_layers or middle_layers(model.num_layers)
     if last > model.num_layers:
@@ -158,8 +188,8 @@ def capture_spec(model: LanguageModel, config: CocoaConfig) -> CaptureSpec:
 def _as_list(name: str, given: Callables) -> list[Callable[..., Any]]:
     if given is None:
         return []
-    # a transformers list is itself callable, so lists are looked for first
+    # a transformers list is itself callable, so test for lists first
     values = list(given) if isinstance(given, Sequence) else [given]
     if any(not callable(value) for value in values):
-        raise ConfigError(f"{name} takes transformers processors or criteria (callables), or a list of them.")
+        raise ConfigError(f"{name} must be a transformers processor or criterion (a callable), or a list of them.")
     return values

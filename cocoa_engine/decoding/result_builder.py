@@ -1,4 +1,4 @@
-"""From decided spans to the result that a user gets: offsets in the text, usage, the whole generation."""
+"""Builds results from decided spans: spans with offsets in the text, usage, and the whole generation."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from cocoa_engine.decoding.branch import DecidedSpan
 from cocoa_engine.decoding.span_decoder import SpanDecoder
 from cocoa_engine.decoding.span_scoring import (
     calibrates_spans,
-    log_prob_and_score,
-    ranking_mlds,
     reaches_max_risk,
     reported_risk,
 )
@@ -20,13 +18,13 @@ from cocoa_engine.spans import Span, Usage
 
 
 class ResultBuilder:
-    """Collects the spans of one sequence.
+    """Collects the spans of one sequence and builds its :class:`~cocoa_engine.Generation`.
 
     Args:
         config: the settings as the user gave them.
         prompt_tokens: length of the prompt.
-        model_name: for the record.
-        calibrator: gives the risk of the spans and of the answer; `None` leaves the raw MLDS.
+        model_name: the model name to store in the result.
+        calibrator: computes the risk of the spans and of the answer. With `None` the risk is the raw MLDS.
     """
 
     def __init__(
@@ -55,7 +53,7 @@ class ResultBuilder:
         return fresh
 
     def generation(self, decoder: SpanDecoder, tree: TokenTree) -> Generation:
-        """The whole answer, once the sequence has ended and every span was fetched."""
+        """The whole answer. Call it once the sequence has ended and :meth:`ready` has returned every span."""
         token_ids = [token_id for span in self._spans for token_id in span.token_ids]
         generation = Generation(
             text="".join(span.text for span in self._spans),
@@ -85,10 +83,14 @@ def make_span(
     *,
     given: bool = False,
 ) -> Span:
-    """A decided span with its range ``(start, end, text)`` in the answer.
+    """The result for a decided span.
 
     Args:
-        given: whether it is a text that was scored as given.
+        decided: the span.
+        text_range: ``(start, end, text)`` of the span in the answer.
+        config: the settings that determine the risk and its limit.
+        calibrator: computes the risk. With `None` the risk is the raw MLDS.
+        given: whether the span is a given text that was scored, rather than decoded.
     """
     start, end, text = text_range
     risk = reported_risk(config, calibrator, decided)
@@ -116,18 +118,7 @@ def make_span(
 
 
 def with_answer_risk(generation: Generation, calibrator: RiskCalibrator | None) -> Generation:
-    """The answer with its risk as a whole, if the calibrator has one."""
+    """The answer with ``answer_risk`` set, if the calibrator was fitted on answers."""
     if calibrator is None or calibrator.answer is None or not generation.spans:
         return generation
     return generation.model_copy(update={"answer_risk": calibrator.answer_risk(generation)})
-
-
-def scored_under(span: Span, config: CocoaConfig) -> Span:
-    """A text that was scored, under another method, metric or alpha; its measured statistics stay as they are.
-
-    For methods whose score consists of log p_S and the disagreement alone.
-    """
-    log_prob, score = log_prob_and_score(config, span.token_log_probs, span.con_mlds, span.f_mlds)
-    risk = span.risk if span.calibrated else ranking_mlds(config, span.con_mlds, span.f_mlds)
-    reaches = reaches_max_risk(config, risk)
-    return span.model_copy(update={"log_prob": log_prob, "score": score, "risk": risk, "reaches_max_risk": reaches})

@@ -1,4 +1,4 @@
-"""What a request asks of every next token, apart from the settings: ends, processors, criteria."""
+"""The rules of a request for its next tokens: end tokens, stop texts, logits processors and stopping criteria."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Rules:
     """The rules of one request.
 
     Attributes:
-        config: the settings; ``max_new_tokens`` already fits the context window.
-        eos: tokens that end the text.
-        stop_texts: texts that end it and are cut off.
-        stop_ids: special tokens that were given as such texts.
-        processors: called as ``(ids [1, t], logits [1, V])`` before p is formed.
-        criteria: called as ``(ids [1, t], None)`` after a token is taken; true ends the text.
-        generator: draws the branch when ``temperature`` is above 0.
+        config: the settings, with ``max_new_tokens`` limited to the context window.
+        eos: token ids that end the text.
+        stop_texts: texts that end the answer and are cut off.
+        stop_ids: ids of special tokens that were given as stop texts.
+        processors: transformers logits processors, called as ``(ids [1, t], logits [1, V])`` before the softmax.
+        criteria: transformers stopping criteria, called as ``(ids [1, t], None)`` after each token. True ends the text.
+        generator: the random generator that samples a branch if ``temperature`` is above 0, otherwise `None`.
     """
 
     config: CocoaConfig
@@ -37,15 +37,18 @@ class Rules:
     generator: torch.Generator | None = None
 
     def processed(self, prefix: Sequence[int], paths: Sequence[Path], scores: Tensor) -> Tensor:
-        """The scores as the processors leave them, ``[W, V]``.
+        """Apply the logits processors, in order, to each row of scores.
 
         Args:
-            prefix: token ids that all rows follow, prompt included.
-            paths: those that each row follows after them.
+            prefix: the token ids before all paths, prompt included.
+            paths: for each row, the token ids between the prefix and the next token.
             scores: ``[W, V]``.
 
+        Returns:
+            The processed scores, ``[W, V]``.
+
         Raises:
-            ConfigError: a processor does not return a tensor of the shape of its scores.
+            ConfigError: a processor does not return a tensor of the same shape as its scores.
         """
         rows = []
         for path, row in zip(paths, scores, strict=True):
@@ -54,8 +57,8 @@ class Rules:
                 processed = processor(ids, processed)
                 if not isinstance(processed, Tensor) or processed.shape != row[None].shape:
                     raise ConfigError(
-                        f"the logits processor {type(processor).__name__} must return a tensor of the shape of its "
-                        f"scores, {list(row[None].shape)}."
+                        f"the logits processor {type(processor).__name__} must return a tensor of the same shape as "
+                        f"its scores, {list(row[None].shape)}."
                     )
             rows.append(processed)
         return torch.cat(rows)
@@ -64,7 +67,7 @@ class Rules:
         """Whether a stopping criterion ends the text after ``path``, which follows ``prefix``.
 
         Raises:
-            ConfigError: a criterion returns neither a bool nor a tensor of them.
+            ConfigError: a criterion returns neither a bool nor a tensor.
         """
         if not self.criteria:
             return False
@@ -74,5 +77,5 @@ class Rules:
 
 def _all_true(criterion: Callable[..., Any], met: Any) -> bool:
     if not isinstance(met, (bool, Tensor)):
-        raise ConfigError(f"the stopping criterion {type(criterion).__name__} must return a bool or a tensor of them.")
+        raise ConfigError(f"the stopping criterion {type(criterion).__name__} must return a bool or a bool tensor.")
     return bool(torch.as_tensor(met).all())

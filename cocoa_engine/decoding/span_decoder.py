@@ -1,10 +1,10 @@
-"""The decode loop, which is Algorithm 1 of the paper.
+"""The decode loop: Algorithm 1 of the paper.
 
     prompt -> [greedy run | risk point -> branches -> scores -> kept span]* -> end
 
-:meth:`SpanDecoder.decode` is a coroutine: it yields the paths to feed, is sent what the forward pass said of them, and
-never runs the model itself. One sequence and a ragged batch of them therefore run the same loop. The loop asks for
-tokens by their paths; ``token_feed.py`` and ``speculation.py`` decide in which pass they are fed.
+:meth:`SpanDecoder.decode` is a coroutine: it yields the paths to feed, receives the forward pass's output for them with
+``send``, and never runs the model itself. A single sequence and a ragged batch therefore run the same loop. The loop
+requests tokens by their paths; ``token_feed.py`` and ``speculation.py`` decide in which pass each token is fed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cocoa_engine.decoding.speculation import FreeRows, Speculation
 from cocoa_engine.decoding.token_feed import Feeding, TokenFeed
 from cocoa_engine.execution.backends import FeedRequest, Path, StepOutput, TokenTree
 from cocoa_engine.methods import METHODS
-from cocoa_engine.model.detokenizer import TextTrack
+from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.spans import Candidate, FinishReason
 
 
@@ -34,18 +34,23 @@ class SpanDecoder:
 
     Args:
         prompt: token ids.
-        track: the answer's text, empty.
-        draft_tokens: guesses fed after each leaf, at most.
+        rules: the request's settings, end tokens, processors and stopping criteria.
+        track: decodes the answer's tokens to text; no token has been pushed yet.
+        draft_tokens: the maximum number of guessed tokens fed after each leaf.
         free_rows: see :data:`~cocoa_engine.decoding.speculation.FreeRows`.
-        native: the kernels read the logits.
-        calibrator: gives the spans' risk, which ``max_risk`` limits; `None` leaves the raw MLDS.
+        native: rank tokens with the native kernel.
+        calibrator: computes the risk of a span, which ``max_risk`` limits. With `None` the risk is the raw MLDS.
+
+    Attributes:
+        decided: the finished spans, in order.
+        finish_reason: why decoding ended; `None` before that.
     """
 
     def __init__(
         self,
         prompt: Sequence[int],
         rules: Rules,
-        track: TextTrack,
+        track: Detokenizer,
         *,
         draft_tokens: int = 0,
         free_rows: FreeRows = lambda: 1,
@@ -59,7 +64,7 @@ class SpanDecoder:
         self.track = track
         self.decided: list[DecidedSpan] = []
         self.finish_reason: FinishReason | None = None
-        self._token_ids = list(prompt)  # the prompt and what was kept
+        self._token_ids = list(prompt)  # the prompt and the committed tokens
         self._calibrator = calibrator
         self._history = AnswerHistory(self.prompt)
         self._distributions = Distributions(rules, native=native)
@@ -67,11 +72,15 @@ class SpanDecoder:
         self._feed = TokenFeed(self._distributions, self._speculation)
 
     def decode(self, tree: TokenTree, first: Tensor | None) -> Generator[FeedRequest, StepOutput, None]:
-        """Run to the end.
+        """Decode until the answer ends. Yields what to feed next and receives the output of the pass.
 
         Args:
-            tree: the sequence, its prompt fed; of a contrasting method, all but the prompt's last token.
+            tree: the sequence. Its prompt has been fed; for a contrasting method, all of it but the last token.
             first: ``[V]``, the logits after the prompt; `None` for a contrasting method.
+
+        Raises:
+            NonFiniteLogitsError: the logits after a path are NaN or +inf, or allow no token.
+            ConfigError: a logits processor or stopping criterion returns a wrong type or shape.
         """
         following = yield from self._begin(tree, first)
         run = Branch(self.track)
@@ -79,7 +88,7 @@ class SpanDecoder:
             candidates = self._competing(following)
             at_risk_point = len(candidates.token_ids) > 1
             if at_risk_point:
-                run = self._close(run)
+                run = self._record_run(run)
                 if self.has_ended():  # the risk of the run reached max_risk
                     break
             if at_risk_point and self.method.branches:
@@ -92,16 +101,17 @@ class SpanDecoder:
                 taken = yield from self._extend(run, following)
             self._commit(tree, kept, taken)
             following = kept.next or following
-        self._close(run)
+        self._record_run(run)
 
     def has_ended(self) -> bool:
-        """Whether nothing more is decoded."""
+        """Whether the answer is complete."""
         return self.finish_reason is not None
 
     def grow(self, candidates: NextTokens) -> Generator[Sequence[Path], StepOutput | list[TokenOutput], list[Branch]]:
-        """Open a branch for each candidate and grow the branches in step to their common boundary.
+        """Open a branch for each candidate and extend all branches token by token to their boundary.
 
-        It is sent what a pass says of the paths it yields, or the outputs that were made of that already.
+        The boundary follows ``CocoaConfig.span_boundary``. The generator yields the paths to feed, and receives the
+        output of the pass or a :class:`TokenOutput` for each path. It returns the finished branches.
         """
         longest = min(self.config.max_span_tokens, self._tokens_left)
         branches = [Branch(self.track.fork()) for _ in candidates.token_ids]
@@ -111,11 +121,11 @@ class SpanDecoder:
         while live:
             paths = [branch.path for branch in live]
             growing = [branch.path for branch in live if not branch.ended]
-            finished = [branch for branch in branches if branch.stands_at is not None]
-            self._absorb(live, (yield from self._fed(paths, growing, finished)), paths)
+            finished = [branch for branch in branches if branch.own_boundary is not None]
+            self._add_outputs(live, (yield from self._fed(paths, growing, finished)), paths)
             for branch in live:
-                if branch.stands_at is None and (length == longest or self._at_own_boundary(branch)):
-                    branch.stands_at = length
+                if branch.own_boundary is None and (length == longest or self._at_own_boundary(branch)):
+                    branch.own_boundary = length
             live = self._live(branches)
             for branch in live:
                 assert branch.next is not None
@@ -123,11 +133,11 @@ class SpanDecoder:
             length += 1
         return branches
 
-    def weigh(self, branches: Sequence[Branch], pmi: Sequence[float] = ()) -> list[Candidate]:
-        """The branches of a risk point as candidates with their scores; the first is the greedy one.
+    def score_candidates(self, branches: Sequence[Branch], pmi: Sequence[float] = ()) -> list[Candidate]:
+        """Score the branches of a risk point. The first candidate returned is the greedy one.
 
         Args:
-            pmi: PMI(S; x) of each, for a method that reads the prompt back.
+            pmi: PMI(S; x) of each branch S, for a method that scores the prompt again (Diver).
         """
         con, f = branch_mlds(branches)
         start = len(self.track.text)
@@ -154,11 +164,11 @@ class SpanDecoder:
 
     @property
     def _tokens_left(self) -> int:
-        """How many tokens the answer may still have."""
+        """The number of tokens that may still be added to the answer."""
         return self.config.max_new_tokens - (len(self._token_ids) - len(self.prompt))
 
     def _begin(self, tree: TokenTree, first: Tensor | None) -> Generator[FeedRequest, StepOutput, NextTokens]:
-        """The distribution after the prompt."""
+        """The next-token distribution after the prompt. Feeds the prompt's last token if ``first`` is `None`."""
         self._speculation.enabled = tree.keeps_rest and not self.method.reads_back
         if first is None:
             output = yield [(self.prompt[-1],)]
@@ -174,34 +184,34 @@ class SpanDecoder:
         """Add the best next token to a greedy run, and feed it."""
         self._append(run, following)
         taken = run.path[-1:]
-        self._absorb([run], (yield from self._fed([taken], [] if run.ended else [taken])), [taken])
+        self._add_outputs([run], (yield from self._fed([taken], [] if run.ended else [taken])), [taken])
         return taken
 
     def _mutual_information(self, branches: Sequence[Branch]) -> Generator[FeedRequest, StepOutput, list[float]]:
-        """PMI(S; x) of each branch, where the method ranks by it, else zeros."""
+        """PMI(S; x) of each branch S if the method uses it, otherwise zeros."""
         if not self.method.reads_back:
             return [0.0] * len(branches)
         return (yield from self._feed.read_back(self.prompt, [branch.path for branch in branches]))
 
     def _choose(self, branches: Sequence[Branch], pmi: Sequence[float]) -> Branch:
-        """Score the branches, keep one, and record the span with all that competed."""
-        candidates = self.weigh(branches, pmi)
+        """Score the branches, choose one, and record it as a span with all its candidates."""
+        candidates = self.score_candidates(branches, pmi)
         scores = [candidate.score for candidate in candidates]
         if self.config.temperature > 0:
-            below_best = torch.tensor(scores, dtype=torch.float64) - max(scores)  # divided, it cannot overflow upwards
+            below_best = torch.tensor(scores, dtype=torch.float64) - max(scores)  # <= 0: dividing it cannot give +inf
             weights = torch.softmax(below_best / self.config.temperature, dim=0)
             chosen = int(torch.multinomial(weights, 1, generator=self.rules.generator))
         else:
-            chosen = scores.index(max(scores))  # the first of equals: the more probable first token
+            chosen = scores.index(max(scores))  # ties: the candidate with the more probable first token
         one = candidates[chosen]
         self._record(branches[chosen], one.con_mlds, one.f_mlds, candidates, chosen, pmi[chosen])
         for branch in branches:
             if branch is not branches[chosen]:
-                self._speculation.note(branch.token_ids)
+                self._speculation.index_dropped(branch.token_ids)
         return branches[chosen]
 
-    def _close(self, run: Branch) -> Branch:
-        """Record a greedy run, unless it is empty, as a span; returns the next, empty one."""
+    def _record_run(self, run: Branch) -> Branch:
+        """Record a greedy run as a span unless it is empty. Returns a new, empty run."""
         if run.token_ids:
             (con,), (f,) = branch_mlds([run])
             self._record(run, con, f)
@@ -216,6 +226,7 @@ class SpanDecoder:
         chosen: int | None = None,
         pmi: float = 0.0,
     ) -> None:
+        """Add a span to ``decided``. Decoding ends here if its risk reaches ``max_risk``."""
         log_prob, score = log_prob_and_score(self.config, span.log_probs, con, f, contrasts=span.contrasts, pmi=pmi)
         copied, before = self._history.extend(span.token_ids, span.log_probs, span.entropies)
         decided = DecidedSpan(
@@ -235,17 +246,17 @@ class SpanDecoder:
         )
         self.decided.append(decided)
         if self.config.max_risk is None:
-            return  # the risk is computed when the result is built
+            return  # the risk is only reported, and is computed when the result is built
         if reaches_max_risk(self.config, reported_risk(self.config, self._calibrator, decided)):
             self.finish_reason = "risk"
 
     def _commit(self, tree: TokenTree, kept: Branch, taken: Path) -> None:
-        """Go on from the end of what was kept."""
+        """Make the tokens of ``taken`` part of the answer, and set the finish reason if it ends there."""
         likely = (kept.next.best, *self._competing(kept.next).token_ids) if kept.next is not None else ()
         self._feed.commit(tree, taken, likely)
         self.track = kept.track
         self._token_ids.extend(taken)
-        if self.finish_reason is None:  # a risk that reaches max_risk comes first
+        if self.finish_reason is None:  # "risk" takes precedence
             self.finish_reason = kept.ended or ("length" if self._tokens_left < 1 else None)
 
     def _competing(self, following: NextTokens) -> NextTokens:
@@ -253,27 +264,27 @@ class SpanDecoder:
         return following.competing(self.config.gamma, self.config.max_candidates)
 
     def _at_own_boundary(self, branch: Branch) -> bool:
-        """Whether a branch is at its own next risk point, or cannot go on."""
+        """Whether a branch is at its own next risk point, or has ended."""
         if branch.ended:
             return True
         assert branch.next is not None
         return self.config.span_boundary != "fixed" and len(self._competing(branch.next).token_ids) > 1
 
     def _live(self, branches: Sequence[Branch]) -> list[Branch]:
-        """The branches that grow by another token, by the boundary rule."""
-        short = [branch for branch in branches if branch.stands_at is None]
+        """The branches that grow by another token under the configured ``span_boundary``."""
+        short = [branch for branch in branches if branch.own_boundary is None]
         if self.config.span_boundary == "own":
             return short
         if self.config.span_boundary == "left":
             return short if len(short) == len(branches) else []
-        return [branch for branch in branches if not branch.ended] if short else []  # right, fixed: to the latest
+        return [branch for branch in branches if not branch.ended] if short else []  # right, fixed: up to the latest
 
     def _fed(self, paths: Sequence[Path], growing: Sequence[Path], finished: Sequence[Branch] = ()) -> Feeding:
-        """What the model says after some paths."""
+        """The outputs of some paths; see :meth:`TokenFeed.feed`."""
         return self._feed.feed(paths, growing, finished, self._tokens_left)
 
     def _append(self, branch: Branch, following: NextTokens, rank: int | None = None) -> None:
-        """Take one of the next tokens, by default the best."""
+        """Add a next token, by default the best, to a branch, and check whether it ends the text."""
         branch.add_token(following, rank)
         token_id = branch.token_ids[-1]
         branch.track.push(token_id)
@@ -286,11 +297,11 @@ class SpanDecoder:
         ):
             branch.ended = "stop"
 
-    def _absorb(self, branches: Sequence[Branch], outputs: Sequence[TokenOutput], paths: Sequence[Path]) -> None:
-        """Take in what the model said of the last token of each branch."""
+    def _add_outputs(self, branches: Sequence[Branch], outputs: Sequence[TokenOutput], paths: Sequence[Path]) -> None:
+        """Add the output for each branch's last token: its states, and the distribution after it."""
         for branch, output in zip(branches, outputs, strict=True):
             branch.add_states(output.hidden)
-        # processors are not asked what may follow an end: a grammar would have no answer
+        # processors are not called after an end: a grammar would allow no token there
         left = self._tokens_left
         open_ended = [at for at, branch in enumerate(branches) if not branch.ended and len(paths[at]) < left]
         if open_ended:
@@ -301,5 +312,5 @@ class SpanDecoder:
                 branches[at].next = distribution
 
     def _uncommitted(self, branch: Branch) -> Path:
-        """The branch's tokens that are not committed yet: all of a candidate's, the last one of a greedy run."""
+        """The branch's tokens that are not committed yet: all tokens of a candidate, the last one of a greedy run."""
         return branch.path[-1:] if branch.track is self.track else branch.path

@@ -1,4 +1,4 @@
-"""What a span is reported with: its log-probability, MLDS, score and risk under the given settings."""
+"""The log-probability, MLDS, score and risk of a span under given settings."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from cocoa_engine.methods import METHODS
 
 
 def mlds(pooled: Tensor) -> tuple[list[float], list[float]]:
-    """ConMLDS and fMLDS of B spans, copied to the host at once.
+    """ConMLDS and fMLDS of B spans. All values are copied to the host at once.
 
     Args:
-        pooled: ``[N + 1, B, d]`` float32: mean states of layers m..n, then of the final one.
+        pooled: ``[N + 1, B, d]`` float32, the mean states of layers m..n, then of the final layer.
     """
     middle, final = pooled[:-1], pooled[-1]
     con, f = torch.stack([equations.con_mlds(middle), equations.f_mlds(middle, final)]).tolist()
@@ -38,8 +38,11 @@ def log_prob_and_score(
     """log p_S of a span, and its score under the configured method and metric.
 
     Args:
-        contrasts: of a contrasting method, one for each token.
-        pmi: PMI(S; x), for a method that reads the prompt back.
+        config: the settings: method, metric, alpha, ``span_log_prob`` and ``diver_weight``.
+        token_log_probs: log p of each token.
+        con_mlds, f_mlds: the span's MLDS.
+        contrasts: the contrast of each token, for a contrasting method; the score is their sum or mean.
+        pmi: PMI(S; x), for a method that reads the prompt back; ``diver_weight`` times PMI is added to the score.
     """
     log_prob = equations.span_log_prob(token_log_probs, config.span_log_prob)
     if contrasts:
@@ -49,22 +52,22 @@ def log_prob_and_score(
 
 
 def ranking_mlds(config: CocoaConfig, con_mlds: float, f_mlds: float) -> float:
-    """The metric that ranks, which is also the raw risk."""
+    """The MLDS by the configured metric. It ranks the candidates, and is the risk without a calibrator."""
     return f_mlds if config.metric == "f_mlds" else con_mlds
 
 
 def calibrates_spans(calibrator: RiskCalibrator | None) -> TypeGuard[RiskCalibrator]:
-    """Whether there is a calibrator, and it was fitted on spans."""
+    """Whether there is a calibrator that was fitted on spans."""
     return calibrator is not None and calibrator.span is not None
 
 
 def reported_risk(config: CocoaConfig, calibrator: RiskCalibrator | None, span: SpanStatistics) -> float:
-    """The risk that a span is reported with: calibrated, in [0, 1], or else the raw MLDS that ranks."""
+    """The risk of a span: a probability in [0, 1] if the calibrator was fitted on spans, otherwise its raw MLDS."""
     if calibrates_spans(calibrator):
         return calibrator.risk(span)
     return ranking_mlds(config, span.con_mlds, span.f_mlds)
 
 
 def reaches_max_risk(config: CocoaConfig, risk: float) -> bool:
-    """Whether a reported risk reaches the configured limit."""
+    """Whether a risk is at least ``CocoaConfig.max_risk``. Always `False` if no limit is set."""
     return config.max_risk is not None and risk >= config.max_risk

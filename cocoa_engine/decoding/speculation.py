@@ -1,9 +1,9 @@
 """Speculation: tokens fed ahead of the decode loop, in forward passes that are run anyway.
 
-The loop asks for tokens by their paths and does not depend on the pass in which they were fed. Where a pass has free
-rows, this module fills them with tokens that the loop is likely to ask for next: guesses by prompt lookup, and what
-follows in branches that earlier guesses brought ahead of others, or that have ended and lead (``lookahead.py``). A
-wrong guess costs a row; no guess changes which token is taken.
+The loop requests tokens by their paths and does not depend on the pass in which they were fed. If a pass has free rows,
+this module fills them with tokens that the loop is likely to request next: guesses by prompt lookup, the next tokens of
+branches that earlier guesses have taken ahead of the others, and tokens past the best finished branch
+(``lookahead.py``). A wrong guess costs a row. Guesses never change which token is chosen.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from cocoa_engine.decoding.rules import Rules
 from cocoa_engine.execution.backends import Path
 
 COST_OF_A_ROW = 0.04
-"""By how much another row lengthens a pass of few rows, as a share of the pass; measured on a CPU."""
+"""Cost of one more row in a pass of few rows, as a share of the pass's duration. Measured on a CPU."""
 
 FreeRows = Callable[[], int]
-"""How many leaves of this sequence the next forward pass takes at no extra cost."""
+"""Returns the number of leaves of this sequence that the next forward pass can feed at little extra cost."""
 
 
 class Speculation:
@@ -29,12 +29,13 @@ class Speculation:
 
     Args:
         prompt: token ids.
-        rules: of the request.
-        draft_tokens: guesses fed after each leaf, at most.
+        rules: the request's rules.
+        draft_tokens: the maximum number of guessed tokens fed after each leaf.
         free_rows: see :data:`FreeRows`.
 
     Attributes:
-        enabled: off where the sequence's tree cannot keep tokens that were fed ahead.
+        enabled: whether tokens are fed ahead. `False` if the sequence's tree cannot keep them, or if the method reads
+            the prompt back.
     """
 
     def __init__(self, prompt: Sequence[int], rules: Rules, draft_tokens: int, free_rows: FreeRows) -> None:
@@ -43,14 +44,14 @@ class Speculation:
         self._lookup = PromptLookup(prompt, draft_tokens)
         self._free_rows = free_rows
         self._eos = rules.eos
-        # a path -> the token guessed to follow it and how many tokens matched, until it is known
+        # path -> the token guessed after it and the number of matching tokens, until the guess is checked
         self._guesses: dict[Path, tuple[int, int]] = {}
 
-    def judge(self, paths: Sequence[Path]) -> None:
-        """Learn which guesses were right, from the paths that the loop asks for."""
+    def check_guesses(self, paths: Sequence[Path]) -> None:
+        """Update the accuracy of guesses from the paths that the loop requests."""
         for parent in {path[:-1] for path in paths} & self._guesses.keys():
             token_id, matched = self._guesses.pop(parent)
-            self._lookup.judge(matched, (*parent, token_id) in paths)
+            self._lookup.check_guess(matched, (*parent, token_id) in paths)
 
     def ahead(
         self,
@@ -60,20 +61,20 @@ class Speculation:
         known: Mapping[Path, TokenOutput],
         tokens_left: int,
     ) -> list[Path]:
-        """Paths to feed beside those that must be fed.
+        """The paths to feed ahead, in addition to those that must be fed.
 
         Args:
             missing: the paths that must be fed.
-            growing: of the paths that the loop asks for, those that another token may follow.
-            finished: branches that have ended while others grow.
-            known: what was fed since the last commit.
-            tokens_left: how many tokens the answer may still have.
+            growing: those of the requested paths that another token may follow.
+            finished: branches that have reached their boundary while others still grow.
+            known: the outputs since the last commit, by path.
+            tokens_left: the number of tokens that may still be added to the answer.
         """
         free = self._free_rows() - len(missing)
         if not self.enabled or free < 1:
             return []
         ahead = self._lookahead.leaves(finished, known, tokens_left, free) if self._lookahead else []
-        ahead += self._beyond(growing, known, tokens_left)[: free - len(ahead)]
+        ahead += self._fed_ahead(growing, known, tokens_left)[: free - len(ahead)]
         leaves = [*(path for path in missing if path in growing), *ahead]
         for path in leaves:
             tokens = self._guess(path, len(leaves), free - len(ahead), tokens_left)
@@ -81,17 +82,17 @@ class Speculation:
         return ahead
 
     def commit(self, taken: Path) -> None:
-        """Go on from the end of a path."""
+        """Continue after a committed path: drop the guesses of other paths and index its tokens."""
         depth = len(taken)
         self._guesses = {path[depth:]: guess for path, guess in self._guesses.items() if path[:depth] == taken}
         self._lookup.extend(taken)
 
-    def note(self, token_ids: Sequence[int]) -> None:
-        """Learn from a branch that was not kept: the answer may still say what it says."""
-        self._lookup.note(token_ids)
+    def index_dropped(self, token_ids: Sequence[int]) -> None:
+        """Index a dropped branch, because the answer may still continue with its tokens."""
+        self._lookup.index_dropped(token_ids)
 
-    def _beyond(self, paths: Sequence[Path], known: Mapping[Path, TokenOutput], tokens_left: int) -> list[Path]:
-        """The next tokens of the branches that were fed beyond these paths already, which so stay ahead of others."""
+    def _fed_ahead(self, paths: Sequence[Path], known: Mapping[Path, TokenOutput], tokens_left: int) -> list[Path]:
+        """For paths whose continuation has been fed ahead already: the next path to feed at the end of each."""
         leaves = []
         for path in paths:
             start = path
@@ -102,7 +103,7 @@ class Speculation:
         return leaves
 
     def _guess(self, path: Path, leaves: int, free: int, tokens_left: int) -> tuple[int, ...]:
-        """The tokens to feed after a path by prompt lookup; a guess that is not fed is noted too, to learn from it."""
+        """The tokens to feed after a path by prompt lookup. Also records the first guess that is not fed."""
         left = tokens_left - len(path)
         if path[-1] in self._eos or left < 1:
             return ()

@@ -1,4 +1,4 @@
-"""One request on its way through the model: its prompt is fed, then what its decode loop asks for."""
+"""One request while it is decoded: first its prompt is fed, then the paths that its decode loop requests."""
 
 from __future__ import annotations
 
@@ -14,47 +14,52 @@ from cocoa_engine.execution.backends import Backend, FeedRequest, StepOutput
 from cocoa_engine.execution.scheduler import Work
 from cocoa_engine.execution.session import Session
 from cocoa_engine.methods import METHODS, ContrastingMethod
-from cocoa_engine.model.detokenizer import TextTrack
+from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.results import Generation
 from cocoa_engine.spans import Span
 
 FREE_LEAVES = 6
-"""Leaves that one pass feeds at little more than the cost of one; shared by the sequences in the pass."""
+"""Number of leaves that one pass feeds at little more than the cost of one, for all sequences in the pass together."""
 
 
 def require_ability(method: str, backend: Backend, capture: CaptureSpec) -> None:
-    """Refuse what a backend cannot do.
+    """Check that a backend can run a method.
 
     Raises:
-        UnsupportedModelError: heads are to be masked, and the model's attention cannot be replaced.
+        UnsupportedModelError: the method masks attention heads, and the model's attention cannot be replaced.
     """
     if capture.masked and not backend.masks_heads:
         raise UnsupportedModelError(
-            f"method={method!r} masks attention heads, which takes a model whose attention goes through transformers' "
-            f"AttentionInterface; this one runs by {backend.forward_name!r} (see `cocoa info`)."
+            f"method={method!r} masks attention heads, which needs a model that uses transformers' AttentionInterface; "
+            f"this model runs with the forward pass {backend.forward_name!r} (see `cocoa info`)."
         )
 
 
 class DecodeTask:
-    """A request that is being decoded. Close it in any case.
+    """A request that is being decoded. Call :meth:`close` afterwards, also after an error.
+
+    Feed ``work`` and call :meth:`advance` until ``work`` is `None`; then fetch the spans with :meth:`ready` and the
+    answer with :meth:`generation`.
 
     Args:
+        request: the checked request.
         config: the settings as the user gave them.
-        calibrator: gives the risk of spans and answers; `None` leaves the raw MLDS.
+        session: the model and the scheduler.
+        calibrator: computes the risk of spans and of the answer. With `None` the risk is the raw MLDS.
 
     Attributes:
-        work: what to feed next; `None` at the end.
+        work: what to feed next; `None` once the answer is complete.
 
     Raises:
-        UnsupportedModelError: the method needs what the backend of this model cannot do.
+        UnsupportedModelError: the method needs an ability that the backend of this model lacks.
     """
 
     def __init__(
         self, request: Request, config: CocoaConfig, session: Session, calibrator: RiskCalibrator | None = None
     ) -> None:
         backend, scheduler = session.backend, session.scheduler
-        # a contrast begins at the prompt's last token, which is then a step and not part of the prompt
+        # a contrasting method also needs the other logits at the prompt's last token, which is therefore fed as a step
         contrasts = isinstance(METHODS[config.method], ContrastingMethod)
         prefill = request.prompt[:-1] if contrasts else request.prompt
         require_ability(config.method, backend, request.capture)
@@ -62,13 +67,13 @@ class DecodeTask:
         (self._tree,) = backend.open([prefill], reserve, request.capture)
         if METHODS[config.method].reads_back and not self._tree.keeps_rest:
             raise UnsupportedModelError(
-                f"method={config.method!r} reads the prompt again after every candidate, which takes a model whose "
-                f"branches share one cache; this one runs by {backend.name!r} (see `cocoa info`)."
+                f"method={config.method!r} reads the prompt again after every candidate, which needs a model whose "
+                f"branches share one cache; this model runs on the backend {backend.name!r} (see `cocoa info`)."
             )
         self._decoder = SpanDecoder(
             request.prompt,
             request.rules,
-            TextTrack(session.tokens.decode, request.rules.stop_texts),
+            Detokenizer(session.tokens.decode, request.rules.stop_texts),
             draft_tokens=session.runtime.draft_tokens,
             free_rows=lambda: FREE_LEAVES // max(1, scheduler.running),
             native=backend.native,
@@ -83,16 +88,16 @@ class DecodeTask:
             self.work = self._new_work(next(self._loop))
 
     def advance(self) -> None:
-        """Take in what has been fed.
+        """Pass the output of ``work`` to the decode loop and set ``work`` to the next request.
 
         Raises:
-            Exception: what the pass raised, or the request's own processors and criteria.
+            Exception: any error of the forward pass, or of the request's own processors and criteria.
         """
         done = self.work
         assert done is not None
         if done.error is not None:
             raise done.error
-        with self._scheduler.own_code():
+        with self._scheduler.user_code():
             try:
                 if self._loop is None:
                     assert done.first is not None
@@ -109,7 +114,7 @@ class DecodeTask:
 
     @property
     def prompt_read(self) -> int:
-        """How many tokens of the prompt were fed."""
+        """The number of prompt tokens that have been fed."""
         return self._tree.prompt_read if self._loop is None else len(self._request.prompt)
 
     def ready(self) -> list[Span]:
@@ -117,11 +122,11 @@ class DecodeTask:
         return self._builder.ready(self._decoder)
 
     def generation(self) -> Generation:
-        """The whole answer, once there is no work left and every span was fetched."""
+        """The whole answer. Call it once ``work`` is `None` and :meth:`ready` has returned every span."""
         return self._builder.generation(self._decoder, self._tree)
 
     def close(self) -> None:
-        """Free what the request holds."""
+        """Free the request's memory. Safe to call twice."""
         self._tree.close()
 
     def _new_work(self, paths: FeedRequest | None) -> Work:

@@ -1,4 +1,4 @@
-"""What the decode loop is told of tokens: each is fed once, in the loop's own order or ahead of it."""
+"""Feeds tokens for the decode loop and keeps their outputs: each token is fed once, on request or ahead of it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,22 @@ from cocoa_engine.decoding.speculation import Speculation
 from cocoa_engine.execution.backends import FeedRequest, Path, ReadBack, StepOutput, TokenTree
 
 Feeding = Generator[Sequence[Path], StepOutput | list[TokenOutput], list[TokenOutput]]
-"""Yields paths to feed; is sent what the pass said of them, or outputs that were made of it already."""
+"""A generator that yields paths to feed, and receives the output of the pass or one :class:`TokenOutput` per path. It
+returns the outputs of the requested paths."""
 
 _READ_AT_ONCE = 128
-"""Tokens of the prompt, read back after all candidates, in one pass."""
+"""Number of prompt tokens in one read-back pass, for all candidates together."""
 
 
 class TokenFeed:
-    """The outputs of all tokens that were fed after the committed ones.
+    """The outputs of all tokens fed after the committed ones.
+
+    Args:
+        distributions: converts the output of a pass to :class:`TokenOutput`.
+        speculation: chooses the tokens to feed ahead.
 
     Attributes:
-        last: of the last committed token, for reading back.
+        last: the output for the last committed token, for :meth:`read_back`.
     """
 
     def __init__(self, distributions: Distributions, speculation: Speculation) -> None:
@@ -34,14 +39,15 @@ class TokenFeed:
     def feed(
         self, paths: Sequence[Path], growing: Sequence[Path], finished: Sequence[Branch], tokens_left: int
     ) -> Feeding:
-        """The outputs of some paths. Those that were not fed before are fed now, and others ahead in free rows.
+        """The outputs of some paths. Paths that have not been fed are fed now; free rows of the pass feed others ahead.
 
         Args:
-            growing: of the paths, those that another token may follow.
-            finished: branches that have ended while others grow.
-            tokens_left: how many tokens the answer may still have.
+            paths: the paths whose outputs are needed.
+            growing: those of ``paths`` that another token may follow.
+            finished: branches that have reached their boundary while others still grow.
+            tokens_left: the number of tokens that may still be added to the answer.
         """
-        self._speculation.judge(paths)
+        self._speculation.check_guesses(paths)
         missing = [path for path in paths if path not in self._known]
         if missing:
             fed = [*missing, *self._speculation.ahead(missing, growing, finished, self._known, tokens_left)]
@@ -51,10 +57,12 @@ class TokenFeed:
         return [self._known[path] for path in paths]
 
     def commit(self, tree: TokenTree, taken: Path, likely: Sequence[int]) -> None:
-        """Keep a path, and what was fed after it as far as the loop may ask for it.
+        """Commit a path. Outputs after it are kept only if one of the ``likely`` tokens has been fed ahead.
 
         Args:
-            likely: tokens that the loop may ask for next.
+            tree: the sequence.
+            taken: the path to commit; it must have been fed.
+            likely: the tokens that the loop may request next.
         """
         depth = len(taken)
         useful = any((*taken, token_id) in self._known for token_id in likely)
@@ -70,7 +78,15 @@ class TokenFeed:
     def read_back(
         self, prompt: Sequence[int], branches: Sequence[Path]
     ) -> Generator[FeedRequest, StepOutput, list[float]]:
-        """PMI(S; x) of each branch S: the prompt x is fed once more after it, and after what it grew from."""
+        """PMI(S; x) = log p(x | x, y, S) - log p(x | x, y) of each branch S, with prompt x and committed answer y.
+
+        The prompt is fed again after every branch and after the committed tokens. The generator yields what to feed,
+        receives the outputs, and returns one value in nats for each branch.
+
+        Args:
+            prompt: token ids of x.
+            branches: the paths of the branches; they must have been fed.
+        """
         chains = [(), *branches]
         assert self.last is not None
         before = [self.last, *(self._known[path] for path in branches)]

@@ -1,4 +1,4 @@
-"""Next-token distributions from logits: log-probabilities, entropy and margin, all in one pass over the vocabulary."""
+"""Log-probabilities, entropies and margins of tokens, computed from logits."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ import torch
 from torch import Tensor
 
 _NOTHING = -1e4
-"""Stands in for -inf below the best logit: e^-10000 is 0 in float32, and 0 times it is 0, where 0 * inf is NaN."""
+"""Replaces differences of -inf from the best logit: e^-10000 is 0 in float32, so products are 0; 0 * -inf is NaN."""
 
 
 class RowStatistics(NamedTuple):
-    """W next-token distributions, float32, logarithms natural."""
+    """Statistics of W next-token distributions, in float32. Logarithms are natural."""
 
     log_sum: Tensor  # [W], log of the sum of e^logits
     entropy: Tensor  # [W], -sum of p log p, in nats; a forbidden token (logit -inf) adds nothing
 
 
 def row_statistics(logits: Tensor, best: Tensor) -> RowStatistics:
-    """Normalization and entropy of each row of logits.
+    """Log-normalizer and entropy of each row of logits.
 
-    With x = logits - best and Z the sum of e^x, the entropy is log Z - sum(x e^x) / Z. This form loses little to
-    rounding where one token has nearly all of the probability. (torch's softmax kernels sum less exactly than ``sum``.)
+    With x = logits - best and Z = sum(e^x), the entropy is log Z - sum(x e^x) / Z. This form stays accurate if one
+    token has nearly all of the probability. (torch's softmax kernels sum less accurately than ``sum``.)
 
     Args:
         logits: ``[W, V]`` float32.
-        best: ``[W]``, the highest of each row.
+        best: ``[W]``, the highest logit of each row.
     """
     below = (logits - best[:, None]).contiguous()  # BLAS sums strided rows less exactly
     weights = below.exp()
     total = weights.sum(dim=1)
     products = _row_products(weights, below)
-    # tested on the CPU only, where the answer is at hand: on a GPU the test would cost more than the clamp
+    # NaNs are looked for on the CPU only: on a GPU the test needs a synchronization, which costs more than the clamp
     if logits.device.type != "cpu" or products.isnan().any():
         products = _row_products(weights, below.clamp_(min=_NOTHING))
     log_total = total.log()
@@ -40,14 +40,14 @@ def row_statistics(logits: Tensor, best: Tensor) -> RowStatistics:
 
 
 def _row_products(left: Tensor, right: Tensor) -> Tensor:
-    """Sums of the products of each row, ``[W]``: one BLAS call a row on a CPU, one kernel for all on a GPU."""
+    """Dot product of each pair of rows, ``[W]``: one BLAS call per row on a CPU, one kernel for all rows on a GPU."""
     if left.device.type == "cpu":
         return torch.stack([torch.dot(a, b) for a, b in zip(left, right, strict=True)])
     return torch.linalg.vecdot(left, right)
 
 
 class TokenStatistics(NamedTuple):
-    """Statistics of t tokens, and of the distributions that they were chosen from."""
+    """Statistics of t tokens: their log-probabilities, and the entropies and margins of their distributions."""
 
     log_probs: list[float]
     entropies: list[float]
@@ -55,12 +55,12 @@ class TokenStatistics(NamedTuple):
 
 
 def token_statistics(logits: Tensor, token_ids: Tensor, rows: Tensor) -> TokenStatistics:
-    """Log-probability of some tokens, and entropy and margin of the distribution each is taken from.
+    """Log-probability of each token, and entropy and margin of the distribution that predicts it.
 
     Args:
         logits: ``[W, V]``.
         token_ids: ``[t]``.
-        rows: ``[t]``, the row of ``logits`` that predicts each.
+        rows: ``[t]``, for each token, the row of ``logits`` that predicts it.
     """
     logits = logits.float()
     best = logits.topk(min(2, logits.shape[1]), dim=1).values  # [W, 2]

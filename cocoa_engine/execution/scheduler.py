@@ -1,8 +1,8 @@
-"""One continuous batch for all callers: every caller that has tokens to feed shares the next forward pass.
+"""Continuous batching: all callers that have tokens to feed share the next forward pass.
 
-The scheduler has no thread of its own. Callers that wait for the model take turns at driving it: one runs the pass for
-all that are ready, the others sleep until their rows are done. So each request's own code (logits processors, stopping
-criteria, errors) runs in its caller's thread, and no thread remains when the callers are gone.
+The scheduler has no thread of its own. One of the waiting callers runs the pass for all callers that are ready, and the
+others sleep until their rows are done. Each request's own code (logits processors, stopping criteria, error handling)
+therefore runs in its caller's thread, and no thread remains after the last call.
 """
 
 from __future__ import annotations
@@ -23,24 +23,27 @@ from cocoa_engine.execution.backends import Backend, FeedRequest, StepOutput, To
 from cocoa_engine.model.hidden_states import CaptureSpec
 
 PREFILL_CHUNK = 512
-"""Tokens of a prompt fed between two steps while other sequences wait for theirs."""
+"""Number of prompt tokens fed in one pass while other sequences are running. Their steps alternate with the chunks."""
 
 PATIENCE = 0.25
-"""How long a pass waits for callers that have not yet asked for their next step, as a share of the last pass."""
+"""Longest wait for callers whose next step is not ready yet, as a share of the last pass's duration."""
 
 
 @dataclass(eq=False)
 class Work:
-    """Something to feed: the paths of a step, or the prompt if there are none.
+    """A unit of work for the scheduler: one step of a sequence, or its whole prompt.
 
     Attributes:
-        capture: the hidden states that are captured; only work with the same spec shares a pass.
-        first: of a prompt, the logits ``[V]`` after it.
-        output: of a step.
-        error: what the pass raised instead.
-        cancellation: the caller's.
-        dropped: the caller was interrupted or cancelled, and does not wait any more.
-        in_pass: it is being fed at the moment.
+        backend: runs the model.
+        tree: the sequence.
+        capture: the hidden states to capture. Only steps with the same spec share a pass.
+        paths: what the step feeds; `None` to feed the prompt.
+        first: the result for a prompt: the logits ``[V]`` after it.
+        output: the result for a step.
+        error: the error that the pass raised, if any.
+        cancellation: the caller's cancellation.
+        dropped: whether the caller was interrupted or cancelled, and has stopped waiting.
+        in_pass: whether it is part of the pass that is running now.
     """
 
     backend: Backend
@@ -56,6 +59,7 @@ class Work:
 
     @property
     def done(self) -> bool:
+        """Whether there is a result or an error."""
         return self.first is not None or self.output is not None or self.error is not None
 
 
@@ -64,9 +68,9 @@ class PassEvent:
     """A forward pass that is about to run.
 
     Attributes:
-        kind: whether a piece of a prompt is fed, or a step of the sequences in ``trees``.
-        trees: the sequences that take part.
-        requests: what each of them feeds; empty for a prompt.
+        kind: ``"prefill"`` for a chunk of one prompt, ``"step"`` for one step of each sequence in ``trees``.
+        trees: the sequences in the pass.
+        requests: what each sequence feeds; empty for a prefill.
     """
 
     kind: Literal["prefill", "step"]
@@ -75,14 +79,14 @@ class PassEvent:
 
 
 class Scheduler:
-    """Places in the batch, first come first served, and the turns at driving it.
+    """Admits sequences to the batch, first come first served, and runs the batch's passes.
 
     Args:
-        places: sequences that decode at the same time.
-        max_queue: calls that may wait for a place.
+        places: maximum number of sequences that decode at the same time, that is, of batch slots.
+        max_queue: maximum number of calls that wait for a batch slot.
 
     Attributes:
-        observers: called with each pass, in the thread that runs it, just before it runs.
+        observers: called with a :class:`PassEvent` just before each pass, in the thread that runs it.
         patience: see :data:`PATIENCE`.
         prefill_chunk: see :data:`PREFILL_CHUNK`.
     """
@@ -93,48 +97,52 @@ class Scheduler:
         self.observers: list[Callable[[PassEvent], None]] = []
         self.patience = PATIENCE
         self.prefill_chunk = PREFILL_CHUNK
-        self._guard = threading.Lock()  # of the places
+        self._guard = threading.Lock()  # guards _taken and _queue
         self._taken = 0
         self._queue: deque[threading.Event] = deque()
-        self._own_code = threading.local()
-        self._turn = threading.Condition()  # of the batch
+        self._user_code = threading.local()
+        self._turn = threading.Condition()  # guards the fields below
         self._pending: list[Work] = []
         self._driving = False
-        self._prefilled = False  # the last pass was a prompt's: steps are next
-        self._not_before = 0.0  # until when the next pass waits for callers that are not ready
+        self._prefilled = False  # whether the last pass was a prefill; steps are next
+        self._not_before = 0.0  # time until which the next pass waits for callers that are not ready
         self._duration = 0.0  # of the last pass, in seconds
 
     @property
     def running(self) -> int:
-        """How many sequences hold a place."""
+        """Number of sequences that hold a batch slot."""
         return self._taken
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for a place."""
+        """Number of calls that wait for a batch slot."""
         return len(self._queue)
 
     @property
     def idle(self) -> bool:
-        """Whether no place is held, no call waits and nothing is to be fed."""
+        """Whether no batch slot is taken, no call waits and no work is pending."""
         return not (self._taken or self._queue or self._pending or self._driving)
 
     def enter(self, *, wait: bool = True, may_refuse: bool = True, cancellation: Cancellation | None = None) -> bool:
-        """Take a place; returns false if there is none and ``wait`` is off.
+        """Take a batch slot, and wait for one if none is free. Release it with :meth:`leave`.
 
         Args:
-            may_refuse: refuse the call if the queue is full.
-            cancellation: ends the waiting.
+            wait: whether to wait for a slot.
+            may_refuse: whether to raise an error if the queue is full.
+            cancellation: stops the wait.
+
+        Returns:
+            Whether a slot was taken: always, unless ``wait`` is `False`.
 
         Raises:
-            EngineBusyError: too many calls wait already.
-            RequestCancelledError: the call was cancelled, before or while it waited.
+            EngineBusyError: the queue is full.
+            RequestCancelledError: the call was cancelled before or during the wait.
         """
         cancellation = cancellation or Cancellation()
         cancellation.check()
         with self._guard:
-            # called by a processor of a request that holds a place itself: it would wait for itself
-            nested = getattr(self._own_code, "runs", False)
+            # a call by a processor of a request that holds a slot must not wait for that request to end
+            nested = getattr(self._user_code, "runs", False)
             if nested or (self._taken < self.places and not self._queue):
                 self._taken += 1
                 return True
@@ -142,10 +150,10 @@ class Scheduler:
                 return False
             if may_refuse and len(self._queue) >= self.max_queue:
                 raise EngineBusyError(
-                    f"requests running: {self._taken}, waiting: {len(self._queue)}, as many as may; try again later, "
-                    "or raise Runtime(max_queue=...) or Runtime(max_batch_size=...)."
+                    f"the engine is busy (requests running: {self._taken}, waiting: {len(self._queue)}); try again "
+                    "later, or increase Runtime(max_queue=...) or Runtime(max_batch_size=...)."
                 )
-            woken = threading.Event()  # once it is off the queue, it was given a place
+            woken = threading.Event()  # when it has left the queue, the call holds a slot
             self._queue.append(woken)
         try:
             with cancellation.heard_by(woken.set):
@@ -161,10 +169,10 @@ class Scheduler:
         return True
 
     def leave(self) -> None:
-        """Give the place to the call that has waited longest."""
+        """Release a batch slot. The call that has waited longest gets it."""
         with self._guard:
             self._give_up()
-        with self._turn:  # a pass that waits for this place can run
+        with self._turn:  # a pass that waits for this sequence can run now
             self._turn.notify_all()
 
     def _give_up(self) -> None:
@@ -175,7 +183,7 @@ class Scheduler:
 
     @contextmanager
     def place(self, *, may_refuse: bool = True, cancellation: Cancellation | None = None) -> Iterator[None]:
-        """Hold a place; see :meth:`enter`."""
+        """Hold a batch slot within the context; see :meth:`enter`."""
         self.enter(may_refuse=may_refuse, cancellation=cancellation)
         try:
             yield
@@ -183,20 +191,20 @@ class Scheduler:
             self.leave()
 
     @contextmanager
-    def own_code(self) -> Iterator[None]:
-        """While a request's processors or criteria run, calls that they make to the engine do not queue."""
-        before = getattr(self._own_code, "runs", False)
-        self._own_code.runs = True
+    def user_code(self) -> Iterator[None]:
+        """Enclose a request's processors and criteria. Calls to the engine inside the context do not queue."""
+        before = getattr(self._user_code, "runs", False)
+        self._user_code.runs = True
         try:
             yield
         finally:
-            self._own_code.runs = before
+            self._user_code.runs = before
 
     def feed(self, works: Sequence[Work]) -> None:
-        """Run some work together with that of other callers. Each has its result or its error afterwards.
+        """Run work in passes shared with other callers. Returns when every item has its result or its error.
 
         Raises:
-            RequestCancelledError: the caller was cancelled. None of its work is fed then.
+            RequestCancelledError: the caller was cancelled. Work that is not done yet is dropped.
         """
         with self._turn:
             self._pending.extend(works)
@@ -214,19 +222,19 @@ class Scheduler:
                         self._drive()
             except BaseException:  # an interrupt or a cancellation
                 for work in works:
-                    work.dropped = True  # one may be in another thread's pass just now
+                    work.dropped = True  # it may be part of another thread's running pass
                 self._pending = [work for work in self._pending if not work.dropped]
                 self._turn.notify_all()
                 raise
 
     def _patience(self) -> float:
-        """How long the next pass waits for more callers, in seconds."""
+        """Seconds that the next pass still waits for more callers; 0 or less to run it now."""
         return 0.0 if len(self._pending) >= self._taken else self._not_before - time.monotonic()
 
     def _drive(self) -> None:
-        """Run one pass for some of what is pending; the lock is free meanwhile."""
+        """Run one pass for some of the pending work. The lock is released during the pass."""
         batch = self._pick()
-        if not batch:  # all was cancelled a moment ago
+        if not batch:  # all pending work has just been cancelled
             return
         self._driving = True
         for work in batch:
@@ -250,9 +258,9 @@ class Scheduler:
             self._turn.notify_all()
 
     def _pick(self) -> list[Work]:
-        """The next pass, removed from the pending work: a piece of one prompt, or the steps that can share a pass.
+        """Remove the work of the next pass from the pending work: one prompt, or the steps that can share a pass.
 
-        Cancelled work is left out, since its caller removes it; so the pass may be empty.
+        Prompts and steps alternate. Cancelled work is skipped, because its caller removes it; the result may be empty.
         """
         wanted = [work for work in self._pending if not work.cancellation.cancelled]
         if not wanted:
@@ -276,10 +284,11 @@ def _event(batch: Sequence[Work]) -> PassEvent:
 
 
 def run(batch: Sequence[Work], prefill_chunk: int | None) -> None:
-    """Run one pass. A pass that fails is repeated for each sequence alone, so that only the failing one has the error.
+    """Run one pass. A failed pass is repeated for each sequence alone, so that only the failing one gets the error.
 
     Args:
-        prefill_chunk: how many tokens of a prompt to feed; `None` feeds as many as the backend does at once.
+        batch: one prompt, or steps with the same backend and capture spec. Results and errors are stored in its items.
+        prefill_chunk: maximum number of prompt tokens to feed; `None` uses the backend's chunk size.
     """
     backend = batch[0].backend
     try:

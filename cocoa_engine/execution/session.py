@@ -1,4 +1,4 @@
-"""What all calls of an engine share: the model, its tokenizer, how the model is run, and the places in the batch."""
+"""The state that all calls of an engine share: the model, its tokenizer, the backend and the scheduler."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cocoa_engine.runtime import Runtime
 
 
 class SessionOwner(Protocol):
-    """What the layers below the engine need of it."""
+    """The part of the engine that lower layers use."""
 
     @property
     def session(self) -> Session:
-        """The model, and how it is run."""
+        """The model, its tokenizer, the backend and the scheduler."""
 
     @property
     def config(self) -> CocoaConfig:
@@ -25,7 +25,7 @@ class SessionOwner(Protocol):
 
     @property
     def runtime(self) -> Runtime:
-        """How the model is run."""
+        """Settings of speed and memory."""
 
 
 class Session:
@@ -34,13 +34,13 @@ class Session:
     Args:
         model: a decoder-only ``PreTrainedModel`` with a language-modelling head.
         tokenizer: its tokenizer.
-        runtime: how the model is run.
-        model_name: for the record; by default the model's own ``name_or_path``.
+        runtime: settings of speed and memory.
+        model_name: the name to store in results; by default the model's ``name_or_path``.
 
     Attributes:
-        model: the language model, checked.
-        tokens: the tokenizer, safe for threads.
-        scheduler: the batch that all calls share.
+        model: the checked language model.
+        tokens: the thread-safe tokenizer.
+        scheduler: runs the batch that all calls share.
 
     Raises:
         UnsupportedModelError: the model is not a causal language model, or has fewer than 3 layers.
@@ -56,12 +56,15 @@ class Session:
         self._pinned: Chosen | None = None
 
     def pin(self, chosen: Chosen) -> None:
-        """Run the model by this backend from now on, whatever would be chosen."""
+        """Use this backend from now on, instead of choosing one automatically."""
         self._pinned = chosen
 
     @property
     def chosen(self) -> Chosen:
-        """The backend for the model as it is now, and the reason for it; tried out when it is first asked for."""
+        """The backend for the model's current state, and the reason for the choice.
+
+        It is chosen at the first access, and again if the model's weights or hooks have changed.
+        """
         if self._pinned is not None:
             return self._pinned
         with self.model.lock:
@@ -72,5 +75,5 @@ class Session:
 
     @property
     def backend(self) -> Backend:
-        """What runs the model."""
+        """The backend that runs the model."""
         return self.chosen.backend

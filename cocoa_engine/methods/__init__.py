@@ -13,7 +13,7 @@ from cocoa_engine.methods.base import ContrastingMethod, DecodingMethod
 
 
 def _load(name: MethodName) -> DecodingMethod:
-    """The method that the file of this name defines."""
+    """Import the file of a method and create the one :class:`DecodingMethod` that it defines."""
     module = import_module(f"{__name__}.{name.replace('-', '_')}")
     (method,) = (
         found
@@ -24,5 +24,6 @@ def _load(name: MethodName) -> DecodingMethod:
 
 
 METHODS: dict[str, DecodingMethod] = {name: _load(name) for name in get_args(MethodName)}
+"""All decoding methods by name."""
 
 __all__ = ["METHODS", "ContrastingMethod", "DecodingMethod"]

@@ -17,9 +17,10 @@ class DecodingMethod(ABC):
 
     Attributes:
         name: the name in ``CocoaConfig(method=...)``.
-        branches: whether risk points are branched. Otherwise the best token is taken.
-        reads_back: whether the score also includes how well the prompt follows from a candidate.
-        repetition_penalty: the default repetition penalty. None uses the model's own.
+        branches: whether branches are opened at risk points. Otherwise the best token is chosen there too.
+        reads_back: whether the score also includes the PMI of the prompt and the candidate, for which the prompt is fed
+            again after each candidate.
+        repetition_penalty: the default repetition penalty. `None` uses the model's own.
     """
 
     name: ClassVar[str]
@@ -27,14 +28,22 @@ class DecodingMethod(ABC):
     reads_back: ClassVar[bool] = False
     repetition_penalty: ClassVar[float | None] = None
 
+    @property
+    def needs_own_passes(self) -> bool:
+        """Whether the score of a given text needs forward passes of the method's own.
+
+        Otherwise the text's log-probabilities and MLDS suffice, and :func:`cocoa_engine.rescore` computes the score.
+        """
+        return self.reads_back
+
     @abstractmethod
     def score(self, log_prob: float, mlds: float, alpha: float) -> float:
         """The score of a span, higher is better.
 
         Args:
             log_prob: log p_S in nats.
-            mlds: the span's MLDS by the configured metric.
-            alpha: the weight of the penalty.
+            mlds: the span's MLDS by the configured metric, at least 0.
+            alpha: the weight of the MLDS penalty.
         """
 
     def early_layers(self, config: CocoaConfig, model: LanguageModel) -> tuple[int, ...]:
@@ -63,13 +72,19 @@ class ContrastingMethod(DecodingMethod):
 
     branches = False
 
+    @property
+    def needs_own_passes(self) -> bool:
+        """`True`, because the score consists of the contrasts of the text's tokens."""
+        return True
+
     @abstractmethod
     def contrast(self, logits: Tensor, others: Tensor, config: CocoaConfig) -> Tensor:
-        """The contrast of every token, higher is better.
+        """The contrast of every token of the vocabulary; higher is better.
 
         Args:
             logits: the model's logits, ``[W, V]`` float32.
-            others: the logits to contrast with, ``[K, W, V]`` float32.
+            others: the K sets of logits to contrast with, ``[K, W, V]`` float32: one for each early layer (DoLa), or
+                one from the masked model (DeCoRe).
             config: the settings.
 
         Returns:
@@ -77,7 +92,7 @@ class ContrastingMethod(DecodingMethod):
         """
 
     def plausible(self, logits: Tensor, config: CocoaConfig) -> Tensor | None:
-        """Which tokens may be generated, ``[W, V]`` bool. None allows all tokens."""
+        """Which tokens may be generated, ``[W, V]`` bool. `None` allows all tokens."""
         return None
 
     def score(self, log_prob: float, mlds: float, alpha: float) -> float:

@@ -20,10 +20,11 @@ class Decore(ContrastingMethod):
     """contrast = log softmax((1 + a) log p - a log p_masked), with a the entropy of p in nats.
 
     The authors normalise in multiple choice only. Normalising does not change which token is best. It matters only for
-    logits processors that read more than the order of scores, such as a repetition penalty: they get log-probabilities.
+    logits processors that depend on more than the order of the scores, such as a repetition penalty.
 
-    p_masked is the same model with its retrieval heads masked: their query is zero, so that they attend uniformly. The
-    prompt is prefilled once, unmasked. From its last token on, the masked model has its own keys and values.
+    p_masked is the distribution of the same model with its retrieval heads masked: their query is zero, so they attend
+    uniformly. The prompt is prefilled once, unmasked. From its last token on, the masked model has its own keys and
+    values.
     """
 
     name = "decore"

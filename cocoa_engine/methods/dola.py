@@ -20,7 +20,8 @@ class Dola(ContrastingMethod):
 
     At each token, layer l is the candidate layer whose p_l is farthest from p_N by the Jensen-Shannon divergence
     1/2 KL(M || p_N) + 1/2 KL(M || p_l), M = (p_N + p_l) / 2, with the arguments in the order of the authors' code. Only
-    tokens with p_N(w) >= 0.1 max p_N are allowed. The repetition penalty is applied after the contrast.
+    tokens with p_N(w) >= r max p_N are allowed, with r = ``dola_relative_top`` (default 0.1). The repetition penalty is
+    applied after the contrast.
     """
 
     name = "dola"
@@ -58,7 +59,7 @@ def early_layers(asked: str, num_layers: int, tied_embeddings: bool) -> tuple[in
         tied_embeddings: whether the model's input and output embeddings are tied.
 
     Raises:
-        ValueError: the model does not have a layer.
+        ValueError: a layer is not below the model's last layer.
     """
     if asked == "high":
         return tuple(range(num_layers // 2 if num_layers <= 40 else num_layers - 20, num_layers, 2))

@@ -1,4 +1,4 @@
-"""Greedy decoding: always the most probable token. The baseline of all other methods."""
+"""Greedy decoding: always the most probable token. The baseline for the other methods."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cocoa_engine.methods.base import DecodingMethod
 
 
 class Greedy(DecodingMethod):
-    """score(S) = log p_S. Risk points are not branched; both MLDS are measured all the same."""
+    """score(S) = log p_S. No branches are opened at risk points; both MLDS are still measured."""
 
     name = "greedy"
     branches = False

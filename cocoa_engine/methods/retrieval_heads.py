@@ -14,11 +14,11 @@ _EMBEDDED = Path(__file__).parent / "embedded_heads.json"
 """The embedded model's heads, found by `cocoa heads`. Models fine-tuned from it have similar heads."""
 
 MAX_MASKED = 50
-"""The number of heads that DeCoRe's paper masks in models with about 1,000 heads."""
+"""The number of heads that the DeCoRe paper masks in models with about 1,000 heads."""
 
 
 class ScoredHead(BaseModel):
-    """A head and its score. Layers and heads are counted from 0."""
+    """An attention head and its retrieval score. Layers and heads are counted from 0."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -28,13 +28,13 @@ class ScoredHead(BaseModel):
 
 
 class RetrievalHeads(BaseModel):
-    """The heads of a model, ordered by decreasing score.
+    """The scored heads of a model.
 
     Attributes:
-        model_name: the model.
-        num_layers, num_heads: its number of layers, and of heads per layer.
-        samples: the number of recalled needles, over which scores are averaged.
-        heads: the scored heads.
+        model_name: the name of the model.
+        num_layers, num_heads: the model's number of layers, and of heads per layer.
+        samples: the number of recalled needles over which scores are averaged.
+        heads: the heads, ordered by decreasing score.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -52,7 +52,11 @@ class RetrievalHeads(BaseModel):
         return self
 
     def best(self, count: int | None) -> tuple[tuple[int, int], ...]:
-        """The (layer, head) pairs of the best ``count`` heads. Default: 50, but at most 1 in 20 as in the paper."""
+        """The (layer, head) pairs of the ``count`` best heads.
+
+        Args:
+            count: the number of heads. `None` takes 50, but at most one in 20 heads of the model, as in the paper.
+        """
         if count is None:
             count = min(MAX_MASKED, max(1, self.num_layers * self.num_heads // 20))
         return tuple((head.layer, head.head) for head in self.heads[:count])
@@ -62,12 +66,17 @@ def masked_heads(path: str | None, count: int | None, num_layers: int, num_heads
     """The heads that DeCoRe masks.
 
     Args:
-        path: a file written by `cocoa heads`. None uses the embedded model's heads, for models of its shape.
-        count: the number of heads. None uses the default of :meth:`RetrievalHeads.best`.
-        num_layers, num_heads: the shape of the model.
+        path: a file written by `cocoa heads`. `None` uses the embedded model's heads, for a model with the same numbers
+            of layers and heads.
+        count: the number of heads. `None` uses the default of :meth:`RetrievalHeads.best`.
+        num_layers, num_heads: the model's number of layers, and of heads per layer.
+
+    Returns:
+        (layer, head) pairs, best first.
 
     Raises:
-        ConfigError: the file cannot be read, is not a file of heads, or is for a model of another shape.
+        ConfigError: the file cannot be read, is not a file of heads, or is for other numbers of layers or heads; or
+            there is no file, and the model does not have as many layers and heads as the embedded one.
     """
     if path is None:
         embedded = _read(_EMBEDDED, 0)

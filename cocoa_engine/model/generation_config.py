@@ -1,4 +1,4 @@
-"""The parts of a generation config, by default the model's own, that apply to decoding without sampling."""
+"""Reads the settings of a generation config that apply to decoding without sampling."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ from transformers import (
 
 
 def eos_token_ids(model: Any, tokenizer: Any, config: Any = None) -> frozenset[int]:
-    """The tokens that end a text: those of the generation config, as in ``generate``, or else the tokenizer's."""
+    """The ids of the tokens that end a text, from the generation config if there is one, otherwise the tokenizer's.
+
+    Args:
+        config: the generation config. `None` uses the model's own.
+    """
     value = getattr(config or getattr(model, "generation_config", None) or tokenizer, "eos_token_id", None)
     if value is None:
         return frozenset()
@@ -34,7 +38,7 @@ def eos_token_ids(model: Any, tokenizer: Any, config: Any = None) -> frozenset[i
 
 
 def stop_texts(model: Any, config: Any = None) -> tuple[str, ...]:
-    """The generation config's ``stop_strings``."""
+    """The ``stop_strings`` of the generation config. `None` uses the model's own config."""
     value = getattr(config or getattr(model, "generation_config", None), "stop_strings", None) or ()
     return (value,) if isinstance(value, str) else tuple(value)
 
@@ -47,11 +51,14 @@ def logits_processors(
     repetition_penalty: float | None = None,
     config: Any = None,
 ) -> LogitsProcessorList:
-    """The processors that ``generate(do_sample=False)`` builds from a generation config, in its order.
+    """The logits processors that ``generate(do_sample=False)`` builds from a generation config, in the same order.
 
     Args:
+        eos: ids of the tokens that end a text.
+        prompt: token ids.
+        max_new_tokens: the length limit, for a forced end-of-sequence token.
         repetition_penalty: used instead of the generation config's.
-        config: used instead of the model's own.
+        config: the generation config. `None` uses the model's own.
     """
     config = config or getattr(model, "generation_config", None) or GenerationConfig()
     processors = LogitsProcessorList()

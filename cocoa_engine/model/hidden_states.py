@@ -1,4 +1,4 @@
-"""Captures the hidden states that MLDS needs, and only those, during one forward pass."""
+"""Captures only the hidden states that MLDS needs, during one forward pass."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ FinalLayer = Literal["post_norm", "pre_norm"]
 
 
 class CaptureSpec(NamedTuple):
-    """What a step returns beside the logits.
+    """What a step returns in addition to the logits.
 
     Attributes:
         first, last: the middle layers m..n, both inclusive, whose states are returned.
-        final: whether the final layer's state is taken before or after the model's norm.
-        early: layers whose states are projected to logits too, without the final norm.
-        masked: (layer, head) pairs; the logits of the model with these heads masked are returned too.
+        final: whether the final layer's state is taken before or after the model's final norm.
+        early: layers whose states are also projected to logits, without the final norm.
+        masked: (layer, head) pairs; the logits of the model with these heads masked are also returned.
     """
 
     first: int
@@ -34,14 +34,23 @@ class CaptureSpec(NamedTuple):
 
 
 class Captured:
-    """The states of one forward pass, filled while it runs."""
+    """The hidden states of one forward pass. Hooks fill it during the pass.
+
+    Attributes:
+        spec: the states to capture.
+        states: by layer, ``[B, W, d]``; the final layer's state has the key :data:`FINAL`.
+    """
 
     def __init__(self, spec: CaptureSpec) -> None:
         self.spec = spec
         self.states: dict[int, Tensor] = {}
 
     def stacked(self, device: torch.device) -> Tensor:
-        """``[N + 1, B, W, d]`` float32 on ``device``: layers m..n, then the final one."""
+        """The states of layers m..n, then of the final layer: ``[N + 1, B, W, d]`` float32 on ``device``.
+
+        Raises:
+            UnsupportedModelError: the final layer's state has another width than the middle layers' states.
+        """
         order = [*range(self.spec.first, self.spec.last + 1), FINAL]
         states = [self.states[key].to(device=device, dtype=torch.float32) for key in order]
         if states[-1].shape != states[0].shape:
@@ -52,12 +61,12 @@ class Captured:
         return torch.stack(states)
 
     def early_logits(self, model: LanguageModel, device: torch.device) -> Tensor | None:
-        """``[E, B, W, V]`` float32 on ``device``, of the early layers; `None` if the spec has none.
+        """The logits of the early layers, ``[E, B, W, V]`` float32 on ``device``; `None` if the spec has none.
 
-        Call it inside the model's pass.
+        Call it while the model is locked for the pass.
 
         Raises:
-            UnsupportedModelError: the layers are not as wide as the output layer's input.
+            UnsupportedModelError: the layers' states do not have the width of the output layer's input.
         """
         if not self.spec.early:
             return None
@@ -74,18 +83,22 @@ class Captured:
 
 
 FINAL = -1
+"""The key of the final layer's state in :attr:`Captured.states`."""
 
 
 @contextmanager
 def capture(model: LanguageModel, spec: CaptureSpec, keep: slice = slice(None)) -> Iterator[Captured]:
-    """Capture the states of ``spec`` in the forward pass run inside the context.
+    """Capture the states that ``spec`` names in the forward pass that runs inside the context.
 
-    Layer l is Hugging Face's ``hidden_states[l]``: 0 the embeddings as they enter the first layer, l the output of the
-    l-th layer; L is taken after the model's final norm (``"post_norm"``, Hugging Face's ``hidden_states[-1]``) or
-    before. Hooks are on the needed layers only, see only this thread's pass, and are gone when the context ends.
+    Layer l is Hugging Face's ``hidden_states[l]``: layer 0 is the input of the first decoder layer, and layer l the
+    output of the l-th. The final layer L is taken after the model's final norm (``"post_norm"``, Hugging Face's
+    ``hidden_states[-1]``) or before it (``"pre_norm"``). Hooks are installed on the needed layers only. They capture
+    only the passes of this thread, and are removed at the end of the context.
 
     Args:
-        keep: the positions to keep, so that the states of a long prompt take no memory.
+        model: the model.
+        spec: the states to capture.
+        keep: the positions to keep. With fewer positions, the states of a long prompt take less memory.
     """
     captured = Captured(spec)
     thread = threading.get_ident()
@@ -120,7 +133,7 @@ def capture(model: LanguageModel, spec: CaptureSpec, keep: slice = slice(None)) 
 
 
 def _first_tensor(output: Any) -> Tensor:
-    """The hidden states in a layer's or decoder's output, whatever it is wrapped in."""
+    """The hidden states in the output of a layer or decoder: a tensor, a tuple or a model output."""
     if isinstance(output, Tensor):
         return output
     state = getattr(output, "last_hidden_state", None)

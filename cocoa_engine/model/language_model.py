@@ -1,7 +1,6 @@
-"""A causal language model as the decoder needs it: its layers, its limits, and one guarded forward pass.
+"""A wrapper around a causal language model: its layers, its limits, and a thread-safe forward pass.
 
-This module is independent of decoding. The user's model is only read: its flags, config and hooks are the same after
-every call as before it.
+This module is independent of decoding. Every call leaves the flags, config and hooks of the user's model as they were.
 """
 
 from __future__ import annotations
@@ -25,13 +24,22 @@ _locks_guard = threading.Lock()
 
 
 class LanguageModel:
-    """A Hugging Face causal LM, checked once.
+    """A checked Hugging Face causal language model.
 
     Args:
         model: a ``PreTrainedModel`` with a language-modelling head.
 
+    Attributes:
+        model: the given model.
+        config: its text config.
+        decoder: the module that runs the decoder layers and the final norm.
+        layers: the decoder layers, in order.
+        vocab_size: number of input embeddings.
+        forward_parameters: names of the parameters of the model's ``forward``.
+        lock: held during a forward pass; shared by all wrappers of the same model.
+
     Raises:
-        UnsupportedModelError: it is no decoder-only causal language model, or has fewer than 3 layers.
+        UnsupportedModelError: it is not a decoder-only causal language model, or has fewer than 3 layers.
     """
 
     def __init__(self, model: Any) -> None:
@@ -47,17 +55,17 @@ class LanguageModel:
 
     @property
     def device(self) -> torch.device:
-        """The device for token ids: that of the input embeddings."""
+        """The device of the input embeddings, on which token ids must be."""
         return device_of(self.model.get_input_embeddings())
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype the model computes in, and so of additive attention masks."""
+        """The dtype that the model computes in, which is also the dtype of additive attention masks."""
         return self.model.dtype
 
     @property
     def context_window(self) -> int | None:
-        """The most tokens a sequence may have, if the model's config says."""
+        """The maximum number of tokens in a sequence; `None` if the model's config does not state it."""
         for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"):
             value = getattr(self.config, name, None)
             if isinstance(value, int) and value > 0:
@@ -65,9 +73,9 @@ class LanguageModel:
         return None
 
     def fresh_seed(self) -> int:
-        """A random seed; where several processes each hold a part of the model (tensor parallelism), one for all.
+        """A random seed. With tensor parallelism all processes get the same seed.
 
-        Processes that keep different branches would wait for each other forever.
+        With different seeds the processes would keep different branches, and wait for each other forever.
         """
         seed = [torch.Generator().seed()]
         mesh = next((part.device_mesh for part in self.model.parameters() if hasattr(part, "device_mesh")), None)
@@ -81,11 +89,11 @@ class LanguageModel:
 
         Args:
             token_ids: ``[B, W]``.
-            logits_to_keep: logits are computed for that many last positions only.
-            **inputs: further inputs of the model; those its ``forward`` does not take are left out.
+            logits_to_keep: compute logits for this many last positions only, if the model supports it.
+            **inputs: further inputs of the model. ``position_ids`` are dropped if its ``forward`` does not take them.
 
         Returns:
-            The model's output; its ``logits`` may hold more positions than asked for.
+            The model's output. Its ``logits`` may hold more positions than requested.
         """
         if "logits_to_keep" in self.forward_parameters:
             inputs["logits_to_keep"] = logits_to_keep
@@ -95,15 +103,16 @@ class LanguageModel:
 
     @contextmanager
     def exclusive(self, *, runs_modules: bool = True) -> Iterator[None]:
-        """Lock the model for one forward pass: no other thread of the engine runs it; no dropout, no autograd graph.
+        """Lock the model for one forward pass, without dropout and without an autograd graph.
 
         Args:
-            runs_modules: whether the pass runs modules, which may apply dropout. A pass over the bare weights does not.
+            runs_modules: whether the pass runs modules, which may apply dropout. If it uses the weights directly, the
+                modules need not be switched to evaluation mode.
         """
-        # also not in a caller's inference mode: its tensors could not be written to outside of it later
+        # a caller's inference mode is left too: tensors created in it could not be written to outside of it
         with self.lock, torch.inference_mode(False), torch.no_grad():
             modules = self.model.modules() if self.model.training else self._modules
-            # looking through all modules takes 1 % of a step
+            # checking all modules takes 1 % of a step
             training = [module for module in modules if module.training] if runs_modules else []
             for module in training:
                 module.training = False
@@ -115,8 +124,8 @@ class LanguageModel:
 
 
 def device_of(module: Any) -> torch.device:
-    """Where a module with a weight runs."""
-    if module.weight.device.type == "meta":  # offloaded by accelerate, whose hook knows where it will run
+    """The device that a module with a weight runs on."""
+    if module.weight.device.type == "meta":  # offloaded by accelerate, whose hook has the device
         execution_device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
         return torch.device("cpu" if execution_device is None else execution_device)
     device: torch.device = module.weight.device
@@ -127,25 +136,29 @@ NEEDED = "a decoder-only causal language model is needed, such as Llama, Mistral
 
 
 def require_decoder_only(config: Any, name: str) -> None:
-    """Refuse, by its config alone, a model that is not a decoder.
+    """Check from its config alone that a model is decoder-only and has at least 3 layers.
+
+    Args:
+        config: the model's config.
+        name: the model's name in error messages.
 
     Raises:
-        UnsupportedModelError: an encoder-decoder, an encoder-only (embedding) model, or fewer than 3 layers.
+        UnsupportedModelError: it is an encoder-decoder or encoder-only (embedding) model, or has fewer than 3 layers.
     """
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{name} is an encoder-decoder model; {NEEDED}")
     layers = getattr(_text_part(config), "num_hidden_layers", None)
     if layers is not None and layers < 3:
         raise UnsupportedModelError(f"{name} has {layers} decoder layer(s); a middle-layer window needs 3 or more.")
-    # BERT and its kin have a causal class too, which is only causal if the checkpoint was made as a decoder
+    # BERT-like models have a causal class too, which is causal only if the config sets is_decoder
     if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
         raise UnsupportedModelError(
-            f"{name} is an encoder-only (embedding) model: it reads in both directions; {NEEDED}"
+            f"{name} is an encoder-only (embedding) model, which attends in both directions; {NEEDED}"
         )
 
 
 def _unwrapped(model: Any) -> Any:
-    """The model inside an adapter (PEFT) or a compiled one, whose ``forward`` names its parameters."""
+    """The model inside a PEFT adapter or a compiled model. Only its ``forward`` names the parameters."""
     inner = getattr(model, "_orig_mod", model)
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
@@ -165,7 +178,7 @@ def _text_config(model: Any) -> Any:
 
 
 def _text_part(config: Any) -> Any:
-    """The config of the language model inside a multi-modal one; another config as it is."""
+    """The text config of a multi-modal model's config; other configs are returned unchanged."""
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 

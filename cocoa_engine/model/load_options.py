@@ -1,6 +1,6 @@
-"""How a model is loaded: every option declared once, for Python, the command line and the adapters.
+"""The options for loading a model, declared once for Python, the command line and the adapters.
 
-torch and transformers are not imported with this module, so the command line can read the declaration quickly.
+This module does not import torch or transformers, so that the command line starts quickly.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ else:
 class LoadOptions(BaseModel):
     """The options of :meth:`CocoaEngine.from_pretrained`, as fields. Adapters inherit them.
 
-    ``device_map`` is ``"auto"`` here, which means the GPUs of the machine if there are any, and otherwise the CPU.
-    :func:`loading_arguments` resolves it. ``None`` is always the CPU.
+    ``device_map`` defaults to ``"auto"``: the GPUs of the machine if there are any, otherwise the CPU.
+    :func:`loading_arguments` resolves it. `None` is always the CPU.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
@@ -66,7 +66,7 @@ def loading_arguments(options: LoadOptions) -> dict[str, Any]:
 
 
 def resolve_device_map(device_map: DeviceMap) -> DeviceMap:
-    """``None`` (the CPU) for ``"auto"`` on a machine without a GPU; every other value is returned as it is."""
+    """`None` (the CPU) for ``"auto"`` on a machine without a GPU; every other value is returned unchanged."""
     return None if device_map == "auto" and not _has_gpu() else device_map
 
 
@@ -76,7 +76,7 @@ def default_of(name: str) -> Any:
 
 
 def changed_options(options: LoadOptions | dict[str, Any]) -> list[str]:
-    """The names of the options that are neither ``None`` nor equal to their default."""
+    """The names of the options that are neither `None` nor equal to their default."""
     values = (
         options if isinstance(options, dict) else {name: getattr(options, name) for name in LoadOptions.model_fields}
     )

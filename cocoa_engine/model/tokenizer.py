@@ -1,4 +1,4 @@
-"""Text to tokens and back through the user's tokenizer, and chat messages through its template."""
+"""Encodes and decodes text with the user's tokenizer, and renders chat messages with its chat template."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from cocoa_engine.errors import ChatTemplateError, UnsupportedModelError
 
 
 class Tokens:
-    """A Hugging Face tokenizer, made safe for threads.
+    """A thread-safe wrapper around a Hugging Face tokenizer.
+
+    Attributes:
+        tokenizer: the user's tokenizer, which is not modified.
 
     Raises:
-        UnsupportedModelError: it is not a tokenizer.
+        UnsupportedModelError: ``tokenizer`` is not a tokenizer.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -23,34 +26,37 @@ class Tokens:
                 f"the tokenizer is a {type(tokenizer).__name__}; pass e.g. AutoTokenizer.from_pretrained(...)."
             )
         self.tokenizer = tokenizer
-        # Encoding sets padding and truncation inside a fast tokenizer: the user's own is not touched, and what other
-        # threads do with it cannot cut our prompts short.
+        # Encoding changes the padding and truncation settings inside a fast tokenizer. With a copy, the user's own
+        # tokenizer keeps its settings, and other threads that use it cannot truncate prompts here.
         self._own = _copy(tokenizer)
         self._lock = threading.Lock()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, never cut short."""
+        """Token ids of a text, without truncation."""
         with self._lock:
             encoded = self._own(text, add_special_tokens=add_special_tokens, truncation=False, verbose=False)
         return list(encoded["input_ids"])
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids; special tokens are left out, spaces are kept as they are."""
+        """Text of token ids. Special tokens are skipped; spaces are not cleaned up."""
         return str(self._own.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def continuation(self, prompt: str, before: list[int], text: str) -> list[int]:
-        """Token ids of a text after a prompt whose ids are ``before``, split as the tokenizer splits the two together.
+        """Token ids of a text after a prompt, taken from the encoding of prompt and text together.
 
-        Where it would merge characters across the border, the text is encoded apart.
+        If the tokenizer would merge characters across the boundary, the text is encoded on its own.
+
+        Args:
+            before: token ids of the prompt.
         """
         whole = self.encode(prompt + text)
         if whole[: len(before)] == before and len(whole) > len(before):
-            # a tokenizer that ends every text with a special token would have put it after the prompt, too
+            # no special token can end these ids: the tokenizer would have added it after the prompt too
             return whole[len(before) :]
         return self.encode(text, add_special_tokens=False)
 
     def special_token_id(self, text: str) -> int | None:
-        """The id of the special token that is written so, if there is one; decoded text never holds it."""
+        """The id of the special token with this text, or `None`. Decoded text never contains special tokens."""
         added = getattr(self._own, "added_tokens_decoder", {})
         return next((token_id for token_id, token in added.items() if token.special and token.content == text), None)
 
@@ -60,10 +66,14 @@ class Tokens:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def render_chat(self, messages: Any, **template_kwargs: Any) -> str:
-        """Messages (mappings with ``role`` and ``content``) as the text the model was trained on.
+        """Render chat messages to a prompt with the tokenizer's chat template.
+
+        Args:
+            messages: mappings with ``role`` and ``content``.
+            **template_kwargs: options of ``apply_chat_template``. ``add_generation_prompt`` is `True` by default.
 
         Raises:
-            ChatTemplateError: there is no template, there are no messages, or the template refuses them.
+            ChatTemplateError: there is no template, there are no messages, or the template raises an error.
         """
         if not self.has_chat_template:
             raise ChatTemplateError(
@@ -77,12 +87,12 @@ class Tokens:
         options = {"add_generation_prompt": True, **template_kwargs, "tokenize": False}
         try:
             return str(self.tokenizer.apply_chat_template([dict(message) for message in messages], **options))
-        except Exception as fault:  # templates are programs: they raise what they like
-            raise ChatTemplateError(f"the chat template refuses these messages: {fault}") from fault
+        except Exception as fault:  # a template is a program, and may raise any error
+            raise ChatTemplateError(f"the chat template rejects these messages: {fault}") from fault
 
 
 def _copy(tokenizer: Any) -> Any:
     try:
         return copy.deepcopy(tokenizer)
-    except Exception:  # a user's class that cannot be copied is used as it is
+    except Exception:  # a user's class that cannot be copied is used directly
         return tokenizer

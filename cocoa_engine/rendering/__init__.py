@@ -1,5 +1,5 @@
-"""Answers made visible: in terminals, as HTML, Markdown, SVG and plots. Each form is one module.
+"""Rendering of answers: in terminals, and as HTML, Markdown, SVG and plots. Each form is one module.
 
-The forms that are text documents are registered in :mod:`~cocoa_engine.rendering.documents`. A further one is a file
-here and a line there.
+Forms that are text documents are registered in :mod:`~cocoa_engine.rendering.documents`. To add one, write its module
+here and add a line there.
 """

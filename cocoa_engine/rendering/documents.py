@@ -1,4 +1,4 @@
-"""The registry of document formats: what :meth:`Generation.render` and the command line write.
+"""The registry of document formats for :meth:`Generation.render` and the command line.
 
 To add a format, write its file here and add a line to :data:`DOCUMENTS`.
 """
@@ -15,7 +15,7 @@ from cocoa_engine.rendering.inputs import Answer
 
 
 class Renderer(Protocol):
-    """Renders answers to the same prompt as one document, with the prompt (or None) as its title."""
+    """Renders answers to the same prompt as one document, with an optional title, such as the prompt."""
 
     def __call__(self, answers: Sequence[Answer], *, title: str | None = None) -> str: ...
 

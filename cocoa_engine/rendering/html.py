@@ -2,7 +2,7 @@
 
 Every span is shaded and underlined by its risk. Hovering over a span, or focusing it with Tab, shows its scores and the
 candidates that competed. Text from the model is escaped, its control characters are made visible, and its writing
-direction is kept apart from the page's.
+direction is isolated from the page's.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _text(text: str) -> str:
 
 
 def _answer(answer: Answer, differing: Sequence[Range], scale: RiskScale, number: int) -> str:
-    """The text, with the card of each span right after it."""
+    """The text, each span followed by its card."""
     # ids are derived from the answer, so that a saved notebook changes only if its answer does
     name = f"cocoa-{sha256(f'{number} {answer.model_dump_json()}'.encode()).hexdigest()[:10]}"
     parts = ['<div class="cocoa-text" dir="auto">']

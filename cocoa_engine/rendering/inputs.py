@@ -1,4 +1,4 @@
-"""What the renderings read, as protocols. They import no result type, so that result types can call them."""
+"""Protocols of the data that renderers read. Result types can call renderers, since these import no result type."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Answer(Protocol):
 
 
 class LayerDisagreement(Protocol):
-    """Disagreement about one span, layer by layer; :class:`~cocoa_engine.results.LayerCurve` is one."""
+    """The disagreement about one span, layer by layer; :class:`~cocoa_engine.results.LayerCurve` is one."""
 
     @property
     def text(self) -> str: ...
@@ -76,7 +76,7 @@ class LayerDisagreement(Protocol):
 
 
 class ReliabilityBin(Protocol):
-    """Items of similar risk."""
+    """A bin of items of similar risk."""
 
     @property
     def items(self) -> int: ...
@@ -89,7 +89,7 @@ class ReliabilityBin(Protocol):
 
 
 class Reliability(Protocol):
-    """How well a risk is calibrated; :class:`~cocoa_engine.calibration.calibrator.Validation` says it."""
+    """How well a risk is calibrated; :class:`~cocoa_engine.calibration.calibrator.Validation` is one."""
 
     @property
     def items(self) -> int: ...

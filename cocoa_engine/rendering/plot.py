@@ -1,4 +1,4 @@
-"""Plots with matplotlib's object interface. They touch no global state and choose no back end."""
+"""Plots with matplotlib's object-oriented interface. They do not use pyplot's global state or select a backend."""
 
 from __future__ import annotations
 

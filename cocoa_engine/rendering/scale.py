@@ -9,8 +9,8 @@ from itertools import pairwise
 from cocoa_engine.spans import Span
 
 LEVELS = 4
-SMALLEST_SHOWN = 0.001  # risks are shown to three decimals: smaller differences cannot be seen in the legend
-NARROWEST = 0.02  # of a relative scale, so that the riskiest of nearly equal spans is not painted as an outlier
+SMALLEST_SHOWN = 0.001  # risks are shown with three decimals, so the legend cannot show smaller differences
+NARROWEST = 0.02  # least width of a relative scale, so that nearly equal risks are not drawn as far apart
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class RiskScale:
         """The scale of some spans: absolute if every risk is calibrated, otherwise relative.
 
         A relative scale reaches from the lowest to the highest risk of the visible spans, because raw MLDS has no
-        absolute scale: some models put every span near 0.9. A range that is too small to matter is widened to
-        :data:`NARROWEST`, or left empty.
+        absolute scale: some models put every span near 0.9. A range below :data:`SMALLEST_SHOWN` is left
+        empty. Other ranges are widened to at least :data:`NARROWEST`.
         """
         spans = [span for span in spans if span.text.strip()]
         if spans and all(span.calibrated for span in spans):

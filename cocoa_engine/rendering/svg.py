@@ -1,4 +1,4 @@
-"""The terminal rendering as an SVG picture. It names no web font, so opening it fetches nothing."""
+"""The terminal rendering as an SVG picture. It references no web font, so opening it fetches nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cocoa_engine.rendering.inputs import Answer
 from cocoa_engine.rendering.terminal import report
 
 WIDTH = 92
-"""Of the picture, in columns of text."""
+"""The width of the picture, in text columns."""
 
 
 def document(answers: Sequence[Answer], *, title: str | None = None, table: bool = False) -> str:

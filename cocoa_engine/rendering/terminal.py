@@ -67,7 +67,7 @@ def spans_text(spans: Iterable[Span], *, scale: RiskScale | None = None, marks: 
 
 
 def legend(*answers: Answer, scale: RiskScale | None = None, marks: bool = False) -> Text:
-    """The range of each level of risk in these answers, and what kind of scale it is."""
+    """The kind of scale of these answers, and the range of each level of risk."""
     scale = scale or RiskScale.of(span for one in answers for span in one.spans)
     text = Text().append(describe_scale(answers, scale), style="dim")
     for level, bounds in enumerate(scale.ranges):

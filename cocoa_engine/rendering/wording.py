@@ -1,4 +1,4 @@
-"""Words that every rendering shares: names of statistics, summaries of an answer, text made safe to show."""
+"""Text shared by all renderers: names of statistics, summaries of answers, and sanitizing of model output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cocoa_engine.spans import Candidate, Measured, Span
 
 METRIC_NAMES = {"f_mlds": "fMLDS", "con_mlds": "ConMLDS"}
 FINISH_REASONS = {
-    "stop": "stopped as asked",
+    "stop": "ended by a stop condition",
     "eos": "ended by the model",
     "length": "cut off by max_new_tokens",
     "risk": "stopped by max_risk",
@@ -38,7 +38,7 @@ _CONTROLS |= {code: f"<U+{code:04X}>" for code in (*range(0x202A, 0x202F), *rang
 
 
 def safe(text: str) -> str:
-    """The text with its control characters made visible, so that no viewer obeys what a model wrote."""
+    """The text with visible control characters, so that a terminal or browser does not interpret model output."""
     return text.translate(_CONTROLS)
 
 
@@ -120,12 +120,12 @@ def describe_risk(answer: Answer) -> str:
 def describe_kind(span: Span) -> str:
     """How a span was produced."""
     if span.candidates:
-        return f"kept of {count(len(span.candidates), 'candidate')} that competed"
+        return f"chosen from {count(len(span.candidates), 'competing candidate')}"
     return "a text scored as given" if span.kind == "given" else "no other token competed"
 
 
 def mark(level: int, reached: bool) -> str:
-    """A span's risk as written into text: its level, ``!`` if it reached ``max_risk``, or an empty text."""
+    """A span's risk as written into text: its level, ``!`` if it reached ``max_risk``, or an empty string."""
     return f"{level}!" if reached else str(level or "")
 
 
@@ -177,10 +177,10 @@ def candidate_values(candidate: Candidate) -> tuple[str, str, str, str]:
 
 
 def describe_choice(candidate: Candidate, kept: bool) -> str:
-    """Whether a candidate was ``kept``, ``greedy`` decoding would have taken it, ``both``, or neither (empty)."""
+    """``kept`` if it was chosen, ``greedy`` if greedy decoding would choose it, ``both``, or an empty string."""
     return "both" if kept and candidate.is_greedy else "kept" if kept else "greedy" if candidate.is_greedy else ""
 
 
 def count(number: int, one: str, many: str = "") -> str:
-    """A number and its noun."""
+    """A number with its noun, singular or plural."""
     return f"{number} {one if number == 1 else many or one + 's'}"

@@ -1,1 +1,1 @@
-"""Statistics of given texts: teacher forcing, candidates they competed with, layer profiles, context lift."""
+"""Statistics of given texts: teacher forcing, candidate spans, layer profiles and context lift."""

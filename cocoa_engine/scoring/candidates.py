@@ -1,7 +1,7 @@
-"""The candidates that decoding grows where tokens compete, for a given text: what its tokens competed with.
+"""Candidate spans at the risk points of given texts.
 
-The text is fed token by token. At each token where several compete, the decode loop's own branches grow. The branches
-of many tokens and texts grow in the same forward passes, in which what they share is fed once.
+A text is fed to the model (teacher forcing). At each position where several tokens compete, branches are grown as in
+decoding. Branches of many positions and texts share forward passes, and tokens that they have in common are fed once.
 """
 
 from __future__ import annotations
@@ -20,24 +20,23 @@ from cocoa_engine.decoding.rules import Rules
 from cocoa_engine.decoding.span_decoder import SpanDecoder
 from cocoa_engine.execution.backends import Path, StepOutput, TokenTree
 from cocoa_engine.execution.session import Session
-from cocoa_engine.model.detokenizer import TextTrack
+from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.generation_config import eos_token_ids
-from cocoa_engine.scoring.text_tree import beginnings, groups, opened
+from cocoa_engine.scoring.text_tree import groups, opened, prefixes
 from cocoa_engine.spans import Candidate
 
 Known = dict[Path, TokenOutput]
-"""What the model said of each path after the committed tokens."""
-
+"""The model's output for each path that was fed after the committed tokens."""
 
 MOST_FED = 8192
-"""The most tokens of branches that grow together: the model's output for each is kept in memory until they end."""
+"""Maximum number of branch tokens grown together. The model's output for each stays in memory until they end."""
 
-USUAL_ROWS = 10
-"""Tokens of branches for each token of a text that memory is reserved for at first."""
+RESERVED_ROWS_PER_TOKEN = 10
+"""Number of branch tokens, for each token of a text, that memory is initially reserved for."""
 
 
 class _Growing(NamedTuple):
-    """The branches at one token of a text, and the paths that they wait for."""
+    """The branches at one position of a text, and the paths whose output they need next."""
 
     base: Path
     decoder: SpanDecoder
@@ -45,13 +44,14 @@ class _Growing(NamedTuple):
     paths: Sequence[Path]
 
 
-class Grower:
-    """Grows the candidates of every risk point of given texts, as CoCoA-SIG would weigh them there.
+class CandidateGrower:
+    """Grows the candidates at every risk point of given texts, and scores them by CoCoA-SIG.
+
+    Probabilities are the model's own: no logits processor applies, and stop texts do not end branches.
 
     Args:
-        session: the model, and how it is run.
-        config: which tokens compete, where branches end, and by which metric, alpha and length rule they are scored.
-            Probabilities are the model's own, without processors; stop texts end no branch.
+        session: the model and its backend.
+        config: the settings of risk points, branches and scores. The method is replaced by ``"cocoa-sig"``.
 
     Raises:
         ConfigError: the layers do not fit the model.
@@ -67,10 +67,15 @@ class Grower:
         self._width = max(1, min(self._backend.paths_per_step, most))
 
     def __call__(self, prompt: Sequence[int], texts: Sequence[Sequence[int]]) -> list[list[list[Candidate]]]:
-        """Of each text the candidates at each of its tokens, most probable first token first; none where none compete.
+        """Grow the candidates of some texts after one prompt.
 
         Args:
-            prompt: token ids; with those of any of the texts, they fit the context window.
+            prompt: token ids. The prompt and each text together must fit the context window.
+            texts: the token ids of each text.
+
+        Returns:
+            For each text and each of its tokens, the candidates that compete there, ordered by the probability of their
+            first token. The list is empty where only one token is possible.
 
         Raises:
             NonFiniteLogitsError: the model's logits are NaN or infinite.
@@ -82,10 +87,10 @@ class Grower:
         return [found[number] for number in range(len(texts))]
 
     def _grown(self, prompt: list[int], texts: list[Path]) -> list[list[list[Candidate]]]:
-        """The candidates at each token of some texts; those of a longer one piece by piece, each then committed."""
+        """The candidates at each token of some texts. A text that is too long is processed and committed in pieces."""
         width = self._width
         tokens = sum(map(len, texts))
-        reserve = tokens + USUAL_ROWS * min(tokens, width)
+        reserve = tokens + RESERVED_ROWS_PER_TOKEN * min(tokens, width)
         with opened(self._backend, prompt, reserve, self._capture) as tree:
             if not tree.keeps_rest:
                 if len(texts) > 1:
@@ -97,8 +102,8 @@ class Grower:
             before, committed = self._top(self._backend.prefill(tree)[None])[0], prompt
             for parts in rounds:
                 known: Known = {}
-                if tree.keeps_rest:  # the text first: the branches need what the model says within it
-                    self._feed(tree, beginnings(map(list, parts)), known)
+                if tree.keeps_rest:  # the text first: its distributions say where branches start
+                    self._feed(tree, prefixes(map(list, parts)), known)
                 at = self._grow(tree, committed, parts, before, known)
                 for candidates, part in zip(grown, parts, strict=True):
                     candidates += [at.get(part[:length], []) for length in range(len(part))]
@@ -114,11 +119,11 @@ class Grower:
     def _grow(
         self, tree: TokenTree, committed: list[int], parts: Sequence[Path], before: NextTokens | None, known: Known
     ) -> dict[Path, list[Candidate]]:
-        """By beginning, the candidates after it, of some parts that follow what is committed.
+        """The candidates after each prefix of the parts, by prefix. The parts follow the committed tokens.
 
         Args:
             before: the distribution before the parts.
-            known: what was fed already; what is fed here is added.
+            known: the outputs of paths that were fed already. New outputs are added to it.
         """
         bases = dict.fromkeys(part[:length] for part in parts for length in range(len(part)))
         begun = (self._begin(committed, base, known[base].next if base else before) for base in bases)
@@ -133,11 +138,11 @@ class Grower:
                     paths = one.loop.send([known[one.base + path] for path in one.paths])
                     growing.append(one._replace(paths=paths))
                 except StopIteration as done:
-                    found[one.base] = one.decoder.weigh(done.value)
+                    found[one.base] = one.decoder.score_candidates(done.value)
         return found
 
     def _begin(self, committed: list[int], base: Path, following: NextTokens | None) -> _Growing | None:
-        """The branches at the end of some tokens; none where nothing competes."""
+        """Start the branches after some tokens; `None` where only one token competes."""
         ids = [*committed, *base]
         if following is None:
             raise non_finite(len(ids))
@@ -147,34 +152,37 @@ class Grower:
             return None
         left = config.max_span_tokens if window is None else min(config.max_span_tokens, window - len(ids))
         rules = Rules(config.replace(max_new_tokens=left), self._eos)
-        decoder = SpanDecoder(ids, rules, TextTrack(self._session.tokens.decode))
+        decoder = SpanDecoder(ids, rules, Detokenizer(self._session.tokens.decode))
         loop = decoder.grow(candidates)
         return _Growing(base, decoder, loop, next(loop))
 
     def _feed(self, tree: TokenTree, paths: Sequence[Path], known: Known) -> None:
-        """Feed paths, and note what the model says of each."""
+        """Feed paths, and add the model's output for each to ``known``."""
         width = self._backend.paths_per_step
         for start in range(0, len(paths), width):
             some = paths[start : start + width]
             output = self._backend.step([(tree, some)])[0]
             for row, (path, following) in enumerate(zip(some, self._top(output.logits), strict=True)):
-                # where no token can be chosen, the loop says so: it wants to see the logits
+                # if no token can be chosen, the decode loop raises the error, which needs the logits
                 known[path] = TokenOutput(
                     output.logits[row] if following is None else None, output.hidden[:, row], following
                 )
 
     def _top(self, logits: Tensor) -> list[NextTokens | None]:
-        """The distributions of ``[W, V]``."""
+        """The distribution of each row of logits, ``[W, V]``; `None` for a row that is not finite."""
         return next_tokens(logits, max(2, self._config.max_candidates), native=self._backend.native)
 
 
 def risk_points(candidates: Sequence[list[Candidate]]) -> list[list[Candidate]]:
-    """The candidates at those places of a text where a decode that writes it would stand and weigh them.
+    """The candidates at the risk points that decoding would reach if it produced this text.
 
-    After such a place the next is looked for where its longest candidate ends, as spans end in a decode.
+    After a risk point, the search for the next one continues where its longest candidate ends.
 
     Args:
-        candidates: at each token, from :class:`Grower`.
+        candidates: the candidates at each token, from :class:`CandidateGrower`.
+
+    Returns:
+        The candidates of each risk point, in order.
     """
     found = []
     at = 0
@@ -186,5 +194,5 @@ def risk_points(candidates: Sequence[list[Candidate]]) -> list[list[Candidate]]:
 
 
 def grown_length(candidates: Sequence[Candidate]) -> int:
-    """How many tokens the longest of them has, as a span that decoding keeps; 1 where none competed."""
+    """The number of tokens of the longest candidate; 1 if there are none."""
     return max((len(one.token_ids) for one in candidates), default=1)

@@ -1,13 +1,13 @@
-"""How much a retrieved context changed what the model makes of each span of its answer.
+"""Context lift: how much a retrieved context raised the log-probability of each span of an answer.
 
-The answer is fed again, by teacher forcing, after the prompt *without* the context, cut into the same spans. The lift
+The answer is fed again (teacher forcing) after the prompt *without* the context, divided into the same spans. The lift
 of a span S with context c, question q and the answer y before it,
 
     log p(S | c, q, y) - log p(S | q, y),
 
 is its pointwise mutual information with the context: the quantity that context-aware decoding (Shi et al., 2023)
-amplifies. Near 0 the model would have said the same anyway; below 0 it says it against the context. Beside it stand the
-differences of both MLDS.
+amplifies. If the lift is near 0, the span does not depend on the context. If it is below 0, the context makes the span
+less likely. The differences of both MLDS are reported too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cocoa_engine.decoding.branch import DecidedSpan
 from cocoa_engine.decoding.request import capture_spec
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.execution.session import Session, SessionOwner
-from cocoa_engine.model.detokenizer import TextTrack
+from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.prompts import Prompt, prompt_ids, text_ids
 from cocoa_engine.results import Generation
 from cocoa_engine.scoring.teacher_forcing import score_spans
@@ -29,18 +29,18 @@ from cocoa_engine.spans import Measured
 
 
 class ContextLift(BaseModel):
-    """What the context changed of one span: the figure with it less the figure without it."""
+    """The effect of the context on one span: each statistic with the context minus the same without it."""
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
 
-    log_prob: float = Field(description="Of log p_S, under the settings' span_log_prob, in nats. Above 0: supported.")
-    con_mlds: float = Field(description="Of ConMLDS.")
-    f_mlds: float = Field(description="Of fMLDS.")
-    token_log_probs: list[float] = Field(description="Of log p of each token of the span.")
+    log_prob: float = Field(description="Lift of log p_S (by span_log_prob), in nats. Above 0: supported.")
+    con_mlds: float = Field(description="Difference of ConMLDS.")
+    f_mlds: float = Field(description="Difference of fMLDS.")
+    token_log_probs: list[float] = Field(description="Lift of log p of each token of the span.")
 
     @classmethod
     def between(cls, with_context: Measured | DecidedSpan, without: Measured | DecidedSpan) -> ContextLift:
-        """The difference of one span's figures."""
+        """The difference of one span's statistics. Both spans must have the same number of tokens."""
         tokens = zip(with_context.token_log_probs, without.token_log_probs, strict=True)
         return cls(
             log_prob=with_context.log_prob - without.log_prob,
@@ -57,28 +57,28 @@ def context_lift(
     *,
     with_context: str | Sequence[int] | None = None,
 ) -> list[ContextLift]:
-    """The lift of every span of an answer, in one forward pass more.
+    """The context lift of every span of an answer, with one additional forward pass.
 
     Args:
         engine: the engine that answered, or one with the same model.
         generation: the answer, from any method of the engine.
         without_context: the prompt without the context, as text or token ids.
-        with_context: the prompt that was answered, to measure the figures with the context again, in a second pass.
-            Needed where logits processors (a repetition penalty, say) shaped the answer (``generation.processed``),
-            whose log-probabilities are then not the model's own.
+        with_context: the prompt that was answered. The statistics with the context are then measured again, in a second
+            pass. This is required if logits processors, such as a repetition penalty, changed the answer's
+            log-probabilities (``generation.processed``).
 
     Returns:
-        One for each of ``generation.spans``.
+        The lift of each of ``generation.spans``.
 
     Raises:
-        ConfigError: logits processors shaped the answer, and ``with_context`` is not given.
-        PromptError: a prompt is empty, or does not fit the context window with the answer.
+        ConfigError: logits processors were applied to the answer, and ``with_context`` is not given.
+        PromptError: a prompt is empty, or a prompt and the answer do not fit the context window.
         NonFiniteLogitsError: the model's logits are NaN or infinite.
     """
     if generation.processed and with_context is None:
         raise ConfigError(
-            "a repetition penalty or another logits processor shaped this answer, so its log-probabilities are not the "
-            "model's own; give with_context=, the prompt that was answered, to have them measured again."
+            "a repetition penalty or another logits processor was applied to this answer, so its log-probabilities are "
+            "not the model's own; pass the prompt that was answered as with_context= to measure them again."
         )
     spans = [span.token_ids for span in generation.spans]
     without = _measured(engine.session, without_context, spans, generation.config)
@@ -95,22 +95,22 @@ def context_lift_of_text(
     without_context: str | Sequence[int],
     config: CocoaConfig | None = None,
 ) -> list[ContextLift | None]:
-    """The lift of every span of an answer of which only the text is left, in two forward passes.
+    """The context lift of every span of an answer that is given as text, with two forward passes.
 
-    The text is cut into tokens anew, as :meth:`CocoaEngine.score` does; a token counts for the span in which it ends.
+    The text is tokenized again, as by :meth:`CocoaEngine.score`. A token belongs to the span in which it ends.
 
     Args:
-        engine: any engine; it need not have written the text.
-        spans: the texts of the spans, which make up the answer.
+        engine: any engine; it need not have generated the text.
+        spans: the texts of the spans. Their concatenation is the answer.
         with_context: the prompt with the context.
         without_context: the prompt without it.
-        config: the layers and ``span_log_prob`` to compare with, by default the engine's.
+        config: the settings; layers and ``span_log_prob`` are used. Default: the engine's.
 
     Returns:
-        One for each of ``spans``; None for a span in which no token ends (an empty one).
+        The lift of each of ``spans``; `None` for a span in which no token ends, such as an empty one.
 
     Raises:
-        PromptError: there is no text, a prompt is empty, or does not fit the context window with the text.
+        PromptError: the text or a prompt is empty, or a prompt and the text do not fit the context window.
         NonFiniteLogitsError: the model's logits are NaN or infinite.
     """
     config = engine.config if config is None else config
@@ -123,6 +123,7 @@ def context_lift_of_text(
 
 
 def _measured(session: Session, prompt: Prompt, spans: list[list[int]], config: CocoaConfig) -> list[DecidedSpan]:
+    """The statistics of spans that follow a prompt and one another, in one forward pass."""
     if not spans:
         return []
     model = session.model
@@ -142,7 +143,7 @@ def _cut(session: Session, spans: Sequence[str], prompt: Prompt) -> list[list[in
     text = "".join(spans)
     before = prompt_ids(session.model, session.tokens, prompt)
     token_ids, _ = text_ids(session.model, session.tokens, prompt, before, text, "answer")
-    track = TextTrack(session.tokens.decode)
+    track = Detokenizer(session.tokens.decode)
     cut: list[list[int]] = [[] for _ in spans]
     ends = [sum(map(len, spans[: number + 1])) for number in range(len(spans))]
     number = dropped = shown = 0

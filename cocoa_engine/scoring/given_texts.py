@@ -1,4 +1,4 @@
-"""What :meth:`CocoaEngine.score` returns: given texts after a prompt, by the configured method."""
+"""Scoring given texts after a prompt by the configured method; the implementation of :meth:`CocoaEngine.score`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from cocoa_engine.methods import METHODS
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.prompts import Prompt, Texts, is_many, prompt_ids, text_ids
 from cocoa_engine.results import Generation
-from cocoa_engine.scoring.candidates import Grower, risk_points
-from cocoa_engine.scoring.rescoring import needs_more, rescored
+from cocoa_engine.scoring.candidates import CandidateGrower, risk_points
+from cocoa_engine.scoring.rescoring import rescored
 from cocoa_engine.scoring.shared_prompt import GivenText, ScoredText, score_texts
 from cocoa_engine.scoring.teacher_forcing import score_text
 from cocoa_engine.spans import Competition, Usage
@@ -68,11 +68,11 @@ class _Scorer:
 
     @property
     def _plain(self) -> CaptureSpec:
-        """The states that the model's own distribution takes."""
+        """The capture spec for the model's own distribution, without what a contrasting method needs."""
         return self._capture._replace(early=(), masked=())
 
     def _ids(self, text: object, what: str) -> tuple[list[int], str]:
-        """Token ids of a text, and the text as it is shown.
+        """Token ids of a text, and the text that the result reports.
 
         Raises:
             PromptError: the text is empty, or does not fit the context window.
@@ -88,20 +88,20 @@ class _Scorer:
         return ids, shown
 
     def _by_method(self, scored: list[ScoredText]) -> list[ScoredText]:
-        """The texts with the method's own score, where that takes more passes."""
-        if not needs_more(self._config):
+        """The texts with the configured method's score. Some methods need more forward passes for it."""
+        if not METHODS[self._config.method].needs_own_passes:
             return scored
         backend = self._session.backend
         require_ability(self._config.method, backend, self._capture)
         return rescored(backend, self._before, scored, self._config, self._capture)
 
     def _competition(self, texts: Sequence[list[int]]) -> Sequence[Competition | None]:
-        """What would have competed in the texts, if a calibrator of answers needs it."""
+        """A summary of the candidates at each text's risk points, if a calibrator for answers needs it."""
         if self._calibrator is None or self._calibrator.answer is None:
             return [None] * len(texts)
         if not METHODS[self._config.method].branches:
             return [Competition()] * len(texts)
-        grower = Grower(self._session, self._config)
+        grower = CandidateGrower(self._session, self._config)
         return [competition(risk_points(candidates)) for candidates in grower(self._before, texts)]
 
     def _generation(self, shown: str, scored: ScoredText, competed: Competition | None) -> Generation:

@@ -1,4 +1,4 @@
-"""How each layer disagrees about one span of an answer: what the two MLDS are means of."""
+"""The disagreement of every layer about one span of an answer. Both MLDS are means of these values."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ def of_generation(session: Session, prompt: Prompt, generation: Generation, span
     """The curve of one span of an answer; see :meth:`CocoaEngine.layer_profile`.
 
     Args:
-        prompt: what the answer was made after.
+        session: the model and its backend.
+        prompt: the prompt of the answer.
+        generation: the answer.
         span: one of the answer's spans, or its index.
 
     Raises:
         ConfigError: the answer has no such span.
-        PromptError: the prompt is not as long as the one of the answer.
+        PromptError: the prompt and the answer's prompt have different lengths in tokens.
     """
     spans = generation.spans
     number = span if isinstance(span, int) else spans.index(span) if span in spans else len(spans)
@@ -34,8 +36,8 @@ def of_generation(session: Session, prompt: Prompt, generation: Generation, span
     before = prompt_ids(session.model, session.tokens, prompt)
     if len(before) != generation.usage.prompt_tokens:
         raise PromptError(
-            f"the answer was made after a prompt of {generation.usage.prompt_tokens} tokens, not of {len(before)}; "
-            "give the same one (after a chat its messages, or engine.encode_chat of them with its template_kwargs)."
+            f"the answer's prompt had {generation.usage.prompt_tokens} tokens, this one has {len(before)}; give the "
+            "same prompt (for a chat, its messages, or the result of engine.encode_chat with the same template_kwargs)."
         )
     number %= len(spans)
     earlier = [token_id for one in spans[:number] for token_id in one.token_ids]
@@ -43,11 +45,13 @@ def of_generation(session: Session, prompt: Prompt, generation: Generation, span
 
 
 def layer_curve(model: LanguageModel, before: list[int], span: Span, config: CocoaConfig) -> LayerCurve:
-    """Feed a span once after all that precedes it, and compare its mean states layer by layer.
+    """Feed a span once after the tokens before it, and compare its mean-pooled states layer by layer.
 
     Args:
-        before: the prompt's tokens and those of the spans before.
-        config: its window and final layer.
+        model: the model.
+        before: the tokens of the prompt and of earlier spans.
+        span: the span.
+        config: the settings; ``middle_layers`` and ``final_layer`` are used.
     """
     wanted = capture_spec(model, config)
     token_ids = torch.tensor([[*before, *span.token_ids]], device=model.device)

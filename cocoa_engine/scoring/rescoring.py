@@ -1,4 +1,4 @@
-"""Scores of given texts under methods that need more than the model's own distribution of them."""
+"""Scores of given texts under methods that need more than the text's own log-probabilities: DoLa, DeCoRe, Diver."""
 
 from __future__ import annotations
 
@@ -8,25 +8,47 @@ from dataclasses import replace
 import torch
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.span_scoring import log_prob_and_score
+from cocoa_engine.decoding.span_scoring import log_prob_and_score, ranking_mlds, reaches_max_risk
 from cocoa_engine.equations import span_log_prob
+from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.backends import Backend
 from cocoa_engine.methods import METHODS, ContrastingMethod
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.scoring.shared_prompt import GivenText, ScoredText, score_texts
 from cocoa_engine.scoring.text_tree import TextTree
+from cocoa_engine.spans import Span
 
 
-def needs_more(config: CocoaConfig) -> bool:
-    """Whether the configured method's score consists of more than log p_S and the disagreement."""
-    method = METHODS[config.method]
-    return isinstance(method, ContrastingMethod) or method.reads_back
+def rescore(span: Span, config: CocoaConfig) -> Span:
+    """A scored text under another method, metric, alpha or ``span_log_prob``, without a forward pass.
+
+    Args:
+        span: the span of :meth:`CocoaEngine.score`. Its log-probabilities and MLDS stay as they are, and so does a
+            calibrated risk.
+        config: the settings that give the new score. The layers must be those of ``span``.
+
+    Returns:
+        A copy with the new ``log_prob`` and ``score``, and the raw risk of the new metric.
+
+    Raises:
+        ConfigError: the method's score takes forward passes of its own (``dola``, ``decore``, ``diver``).
+    """
+    if METHODS[config.method].needs_own_passes:
+        raise ConfigError(f"method={config.method!r} takes forward passes of its own; use CocoaEngine.score.")
+    log_prob, score = log_prob_and_score(config, span.token_log_probs, span.con_mlds, span.f_mlds)
+    risk = span.risk if span.calibrated else ranking_mlds(config, span.con_mlds, span.f_mlds)
+    reaches = reaches_max_risk(config, risk)
+    return span.model_copy(update={"log_prob": log_prob, "score": score, "risk": risk, "reaches_max_risk": reaches})
 
 
 def rescored(
     backend: Backend, prompt: list[int], scored: Sequence[ScoredText], config: CocoaConfig, capture: CaptureSpec
 ) -> list[ScoredText]:
-    """Scored texts with the configured method's score; its forward passes are added to theirs."""
+    """Replace the scores of texts by the configured method's, and add its forward passes to theirs.
+
+    A contrasting method scores the contrasts of the tokens. A method that reads back (Diver) scores the prompt again
+    after the text, for the mutual information log p(prompt | prompt, text) - log p(prompt | prompt).
+    """
     method = METHODS[config.method]
     texts = [decided.token_ids for decided, _ in scored]
     result = []
@@ -42,7 +64,7 @@ def rescored(
     for (decided, passes), read in zip(scored, after, strict=True):
         pmi = sum(read.decided.token_log_probs[len(decided.token_ids) :]) - log_prob_without
         _, score = log_prob_and_score(config, decided.token_log_probs, decided.con_mlds, decided.f_mlds, pmi=pmi)
-        more = max(read.forward_passes, without.forward_passes)  # as a rule the two were fed together
+        more = max(read.forward_passes, without.forward_passes)  # usually the two are fed together
         result.append(ScoredText(replace(decided, score=score), passes + more))
     return result
 
@@ -55,9 +77,10 @@ def _contrasts(
     config: CocoaConfig,
     capture: CaptureSpec,
 ) -> list[tuple[list[float], int]]:
-    """The contrasts of each text's tokens, all tokens allowed, and the forward passes they took.
+    """The contrasts of each text's tokens, with no token excluded as implausible, and the forward passes they took.
 
-    The prompt is prefilled once, but for its last token: its output is contrasted too, so it begins every text.
+    The prompt is prefilled once without its last token. That token is fed with every text, because its output is
+    contrasted too.
     """
     fed = [[prompt[-1], *text[:-1]] for text in texts]
     width = max(1, backend.paths_per_step // (1 + len(capture.early)))  # rows of logits for every layer

@@ -1,4 +1,4 @@
-"""Log-probability and disagreement of many given texts after one prompt, which is encoded once."""
+"""Log-probability and disagreement of many given texts after one prompt, which is prefilled once."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from cocoa_engine.scoring.text_tree import TextGroup, TextTree
 
 
 class GivenText(NamedTuple):
-    """A text to score: its tokens, and the length of its text in characters."""
+    """A text to score: its token ids, and its length in characters."""
 
     token_ids: list[int]
     text_end: int
 
 
 class ScoredText(NamedTuple):
-    """What was measured of a text, and in how many forward passes, those of the prompt included."""
+    """A text as one measured span, and the number of forward passes it took, including the prompt's."""
 
     decided: DecidedSpan
     forward_passes: int
 
 
 class _Measured(NamedTuple):
-    """What the forward passes said of one text."""
+    """The measurements of one text."""
 
     tokens: TokenStatistics
     hidden: Tensor  # [N + 1, d] float32: sums over the text's tokens
@@ -47,12 +47,12 @@ def score_texts(
 ) -> list[ScoredText]:
     """Score each text as one span after ``prompt``, as :func:`.score_text` does for one text.
 
-    A forward pass that fed tokens of several texts counts for each of them.
+    A forward pass over tokens of several texts counts for each of them.
 
     Raises:
-        NonFiniteLogitsError: a token's log-probability is NaN or infinite; the message says of which text.
+        NonFiniteLogitsError: a token's log-probability is NaN or infinite. The message names the text.
     """
-    if isinstance(backend, Recompute):  # nothing of the prompt can be kept, and each text takes one pass by itself
+    if isinstance(backend, Recompute):  # it caches no prompt: each text takes one pass by itself
         return [ScoredText(_alone(backend, prompt, texts, n, config, capture), 1) for n in range(len(texts))]
     scored: dict[int, ScoredText] = {}
     with TextTree(backend, prompt, [text.token_ids for text in texts], capture) as tree:
@@ -70,7 +70,7 @@ def score_texts(
 
 
 def _measure(group: TextGroup) -> list[_Measured]:
-    """Feed a group of texts."""
+    """Feed a group of texts, and measure each of them."""
     figures = TokenStatistics([], [], [])
     hidden: dict[int, Tensor] = {}
     passes = dict.fromkeys(group.numbers, 0)
@@ -100,9 +100,10 @@ def _raise_of_first_bad(
     config: CocoaConfig,
     capture: CaptureSpec,
 ) -> None:
-    """Say of which text the logits are bad.
+    """Raise an error that names the text whose logits are not finite.
 
-    In a pass over several texts the NaN of one reaches all (attention multiplies it by 0), so each is run by itself.
+    In a pass over several texts, a NaN of one text reaches all (attention multiplies it by 0), so each text is run
+    again by itself.
     """
     for number in sorted(numbers):
         _alone(backend, prompt, texts, number, config, capture)
@@ -124,4 +125,4 @@ def _alone(
     try:
         return score_text(backend.model, prompt, text.token_ids, config, capture, text.text_end)
     except NonFiniteLogitsError as error:
-        raise NonFiniteLogitsError(f"of the texts to score, at index {number}: {error}") from None
+        raise NonFiniteLogitsError(f"text to score at index {number}: {error}") from None

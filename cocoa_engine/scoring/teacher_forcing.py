@@ -1,4 +1,4 @@
-"""Log-probability and disagreement of a given text after a prompt: one forward pass, no generation."""
+"""Log-probability and disagreement of a given text after a prompt, in one forward pass without generation."""
 
 from __future__ import annotations
 
@@ -33,11 +33,15 @@ def score_spans(
     spec: CaptureSpec,
     text_ends: Sequence[int],
 ) -> list[DecidedSpan]:
-    """Score a text that is cut into spans, each after ``prompt`` and the spans before it, in one forward pass.
+    """Score consecutive spans of a text, each after ``prompt`` and the spans before it, in one forward pass.
 
     Args:
-        spans: their tokens, at least one each.
-        text_ends: where the characters of each end in the text.
+        model: the model.
+        prompt: token ids.
+        spans: the token ids of each span, at least one.
+        config: the method and its settings.
+        spec: the hidden states of the MLDS.
+        text_ends: for each span, the offset after its last character in the text.
 
     Raises:
         NonFiniteLogitsError: a token's log-probability is NaN or infinite.
@@ -80,10 +84,10 @@ def _in_chunks(logits: Tensor, token_ids: Tensor) -> TokenStatistics:
 
 
 def _first_bad(model: LanguageModel, prompt: list[int], text: list[int]) -> int:
-    """The first token of the text whose logits are not finite.
+    """The index of the first token of the text that is predicted by logits that are not finite.
 
-    In the pass over the whole text a NaN reaches positions before it too (attention multiplies it by 0), so prefixes
-    are run by themselves, halving the range.
+    In the pass over the whole text, a NaN also reaches earlier positions (attention multiplies it by 0). Prefixes are
+    therefore run by themselves, by bisection.
     """
     good, bad = -1, len(text) - 1
     while bad - good > 1:

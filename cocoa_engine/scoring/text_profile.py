@@ -1,7 +1,7 @@
-"""Given texts after a prompt, token by token: probabilities, competing tokens, and the states of all layers.
+"""Statistics of given texts token by token: probabilities, competing tokens, and the hidden states of all layers.
 
-:meth:`CocoaEngine.score` measures a text as one span under one choice of layers. Here, after one pass, a text can be
-cut into spans and its layers compared in every way.
+:meth:`CocoaEngine.score` measures a text as one span with one choice of layers. A profile is measured once; then the
+text can be divided into spans, and its layers compared, in any way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cocoa_engine.decoding.token_statistics import token_statistics
 from cocoa_engine.equations import con_mlds_of, disagreement, f_mlds_of
 from cocoa_engine.errors import NonFiniteLogitsError, UnsupportedModelError
 from cocoa_engine.execution.session import Session
-from cocoa_engine.model.detokenizer import TextTrack
+from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.hidden_states import CaptureSpec, FinalLayer, capture
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.prompts import Prompt, prompt_ids, text_ids
@@ -30,19 +30,19 @@ from cocoa_engine.scoring.text_tree import Step, TextTree
 
 @dataclass(frozen=True)
 class TextProfile:
-    """One text, fed token by token; t tokens.
+    """The statistics of a text of t tokens. Lists have one value per token.
 
     Attributes:
-        prompt: the token ids that it was fed after.
-        token_ids, log_probs, entropies, margins: of each token, as in :class:`~cocoa_engine.results.Measured`.
-        competing: of each, how many tokens competed where it was chosen: p(w) >= gamma max p, at most max_candidates.
-        spreads: log p of the most probable of those less that of the least probable, in nats.
-        gaps: log p of the most probable token there less that of the token itself; 0 where it is that token.
-        copied: of each, the length of the run of the prompt that it ends, as in ``Span.token_copied``.
-        text: as the tokens decode; some decoders drop its first space.
-        ends: where its complete characters end after each token.
-        states: ``[L + 1, t, d]`` float32, on the CPU: layer 0 is the embedding, L the last before the final norm.
-        normed: ``[t, d]``, the last after the final norm.
+        prompt: the token ids before the text.
+        token_ids, log_probs, entropies, margins: as in :class:`~cocoa_engine.spans.Measured`.
+        competing: the number of tokens w that competed in this position: p(w) >= gamma max p, at most max_candidates.
+        spreads: log p of the most probable competing token minus that of the least probable, in nats.
+        gaps: log p of the most probable token minus that of the text's token, in nats; 0 if they are the same.
+        copied: as in ``Span.token_copied``.
+        text: the decoded tokens. Some tokenizers drop the first space.
+        ends: the length of the text, in complete characters, after each token.
+        states: ``[L + 1, t, d]`` float32, on the CPU. Layer 0 is the embedding; layer L is before the final norm.
+        normed: ``[t, d]`` float32, on the CPU: layer L after the final norm.
     """
 
     prompt: list[int]
@@ -61,16 +61,16 @@ class TextProfile:
 
     @property
     def num_layers(self) -> int:
-        """L."""
+        """L, the number of layers."""
         return self.states.shape[0] - 1
 
     @cached_property
     def tokens(self) -> LayerProfile:
-        """The layers of each token by itself."""
+        """The disagreements of each token as a span of its own."""
         return LayerProfile.of(self.states, self.normed)
 
     def span(self, start: int, end: int) -> LayerProfile:
-        """The layers of the tokens ``start`` to ``end`` (exclusive) as one span, mean-pooled."""
+        """The disagreements of the tokens ``start`` to ``end`` (exclusive) as one mean-pooled span."""
         states = self.states[:, start:end].mean(dim=1, keepdim=True)
         return LayerProfile.of(states, self.normed[start:end].mean(dim=0, keepdim=True))
 
@@ -82,7 +82,7 @@ class LayerProfile:
     Attributes:
         consecutive: ``[L, B]``, dis(j, j + 1) for j = 0..L-1.
         to_pre_norm: ``[L, B]``, dis(j, L) for j = 0..L-1, layer L before the final norm.
-        to_post_norm: the same, after it.
+        to_post_norm: the same, with layer L after the final norm.
     """
 
     consecutive: Tensor
@@ -91,7 +91,7 @@ class LayerProfile:
 
     @classmethod
     def of(cls, states: Tensor, normed: Tensor) -> LayerProfile:
-        """Compare pooled states ``[L + 1, B, d]``, and the last of them after the norm, ``[B, d]``."""
+        """Compare the pooled states of all layers, ``[L + 1, B, d]``, and of layer L after the norm, ``[B, d]``."""
         middle, last = states[:-1], states[-1]
         return cls(
             disagreement(middle, states[1:]),
@@ -109,11 +109,11 @@ class LayerProfile:
 
 
 class Profiler:
-    """Feeds texts to a model and measures everything that there is to measure of their tokens.
+    """Feeds texts to a model and measures a :class:`TextProfile` of each.
 
     Args:
-        session: the model, and how it is run.
-        config: its ``gamma`` and ``max_candidates`` say which tokens compete.
+        session: the model and its backend.
+        config: the settings; ``gamma`` and ``max_candidates`` define which tokens compete.
 
     Raises:
         UnsupportedModelError: the model's final norm was not found.
@@ -124,7 +124,11 @@ class Profiler:
         self._norm = _final_norm(session.model)
 
     def __call__(self, prompt: Prompt, texts: Sequence[str | Sequence[int]]) -> list[TextProfile]:
-        """Profiles of some texts after one prompt, which is encoded once.
+        """Profile texts after one prompt, which is prefilled once.
+
+        Args:
+            prompt: text or token ids.
+            texts: each as text or token ids.
 
         Raises:
             PromptError: a text is empty, or does not fit the context window after the prompt.
@@ -133,7 +137,7 @@ class Profiler:
         model, tokens = self._session.model, self._session.tokens
         before = prompt_ids(model, tokens, prompt)
         ids = [text_ids(model, tokens, prompt, before, text)[0] for text in texts]
-        # both ends of the residual stream: the norm after it is applied here
+        # layers before the final norm; _normed applies the norm
         spec = CaptureSpec(0, model.num_layers, "pre_norm")
         profiles: dict[int, TextProfile] = {}
         with TextTree(self._session.backend, before, ids, spec) as tree:
@@ -160,7 +164,7 @@ class Profiler:
             raise NonFiniteLogitsError(
                 "the logits of a text are NaN or infinite; load the model in float32 or bfloat16."
             )
-        track = TextTrack(self._session.tokens.decode)
+        track = Detokenizer(self._session.tokens.decode)
         ends = []
         for token_id in token_ids:
             track.push(token_id)
@@ -194,7 +198,7 @@ class _Columns(NamedTuple):
 
 
 def _competing(step: Step, gamma: float, most: int) -> tuple[list[float], list[float], list[float]]:
-    """Of each token fed: how many competed where it was chosen, their spread, its own distance from the best; nats."""
+    """The values ``competing``, ``spreads`` and ``gaps`` of :class:`TextProfile` for each token of a step."""
     logits, rows = step.logits.float(), step.parents
     top = logits.topk(min(most if gamma < 1 else 1, logits.shape[1]), dim=1).values
     below = top[:, :1] - top  # [W, most], 0 first
@@ -212,10 +216,10 @@ def _normed(norm: nn.Module, states: Tensor) -> Tensor:
 
 
 def _final_norm(model: LanguageModel) -> nn.Module:
-    """The module that turns the last layer's output into the model's final state; found by trying.
+    """The module that turns the last layer's output into the model's final state. Each norm of the decoder is tried.
 
     Raises:
-        UnsupportedModelError: none of the decoder's own norms does.
+        UnsupportedModelError: no norm of the decoder does.
     """
     token_ids = torch.tensor([[0, 1, 2]], device=model.device)
     last = model.num_layers

@@ -1,7 +1,7 @@
 """Many texts fed as branches of one tree, after a prompt that is prefilled once.
 
-Texts that begin alike share the tokens of their common beginning. Texts are fed in groups, each group in steps of as
-many tokens as the backend feeds at once.
+Tokens of a common prefix are fed once. Texts are fed in groups. A group is fed in steps, each with at most as many
+tokens as the backend feeds at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cocoa_engine.model.hidden_states import CaptureSpec
 
 @contextmanager
 def opened(backend: Backend, prompt: Sequence[int], reserve_tokens: int, capture: CaptureSpec) -> Iterator[TokenTree]:
-    """A tree whose branches can be dropped; closed in the end."""
+    """Open a tree whose branches can be dropped, and close it at the end of the block."""
     (tree,) = backend.open([prompt], reserve_tokens, capture)
     tree.keep_committed = True
     try:
@@ -35,12 +35,12 @@ class Step:
     """W tokens of a group that were fed at once.
 
     Attributes:
-        rows: the ranks of the tokens among the group's beginnings.
-        output: what the model says of each.
+        rows: the indices of the tokens among the group's distinct prefixes.
+        output: the model's output for each token.
         token_ids: ``[W]``.
-        parents: ``[W]``, the row of :attr:`logits` that predicts each.
+        parents: ``[W]``, the row of :attr:`logits` that predicts each token.
         before: ``[V]``, the logits before the step's first path; `None` after an empty prompt.
-        forward_passes: passes that the step took.
+        forward_passes: the number of forward passes of the step.
     """
 
     rows: range
@@ -58,11 +58,11 @@ class Step:
 
 
 class TextGroup:
-    """Some of the texts, which are fed together.
+    """Texts that are fed together.
 
     Attributes:
-        numbers: which of the texts.
-        rows: by number, the ranks of the text's tokens among the group's distinct beginnings.
+        numbers: the indices of the texts.
+        rows: for each index, the rows of the text's tokens among the group's distinct prefixes.
     """
 
     def __init__(
@@ -74,19 +74,19 @@ class TextGroup:
         rows_per_step: int,
     ) -> None:
         self._backend, self._tree, self._first, self._width = backend, tree, first, rows_per_step
-        self._paths = beginnings(texts.values())
+        self._paths = prefixes(texts.values())
         self._ranks = {path: rank for rank, path in enumerate(self._paths)}
         self.numbers = list(texts)
-        self.rows = {number: [self._ranks[path] for path in beginnings([text])] for number, text in texts.items()}
+        self.rows = {number: [self._ranks[path] for path in prefixes([text])] for number, text in texts.items()}
 
     def steps(self) -> Iterator[Step]:
-        """Feed the group."""
+        """Feed the group step by step."""
         ranks, before = self._ranks, self._first
         for start in range(0, len(self._paths), self._width):
             fed = self._paths[start : start + self._width]
             passes_before = self._tree.forward_passes
             output = self._backend.step([(self._tree, fed)])[0]
-            # Only a single text is fed in several steps: there the first path follows the last one of the step before.
+            # Only a group of one text takes several steps, so a step's first path extends the last path before it.
             parents = [ranks[path[:-1]] - start + 1 if path[:-1] in ranks else 0 for path in fed]
             device = output.logits.device
             yield Step(
@@ -100,25 +100,29 @@ class TextGroup:
             before = output.logits[-1]
 
     def passes(self, step: Step, number: int) -> int:
-        """How many forward passes of a step fed tokens of one text: all for the whole step, or one for each path."""
+        """The number of a step's forward passes that fed tokens of one text.
+
+        A backend feeds a step in one pass, or each path in a pass of its own.
+        """
         return min(step.forward_passes, len(self.within(step, number)))
 
     def within(self, step: Step, number: int) -> list[int]:
-        """The rows of a step's output that are tokens of one text."""
+        """The rows of a step's output that belong to one text."""
         return [row - step.rows.start for row in self.rows[number] if row in step.rows]
 
 
 class TextTree:
-    """A context manager over the groups of some texts: ``with TextTree(...) as tree: for group in tree.groups(): ...``.
+    """Feeds texts after a prompt: ``with TextTree(...) as tree: for group in tree.groups(): ...``.
 
     Args:
-        prompt: token ids; may be empty where no logits before a text are asked for.
-        texts: token ids of each, at least one token.
+        backend: the backend that runs the model.
+        prompt: token ids. May be empty if :attr:`Step.logits` is not used.
+        texts: the token ids of each text, at least one.
         capture: the hidden states that every step returns.
-        rows_per_step: tokens fed at once; by default the backend's ``paths_per_step``.
+        rows_per_step: the maximum number of tokens in a step. Default: the backend's ``paths_per_step``.
 
     Attributes:
-        prompt_passes: forward passes of the prompt.
+        prompt_passes: the number of forward passes of the prompt.
     """
 
     def __init__(
@@ -136,7 +140,7 @@ class TextTree:
         self.prompt_passes = 0
 
     def __enter__(self) -> TextTree:
-        reserve = max(len(beginnings(self._texts[number] for number in group)) for group in self._numbers)
+        reserve = max(len(prefixes(self._texts[number] for number in group)) for group in self._numbers)
         with ExitStack() as stack:  # closes the tree if the prompt cannot be prefilled
             self._tree = stack.enter_context(opened(self._backend, self._prompt, reserve, self._capture))
             self._first = self._backend.prefill(self._tree) if self._prompt else None
@@ -150,7 +154,7 @@ class TextTree:
         self._stack.__exit__(kind, error, trace)
 
     def groups(self) -> Iterator[TextGroup]:
-        """Each group in turn; what a group has fed is dropped when the next one is asked for."""
+        """Iterate over the groups. The tokens of a group are dropped when the next group is requested."""
         for numbers in self._numbers:
             texts = {number: self._texts[number] for number in numbers}
             yield TextGroup(self._backend, self._tree, texts, self._first, self._width)
@@ -158,15 +162,15 @@ class TextTree:
 
 
 def groups(texts: Sequence[list[int]], limit: int) -> Iterator[list[int]]:
-    """The numbers of the texts that are fed together: similar ones in one group, at most ``limit`` distinct tokens.
+    """Group texts by common prefixes, with at most ``limit`` distinct tokens in a group.
 
-    A longer text is a group by itself.
+    A longer text is a group by itself. Yields the indices of each group's texts.
     """
     group: list[int] = []
     size = 0
     for number in sorted(range(len(texts)), key=texts.__getitem__):
         text = texts[number]
-        # in this order no earlier text shares more of its beginning than the one just before
+        # in sorted order, no earlier text shares a longer prefix than the one just before
         new = len(text) - (_common_start(texts[group[-1]], text) if group else 0)
         if group and size + new > limit:
             yield group
@@ -177,10 +181,10 @@ def groups(texts: Sequence[list[int]], limit: int) -> Iterator[list[int]]:
 
 
 def _common_start(a: list[int], b: list[int]) -> int:
-    """How many first tokens are the same."""
+    """The length of the common prefix."""
     return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def beginnings(texts: Iterable[Sequence[int]]) -> list[Path]:
-    """Every distinct beginning of every text, after the shorter ones that it grows from."""
+def prefixes(texts: Iterable[Sequence[int]]) -> list[Path]:
+    """Every distinct non-empty prefix of the texts, each after its own prefixes."""
     return list(dict.fromkeys(tuple(text[:length]) for text in texts for length in range(1, len(text) + 1)))

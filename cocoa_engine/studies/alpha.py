@@ -1,7 +1,7 @@
 """The paper's heuristic for alpha (its appendix on the penalty weight): the scale of |log p_S| against that of MLDS.
 
-Some prompts are decoded with alpha = 1, and (MLDS, |log p_S|) of every candidate span is collected. The paper takes
-alpha near "the ratio of MLDS and |log p_S|", where the penalty neither overwhelms fluency nor is negligible beside it,
+Prompts are decoded with alpha = 1, and (MLDS, |log p_S|) of every candidate span is collected. The paper takes alpha
+near "the ratio of MLDS and |log p_S|", where the penalty neither overwhelms fluency nor is negligible beside it,
 and reports 1.125 to 1.768 on its models. It states neither which of the two is divided by the other nor how spans are
 aggregated. This reconstruction uses |log p_S| / MLDS, the alpha at which CoCoA's penalty is as large as log p_S.
 """
@@ -77,7 +77,7 @@ def collect(
 
 
 def suggest(candidates: Sequence[CandidateScale]) -> AlphaRange:
-    """The range of alpha that the candidates suggest.
+    """The range of alpha that the candidates suggest. Candidates with an MLDS of 0 are ignored.
 
     Raises:
         CalibrationError: there are no candidates, because no prompt led to a risk point.

@@ -121,7 +121,7 @@ def _positions(engine: CocoaEngine, prompt: list[int], needle: str) -> range:
 
 
 def _answered(engine: CocoaEngine, backend: SharedCache, run: _Run) -> tuple[Tensor, str]:
-    """The score of each head while the model answers greedily, ``[L, heads]``, and the answer."""
+    """Answer greedily. Returns the score of each head, ``[L, heads]``, and the answer's text."""
     model = backend.model
     scores = torch.zeros(model.num_layers, int(model.config.num_attention_heads), dtype=torch.float64)
     prompt_ids = torch.tensor(run.prompt)

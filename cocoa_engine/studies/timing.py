@@ -1,4 +1,4 @@
-"""Fair timing on a machine that is never quite idle: competitors take turns, and ratios are taken within a round."""
+"""Fair timing on a machine with other load: competitors take turns, and ratios are computed within a round."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Case = TypeVar("Case")
 
 
 class Turn(NamedTuple):
-    """The time that one competitor took for one case. ``units``, mostly kept tokens, is what time is divided by."""
+    """The time that one competitor took for one case. Time is divided by ``units``, such as kept tokens."""
 
     seconds: float
     units: float

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LazyEngine:
-    """An engine that is loaded when it is first needed. Make it with :func:`lazy_engine`.
+    """An engine that is loaded when it is first needed. Create it with :func:`lazy_engine`.
 
     Args:
         arguments: keyword arguments of ``CocoaEngine.from_pretrained``.
@@ -58,7 +58,7 @@ _shared_lock = threading.Lock()
 def lazy_engine(arguments: dict[str, Any]) -> LazyEngine:
     """An engine for ``CocoaEngine.from_pretrained(**arguments)``, shared by all callers with equal arguments.
 
-    It is freed when the last of them is.
+    The engine is freed when the last of these callers is.
     """
     key = repr(sorted(arguments.items()))
     with _shared_lock:
@@ -122,7 +122,7 @@ def engine_for(
 
 
 def refuse_beside(given: str, names: Sequence[str]) -> None:
-    """Refuse options that have no effect beside another one.
+    """Refuse options that have no effect together with another one.
 
     Args:
         given: the option that makes them ineffective.

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from cocoa_engine import CocoaEngine, Span
-from cocoa_engine.model.detokenizer import TextTrack
 
 
 class TokenLogprobs:
@@ -18,7 +17,7 @@ class TokenLogprobs:
     """
 
     def __init__(self, engine: CocoaEngine) -> None:
-        self._track = TextTrack(engine.decode)
+        self._track = engine.detokenizer()
         self._special = frozenset(engine.tokenizer.all_special_ids)
 
     def of(self, span: Span) -> list[dict[str, Any]]:

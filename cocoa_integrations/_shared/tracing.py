@@ -48,9 +48,9 @@ _lock = threading.Lock()
 
 
 class RiskTrace:
-    """Writes the risk of answers to the OpenTelemetry span that is current when this object is made.
+    """Writes the risk of answers to the OpenTelemetry span that is current when this object is created.
 
-    Make it inside the call. The span is stored because a stream may be read in another context or thread.
+    Create it inside the call. The span is stored because a stream may be read in another context or thread.
     """
 
     def __init__(self) -> None:

@@ -34,8 +34,8 @@ async def in_worker(
 ) -> Result:
     """Like ``asyncio.to_thread``, but in a thread pool that belongs to the engine.
 
-    The default executor of an event loop has one thread per core or so. That is too few to fill a batch, and other
-    work of the application would wait in the same queue.
+    The default executor of an event loop has only a few threads more than there are cores. That can be too few to fill
+    a batch, and other work of the application would wait in the same queue.
     """
     in_context = partial(contextvars.copy_context().run, call, *args, **kwargs)
     return await asyncio.get_running_loop().run_in_executor(_pool_of(engine), in_context)

@@ -97,7 +97,7 @@ def in_words(agreed: Mapping[str, Any], criterion: str) -> str:
     lines = [f"- judge and {name}: {_shown(found)}" for name, found in agreed["judge"].items()]
     lines += [f"- {pair}: {_shown(found)}" for pair, found in agreed["people"].items()]
     ratio = agreed["ratio"]
-    last = [] if ratio is None else ["", f"The judge's mean kappa is {ratio:.2f} times that between people."]
+    last = [] if ratio is None else ["", f"The judge's mean kappa is {ratio:.2f} times that between annotators."]
     return "\n".join([f"Cohen's kappa, about {_NAMES.get(criterion, criterion)}:", "", *lines, *last]) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The folder of a run, from which an interrupted run is resumed, and which protects runs from being mixed.
+"""The folder of a run. An interrupted run is resumed from it, and different runs cannot be mixed in it.
 
 ``settings.json`` describes the run and is written first. ``samples.jsonl`` gets one line for each sample of each arm.
 ``results.json`` and ``table.md`` are computed from both at the end.
@@ -21,7 +21,7 @@ SETTINGS, SAMPLES, RESULTS, TABLE = "settings.json", "samples.jsonl", "results.j
 _KINDS = {"arm": str, "id": str, "sample": str, "answer": str, "metrics": dict, "references": list, "incorrect": list}
 _COLUMNS = {*_KINDS, "question", "context", "method", "metric", "alpha"}
 _LOCK = ".lock"
-_INCREASABLE = "limit"  # a resumed run may raise it, because the earlier samples are then the first ones
+_INCREASABLE = "limit"  # a resumed run may raise it: the samples of the earlier run are then its first samples
 
 
 class RunFolder:
@@ -62,7 +62,7 @@ def open_folder(path: Path, settings: Mapping[str, Any]) -> Iterator[RunFolder]:
 
     Raises:
         ConfigError: the folder contains a run with other settings or other files, or another process is using it.
-        DataError: ``samples.jsonl`` is not as it was written.
+        DataError: ``samples.jsonl`` was changed after it was written.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def reopen_folder(path: Path) -> Iterator[tuple[RunFolder, dict[str, Any]]]:
 
     Raises:
         ConfigError: the folder contains no run, or another process is using it.
-        DataError: its files are not as they were written.
+        DataError: its files were changed after they were written.
     """
     if not (path / SETTINGS).is_file():
         raise ConfigError(f"{path} contains no run: it has no {SETTINGS}; name the --out folder of a `cocoa eval`")
@@ -178,7 +178,7 @@ def _rows(file: Path) -> dict[tuple[str, str], dict[str, Any]]:
         if not _is_row(row):
             raise DataError(f"{file}, line {number}: not a row of a run; the file was changed")
         if _key(row) in rows:
-            raise DataError(f"{file}, line {number}: {row['arm']}, sample {row['id']!r}, comes twice; it was changed")
+            raise DataError(f"{file}, line {number}: {row['arm']}, sample {row['id']!r}, occurs twice; it was changed")
         rows[_key(row)] = row
     return rows
 

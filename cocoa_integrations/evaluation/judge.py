@@ -191,7 +191,7 @@ def _ask(judge: Judge, asked: _Asked, attempts: int, timeout: float, stopped: th
 
 
 def _reply(judge: Judge, prompt: str, timeout: float, stopped: threading.Event) -> tuple[str | None, str | None]:
-    """The reply or an error message. The thread of a judge that hangs is a daemon and does not block the exit."""
+    """The reply or an error message. The judge runs in a daemon thread, which does not block the exit if it hangs."""
     answers: SimpleQueue[tuple[str | None, str | None]] = SimpleQueue()
 
     def ask() -> None:

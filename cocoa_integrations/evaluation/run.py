@@ -10,7 +10,7 @@ from json import dumps, loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cocoa_engine import CocoaConfig, Span, __version__
+from cocoa_engine import METHODS, CocoaConfig, Span, __version__
 from cocoa_engine.errors import ConfigError, DataError, PromptError
 from cocoa_integrations.evaluation.arms import Arm
 from cocoa_integrations.evaluation.files import fingerprint
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
 
 FORMAT = 1
-_BATCHES = 2  # batches stored together: more batches are filled better, but an interruption loses more
+_BATCHES = 2  # batches stored together: with more, batches are filled better, but an interruption loses more samples
 
 
 def evaluate(
@@ -66,7 +66,7 @@ def evaluate(
     Raises:
         ConfigError: the folder contains a run with other settings or samples, the task runs code without permission, or
             the file of DeCoRe's heads cannot be read.
-        DataError: the files in the folder are not as they were written.
+        DataError: the files in the folder were changed after they were written.
     """
     if task.runs_code and not run_code:
         raise ConfigError(
@@ -242,14 +242,12 @@ def _score(
         known: a cache of the span of each choice, by sample id and, for methods with their own forward passes, by
             method. New spans are added.
     """
-    from cocoa_engine.decoding.result_builder import (
-        scored_under,  # these load torch: a finished run is read without it
-    )
-    from cocoa_engine.scoring.rescoring import needs_more
+    from cocoa_engine import rescore  # loads torch, which is not needed to read a finished run
 
     for sample in samples:
         choices = sample.choices
-        family = config.method if needs_more(config) else ""  # the other methods share their forward passes
+        # the methods without forward passes of their own share one result
+        family = config.method if METHODS[config.method].needs_own_passes else ""
         if (family, sample.id) not in known:
             try:
                 known[family, sample.id] = [
@@ -260,7 +258,7 @@ def _score(
                 continue
         spans = known[family, sample.id]
         if not family:
-            spans = [scored_under(span, config) for span in spans]
+            spans = [rescore(span, config) for span in spans]
         scores = [span.score for span in spans]
         yield {
             "answer": choices[scores.index(max(scores))].strip(),

@@ -1,4 +1,4 @@
-"""Runs Python code that a model wrote in a limited process. This is no full isolation: use a disposable machine.
+"""Runs Python code that a model wrote in a limited process. This is not full isolation: use a disposable machine.
 
 The process has limited time and memory, no network, no further processes, no writable files, an empty environment and a
 temporary folder. See :mod:`cocoa_integrations.evaluation.sandbox_process` for how the limits are enforced.

@@ -1,7 +1,7 @@
 """The limited process of :mod:`cocoa_integrations.evaluation.sandbox`: a script without imports from this package.
 
-It first sets limits of the kernel: CPU time, memory, no data in files, no further processes, and on Linux a network
-namespace without a network, where the kernel allows one. The limit of processes does not apply to root, so root becomes
+It first sets kernel limits: CPU time, memory, no data in files, no further processes, and on Linux a network namespace
+without a network, where the kernel allows one. The process limit does not apply to root, so a root process changes to
 the user "nobody" if that user can read Python's library. Then it adds an audit hook, which refuses sockets, processes,
 writing to files, native code, and access to the hook itself.
 

@@ -47,9 +47,9 @@ def markdown(task: EvalTask, results: Mapping[str, Any], paper_model: str | None
     lines.append("Best in bold, second best underlined; ↑ more is better, ↓ less is better.")
     errors, empty = (sum(one[kind] for one in results["arms"]) for kind in ("errors", "empty"))
     if errors:
-        lines.append(f"Samples that could not be answered, and count as wrong: {errors} in all arms.")
+        lines.append(f"Samples that could not be answered, and count as wrong: {errors} across all arms.")
     if empty > errors:
-        lines.append(f"Empty answers: {empty - errors} in all arms.")
+        lines.append(f"Empty answers: {empty - errors} across all arms.")
     if model and compared:
         lines.append(f"The paper's results are those of {model} on the paper's samples.")
     lines += _differences(decoding, arms, model)

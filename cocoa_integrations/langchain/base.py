@@ -53,11 +53,11 @@ class CocoaModel(CallOptions, LoadOptions, BaseLanguageModel[Any]):
     """Base of :class:`CocoaLLM` and :class:`ChatCocoa`: construction, options of a call, access to the engine.
 
     Every setting of :class:`~cocoa_engine.CocoaConfig` is a field. A setting that is not given is taken from
-    ``config``, or else from the engine. So is every loading option: ``model_name``, ``tokenizer_name``, ``dtype``,
-    ``device_map`` (default: the GPUs if there are any, otherwise the CPU; ``None``: the CPU), ``trust_remote_code``,
-    ``allow_pickle``, ``model_kwargs``, ``tokenizer_kwargs``, ``runtime`` (a :class:`~cocoa_engine.Runtime` or its
-    fields as a dict) and ``calibrator``. ``model`` is a synonym of ``model_name``, and ``max_tokens`` of
-    ``max_new_tokens``.
+    ``config``, or else from the engine. Every loading option is a field too: ``model_name``, ``tokenizer_name``,
+    ``dtype``, ``device_map`` (default: the GPUs if there are any, otherwise the CPU; ``None``: the CPU),
+    ``trust_remote_code``, ``allow_pickle``, ``model_kwargs``, ``tokenizer_kwargs``, ``runtime`` (a
+    :class:`~cocoa_engine.Runtime` or its fields as a dict) and ``calibrator``. ``model`` is a synonym of
+    ``model_name``, and ``max_tokens`` of ``max_new_tokens``.
 
     Raises:
         ConfigError: an option is unknown, out of range, or contradicts another.
@@ -71,14 +71,14 @@ class CocoaModel(CallOptions, LoadOptions, BaseLanguageModel[Any]):
     """Access token of the Hugging Face Hub, for gated models. It is used only when something has to be downloaded."""
 
     max_retries: int = Field(default=2, ge=0)
-    """How often a call is retried after it ran out of GPU memory, which other work may have used for a moment. Other
+    """How often a call is retried after it ran out of GPU memory, which other work may have used temporarily. Other
     errors are not retried: decoding the same prompt again gives the same answer."""
 
     streaming: bool | None = None
     """``True``: ``invoke`` also passes each span to the callbacks as soon as it is decided. ``False``: ``stream`` of a
     chat model yields the answer in one piece."""
 
-    if TYPE_CHECKING:  # further names that the constructor takes
+    if TYPE_CHECKING:  # further arguments of the constructor
         model: str | os.PathLike[str] | None = None
         max_tokens: int | None = None
         config: CocoaConfig | None = None
@@ -146,7 +146,7 @@ class CocoaModel(CallOptions, LoadOptions, BaseLanguageModel[Any]):
 
     @property
     def _engine_or_lazy(self) -> CocoaEngine | LazyEngine:
-        """The engine, or the one that will be loaded. Loads nothing."""
+        """The engine, or the :class:`LazyEngine` that will load it. Does not load the model."""
         return self.engine if self.engine is not None else self._lazy_engine
 
     @property
@@ -241,7 +241,7 @@ class CocoaModel(CallOptions, LoadOptions, BaseLanguageModel[Any]):
 
     @abstractmethod
     def _chunks(self, prompt: Any) -> Generator[Any, None, None]:
-        """The chunks of an answer. Callbacks are the caller's task."""
+        """The chunks of an answer. The caller runs the callbacks."""
 
     def _stream(
         self,
@@ -283,7 +283,7 @@ class CocoaModel(CallOptions, LoadOptions, BaseLanguageModel[Any]):
 
     @contextmanager
     def _cancellable(self, stop: list[str] | None, options: Mapping[str, Any]) -> Iterator[tuple[Self, dict[str, Any]]]:
-        """Like :meth:`_for_call`, as a context manager that cancels the work of the model when it is left."""
+        """Like :meth:`_for_call`, as a context manager that cancels the work of the model on exit."""
         model, framework = self._for_call(stop, options)
         model, cancellation = model.model_copy(), Cancellation()
         model._cancellation = cancellation
@@ -293,6 +293,7 @@ class CocoaModel(CallOptions, LoadOptions, BaseLanguageModel[Any]):
             cancellation.cancel()
 
     def _retrying(self, work: Callable[[], Result]) -> Result:
+        """Call ``work``, again up to ``max_retries`` times if it runs out of GPU memory."""
         for attempt in range(self.max_retries):
             try:
                 return work()

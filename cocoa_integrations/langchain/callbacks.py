@@ -56,7 +56,7 @@ class RiskCallbackHandler(BaseCallbackHandler):
         self._keep(run_id, [report for answer in answers if (report := find_risk(answer)) is not None])
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Store a partial report. Leaving a stream early also ends here, with a ``GeneratorExit``."""
+        """Store a partial report. LangChain also calls this if a stream is left early, with a ``GeneratorExit``."""
         spans = self._live.get(run_id)
         self._keep(run_id, [_partial_report(spans)] if spans else [])
 

@@ -75,7 +75,7 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
     """The tools and the response format of the call that this copy was made for."""
 
     _initial_request: ToolRequest | None = PrivateAttr(default=None)
-    """The same with ``initial_tool_choice`` applied, or ``None`` where that has no effect."""
+    """The same with ``initial_tool_choice`` applied; ``None`` if that option has no effect on the call."""
 
     @property
     def _llm_type(self) -> str:
@@ -148,7 +148,7 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """This model with answers that are objects. Their JSON schema is enforced token by token.
+        """This model with structured output: its answers are objects, whose JSON schema is enforced token by token.
 
         Args:
             schema: a pydantic class, a TypedDict or a JSON schema. Objects have no properties besides the declared
@@ -313,7 +313,7 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         )
 
     def _prepare(self, messages: Sequence[BaseMessage]) -> tuple[Plan, list[dict[str, Any]], dict[str, Any]]:
-        """The plan of a call, and the messages and options for the ``chat`` method of the engine."""
+        """The plan of a call, and the messages and the options for ``chat`` or ``stream_chat`` of the engine."""
         chat = to_chat(messages)
         request = self._tool_request if tool_has_answered(messages) else self._initial_request or self._tool_request
         plan = Plan(request, self.load())

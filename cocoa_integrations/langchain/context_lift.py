@@ -9,8 +9,8 @@ from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
+from cocoa_engine import context_lift_of_text
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.scoring.context_lift import context_lift_of_text
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, add_context_lift
 from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.langchain.base import in_worker_of, with_call_options
@@ -40,7 +40,7 @@ def context_lift(
 
     Raises:
         ConfigError: the message carries no spans, or ``chat`` is not a ChatCocoa.
-        PromptError: a prompt does not fit the context window with the answer.
+        PromptError: a prompt and the answer together do not fit the context window.
     """
     if not isinstance(chat, ChatCocoa):
         raise ConfigError(f"context lift is measured with a ChatCocoa, not a {type(chat).__name__}.")

@@ -40,8 +40,8 @@ def risk_gate(
 
     **Streams.** Whether an answer is too risky is only known after its last span. With ``raise`` and ``abstain`` the
     answer is therefore passed on as one chunk at the end, and a fallback can still start from the beginning. With
-    ``mark``, messages are streamed, each span marked or not as it arrives; the part from a possible tool call on is
-    passed on at the end. Dicts of text and risk are passed on at the end.
+    ``mark``, messages are streamed, and each risky span is marked as it arrives; the text from a possible tool call
+    onwards is passed on at the end. Dicts of text and risk are passed on at the end.
 
     Args:
         threshold: the value from which a span is too risky. With a calibrator, the risk is a probability. Without one
@@ -186,7 +186,7 @@ class _Stream:
             marks = self._gate.on_risk == "mark" and isinstance(self._buffered, BaseMessage)
             yield self._marked(self._buffered) if marks else self._gate.passed(self._buffered)
         if self._last is not None and not self._reported:
-            get_risk(self._last)  # raises the error that says what is missing
+            get_risk(self._last)  # raises an error that explains what is missing
 
     def _marked(self, chunk: BaseMessage) -> BaseMessage:
         self._last, report = chunk, find_risk(chunk)
@@ -200,7 +200,7 @@ class _Stream:
 
 
 def _text_is_that_of_spans(chunk: Any) -> bool:
-    """Whether the text of a chunk is that of its spans. It is not where a tool call may begin: the text is delayed."""
+    """Whether the text of a chunk is that of its spans. Where a tool call may begin it is not: the text is delayed."""
     return isinstance(chunk, BaseMessage) and chunk.text == "".join(span["text"] for span in get_spans(chunk))
 
 

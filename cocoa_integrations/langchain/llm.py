@@ -36,7 +36,7 @@ class CocoaLLM(CocoaModel, BaseLLM):
     """
 
     batch_size: int | None = Field(default=None, ge=1)
-    """How many prompts of a call are decoded together at most. ``None``: ``Runtime.max_batch_size``."""
+    """Maximum number of prompts of a call that are decoded together. ``None``: ``Runtime.max_batch_size``."""
 
     _ls_model_type = "llm"
 
@@ -107,7 +107,7 @@ class CocoaLLM(CocoaModel, BaseLLM):
         model, framework = self._for_call(stop, kwargs)
         if model._streams(prompts, framework):
             return model._result([_sum(model._stream(prompts[0], run_manager=run_manager))])
-        # A batch has one run manager. Its events could not say which answer they belong to, so none are sent.
+        # A batch has one run manager, whose events do not identify the answer they belong to, so none are sent.
         for prompt in prompts:
             _require_text(prompt)
         engine, options = model.load(), model._decode_options()

@@ -145,7 +145,7 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
                 yield self._without_streaming(request.override(model_settings=settings))
 
     def _without_streaming(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        """The request with streaming to the reader disabled, unless every answer is kept as it is."""
+        """The request with a model that does not stream to the user, unless every answer is kept as it is."""
         if self.gate is None and not self.retries:
             return request
         model = request.model

@@ -19,14 +19,14 @@ TOOLS = frozenset({"tools", "tool_choice", "functions", "function_call", "respon
 """Keyword arguments of a call that ask for tools or structured output."""
 
 TOOL_DETAILS = frozenset({"strict", "parallel_tool_calls"})
-"""Keyword arguments that say how tools are called. They have no effect without tools."""
+"""Keyword arguments that control how tools are called. They have no effect without tools."""
 
 INSTEAD = {
     "model_id": "give model",
     "pipeline_kwargs": "give the decode settings themselves, e.g. max_new_tokens=64",
     "pipeline": "give engine=CocoaEngine(pipeline.model, pipeline.tokenizer), or model and its loading options",
 }
-"""Options of LangChain's other local models, and what to give here instead."""
+"""Options of LangChain's other local models, and what to pass instead."""
 
 
 class CallOptions(DecodeSettings):
@@ -51,7 +51,7 @@ class CallOptions(DecodeSettings):
     @field_validator("logits_processor", "stopping_criteria", mode="before")
     @classmethod
     def _as_tuple(cls, given: Any) -> tuple[Any, ...]:
-        # a list of transformers is itself callable, so lists are checked first
+        # transformers' LogitsProcessorList is itself callable, so lists are checked first
         return tuple(given) if isinstance(given, Sequence) else (given,)
 
 
@@ -60,7 +60,7 @@ PER_CALL = frozenset(CallOptions.model_fields)
 
 
 def without_unset(kind: type[CallOptions], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options without those that are ``None``, where ``None`` is not a value of the option."""
+    """The options without those that are ``None``. They are kept if ``None`` is a valid value of the option."""
     fields = kind.model_fields
     return {
         name: value
@@ -76,7 +76,7 @@ def default_of(field: FieldInfo) -> Any:
 
 
 def resolve_model_name(options: dict[str, Any]) -> None:
-    """Replace ``model`` by ``model_name``, of which it is a synonym.
+    """Rename the option ``model`` to its synonym ``model_name``, in place.
 
     Raises:
         ConfigError: both are given and differ, or the name is neither a string nor a path.

@@ -81,4 +81,4 @@ class _Chunks:
 
     def end(self) -> None:
         if not self._reported and self._last is not None:
-            get_risk(self._last)  # raises the error that says what is missing
+            get_risk(self._last)  # raises an error that explains what is missing

@@ -26,7 +26,7 @@ def get_risk(answer: Answer) -> dict[str, Any]:
         answer: see :data:`Answer`.
 
     Raises:
-        ConfigError: the answer has no report, because it is plain text, is of another model, or was interrupted.
+        ConfigError: the answer has no report, because it is plain text, is from another model, or was interrupted.
     """
     report = find_risk(answer)
     if report is not None:

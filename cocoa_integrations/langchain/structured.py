@@ -87,7 +87,7 @@ class WholeJsonParser(BaseCumulativeTransformOutputParser[Any]):
     """The pydantic class of the result, or ``None`` for plain JSON values."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        """The value of an answer. Of a partial answer, the value so far or ``None``.
+        """The value of an answer. For a partial answer, the value so far, or ``None``.
 
         Raises:
             OutputParserException: a complete answer is not JSON, or does not validate.

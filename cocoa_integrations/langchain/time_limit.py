@@ -17,7 +17,7 @@ class TimeLimit(StoppingCriteria):
     If it stopped the answer instead, a truncated answer would look like a complete one, and no fallback would run.
 
     Args:
-        seconds: the time limit, from now.
+        seconds: the time limit, from the construction of this object.
     """
 
     def __init__(self, seconds: float) -> None:

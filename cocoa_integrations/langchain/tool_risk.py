@@ -65,7 +65,7 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
     def wrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
     ) -> ToolMessage | Command[Any]:
-        """Run the tool, or return a refusal."""
+        """Run the tool, or return an error message if an argument is too risky."""
         return self._refusal(request) or handler(request)
 
     async def awrap_tool_call(

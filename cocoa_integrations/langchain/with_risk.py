@@ -18,7 +18,7 @@ from cocoa_integrations.langchain.runnables import get_risk
 
 
 class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
-    """The result of :meth:`CocoaLLM.with_risk`, where it is described.
+    """The runnable that :meth:`CocoaLLM.with_risk` returns; it is described there.
 
     Args:
         llm: the model that answers.

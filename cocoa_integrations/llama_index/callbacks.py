@@ -76,12 +76,12 @@ class RiskCollector:
 
 
 class Observers:
-    """The receivers of the events and reports of one answer. Make it inside the call.
+    """The receivers of the events and reports of one answer. Create it inside the call.
 
-    Everything is read from the context here, because a stream may be read in another context.
+    The constructor reads the context variables, because a stream may be read in another context.
 
     Args:
-        start: repeats the request.
+        start: the function that repeats the request.
     """
 
     def __init__(self, start: Start | None = None) -> None:

@@ -26,7 +26,7 @@ class RiskStreamingChatResponse(StreamingAgentChatResponse):
 
     @classmethod
     def of(cls, response: StreamingAgentChatResponse, answers: Answers) -> RiskStreamingChatResponse:
-        """The same response as this class. The two share their state, because the engine already writes to it."""
+        """The response as this class. Both objects share their state, because the engine already writes to it."""
         same = object.__new__(cls)
         same.__dict__ = response.__dict__
         same.metadata = {RISK_KEY: None, REPORTS_KEY: answers.reports}

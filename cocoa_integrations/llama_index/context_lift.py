@@ -22,8 +22,11 @@ class WithoutNodes:
     """Removes the texts of nodes from the texts of a prompt.
 
     It works on the prompt that was sent, and is independent of templates and synthesizers. The text of each node is
-    removed once, at its first occurrence, so a question or an earlier turn that quotes it is kept. Of a node that a
-    synthesizer has split, the runs of words in the prompt are removed.
+    removed once, at its first occurrence, so a question or an earlier turn that quotes it is kept. If a synthesizer has
+    split a node, the runs of its words that the prompt contains are removed.
+
+    Args:
+        nodes: the retrieved nodes.
 
     Attributes:
         found: whether any text has been removed.
@@ -60,7 +63,7 @@ def lift_of(generation: Generation, start: Start | None, nodes: Sequence[NodeWit
 
     Args:
         generation: the answer.
-        start: repeats the request.
+        start: the function that repeats the request.
         nodes: the retrieved nodes.
     """
     if start is None:

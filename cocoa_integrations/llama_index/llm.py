@@ -355,7 +355,7 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
         return start
 
     def _conversation(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> tuple[ChatReader, Start]:
-        """What parses the answer, and what starts it."""
+        """The object that parses the answer, and the function that starts it."""
         request, rest = split_tools(options)
         reader = ChatReader(request, self._engine)
 

@@ -49,7 +49,7 @@ def edited(messages: Sequence[ChatMessage], edit: Callable[[str], str]) -> list[
 
 
 def to_entries(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Convert messages. Other ``additional_kwargs`` than those of tool results never reach the prompt.
+    """Convert messages. Only the ``additional_kwargs`` of tool results reach the prompt.
 
     Returns:
         ``{"role": ..., "content": ...}`` per message, with ``"tool_calls"`` (OpenAI's format, the arguments a dict) for

@@ -56,7 +56,7 @@ _INSTEAD = {
 }
 _SAMPLING = ("do_sample", "stop_strings", "pad_token_id")
 BESIDE_SETTINGS = (*_PROCESSORS, *_CRITERIA)
-"""The options that are not a synonym of a decode setting."""
+"""The options that become logits processors and stopping criteria rather than decode settings."""
 SUPPORTED = (*BESIDE_SETTINGS, *_SAMPLING)
 """The supported options besides the decode settings."""
 
@@ -79,8 +79,8 @@ class DecodeOptions:
         """A copy with some options replaced.
 
         ``do_sample`` has the meaning of transformers: ``False`` sets ``temperature`` to 0; ``True`` without a
-        temperature sets it to 1.0. ``eos_token_id`` is added to the end tokens of the model. A transformers keyword
-        that is ``None`` counts as not given.
+        temperature sets it to 1.0. ``eos_token_id`` is added to the end tokens of the model. ``pad_token_id`` is
+        accepted and has no effect. A transformers keyword that is ``None`` counts as not given.
 
         Args:
             options: fields of :class:`CocoaConfig`, and the names in ``SUPPORTED``.

@@ -76,7 +76,7 @@ def complete_answer(generation: Generation, engine: CocoaEngine, *, streamed: bo
 
 
 class Chunks:
-    """Turns the spans of a stream, in order, into answers so far."""
+    """Converts the spans of a stream, in order, into partial answers."""
 
     def __init__(self, engine: CocoaEngine) -> None:
         self._tokens = TokenLogprobs(engine)

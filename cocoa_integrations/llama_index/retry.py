@@ -40,9 +40,9 @@ class RiskRetryQueryEngine(BaseQueryEngine):
     ``risk`` (``None`` if nothing was retrieved) and ``chosen``, which is true for the returned answer.
 
     Alpha has an effect with the methods ``cocoa`` and ``cocoa-sig``. MLDS does not depend on alpha, so the risks of the
-    attempts can be compared. Without a calibrator they are raw MLDS, whose level depends on the model: measure some
-    before you choose a threshold. The retrievers and the LLM are not changed. Each attempt works on copies, and threads
-    can share the engine.
+    attempts can be compared. Without a calibrator they are raw MLDS, whose level depends on the model: measure typical
+    values before you choose a threshold. The retrievers and the LLM are not changed. Each attempt works on copies, and
+    threads can share the engine.
 
     The engine does not stream, because it needs the complete answer before it can return it.
 
@@ -52,7 +52,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         threshold: the value from which a risk is too high.
         max_tries: maximum number of attempts.
         alphas: alpha of each further attempt; the last value is used for all remaining ones. Default: doubled each
-        time.
+            time.
         top_k_growth: the factor by which ``similarity_top_k`` of the retriever grows with each further attempt.
             Default: 2, or 1 with a second retriever.
         second_retriever: its nodes are added to those of ``retriever`` from the second attempt on.
@@ -223,7 +223,10 @@ def top_k_of(retriever: BaseRetriever) -> int | None:
 
 
 def with_top_k(retriever: BaseRetriever, factor: float) -> BaseRetriever:
-    """A copy of a retriever that retrieves ``factor`` times as many nodes."""
+    """A copy of a retriever that retrieves ``factor`` times as many nodes, or all nodes of a smaller BM25 corpus.
+
+    Returns the retriever itself if ``factor`` is 1 or it has no ``similarity_top_k``.
+    """
     top_k = top_k_of(retriever)
     if factor == 1 or top_k is None:
         return retriever

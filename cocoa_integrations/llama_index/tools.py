@@ -42,7 +42,7 @@ class ChatReader:
     def __init__(self, request: ToolRequest, engine: CocoaEngine) -> None:
         self.plan = Plan(request, engine)
         self._ids: list[str] = []
-        self._content = ""  # of the partial answer before
+        self._content = ""  # of the previous partial answer
 
     def response(self, answer: Answer) -> ChatResponse:
         """The response for a complete or a partial answer.

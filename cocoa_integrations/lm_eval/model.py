@@ -38,7 +38,7 @@ class CocoaLM(TemplateLM):
     """A :class:`~cocoa_engine.CocoaEngine` under lm-evaluation-harness.
 
     ``generate_until`` decodes with the configured method. ``loglikelihood`` and ``loglikelihood_rolling`` return the
-    plain log-probabilities of the model, whatever the method, so that the harness's own tasks give the same results as
+    plain log-probabilities of the model for every method, so that the harness's own tasks give the same results as
     with its ``hf`` model. :meth:`span_score` returns the score of the method; the multiple-choice tasks of this package
     request it.
 
@@ -46,7 +46,7 @@ class CocoaLM(TemplateLM):
         pretrained: a local folder or a Hub id. Without one, or if it is empty, the embedded model is loaded.
         engine: the engine to use, instead of the options that load one.
         tokenizer: Hub id or local folder of the tokenizer, if it is not the model's.
-        device: as in the harness, such as ``cuda:0``. Falls back to the CPU if there is no such GPU.
+        device: as in the harness, such as ``cuda:0``. Falls back to the CPU if CUDA is not available.
         threads: CPU threads of torch.
         batch_size: maximum number of sequences per forward pass. ``auto``: the default of the engine.
         max_length: maximum number of tokens of context and answer together. Default: the context window of the model.
@@ -109,7 +109,7 @@ class CocoaLM(TemplateLM):
             engine = CocoaEngine.from_pretrained(**loading_arguments(declared))
         elif runtime.keys() - {"max_batch_size"} or rest or pretrained or tokenizer or changed_options(loading):
             raise ConfigError("engine= is given, so options of loading or running would have no effect; leave them out")
-        self.engine = engine.without_calibrator()  # the harness has no use for a risk
+        self.engine = engine.without_calibrator()  # the harness does not read risks
         self.config = engine.config.replace(**_as_settings(settings))
         self.tokenizer = engine.tokenizer
         self._batch_size = runtime.get("max_batch_size", engine.runtime.max_batch_size)

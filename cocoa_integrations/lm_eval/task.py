@@ -1,4 +1,4 @@
-"""The tasks for lm-evaluation-harness: a YAML file each in ``tasks/``, all of the class defined here.
+"""The tasks for lm-evaluation-harness. Each has a YAML file in ``tasks/`` that refers to the class defined here.
 
 Prompts, metrics and data files are those of :mod:`cocoa_integrations.evaluation`.
 """
@@ -20,8 +20,8 @@ from cocoa_integrations.evaluation.tasks import TASKS, EvalTask, Sample
 class CocoaTask(ConfigurableTask):
     """A task of :mod:`cocoa_integrations.evaluation` as a task of the harness.
 
-    The YAML file names it by ``dataset_kwargs: {task_name: ...}``. The choices of a multiple-choice question are scored
-    by the decoding method: the task requests ``span_score``, which only the model ``cocoa`` has.
+    ``dataset_kwargs: {task_name: ...}`` in the YAML file selects the task. The choices of a multiple-choice question
+    are scored by the decoding method: the task requests ``span_score``, which only the model ``cocoa`` has.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cocoa_engine import CocoaEngine
-from cocoa_engine.decoding.grammar import json_rule
+from cocoa_engine import CocoaEngine, json_rule
 from cocoa_engine.errors import ChatTemplateError
 
 

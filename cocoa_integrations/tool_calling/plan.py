@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from cocoa_engine import CocoaEngine
-from cocoa_engine.decoding.grammar import json_rule
+from cocoa_engine import CocoaEngine, json_rule
 from cocoa_engine.errors import ChatTemplateError
 from cocoa_integrations.tool_calling.formats import HERMES, CallFormat, template_format
 from cocoa_integrations.tool_calling.prompt import as_plain_text, schema_text, tools_text, with_instructions
@@ -18,7 +17,7 @@ _known: WeakKeyDictionary[CocoaEngine, tuple[Any, CallFormat | None]] = WeakKeyD
 
 
 class Plan:
-    """Carries out a request with one engine.
+    """The prompt, the grammar and the parser for a request with one engine.
 
     If the chat template supports tools and writes calls in a known format, it describes the tools to the model.
     Otherwise the system message does (:mod:`~cocoa_integrations.tool_calling.prompt`).
@@ -105,7 +104,7 @@ class Plan:
 
 
 def closed(schema: Any) -> Any:
-    """A schema whose objects allow only the declared properties, unless it says otherwise."""
+    """A schema whose objects allow only the declared properties, unless it explicitly allows others."""
     if isinstance(schema, list):
         return [closed(each) for each in schema]
     if not isinstance(schema, Mapping):

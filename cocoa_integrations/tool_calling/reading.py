@@ -15,7 +15,11 @@ _SPACE = " \t\n\r"
 
 
 def _finite(number: str) -> float:
-    """A finite number. Others could not be written as JSON again."""
+    """The number as a float.
+
+    Raises:
+        ValueError: it is infinite or NaN, which JSON cannot represent.
+    """
     value = float(number)
     if not math.isfinite(value):
         raise ValueError(f"{number} is not a JSON number")
@@ -75,9 +79,10 @@ def read(text: str, style: CallFormat, names: Collection[str], *, several: bool 
     """Parse an answer.
 
     Text at the end of a partial answer that may be the beginning of a call is left out, so that the result only grows.
-    Text that contains only whitespace is left out beside calls.
+    Whitespace between and around calls is left out.
 
     Args:
+        text: the generated text, complete or partial.
         style: the format of the calls.
         names: the names of the tools, which distinguish a call from other JSON in formats without tags.
         several: whether more than one call is allowed. Otherwise further calls are invalid.

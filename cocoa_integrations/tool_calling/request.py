@@ -12,14 +12,14 @@ from cocoa_engine.messages import unknown
 
 @dataclass(frozen=True)
 class ToolRequest:
-    """The tools and the structured output that one call asks for. Make it with :meth:`of`.
+    """The tools and the structured output that one call asks for. Create it with :meth:`of`.
 
     Attributes:
         tools: OpenAI's ``{"type": "function", "function": {"name", "description", "parameters"}}``, in order.
         required: whether a tool must be called.
         name: the tool that must be called.
         strict: whether calls that the model decides to make are also constrained to the schema of their tool.
-        parallel: whether an answer may contain several calls. ``None``: unless a call is required.
+        parallel: whether an answer may contain several calls. ``None``: only if no call is required.
         schema: the JSON schema of an answer in text.
         described: whether the schema is part of the prompt.
     """
@@ -42,7 +42,7 @@ class ToolRequest:
         parallel_tool_calls: bool | None = None,
         response_format: Mapping[str, Any] | None = None,
     ) -> ToolRequest:
-        """Make a request from the options of a call, which have OpenAI's meanings.
+        """Create a request from the options of a call, which have OpenAI's meanings.
 
         Args:
             tools: tools in OpenAI's format.
@@ -62,7 +62,7 @@ class ToolRequest:
         choice = _choice(tool_choice, names)
         required, name = choice not in ("auto", "none"), choice if choice in names else None
         if required and not names:
-            raise ConfigError(f"tool_choice={tool_choice!r} takes tools, and none are given")
+            raise ConfigError(f"tool_choice={tool_choice!r} requires tools, but none are given")
         schema, described = _schema(response_format)
         return cls(
             tools=() if choice == "none" else checked,

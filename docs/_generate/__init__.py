@@ -1,1 +1,1 @@
-"""What the documentation site generates from the code, and the hooks of MkDocs. Not part of the site."""
+"""Generates parts of the documentation site from the code, and has the MkDocs hooks. Not part of the site."""

@@ -1,4 +1,4 @@
-"""``python -m docs._generate settings`` prints a generated part of the reference as Markdown; without a name, all."""
+"""``python -m docs._generate settings`` prints a generated part of the reference as Markdown; by default, all parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command, argument and option of ``cocoa``, from the command line itself, plugged-in commands included."""
+"""Documents every command, argument and option of ``cocoa`` from its Typer app, including commands of plugins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OPTIONS = "Options"
 
 
 def commands() -> dict[str, Any]:
-    """The commands by name, as Typer makes them."""
+    """The commands by name, as Typer's command objects."""
     group: Any = get_command(app)
     context = group.context_class(group, info_name="cocoa")
     found = {name: group.get_command(context, name) for name in group.list_commands(context)}
@@ -32,7 +32,7 @@ def parameters(command: Any) -> list[Any]:
 
 
 def command_line() -> str:
-    """A section for each command: its usage, what it does, a table for each group of options."""
+    """One Markdown section per command: its usage, its help, and a table for each group of options."""
     parts = []
     for name, command in commands().items():
         arguments = [parameter for parameter in parameters(command) if parameter.param_type_name == "argument"]
@@ -77,14 +77,14 @@ def _value(option: Any) -> str:
         return ""
     if option.metavar:
         return str(option.metavar)
-    descriptor = getattr(option, "type_descriptor", None)  # of Typer; earlier versions have click's types
+    descriptor = getattr(option, "type_descriptor", None)  # recent Typer; earlier versions have click's types
     kind = option.type if descriptor is None else descriptor.annotation
     return str(getattr(kind, "__name__", getattr(kind, "name", "text"))).upper().replace("STR", "TEXT")
 
 
 def _default(option: Any) -> str:
     help_text = option.help or ""
-    if "[default: " in _plain(help_text):  # a decode setting: its default is the setting's
+    if "[default: " in _plain(help_text):  # a decoding setting names its default in its help
         return code(_plain(help_text).rpartition("[default: ")[2].partition("]")[0])
     default = option.default
     if option.required:
@@ -102,5 +102,5 @@ def _meaning(parameter: Any) -> str:
 
 
 def _plain(help_text: str | None) -> str:
-    """A help text without the markup that Rich reads."""
+    """A help text without Rich markup."""
     return Text.from_markup(help_text or "").plain.replace("\b", "")

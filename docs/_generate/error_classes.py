@@ -1,4 +1,4 @@
-"""The exceptions of both packages, from their classes, and the public functions that say they raise them."""
+"""Documents the exceptions of both packages, and the public functions whose docstrings list them under ``Raises:``."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ PACKAGES = (
     "cocoa_integrations.transformers",
     "cocoa_integrations.evaluation",
 )
-"""The packages whose public names are searched for ``Raises:``. They are read, not imported: that would load torch."""
+"""The packages whose public names are searched for ``Raises:``. They are parsed, since an import would load torch."""
 
 _RAISES = re.compile(r"^Raises:\n((?:^ .*\n?|^\n)+)", re.MULTILINE)
 
 
 def public_errors() -> list[type[CocoaError]]:
-    """Every public exception class, as declared, the base class first."""
+    """Every public exception class in the order of declaration, the base class first."""
     classes = vars(cocoa_engine.errors).values()
     return [one for one in classes if inspect.isclass(one) and issubclass(one, CocoaError)]
 
 
 def error_classes() -> str:
-    """One section for each class."""
+    """One Markdown section for each exception class."""
     raised = _raised_by()
     parts = []
     for error in public_errors():
         name = error.__name__
         bases = ", ".join(code(base.__name__) for base in error.__bases__)
-        parts.append(f"[](){{#cocoa_engine.errors.{name}}}\n")  # what docstrings and signatures link to
+        parts.append(f"[](){{#cocoa_engine.errors.{name}}}\n")  # the anchor that docstrings and signatures link to
         parts.append(f"## {code(name)} {{#{anchor(name)}}}\n")
         parts.append(f"Bases: {bases}\n")
         parts.append(_with_attribute_list(plain_roles(inspect.getdoc(error) or "")) + "\n")
@@ -74,7 +74,10 @@ def _raised_by() -> dict[str, set[str]]:
         modules = [file.with_suffix(".py")] if file.with_suffix(".py").exists() else sorted(file.rglob("*.py"))
         trees = [ast.parse(module.read_text(encoding="utf-8")) for module in modules]
         names = {
-            name for module, tree in zip(modules, trees, strict=True) if _is_face(module, file) for name in _all(tree)
+            name
+            for module, tree in zip(modules, trees, strict=True)
+            if _is_public_module(module, file)
+            for name in _all(tree)
         }
         for tree in trees:
             for path, docstring in _docstrings(tree.body, names):
@@ -83,12 +86,12 @@ def _raised_by() -> dict[str, set[str]]:
     return raised
 
 
-def _is_face(module: Path, package: Path) -> bool:
+def _is_public_module(module: Path, package: Path) -> bool:
     return module in (package / "__init__.py", package.with_suffix(".py"))
 
 
 def _all(tree: ast.Module) -> list[str]:
-    """A module's ``__all__``, and the names it imports when they are asked for."""
+    """The names in a module's ``__all__``, and in its ``_LAZY``, which are imported on first use."""
     names: list[str] = []
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in ("__all__", "_LAZY"):

@@ -1,4 +1,4 @@
-"""What mkdocstrings shows of the code: descriptions of pydantic fields, and Sphinx roles as links."""
+"""A griffe extension for mkdocstrings: shows descriptions of pydantic fields, and turns Sphinx roles into links."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LITERAL_BLOCK = re.compile(r"::\n\n(?= {4})")
 
 
 class Docstrings(griffe.Extension):  # type: ignore[misc]  # untyped where griffe is not installed
-    """Rewrites docstrings once a package is loaded."""
+    """Rewrites all docstrings of a package when it is loaded."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Every object of the package."""
+        """Rewrite the docstrings of every object of the package."""
         self._visit(pkg)
 
     def _visit(self, parent: griffe.Object) -> None:
@@ -48,7 +48,7 @@ def _field_description(attribute: griffe.Attribute) -> str | None:
 
 
 def _as_markdown(text: str, owner: griffe.Object) -> str:
-    """A docstring with links for roles and Markdown's own literal blocks."""
+    """A docstring as Markdown: roles become links, and literal blocks become indented code blocks."""
     text = _LITERAL_BLOCK.sub(":\n\n", _EXAMPLE.sub("Examples:", text))
     return _ROLE.sub(lambda role: _link(role[2], owner, short=bool(role[1])), text)
 

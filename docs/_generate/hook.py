@@ -1,7 +1,7 @@
-"""Hooks of MkDocs: generated parts, pages that stand in the root, links out of ``docs/``, and nothing fetched.
+"""MkDocs hooks: generated parts, pages from the repository root, links out of ``docs/``, and a check for remote files.
 
-The site is read without a network: the build fails if a page of it would load a script, a style or a picture from
-another host.
+The site must work without a network: the build fails if a page would load a script, a style or a picture from another
+host.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))  # what is described is this checkout, whatever is installed
+sys.path.insert(0, str(ROOT))  # document this checkout, not an installed version
 
-from docs._generate.links import ROOT_PAGES, linked_files, moved, site_path  # noqa: E402
+from docs._generate.links import ROOT_PAGES, linked_files, rewrite_links, site_path  # noqa: E402
 from docs._generate.parts import fill  # noqa: E402
 
 _NOT_RUN = re.compile(r"^( *)<!-- not run: (.+?) -->$", re.MULTILINE)
@@ -28,7 +28,7 @@ _FETCHED = re.compile(
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the root's pages and copies of the files that pages link to."""
+    """Add the pages from the repository root, and copies of the files that pages link to."""
     for name, path in ROOT_PAGES.items():
         if (ROOT / name).exists():
             files.append(File.generated(config, path, content=(ROOT / name).read_text(encoding="utf-8")))
@@ -43,19 +43,23 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Fills in the generated parts, mends links, and shows why a block of code is not run by the tests."""
+    """Fill in the generated parts, rewrite links, and show why a code block is not run by the tests."""
     markdown = _NOT_RUN.sub(r"\1*Not run by the tests: \2.*{.not-run}\n", markdown)
-    return fill(moved(markdown, _source(page.file), page.file.src_uri))
+    return fill(rewrite_links(markdown, _source(page.file), page.file.src_uri))
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Looks into every page for what would be fetched."""
+    """Check every page for files that a browser would fetch from another host.
+
+    Raises:
+        PluginError: a page has such a file.
+    """
     for file in Path(config.site_dir).rglob("*.html"):
         if fetched := _FETCHED.search(file.read_text(encoding="utf-8")):
             raise PluginError(f"{file} would fetch from another host: {fetched[0]}")
 
 
 def _source(file: File) -> Path:
-    """The file that a page is written in."""
+    """The source file of a page."""
     names = {path: name for name, path in ROOT_PAGES.items()}
     return ROOT / names[file.src_uri] if file.src_uri in names else ROOT / "docs" / file.src_uri

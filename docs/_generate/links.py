@@ -1,4 +1,4 @@
-"""Links from a page to files outside ``docs/``: in a clone they work as they are, the site has a copy of the file."""
+"""Links from a page to files outside ``docs/``. In a clone they work as they are; the site gets a copy of the file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 ROOT_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
-"""Files of the root that are pages of the site, and where."""
+"""Files of the repository root that are pages of the site, and their paths there."""
 
 _LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\()([^()\s]+)(\))")
 _FENCE = re.compile(r"^( *)(```+|~~~+).*?^\1\2 *$", re.DOTALL | re.MULTILINE)
@@ -19,7 +19,7 @@ _HTML_SOURCE = re.compile(r"(?:src|href)=\"([^\"]+)\"")
 
 
 def links(page: str) -> list[str]:
-    """The targets of a page's links and pictures, code blocks left out."""
+    """The targets of a page's links and pictures, without those in code blocks."""
     text = _FENCE.sub("", page)
     return [match[1] for match in _LINK.findall(text)] + _HTML_SOURCE.findall(text)
 
@@ -35,7 +35,7 @@ def target(link: str, source: Path) -> Path:
 
 
 def linked_files(page: str, source: Path) -> Iterator[Path]:
-    """The files outside ``docs/`` that a page links to and that are no pages of the site themselves."""
+    """The files outside ``docs/`` that a page links to and that have a path on the site."""
     for link in filter(is_local, links(page)):
         file = target(link, source)
         if file.is_file() and not file.is_relative_to(DOCS) and site_path(file) is not None:
@@ -43,7 +43,7 @@ def linked_files(page: str, source: Path) -> Iterator[Path]:
 
 
 def site_path(file: Path) -> str | None:
-    """Where a file of the repository is on the site, from the site's root; None if it is not on it."""
+    """The path of a repository file relative to the site's root; ``None`` if it is not on the site."""
     if file.is_relative_to(DOCS):
         return file.relative_to(DOCS).as_posix()
     if not file.is_relative_to(ROOT) or not file.is_file():
@@ -54,12 +54,12 @@ def site_path(file: Path) -> str | None:
     return ROOT_PAGES.get(name, f"files/{name}" + (".txt" if file.suffix in {".py", ".md", ""} else ""))
 
 
-def moved(page: str, source: Path, page_path: str) -> str:
-    """A page with its local links rewritten for the site; a link to what is not on it becomes its text.
+def rewrite_links(page: str, source: Path, page_path: str) -> str:
+    """A page with its local links rewritten for the site. A link to a file that is not on the site becomes its text.
 
     Args:
         page: the Markdown.
-        source: the file it stands in.
+        source: the file that the Markdown is from.
         page_path: where the page is on the site, such as ``reference/cli.md``.
     """
 

@@ -1,4 +1,4 @@
-"""Markdown from plain text and types."""
+"""Helpers that write plain text and types as Markdown."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def _escaped(text: str) -> str:
 
 
 def anchor(*words: str) -> str:
-    """An id for a heading or a cell."""
+    """An HTML id made of the words, for a heading or a cell."""
     return re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()).strip("-")
 
 
 def type_name(kind: Any) -> str:
-    """A type as code, the way it is written in an annotation."""
+    """A type as it is written in an annotation."""
     if kind is None or kind is type(None):
         return "None"
     if kind is ...:
@@ -70,7 +70,7 @@ def type_name(kind: Any) -> str:
 
 
 def typed_dicts(kind: Any) -> list[Any]:
-    """The typed dictionaries that a type mentions."""
+    """The typed dictionaries that occur in a type."""
     if is_typeddict(kind):
         return [kind]
     return [found for argument in get_args(kind) for found in typed_dicts(argument)]

@@ -1,4 +1,4 @@
-"""The metadata that adapters attach to answers, from the typed dictionaries that declare it."""
+"""Documents the metadata that adapters attach to answers, from the typed dictionaries that declare it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from docs._generate.markdown import anchor, code, plain_roles, prose, table, typ
 
 
 def metadata_keys() -> str:
-    """A table of the keys, then one of the fields of each type."""
+    """A table of the metadata keys, then a section with the fields of each type."""
     rows = [[code(key), _linked(kind)] for key, kind in METADATA.items()]
     parts = [table(["Key", "Type"], rows)]
     parts += [
@@ -27,7 +27,7 @@ def metadata_keys() -> str:
 
 
 def entry_types() -> list[Any]:
-    """Every typed dictionary that a metadata key holds, directly or inside another."""
+    """Every typed dictionary that a metadata key contains, directly or nested."""
     found: list[Any] = []
     waiting = [kind for value in METADATA.values() for kind in typed_dicts(value)]
     while waiting:
@@ -49,7 +49,7 @@ def _fields(kind: Any) -> str:
 
 
 def _linked(kind: Any) -> str:
-    """The type; if it mentions a typed dictionary, with a link to that one's table."""
+    """A type as inline code; if it contains a typed dictionary, with a link to the table of the first one."""
     named = code(type_name(kind))
     inner = typed_dicts(kind)
     return (

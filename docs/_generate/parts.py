@@ -1,6 +1,6 @@
-"""The generated parts of the reference, and the place where a page asks for one.
+"""The generated parts of the reference, by name, and their insertion into pages.
 
-A page holds a block like this; the site shows the generated Markdown in its place, a plain view of the file the note::
+A page contains a block like this. The site shows the generated Markdown instead of the note::
 
     <!-- generated: settings -->
     Note for readers of the plain file.

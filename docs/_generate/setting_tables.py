@@ -1,4 +1,4 @@
-"""The settings of a decode and of a runtime, from the fields of their pydantic models."""
+"""Tables of the decoding and runtime settings, from the fields of their pydantic models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark suite's report: from JSON to tables and plots. No test asserts a time."""
+"""The report of the benchmark suite, from JSON to tables and plots. No test asserts a time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,20 @@ from rich.progress import Progress
 
 from benchmarks import candidates, prompt_length
 from benchmarks.bars import BARS, check
-from benchmarks.decoding import looks_like
-from benchmarks.measure import BASE, COCOA_SIG, GREEDY, LEAN, MODULES, NO_DRAFTS, Bench, child, parts, record, write
+from benchmarks.decoding import decoding_statistics
+from benchmarks.measure import (
+    BASE,
+    COCOA_SIG,
+    GREEDY,
+    LEAN,
+    MODULES,
+    NO_DRAFTS,
+    Bench,
+    child,
+    record,
+    rounds_of_parts,
+    write,
+)
 from benchmarks.peak import peak_bytes
 from benchmarks.plots import draw_all
 from benchmarks.prompt_length import steps
@@ -37,12 +49,12 @@ PLOTS = ("single_stream", "prompt_length", "batch", "candidates")
 DOCUMENTS = (PERFORMANCE, README)
 
 
-def race(seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """The record of a race with made-up times; the first way is the base."""
+def comparison(seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """The record of a comparison with made-up times; the first competitor is the base."""
     base = next(iter(seconds))
     return {
         "base": base,
-        "ways": {
+        "competitors": {
             name: {
                 "ratio": ratio(values, seconds[base])._asdict(),
                 "seconds": list(values),
@@ -64,9 +76,9 @@ THREE = {BASE: [0.050, 0.060], GREEDY: [0.030, 0.036], COCOA_SIG: [0.031, 0.037]
 def records() -> dict[str, Any]:
     """A made-up record of every measurement."""
     spread = Spread(1.01, 1.0, 1.02)._asdict()
-    figures: dict[str, dict[str, Any]] = {
+    measured: dict[str, dict[str, Any]] = {
         "single_stream": {
-            "rivals": race(
+            "comparison": comparison(
                 {
                     BASE: [0.050, 0.060],
                     f"{GREEDY}, {MODULES}": [0.040, 0.048],
@@ -79,7 +91,7 @@ def records() -> dict[str, Any]:
                     f"{COCOA_SIG}, {LEAN}, {NO_DRAFTS}": [0.030, 0.037],
                 }
             ),
-            "further": race({BASE: [0.05], "HF generate, 5 beams": [0.12]}),
+            "further": comparison({BASE: [0.05], "HF generate, 5 beams": [0.12]}),
             "decoding": {
                 "prompts": 8,
                 "tokens": 500,
@@ -94,12 +106,12 @@ def records() -> dict[str, Any]:
                 "tokens_apart_from_greedy": 0.4,
             },
         },
-        "context": {"draft_tokens": 4, "rivals": race(THREE)},
+        "context": {"draft_tokens": 4, "comparison": comparison(THREE)},
         "prompt_length": {
             "lengths": {
                 size: {
-                    **race(THREE),
-                    "cocoa_sig_to_our_greedy": {"per_step": spread, "steps_per_token": {COCOA_SIG: 1.01}},
+                    **comparison(THREE),
+                    "cocoa_sig_to_greedy": {"per_step": spread, "steps_per_token": {COCOA_SIG: 1.01}},
                 }
                 for size in ("128", "4096")
             },
@@ -115,14 +127,14 @@ def records() -> dict[str, Any]:
                 },
             },
         },
-        "tips": {
+        "leaves": {
             "lengths": {
-                size: {"seconds": {"1": [0.01], "2": [0.0102]}, "to_one_tip": {"1": spread, "2": spread}}
+                size: {"seconds": {"1": [0.01], "2": [0.0102]}, "to_one_leaf": {"1": spread, "2": spread}}
                 for size in ("128", "4096")
             }
         },
-        "batch": {"sizes": {size: race(THREE) for size in ("1", "4", "8")}},
-        "candidates": {"candidates": race({"1": [0.030, 0.031], "8": [0.033, 0.034]})},
+        "batch": {"sizes": {size: comparison(THREE) for size in ("1", "4", "8")}},
+        "candidates": {"candidates": comparison({"1": [0.030, 0.031], "8": [0.033, 0.034]})},
         "capture": {
             "forwards": {
                 name: {"seconds": {"with capture": [0.03], "without": [0.03]}, "with_to_without": spread}
@@ -130,7 +142,7 @@ def records() -> dict[str, Any]:
             }
         },
         "precision": {
-            "race": race({"float32": [0.030, 0.031], "bfloat16": [0.020, 0.021], "int8": [0.060, 0.062]}),
+            "comparison": comparison({"float32": [0.030, 0.031], "bfloat16": [0.020, 0.021], "int8": [0.060, 0.062]}),
             "change": {
                 name: {
                     "texts_alike": alike,
@@ -169,8 +181,8 @@ def records() -> dict[str, Any]:
             "cocoa-integrations": "0",
         },
     }
-    assert sorted(figures) == sorted(MEASUREMENTS)
-    return {name: {**common, **own} for name, own in figures.items()}
+    assert sorted(measured) == sorted(MEASUREMENTS)
+    return {name: {**common, **own} for name, own in measured.items()}
 
 
 def folder(path: Path, records: Mapping[str, Any]) -> Path:
@@ -185,10 +197,10 @@ def test_every_table_is_written(name: str, records: dict[str, Any]) -> None:
     assert tables != NOT_MEASURED
     for table in tables.split("\n\n"):
         widths = {line.count("|") for line in table.splitlines() if line.startswith("|")}
-        assert len(widths) <= 1  # every row has all cells
+        assert len(widths) <= 1  # all rows have the same number of cells
 
 
-def test_tables_show_the_figures(records: dict[str, Any]) -> None:
+def test_tables_show_the_values(records: dict[str, Any]) -> None:
     assert f"| {COCOA_SIG}, {MODULES} | 45.0 | 0.82 | 1.02 | 2.50 |" in written("single_stream", records)
     assert "| 4,096 | 55.0 | 33.0 | 34.0 |" in written("prompt_length", records)
     assert "| CoCoA-SIG | 0.61 (0.60 – 0.62) |" in written("readme", records)
@@ -205,8 +217,8 @@ def test_bars_are_checked(records: dict[str, Any]) -> None:
     assert list(checked) == [bar.what for bar in BARS]
     assert {what for what, each in checked.items() if not each.met} == {
         "CoCoA-SIG / HF `generate` greedy, through HF's modules",  # 0.82 > 0.80
-        "our greedy / HF `generate` greedy, through HF's modules",  # 0.80 > 0.75
-        "CoCoA-SIG / our greedy, peak memory of the process at a prompt of 4,096",  # 1.03 > 1.02
+        "CoCoA engine greedy / HF `generate` greedy, through HF's modules",  # 0.80 > 0.75
+        "CoCoA-SIG / CoCoA engine greedy, peak memory of the process at a prompt of 4,096",  # 1.03 > 1.02
     }
     table = written("bars", records)
     assert table.count("**no**") == 3
@@ -214,20 +226,20 @@ def test_bars_are_checked(records: dict[str, Any]) -> None:
 
 
 def test_limits_of_the_bars() -> None:
-    """Written down again here, so that none is loosened in passing."""
+    """The limits are repeated here, so that none is relaxed by accident."""
     assert {bar.what: (bar.limit, bar.at_least) for bar in BARS} == {
         "CoCoA-SIG, forward passes per kept token, without drafts": (1.05, False),
         "CoCoA-SIG / HF `generate` greedy, through HF's modules": (0.80, False),
         "CoCoA-SIG / HF `generate` greedy, lean forward pass": (0.62, False),
-        "CoCoA-SIG / our greedy, through HF's modules, both without drafts": (1.10, False),
-        "CoCoA-SIG / our greedy, through HF's modules, both with drafts": (1.10, False),
-        "CoCoA-SIG / our greedy, lean forward pass, both without drafts": (1.10, False),
-        "CoCoA-SIG / our greedy, lean forward pass, both with drafts": (1.10, False),
-        "our greedy / HF `generate` greedy, through HF's modules": (0.75, False),
-        "our greedy / HF `generate` greedy, lean forward pass": (0.75, False),
-        "CoCoA-SIG / our greedy, time per forward pass after a prompt of 4,096": (1.10, False),
-        "CoCoA-SIG / our greedy, memory of keys and values at a prompt of 4,096": (1.02, False),
-        "CoCoA-SIG / our greedy, peak memory of the process at a prompt of 4,096": (1.02, False),
+        "CoCoA-SIG / CoCoA engine greedy, through HF's modules, both without drafts": (1.10, False),
+        "CoCoA-SIG / CoCoA engine greedy, through HF's modules, both with drafts": (1.10, False),
+        "CoCoA-SIG / CoCoA engine greedy, lean forward pass, both without drafts": (1.10, False),
+        "CoCoA-SIG / CoCoA engine greedy, lean forward pass, both with drafts": (1.10, False),
+        "CoCoA engine greedy / HF `generate` greedy, through HF's modules": (0.75, False),
+        "CoCoA engine greedy / HF `generate` greedy, lean forward pass": (0.75, False),
+        "CoCoA-SIG / CoCoA engine greedy, time per forward pass after a prompt of 4,096": (1.10, False),
+        "CoCoA-SIG / CoCoA engine greedy, memory of keys and values at a prompt of 4,096": (1.02, False),
+        "CoCoA-SIG / CoCoA engine greedy, peak memory of the process at a prompt of 4,096": (1.02, False),
         "CoCoA-SIG / HF `generate` greedy, batch of 4": (0.70, False),
         "CoCoA-SIG / HF `generate` greedy, batch of 8": (1.00, False),
         "capture of hidden states, with / without, lean forward pass": (1.02, False),
@@ -241,7 +253,7 @@ def test_limits_of_the_bars() -> None:
         assert not bar.met(Spread(worse, bar.limit, bar.limit))
 
 
-def test_what_was_not_measured_is_said(records: dict[str, Any]) -> None:
+def test_missing_measurements_are_reported(records: dict[str, Any]) -> None:
     assert written("batch", {}) == NOT_MEASURED
     assert written("machine", {}) == NOT_MEASURED
     assert written("bars", {}).count("not measured") == len(BARS)
@@ -249,8 +261,8 @@ def test_what_was_not_measured_is_said(records: dict[str, Any]) -> None:
     assert written("bars", records).count("not measured") == 1
 
 
-def test_the_peak_of_a_child_is_not_its_parents() -> None:
-    """A small process that a large one starts, and what it then takes itself."""
+def test_the_peak_of_a_child_process_excludes_its_parent() -> None:
+    """A large process starts a small one and one that allocates memory."""
     program = "import json\nfrom benchmarks.peak import peak_bytes\n{}\nprint(json.dumps(peak_bytes()))"
     small = child("-c", program.format("pass"))
     large = child("-c", program.format("held = b'x' * 100 * 2**20"))
@@ -258,7 +270,7 @@ def test_the_peak_of_a_child_is_not_its_parents() -> None:
     assert small < 100 * 2**20 < peak_bytes()  # torch alone takes more
 
 
-def test_only_what_is_between_markers_is_written(records: dict[str, Any]) -> None:
+def test_only_text_between_markers_changes(records: dict[str, Any]) -> None:
     text = "before\n<!-- measured: startup -->\nold\n<!-- end -->\nafter\n"
     new = filled(text, records)
     assert new.startswith("before\n<!-- measured: startup -->\n| step |")
@@ -266,7 +278,7 @@ def test_only_what_is_between_markers_is_written(records: dict[str, Any]) -> Non
     assert filled(new, records) == new
 
 
-def test_report_elsewhere_leaves_the_documents_alone(records: dict[str, Any], tmp_path: Path) -> None:
+def test_report_in_another_folder_does_not_change_the_documents(records: dict[str, Any], tmp_path: Path) -> None:
     before = [path.read_bytes() for path in DOCUMENTS]
     table = write_report(folder(tmp_path, records), in_place=False)
     assert len(table.splitlines()) == 2 + len(BARS)
@@ -276,7 +288,7 @@ def test_report_elsewhere_leaves_the_documents_alone(records: dict[str, Any], tm
 
 
 @pytest.mark.slow
-def test_plots_are_drawn_and_do_not_change(records: dict[str, Any], tmp_path: Path) -> None:
+def test_plots_are_reproducible(records: dict[str, Any], tmp_path: Path) -> None:
     results = folder(tmp_path / "results", records)
     for name in ("first", "second"):
         draw_all(results, tmp_path / name)
@@ -286,7 +298,7 @@ def test_plots_are_drawn_and_do_not_change(records: dict[str, Any], tmp_path: Pa
         assert first == second
 
 
-def test_documents_agree_with_the_committed_figures() -> None:
+def test_documents_agree_with_the_committed_results() -> None:
     records = read(RESULTS)
     for path in DOCUMENTS:
         text = path.read_text(encoding="utf-8")
@@ -295,7 +307,7 @@ def test_documents_agree_with_the_committed_figures() -> None:
         assert (DOCS / "performance" / f"{plot}.svg").exists() == (plot in records)
 
 
-def test_every_table_has_one_place() -> None:
+def test_every_table_occurs_once() -> None:
     names = [name for path in DOCUMENTS for _, name, _ in MARKED.findall(path.read_text(encoding="utf-8"))]
     assert sorted(names) == sorted(TABLES)
 
@@ -303,7 +315,7 @@ def test_every_table_has_one_place() -> None:
 def test_a_measurement_from_end_to_end(
     engine: CocoaEngine, records: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The candidates' one, tiny: it runs, is recorded as JSON, and is reported."""
+    """A tiny run of ``candidates`` is recorded as JSON and reported."""
     monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: engine)
     settings = Settings(threads=torch.get_num_threads(), tokens=6).quick()
     bench = Bench(settings, Progress(disable=True))
@@ -311,16 +323,16 @@ def test_a_measurement_from_end_to_end(
     write(tmp_path / "candidates.json", document)
     found = read(tmp_path)
     assert found == {"candidates": json.loads(json.dumps(document))}
-    ways = found["candidates"]["candidates"]["ways"]
-    assert list(ways) == ["1", "3"]
-    assert ways["1"]["per_kept_token"]["risk_points"] == 0
-    assert ways["3"]["per_kept_token"]["fed_tokens"] > ways["1"]["per_kept_token"]["fed_tokens"]
+    competitors = found["candidates"]["candidates"]["competitors"]
+    assert list(competitors) == ["1", "3"]
+    assert competitors["1"]["per_kept_token"]["risk_points"] == 0
+    assert competitors["3"]["per_kept_token"]["fed_tokens"] > competitors["1"]["per_kept_token"]["fed_tokens"]
     assert "| 3 |" in written("candidates", found)
 
 
-@pytest.mark.parametrize("name", ["context", "prompt_length", "tips", "batch", "capture", "scoring"])
+@pytest.mark.parametrize("name", ["context", "prompt_length", "leaves", "batch", "capture", "scoring"])
 def test_measurements_run(name: str, engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiny, but for the memory of a process of its own, and what else loads a model again."""
+    """Tiny runs of the measurements that do not load a model again, without the memory of new processes."""
     monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: engine)
     monkeypatch.setattr(prompt_length, "peaks", lambda *_: {})
     settings = replace(Settings(threads=torch.get_num_threads()).quick(), tokens=6)
@@ -331,15 +343,15 @@ def test_measurements_run(name: str, engine: CocoaEngine, tmp_path: Path, monkey
     assert (tmp_path / f"{name}.svg").exists() == (name in PLOTS)
 
 
-def test_what_decoding_looks_like(engine: CocoaEngine) -> None:
+def test_decoding_statistics(engine: CocoaEngine) -> None:
     prompt = "Once upon a time, in a village by the sea, there lived"
     greedy, cocoa_sig = (
         engine.generate(prompt, method=method, max_new_tokens=12) for method in ("greedy", "cocoa-sig")
     )
-    looks = looks_like([cocoa_sig], [greedy])
-    assert looks["tokens"] == 12
-    assert looks["risk_points_per_token"] == cocoa_sig.usage.risk_points / 12
-    same = looks_like([greedy], [greedy])
+    statistics = decoding_statistics([cocoa_sig], [greedy])
+    assert statistics["tokens"] == 12
+    assert statistics["risk_points_per_token"] == cocoa_sig.usage.risk_points / 12
+    same = decoding_statistics([greedy], [greedy])
     assert same["prompts_apart_from_greedy"] == same["tokens_apart_from_greedy"] == 0
     assert same["candidates_per_risk_point"] is None
 
@@ -352,13 +364,13 @@ def test_prompts(engine: CocoaEngine) -> None:
     long = long_context_questions(engine, 300, 8)
     assert [len(prompt) for prompt in long] == [300] * 8
     assert all(prompt[-60:] == short[-60:] for prompt, short in zip(long, context_questions(engine, 8), strict=True))
-    assert parts([[[1]], [[2]], [[3]]], 2) == [[[[1]], [[3]]], [[[2]]]]
-    assert len(parts([[[1]]], 4)) == 1
+    assert rounds_of_parts([[[1]], [[2]], [[3]]], 2) == [[[[1]], [[3]]], [[[2]]]]
+    assert len(rounds_of_parts([[[1]]], 4)) == 1
 
 
-def test_the_steps_of_an_answer_are_told_from_its_spans(engine: CocoaEngine) -> None:
+def test_the_steps_of_an_answer_follow_from_its_spans(engine: CocoaEngine) -> None:
     plain = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(draft_tokens=0, prefix_cache_mb=0))
     for prompt in context_questions(engine, 3):
         for method in ("greedy", "cocoa-sig"):
             answer = plain.generate(prompt, method=method, max_new_tokens=24)
-            assert sum(map(steps, answer.spans)) == answer.usage.forward_passes - 1  # one pass reads the prompt
+            assert sum(map(steps, answer.spans)) == answer.usage.forward_passes - 1  # one pass is the prefill

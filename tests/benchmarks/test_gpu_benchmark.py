@@ -1,4 +1,4 @@
-"""The GPU measurement, tried out on a tiny model: what it writes down, and that its script is followed."""
+"""The GPU measurement on a tiny model on the CPU: its record, and whether decoding follows the script."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict:
     return json.loads(out.read_text(encoding="utf-8"))
 
 
-def test_every_way_is_timed(record: dict) -> None:
-    assert list(record["ways"])[:2] == [gpu.HUGGING_FACE, gpu.GREEDY]
-    assert len(record["ways"]) == 2 + len(gpu.RATES)
-    for way in record["ways"].values():
-        times = way["ms_per_token"]
+def test_every_decoder_is_timed(record: dict) -> None:
+    assert list(record["decoders"])[:2] == [gpu.HUGGING_FACE, gpu.GREEDY]
+    assert len(record["decoders"]) == 2 + len(gpu.RATES)
+    for decoder in record["decoders"].values():
+        times = decoder["ms_per_token"]
         assert 0 < times["lowest"] <= times["median"] <= times["highest"]
-        assert len(way["rounds_ms"]) == 2
-    assert record["ways"][gpu.GREEDY]["ratio_to_our_greedy"]["median"] == 1
+        assert len(decoder["rounds_ms"]) == 2
+    assert record["decoders"][gpu.GREEDY]["ratio_to_greedy"]["median"] == 1
     assert list(record["step_ms"]) == [str(width) for width in gpu.WIDTHS]
     assert record["machine"]["torch"] == torch.__version__
     assert record["bandwidth_bound_ms"] == pytest.approx(record["bytes_read_per_step"] / 4.8e9)
@@ -32,18 +32,18 @@ def test_every_way_is_timed(record: dict) -> None:
 
 @pytest.mark.parametrize("rate", gpu.RATES)
 def test_the_script_is_followed(record: dict, rate: float) -> None:
-    (look,) = [way["decoding"] for name, way in record["ways"].items() if name.endswith(f" {rate}")]
-    assert look["risk_points_per_token"] == rate
-    assert look["forward_passes_per_token"] == pytest.approx(41 / 40)  # the prompt's, then one for each token
-    assert look["candidates_per_risk_point"] == pytest.approx(2.8, abs=0.2)
-    assert look["fed_per_token"] > 1 + rate / 2
+    (decoding,) = [decoder["decoding"] for name, decoder in record["decoders"].items() if name.endswith(f" {rate}")]
+    assert decoding["risk_points_per_token"] == rate
+    assert decoding["forward_passes_per_token"] == pytest.approx(41 / 40)  # the prefill, then one pass for each token
+    assert decoding["candidates_per_risk_point"] == pytest.approx(2.8, abs=0.2)
+    assert decoding["fed_per_token"] > 1 + rate / 2
 
 
 def test_targets_do_not_apply_to_a_tiny_model(record: dict) -> None:
     assert len(record["targets"]) == 2 * len(gpu.RATES)
     assert all(target["met"] is None for target in record["targets"])
-    ways = {gpu.GREEDY: {}, "x": {"ms_per_token": {"median": 4.0}, "ratio_to_our_greedy": {"median": 1.2}}}
-    assert [target["met"] for target in gpu.targets(ways, applies=True)] == [True, False]
+    decoders = {gpu.GREEDY: {}, "x": {"ms_per_token": {"median": 4.0}, "ratio_to_greedy": {"median": 1.2}}}
+    assert [target["met"] for target in gpu.targets(decoders, applies=True)] == [True, False]
 
 
 def test_weights_that_a_step_reads() -> None:

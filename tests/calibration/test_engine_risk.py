@@ -21,7 +21,7 @@ from cocoa_engine.calibration.features import (
 from cocoa_engine.datasets import LabelledSpan, LabelledText
 from cocoa_engine.decoding.span_scoring import ranking_mlds
 from cocoa_engine.results import Generation
-from cocoa_engine.scoring.candidates import Grower, risk_points
+from cocoa_engine.scoring.candidates import CandidateGrower, risk_points
 from cocoa_engine.scoring.text_profile import Profiler
 from cocoa_engine.spans import Competition
 from cocoa_engine.studies.fitting.measured import labelled_features
@@ -84,7 +84,7 @@ def test_every_way_to_a_result_carries_it(
     assert scored.calibrated
     assert scored.max_risk == calibrator.risk(scored.spans[0])
     assert scored.answer_risk == calibrator.answer_risk(scored)
-    (candidates,) = Grower(engine.session, engine.config)(engine.encode(PROMPT), [scored.token_ids])
+    (candidates,) = CandidateGrower(engine.session, engine.config)(engine.encode(PROMPT), [scored.token_ids])
     assert scored.competition == competition(risk_points(candidates))
     assert scored.competition.risk_points > 0
     alone = calibrated.score(PROMPT, "Canberra.")
@@ -169,7 +169,7 @@ def test_a_given_text_has_the_features_of_the_same_decoded_one(engine: CocoaEngi
     generation = engine.generate(HESITANT, config=config)
     prompt, text = engine.encode(HESITANT), generation.token_ids
     (profile,) = Profiler(engine.session, config)(prompt, [text])
-    (candidates,) = Grower(engine.session, config)(prompt, [text])
+    (candidates,) = CandidateGrower(engine.session, config)(prompt, [text])
     parts = (LabelledSpan(0, 5),)
     forced = TeacherForced(
         LabelledText("1", "1", generation.text, "?", None, parts, PROMPT), profile, profile.ends, None, candidates

@@ -11,24 +11,24 @@ from typer.testing import Result
 Cocoa = Callable[..., Result]
 
 TINY = ["--tokens", "4", "--rounds", "2", "--prompt", "Name a river.", "--prompt", "Who wrote Dune?"]
-WAYS = ["HF generate, greedy", "our greedy", "cocoa-sig"]
+DECODERS = ["HF generate, greedy", "greedy", "cocoa-sig"]
 
 
 def test_json_has_every_figure(cocoa: Cocoa) -> None:
     result = cocoa("bench", *TINY, "--json")
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
-    assert (record["tokens"], record["prompts"], record["base"]) == (4, 2, WAYS[0])
+    assert (record["tokens"], record["prompts"], record["base"]) == (4, 2, DECODERS[0])
     assert record["model"] == "SmolLM2-135M-Instruct"
     assert record["machine"]["torch"]
-    assert list(record["ways"]) == WAYS
-    for name, way in record["ways"].items():
-        assert len(way["seconds_per_token"]) == 2
-        assert all(seconds > 0 for seconds in way["seconds_per_token"])
-        assert way["ratio"]["lowest"] <= way["ratio"]["median"] <= way["ratio"]["highest"]
-        assert bool(way["per_kept_token"]) == (name != WAYS[0])
-    assert record["ways"][WAYS[0]]["ratio"] == {"median": 1, "lowest": 1, "highest": 1}
-    assert record["ways"]["our greedy"]["per_kept_token"]["risk_points"] == 0
+    assert list(record["decoders"]) == DECODERS
+    for name, decoder in record["decoders"].items():
+        assert len(decoder["seconds_per_token"]) == 2
+        assert all(seconds > 0 for seconds in decoder["seconds_per_token"])
+        assert decoder["ratio"]["lowest"] <= decoder["ratio"]["median"] <= decoder["ratio"]["highest"]
+        assert bool(decoder["per_kept_token"]) == (name != DECODERS[0])
+    assert record["decoders"][DECODERS[0]]["ratio"] == {"median": 1, "lowest": 1, "highest": 1}
+    assert record["decoders"]["greedy"]["per_kept_token"]["risk_points"] == 0
 
 
 def test_table_and_line(cocoa: Cocoa, loads: list[tuple[str | None, object]]) -> None:
@@ -38,7 +38,7 @@ def test_table_and_line(cocoa: Cocoa, loads: list[tuple[str | None, object]]) ->
     title, headings, *rows = result.stdout.splitlines()
     assert title.strip() == "Per kept token, median (prompts: 2, new tokens: 4, rounds: 2)"
     assert headings.split()[:4] == ["decoder", "ms", "ratio", "lowest-highest"]
-    assert [row[:20].strip() for row in rows[:3]] == WAYS
+    assert [row[:20].strip() for row in rows[:3]] == DECODERS
     assert "torch" in " ".join(rows[3:])
     assert max(map(len, result.stdout.splitlines())) <= 80
 
@@ -46,7 +46,7 @@ def test_table_and_line(cocoa: Cocoa, loads: list[tuple[str | None, object]]) ->
 def test_other_methods(cocoa: Cocoa) -> None:
     result = cocoa("bench", *TINY, "--methods", "dola, greedy", "--dola-layers", "low", "--json")
     assert result.exit_code == 0, result.output
-    assert list(json.loads(result.stdout)["ways"]) == [WAYS[0], "dola", "our greedy"]
+    assert list(json.loads(result.stdout)["decoders"]) == [DECODERS[0], "dola", "greedy"]
 
 
 @pytest.mark.parametrize(

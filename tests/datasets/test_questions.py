@@ -61,9 +61,9 @@ def test_an_answer_is_right_if_it_holds_a_known_one(answer: str, right: bool) ->
     ("row", "message"),
     [
         ({"question": "Who?"}, "'answers' is missing"),
-        ({"question": "Who?", "answers": []}, "a list of texts, with one at least"),
-        ({"question": "Who?", "answers": [1]}, "a list of texts"),
-        ({"question": "Who?", "answers": ["the"]}, "no answer that is a word"),
+        ({"question": "Who?", "answers": []}, "a non-empty list of strings"),
+        ({"question": "Who?", "answers": [1]}, "a non-empty list of strings"),
+        ({"question": "Who?", "answers": ["the"]}, "none of its answers contains a word"),
         ({"question": " ", "answers": ["a b"]}, "the question is empty"),
         ({"question": "Who?", "answers": ["x"], "context": 3}, "'context' must be str"),
     ],

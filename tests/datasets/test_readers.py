@@ -173,16 +173,16 @@ def own(**changes: Any) -> str:
         ("a.csv", HEADER + ROW.replace("The Wrights,", ",", 1), "'Best Answer' is empty"),
         ("a.csv", HEADER + "a,b\n", "shorter than the header"),
         ("a.csv", HEADER + ROW + ROW[:-1] + ",y,z\n", "line 3: the row is longer than the header: 9 fields, not 7"),
-        ("a.csv", HEADER + ROW + ROW.replace("Orville", "O" * 140_000), "line 3 is not CSV .* field limit"),
-        ("a.csv", "a" * 140_000, "line 1 is not CSV .* field limit"),
+        ("a.csv", HEADER + ROW + ROW.replace("Orville", "O" * 140_000), "line 3 is not valid CSV: .* field limit"),
+        ("a.csv", "a" * 140_000, "line 1 is not valid CSV: .* field limit"),
         ("a.csv", HEADER, "has no answers"),
         ("a.csv", (HEADER + ROW).encode("utf-16"), "not UTF-8"),
         ("a.csv", (HEADER + ROW.replace("flew", "fl\xe9w")).encode("latin-1"), "not UTF-8 .byte 102 is 0xe9"),
         ("a.jsonl", own(id="1"), "the id '1' is repeated"),
         ("a.jsonl", own(text="  "), "the answer of '2' is empty"),
         ("a.jsonl", own(prompt=""), "the prompt of '2' is empty"),
-        ("a.jsonl", own(text="good"), "line 2: the same answer to the same prompt had the other label"),
-        ("a.jsonl", own(text="a \ud83d b"), r"line 2: a text holds '\\ud83d', half of a surrogate pair"),
+        ("a.jsonl", own(text="good"), "line 2: the same answer to the same prompt has the other label"),
+        ("a.jsonl", own(text="a \ud83d b"), r"line 2: a string contains '\\ud83d', half of a surrogate pair"),
         ("a.jsonl", own() + "\n" + "[" * 100_000, "line 3: the JSON is nested too deeply"),
         ("a.jsonl", own(label=False), "every label is 'supported'"),
         ("a.jsonl", own().splitlines()[1], "every label is 'hallucinated'"),
@@ -211,7 +211,7 @@ def test_bad_files(tmp_path: Path, name: str, content: str | bytes, message: str
 
 @pytest.mark.skipif(not hasattr(sys, "get_int_max_str_digits"), reason="this Python reads a number of any length")
 def test_a_number_of_too_many_digits(tmp_path: Path) -> None:
-    with pytest.raises(LabelledDataError, match="line 2 is not JSON that can be read: Exceeds the limit"):
+    with pytest.raises(LabelledDataError, match="line 2 cannot be read as JSON: Exceeds the limit"):
         read_labelled(write(tmp_path / "a.jsonl", own(id=7).replace("7", "7" * 5000)))
 
 

@@ -253,7 +253,7 @@ def test_a_branch_that_is_ahead_stays_ahead(engine: CocoaEngine, monkeypatch: py
         answer = engine.generate(PROMPTS[name], **settings)
         passes += answer.usage.forward_passes
         with monkeypatch.context() as patch:
-            patch.setattr(speculation.Speculation, "_beyond", lambda *_: [])
+            patch.setattr(speculation.Speculation, "_fed_ahead", lambda *_: [])
             other = engine.generate(PROMPTS[name], **settings)
         assert_alike(answer, other)
         waiting += other.usage.forward_passes
@@ -363,18 +363,18 @@ def test_accuracy_follows_the_guesses(right: list[bool], matched: int) -> None:
     others = {size: accuracy for size, accuracy in lookup.accuracy.items() if size != matched}
     for each in right:
         before = lookup.accuracy[matched]
-        lookup.judge(matched, each)
+        lookup.check_guess(matched, each)
         assert (lookup.accuracy[matched] > before) if each else (lookup.accuracy[matched] < before)
         assert 0 < lookup.accuracy[matched] < 1
     for _ in range(20):
-        lookup.judge(matched, True)
+        lookup.check_guess(matched, True)
     assert lookup.accuracy[matched] > 0.98
     assert others.items() <= lookup.accuracy.items()
 
 
 def test_branches_that_were_not_kept_are_remembered() -> None:
     lookup = PromptLookup([1, 2, 3], 4)
-    lookup.note([4, 5, 6, 7])
+    lookup.index_dropped([4, 5, 6, 7])
     assert lookup.guess((4,), 2) == ((5, 6), 3)  # also across where the branch began
     lookup.extend([8, 5, 6])
     assert lookup.guess((), 4) == ((7,), 2)
@@ -385,7 +385,7 @@ def test_branches_that_were_not_kept_are_remembered() -> None:
 def test_what_is_worth_feeding(right: list[bool], matched: int, paths: int, most: int, cost: float) -> None:
     lookup = PromptLookup((), most)
     for each in right:
-        lookup.judge(matched, each)
+        lookup.check_guess(matched, each)
     count = lookup.worth(matched, paths, cost)
     assert 0 <= count <= most
     saves = [lookup.accuracy[matched] ** (number + 1) for number in range(most)]
@@ -398,6 +398,6 @@ def test_what_is_worth_feeding(right: list[bool], matched: int, paths: int, most
 def test_no_lookup() -> None:
     lookup = PromptLookup([1, 2, 3, 1, 2, 3], 0)
     lookup.extend([1, 2, 3])
-    lookup.note([4, 5, 6])
+    lookup.index_dropped([4, 5, 6])
     assert lookup.guess((), 4) == ((), 0)
     assert lookup.guess((1, 2), 4) == ((), 0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from docs._generate.links import ROOT_PAGES, is_local, links, moved, target
+from docs._generate.links import ROOT_PAGES, is_local, links, rewrite_links, target
 from docs._generate.parts import PARTS, fill
 from tests.helpers.pages import DOCS, PAGES, ROOT, SITE_PAGES, name_of
 
@@ -45,7 +45,7 @@ def test_links_lead_to_the_same_file_on_the_site() -> None:
         "[a](../../examples/chat.py) [b](settings.md#alpha) [`c`](../../cocoa_engine) [d](https://x.org) "
         "[e](../../CHANGELOG.md) ![f](../answer.svg)\n\n```text\n[a](../../examples/chat.py)\n```\n"
     )
-    assert moved(page, DOCS / "reference" / "cli.md", "reference/cli.md") == (
+    assert rewrite_links(page, DOCS / "reference" / "cli.md", "reference/cli.md") == (
         "[a](../files/examples/chat.py.txt) [b](settings.md#alpha) `c` [d](https://x.org) "
         "[e](../changelog.md) ![f](../answer.svg)\n\n```text\n[a](../../examples/chat.py)\n```\n"
     )

@@ -95,7 +95,7 @@ def test_each_span_is_shaded_by_its_level_and_reachable_by_keyboard() -> None:
 def test_a_card_holds_the_figures_and_the_rivals() -> None:
     page = Page(LEVELS.to_html())
     words = " ".join(page.text("cocoa-card").split())
-    for part in ("kept of 3 candidates that competed", "risk level 3 of 0 to 3", "log p", "-2.25", "0.900", "-7.50"):
+    for part in ("chosen from 3 competing candidates", "risk level 3 of 0 to 3", "log p", "-2.25", "0.900", "-7.50"):
         assert part in words
     assert page.text("cocoa-clip") == "␣<b>Dune</b>␣“Emma”\\n" + "very " * 59 + "very␣(end)"
     assert page.text("cocoa-kept").startswith("␣<b>Dune</b>-2.25")

@@ -79,7 +79,7 @@ def test_the_curve_of_what_is_not_there(engine: CocoaEngine) -> None:
         engine.layer_profile(PROMPT, answer, len(answer.spans))
     with pytest.raises(ConfigError, match="no such span"):
         engine.layer_profile(PROMPT, answer, generation(("x", 0.8)).spans[0])
-    with pytest.raises(PromptError, match="prompt of 5 tokens, not of 8"):
+    with pytest.raises(PromptError, match="prompt had 5 tokens, this one has 8"):
         engine.layer_profile(PROMPT + " red and blue", answer, 0)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from cocoa_engine import CocoaConfig, CocoaEngine, NonFiniteLogitsError
 from cocoa_engine.execution.backends import Backend
-from cocoa_engine.scoring.candidates import Grower, risk_points
+from cocoa_engine.scoring.candidates import CandidateGrower, risk_points
 from cocoa_engine.spans import Candidate
 from tests.helpers.forward_passes import record, steps
 from tests.helpers.inside import assert_idle
@@ -55,7 +55,7 @@ def test_as_a_decode_weighs_them_on_the_real_model(engine: CocoaEngine, boundary
     config = CocoaConfig(span_boundary=boundary, max_span_tokens=6, metric="con_mlds")
     prompt = engine.encode("Rivers of Europe, the longest first:")
     texts = [engine.encode(text) for text in (" the Volga, the Danube", " the Volga and the Nile", " Rhine")]
-    found = Grower(engine.session, config)(prompt, texts)
+    found = CandidateGrower(engine.session, config)(prompt, texts)
     assert sum(bool(each) for grown in found for each in grown) > 8
     for grown, text in zip(found, texts, strict=True):
         assert_alike(grown, decoded(engine, prompt, text, config))
@@ -68,7 +68,7 @@ def test_on_other_architectures_and_without_a_shared_cache(architecture: str) ->
     config = CocoaConfig(max_span_tokens=5, max_candidates=3)
     text = some_text(engine, PROMPT, 14)
     texts = [text, text[:6], [*text[:3], 9, 10]]
-    found = Grower(engine.session, config)(PROMPT, texts)
+    found = CandidateGrower(engine.session, config)(PROMPT, texts)
     assert any(found[0])
     for grown, one in zip(found, texts, strict=True):
         assert_alike(grown, decoded(engine, PROMPT, one, config))
@@ -78,9 +78,9 @@ def test_a_long_text_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     config = CocoaConfig(max_span_tokens=5, max_candidates=3)
     text = some_text(engine, PROMPT, 20)
-    at_once = Grower(engine.session, config)(PROMPT, [text, text[:7]])
+    at_once = CandidateGrower(engine.session, config)(PROMPT, [text, text[:7]])
     monkeypatch.setattr(Backend, "paths_per_step", 6)
-    in_pieces = Grower(engine.session, config)(PROMPT, [text, text[:7]])
+    in_pieces = CandidateGrower(engine.session, config)(PROMPT, [text, text[:7]])
     for grown, expected in zip(in_pieces, at_once, strict=True):
         assert any(expected)
         assert_alike(grown, expected)
@@ -88,7 +88,7 @@ def test_a_long_text_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_texts_share_is_fed_once() -> None:
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
-    grower = Grower(engine.session, CocoaConfig(max_span_tokens=5, max_candidates=3))
+    grower = CandidateGrower(engine.session, CocoaConfig(max_span_tokens=5, max_candidates=3))
     text = some_text(engine, PROMPT, 12)
     passes, sums = record(engine), []
     for texts in ([text], [text, text, text[:5]]):
@@ -104,7 +104,7 @@ def test_branches_end_with_the_context_window() -> None:
     text = some_text(engine, PROMPT, 12)
     text += [*some_text(engine, [*PROMPT, *text], 4), 9, 10, 11, 12]
     assert engine.context_window == len(PROMPT) + len(text)
-    (grown,) = Grower(engine.session, config)(PROMPT, [text])
+    (grown,) = CandidateGrower(engine.session, config)(PROMPT, [text])
     assert all(len(one.token_ids) <= len(text) - at for at, each in enumerate(grown) for one in each)
     assert_alike(grown[-4:], decoded(engine, PROMPT, text, config)[-4:])
 
@@ -115,7 +115,7 @@ def test_logits_that_are_no_numbers() -> None:
         model.lm_head.weight[7] = float("nan")
     engine = CocoaEngine(model, tiny_tokenizer())
     with pytest.raises(NonFiniteLogitsError, match="token 4 of the sequence"):
-        Grower(engine.session, CocoaConfig())(PROMPT, [[5, 6]])
+        CandidateGrower(engine.session, CocoaConfig())(PROMPT, [[5, 6]])
     assert_idle(engine)
 
 
@@ -125,12 +125,12 @@ def test_a_branch_whose_logits_are_no_numbers(architecture: str) -> None:
     engine = CocoaEngine(model, tiny_tokenizer())
     config = CocoaConfig(max_span_tokens=5, max_candidates=3, gamma=0.05)
     text = some_text(engine, PROMPT, 6)
-    (grown,) = Grower(engine.session, config)(PROMPT, [text])
+    (grown,) = CandidateGrower(engine.session, config)(PROMPT, [text])
     rivals = [one.token_ids[0] for each in grown for one in each if one.token_ids[0] not in [*PROMPT, *text]]
     with torch.no_grad():
         model.get_input_embeddings().weight[rivals[0]] = float("nan")
     with pytest.raises(NonFiniteLogitsError, match="of the sequence"):
-        Grower(engine.session, config)(PROMPT, [text])
+        CandidateGrower(engine.session, config)(PROMPT, [text])
     if architecture == "llama":  # the other holds no cache of the engine's
         assert_idle(engine)
 
@@ -140,7 +140,7 @@ def test_the_risk_points_of_a_decoded_text(engine: CocoaEngine) -> None:
     config = engine.config.replace(max_new_tokens=48, max_span_tokens=6)
     prompt = engine.encode("Rivers of Europe, the longest first:")
     generation = engine.generate(prompt, config=config)
-    (grown,) = Grower(engine.session, config)(prompt, [generation.token_ids])
+    (grown,) = CandidateGrower(engine.session, config)(prompt, [generation.token_ids])
     expected = [span.candidates for span in generation.spans if span.candidates]
     whole = [at for at, span in enumerate(generation.spans) if span.preceding.tokens + 6 <= 48 and span.candidates]
     assert len(whole) > 4

@@ -1,6 +1,6 @@
 """Backends run branches: with one shared cache if the model supports it, otherwise more slowly with the same results.
 
-:func:`choose` tries the backends in order on the given model, so that an unknown architecture is never silently wrong.
+:func:`choose` tests the backends in order on the given model, so that unknown architectures never give wrong results.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Chosen(NamedTuple):
     """The backend of a model.
 
     Attributes:
+        backend: runs the model.
         reason: why this backend was chosen.
         linear_backend: how linear layers multiply few rows.
     """
@@ -91,7 +92,7 @@ class _Found(NamedTuple):
     kind: str
     linear_backend: LinearBackend
     reason: str
-    fingerprint: WeightFingerprint  # of the weights it was tried on: zeros or NaNs let every backend pass
+    fingerprint: WeightFingerprint  # of the weights at the test: with zeros or NaNs every backend passes it
 
 
 # by model; the values do not hold a backend, which would keep the model alive
@@ -99,7 +100,13 @@ _found: weakref.WeakKeyDictionary[nn.Module, dict[tuple[str | None, str, bool], 
 
 
 def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
-    """Try backends and return the fastest correct one. Logs once if branches cannot share a cache."""
+    """Test the backends on a model and return the fastest correct one. Logs a warning if branches cannot share a cache.
+
+    The result of the test is cached until the model's weights or hooks change.
+
+    Raises:
+        UnsupportedModelError: no cache can be used, and later tokens change the logits of earlier ones.
+    """
     runtime = runtime or Runtime()
     obstacle = "not requested" if runtime.forward == "modules" else lean_obstacle(model)
     prefix_cache_bytes = runtime.prefix_cache_mb * 2**20 if depends_on_weights_alone(model) else 0
@@ -122,7 +129,7 @@ def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
 
 
 class ModelState(NamedTuple):
-    """What a backend depends on: equal as long as the model's weights and hooks stay the same."""
+    """What the choice of a backend depends on. Two states are equal if the model's weights and hooks are the same."""
 
     lean_obstacle: str | None
     depends_on_weights_alone: bool
@@ -149,7 +156,7 @@ def _try_all(
             error = _relative_error(build(model, linear_backend))
         except torch.OutOfMemoryError:
             raise
-        except Exception as fault:  # unknown architectures raise many types; each only rules out this backend
+        except Exception as fault:  # unknown architectures raise errors of many types, which rule out this backend only
             faults.append(f"{kind}: {_first_line(fault)}")
             continue
         if not error > _tolerance(torch.bfloat16 if linear_backend == "bfloat16" else model.dtype):

@@ -1,4 +1,4 @@
-"""The interface of backends: extend a tree of tokens, keep one path of it, drop the rest."""
+"""The interface of backends: extend a tree of tokens, commit one path of it, drop the rest."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
 Path = tuple[int, ...]
-"""Tokens after the committed ones. The last token is to be fed; those before it have been fed."""
+"""Token ids after the committed ones. To feed a path is to feed its last token; the tokens before it have been fed."""
 
 
 class ReadBack(NamedTuple):
-    """A long text to feed after a fed path. No branch grows from it.
+    """A long text, such as the prompt, to feed after a fed path. No branch grows from it.
 
-    The next reading of the same path continues where this one ends. A commit drops all readings. Only trees with
-    ``keeps_rest`` support readings.
+    The next read-back of the same path continues where this one ends. A commit drops all read-backs. Only trees with
+    ``keeps_rest`` support read-backs.
 
     Attributes:
         after: the fed path.
@@ -39,11 +39,11 @@ def only_paths(asked: FeedRequest) -> list[Path]:
     """The request as paths, for trees without ``keeps_rest``.
 
     Raises:
-        NotImplementedError: it has readings.
+        NotImplementedError: it contains read-backs.
     """
     paths = [one for one in asked if not isinstance(one, ReadBack)]
     if len(paths) != len(asked):
-        raise NotImplementedError("readings need a tree that keeps tokens fed ahead")
+        raise NotImplementedError("a ReadBack needs a tree that keeps tokens fed ahead")
     return paths
 
 
@@ -53,7 +53,8 @@ class StepOutput(NamedTuple):
     Attributes:
         logits: ``[W, V]``, logits of the next token.
         hidden: ``[N + 1, W, d]`` float32, states of the middle layers m..n and then of the final layer.
-        others: ``[K, W, V]`` float32, logits of the early layers or of the model with masked heads.
+        others: ``[K, W, V]`` float32, logits of the early layers or of the model with masked heads. ``None`` if none
+            were requested.
     """
 
     logits: Tensor
@@ -65,8 +66,8 @@ class TokenTree(ABC):
     """One sequence: its committed tokens and, at a risk point, the branches that extend them.
 
     Attributes:
-        keep_committed: set it before branches are fed if :meth:`drop_branches` will be called. If it is off, the last
-            branch may take over the cache of the committed tokens, which saves a copy.
+        keep_committed: set it to ``True`` before branches are fed if :meth:`drop_branches` will be called. Otherwise
+            the last branch may take over the cache of the committed tokens, which saves a copy.
         committed: number of committed tokens, the prompt included.
         cached_tokens: number of tokens whose keys and values came from another sequence.
         prompt_read: number of prompt tokens fed so far, if the prompt is fed in chunks.
@@ -144,12 +145,13 @@ class Backend(ABC, Generic[TreeT]):
         """Create trees for prompts that are decoded together.
 
         Args:
+            prompts: token ids.
             reserve_tokens: expected maximum of a tree's tokens beyond its prompt, dropped branches included.
-            wanted: the hidden states that every step returns.
+            wanted: what every step returns in addition to the logits.
         """
 
     def prefill(self, tree: TreeT) -> Tensor:
-        """Feed the prompt and return the first token's logits, ``[V]``. No hidden states are captured."""
+        """Feed the prompt and return the logits after it, ``[V]``. No hidden states are captured."""
         while (logits := self.prefill_some(tree)) is None:
             pass
         return logits
@@ -159,9 +161,13 @@ class Backend(ABC, Generic[TreeT]):
         """Feed the next tokens of the prompt, at most ``max_tokens`` if the backend supports it.
 
         Returns:
-            The first token's logits ``[V]`` once the whole prompt has been fed, before that ``None``.
+            The logits ``[V]`` after the prompt once all of it has been fed, before that ``None``.
         """
 
     @abstractmethod
     def step(self, requests: Sequence[tuple[TreeT, FeedRequest]]) -> list[StepOutput]:
-        """Feed the last token of each path, or each reading. Returns one output per request, rows in request order."""
+        """Feed the last token of each path, or each read-back.
+
+        Returns:
+            One output per request. Its rows are in the order of the request.
+        """

@@ -35,7 +35,7 @@ class CopiedTree(TokenTree):
 
 
 class CopiedCache(Backend[CopiedTree]):
-    """For models with recurrent state (Mamba, hybrids) or positions that a mask cannot express.
+    """Copies the cache for each branch. For models with recurrent state (Mamba, hybrids), ALiBi or chunked attention.
 
     Raises:
         NotImplementedError: the model has no cache to copy.
@@ -69,7 +69,7 @@ class CopiedCache(Backend[CopiedTree]):
         for path in paths:
             parent = path[:-1]
             children[parent] -= 1
-            # the last child takes over its parent's cache, because only one step extends a path
+            # the last child takes over its parent's cache, because only one step may extend a path
             shared = children[parent] or (tree.keep_committed and not parent)
             cache = copy.deepcopy(tree.caches[parent]) if shared else tree.caches.pop(parent)
             with self.model.exclusive(), capture(self.model, tree.wanted) as captured:

@@ -11,10 +11,10 @@ from cocoa_engine.execution.forward.kv_store import KeyValues
 from cocoa_engine.model.language_model import LanguageModel
 
 SHORTEST = 64
-"""Shortest prefix that is cached. Computing a shorter one takes as long as copying it."""
+"""Shortest prefix that is cached. Computing a shorter one takes about as long as copying it."""
 
 _USED = 7 / 8
-"""Smallest share of used slots with which a store is kept as it is; others are copied."""
+"""Smallest share of used slots at which a store is kept without a copy."""
 
 
 class PrefixCache:
@@ -35,7 +35,10 @@ class PrefixCache:
         return sum(store.nbytes for store in list(self._entries.values()))
 
     def longest(self, token_ids: Sequence[int]) -> tuple[KeyValues, int] | None:
-        """The entry that shares the longest prefix with a sequence, and the length of that prefix."""
+        """The entry that shares the longest prefix with a sequence, and the length of that prefix in tokens.
+
+        ``None`` if no entry shares at least :data:`SHORTEST` tokens.
+        """
         with self._lock:
             known = list(self._entries.items())
             found = max(known, key=lambda entry: common_length(entry[0], token_ids), default=None)
@@ -50,7 +53,7 @@ class PrefixCache:
         """Add a sequence, unless it is already covered, too short or too large.
 
         Args:
-            given: the caller hands over the store, so that it need not be copied.
+            given: whether the caller gives up the store, so that it need not be copied.
         """
         ids = tuple(token_ids)
         size = store.nbytes * len(ids) // max(store.capacity, 1)
@@ -75,7 +78,7 @@ _KNOWN_PACKAGES = ("transformers.", "transformers_modules.", "torch.", *_QUANTIS
 
 
 def depends_on_weights_alone(model: LanguageModel) -> bool:
-    """Whether keys and values stay valid: not if hooks or switchable adapters can change them."""
+    """Whether keys and values depend on the weights alone, and not on hooks or switchable adapters."""
     for module in model.model.modules():
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if not all(str(getattr(hook, "__module__", "")).startswith(("transformers.", "torch.")) for hook in hooks):

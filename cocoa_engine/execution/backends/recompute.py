@@ -28,7 +28,7 @@ class RecomputedTree(TokenTree):
 
 
 class Recompute(Backend[RecomputedTree]):
-    """For models with an unknown kind of cache."""
+    """Runs the whole sequence in every step, for models with an unknown kind of cache."""
 
     name = "recompute"
 

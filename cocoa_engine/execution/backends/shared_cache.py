@@ -1,8 +1,8 @@
 """The fast backend: one forward pass for all branches of all sequences. Branches of a sequence share its cache.
 
-The leaves of all sequences are fed as tokens of one packed pass. Positions are explicit, and by the mask a leaf sees
-only the committed prefix of its sequence and its own branch. When a branch is kept, its few slots are moved down to
-follow the prefix, and the slots of the other branches become free.
+The leaves of all sequences are fed as tokens of one packed pass. Positions are explicit, and a mask limits each leaf to
+the committed prefix of its sequence and its own branch. When a branch is committed, its few slots are moved next to the
+prefix, and the slots of the other branches become free.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ PREFILL_CHUNK = 2048
 """Prompt tokens in one pass. The limit bounds the working memory of long prompts."""
 
 MASK_CELLS = 2**26
-"""Most cells (tokens x slots) in the mask of a chunk. Chunks of very long prompts are therefore smaller. With capped
-scores, as in Gemma 2, the mask is repeated for the query heads that share a key-value head."""
+"""Maximum number of entries (tokens x slots) in the mask of a chunk. Chunks of very long prompts are therefore smaller.
+With soft-capped scores, as in Gemma 2, the mask is repeated for the query heads that share a key-value head."""
 
 SPARE_SLOTS = 64
 """Slots reserved beyond the longest possible text. A wider risk point near its end allocates more."""
@@ -39,12 +39,14 @@ class SharedTree(TokenTree):
 
     Attributes:
         token_ids: the committed tokens.
+        store: the keys and values of all slots.
         slots: by fed path, its slots beyond the committed ones.
-        read: by path, the slots of the readings after it, in order.
+        read: by path, the slots of the read-backs after it, in order.
         tail_positions: positions of the slots beyond the committed ones.
         used: number of used slots.
         masked: by layer, the masked heads.
         twin: the same sequence with masked heads, if requested.
+        probe: called in each layer of a step, see :data:`~cocoa_engine.execution.forward.base.Probe`.
     """
 
     keeps_rest = True
@@ -64,7 +66,7 @@ class SharedTree(TokenTree):
         self.probe: Probe | None = None
 
     def segment(self, asked: FeedRequest, padding: int = 0) -> Segment:
-        """The last tokens of some paths, or some readings, to be fed next. :meth:`fed` adds them to the tree.
+        """The segment that feeds the last tokens of some paths, or some read-backs. :meth:`fed` adds them to the tree.
 
         Args:
             padding: number of padding tokens after those of paths. The next pass overwrites their slots.
@@ -94,7 +96,7 @@ class SharedTree(TokenTree):
         return segment
 
     def _reading_segment(self, readings: Sequence[ReadBack]) -> Segment:
-        # one chain per reading: the slots listed for every token would grow with the square of the length
+        # one chain per read-back: listing the slots of every token would take memory quadratic in the length
         self._ensure_capacity(_width(readings))
         positions = [position for reading in readings for position in self._positions(reading)]
         chains = [(self._seen(reading.after), len(reading.token_ids)) for reading in readings]
@@ -114,7 +116,7 @@ class SharedTree(TokenTree):
             self.store.reserve(max(self.used + width + SPARE_SLOTS, self.store.capacity * 3 // 2))
 
     def _seen(self, path: Path) -> list[range]:
-        """The uncommitted slots that the next reading of a path sees."""
+        """The uncommitted slots that the next read-back of a path sees."""
         return [*(range(slot, slot + 1) for slot in self.slots[path]), *self.read.get(path, ())]
 
     def _positions(self, reading: ReadBack) -> range:
@@ -192,13 +194,13 @@ class SharedCache(Backend[SharedTree]):
         return trees
 
     def closed(self, tree: SharedTree) -> None:
-        """Free a tree's slots. The prefix cache keeps its tokens for later prompts."""
+        """Free a tree's slots. The prefix cache may keep its keys and values for later prompts."""
         with self._lock:
             if tree not in self._open:
                 return
             self._open.discard(tree)
-        known = tree.token_ids[: min(tree.used, tree.committed)]  # the prompt may have been fed partly
-        tree.used = 0  # first, so that a reader of the empty store also sees no used slots
+        known = tree.token_ids[: min(tree.used, tree.committed)]  # the prompt may have been fed only in part
+        tree.used = 0  # first, so that other threads never see used slots in the empty store
         store, tree.store = tree.store, KeyValues(0, 0)
         try:
             self.prefixes.keep(known, store, given=not self.forward.pools_stores)
@@ -231,9 +233,10 @@ class SharedCache(Backend[SharedTree]):
         return passed.logits[-1].float()
 
     def _copy_shared_prefix(self, tree: SharedTree) -> None:
-        """Copy the keys and values of the longest prefix shared with another sequence, without the prompt's last token.
+        """Copy the keys and values of the longest prefix shared with another sequence, up to the prompt's last token.
 
-        This runs before every chunk, because another sequence with the same prefix may have been fed further.
+        The last token itself is always fed, for its logits. This runs before every chunk, because another sequence with
+        the same prefix may have been fed further in the meantime.
         """
         start = tree.used
         if not self.prefixes.max_bytes or tree.committed <= start + SHORTEST:
@@ -292,7 +295,7 @@ def _width(asked: FeedRequest) -> int:
 
 
 def _chunk(start: int, max_tokens: int | None) -> int:
-    """Most tokens of a prompt to feed next."""
+    """Number of prompt tokens to feed next, at most."""
     width = min(max_tokens or PREFILL_CHUNK, PREFILL_CHUNK)
     return max(1, min(width, MASK_CELLS // (start + width)))
 

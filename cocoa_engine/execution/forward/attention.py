@@ -1,4 +1,4 @@
-"""Attention of one sequence's leaves over its keys and values, without a copy for heads or branches."""
+"""Attention of one sequence's leaves over its keys and values, without copies for query heads or branches."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cocoa_engine.execution.forward.base import Segment
 from cocoa_engine.execution.native import operators
 
 FOLDED_WIDTH = 32
-"""Up to this many tokens, the query heads of a key-value head are folded into the query's length."""
+"""Up to this number of tokens, the query heads of a key-value head are folded into the query's length."""
 
 LONG = 768
-"""From this many slots on, CPU threads also share the slots if the key-value heads cannot be divided evenly."""
+"""From this number of slots on, CPU threads also divide the slots if the key-value heads cannot be divided evenly."""
 
 _flash: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
@@ -34,7 +34,10 @@ def attend(
     """softmax(q k^T * scale + mask) v for one segment. Its keys and values must have been written.
 
     Args:
+        segment: the tokens, and the slots that they see.
+        layer: the layer, counted from 0.
         query: ``[heads, W, head_dim]``.
+        scale: factor of the scores.
         window: size of the layer's sliding window, if it has one.
         softcap: c in c * tanh(score / c), as in Gemma 2.
         native: use the native kernel for few tokens. It must have been built, see ``execution.native``.

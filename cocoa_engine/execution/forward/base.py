@@ -1,4 +1,4 @@
-"""One forward pass over tokens of several sequences, packed one after the other without padding."""
+"""The interface of forward passes over the tokens of several sequences, packed without padding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
 Probe = Callable[[int, Tensor], None]
-"""Called in each layer with the slots that the heads of a single token attend to most: ``(layer, [heads])``."""
+"""Called in each layer of a pass that feeds a single token, as ``(layer, [heads])``: for each head, the slot that the
+token attends to most."""
 
 
 class Segment:
@@ -26,11 +27,11 @@ class Segment:
         store: the sequence's keys and values. The tokens are written to the slots from ``start`` on.
         start: the first new slot.
         token_ids, positions: one entry per token.
-        committed: every token sees this many first slots.
+        committed: number of committed slots. They come first, and every token sees them.
         own_slots: for each token, the slots it sees beyond the committed ones, its own slot included. ``None``: the
-            tokens are a chain, in which each token sees all before it.
+            tokens are a chain, in which each token sees all slots up to its own.
         tail_positions: positions of the slots from ``committed`` on, for sliding windows.
-        masked: by layer, the heads that attend uniformly.
+        masked: by layer, the masked heads, which attend uniformly.
         chains: replaces ``own_slots`` for several consecutive chains. Each entry holds the ranges of uncommitted slots
             that the chain sees, and the number of its tokens.
     """
@@ -74,14 +75,14 @@ class Segment:
     def mask(
         self, window: int | None, repeats: int, dtype: torch.dtype, device: torch.device, end: int | None = None
     ) -> Tensor | None:
-        """Additive mask ``[repeats * width, end]``: 0 for visible slots, the dtype's lowest number for others.
+        """Additive mask ``[repeats * width, end]``: 0 for visible slots, the dtype's lowest finite number for others.
 
-        Returns ``None`` if every token sees all slots. The lowest number is finite, because rows of -inf give NaN.
+        ``None`` if every token sees all slots. The mask has no -inf, because the softmax of a row of -inf is NaN.
 
         Args:
             window: size of the layer's sliding window, if it has one.
-            repeats: how often the rows are repeated, for query heads folded into the query's length.
-            end: end of the mask if it is beyond the segment's end. No token sees the slots in between.
+            repeats: number of times the rows are repeated, for query heads folded into the query's length.
+            end: number of slots in the mask if larger than the segment's end. No token sees the additional slots.
         """
         key = (window if window is not None and self.end > window else None, repeats, end or self.end, dtype, device)
         if key not in self._masks:
@@ -92,7 +93,7 @@ class Segment:
         return self._masks[key]
 
     def tail_mask(self, window: int | None) -> tuple[Tensor | None, int]:
-        """The mask of the last slots, ``[width, end - first]`` float32 on the CPU, and the first of them.
+        """A mask ``[width, end - first]``, float32 on the CPU, for the slots from ``first`` on; and ``first``.
 
         Every token sees the slots below ``first``. The mask is ``None`` if every token sees all slots.
         """
@@ -124,7 +125,7 @@ class Segment:
         return F.pad(mask, (0, beyond), value=lowest) if beyond else mask
 
     def _leaf_mask(self, own_slots: Sequence[Sequence[int]], dtype: torch.dtype) -> Tensor:
-        """``[width, end - committed]``."""
+        """The mask ``[width, end - committed]`` of the uncommitted slots."""
         lowest = torch.finfo(dtype).min
         rows = [[lowest] * (self.end - self.committed) for _ in own_slots]
         for row, slots in zip(rows, own_slots, strict=True):
@@ -149,9 +150,10 @@ class PassOutput(NamedTuple):
     """The output of a forward pass.
 
     Attributes:
-        logits: ``[kept, V]``, logits of the next token.
-        hidden: ``[N + 1, T, d]`` float32, the states of the middle layers and then of the final layer.
-        early: ``[E, T, V]`` float32, logits of the early layers.
+        logits: ``[kept, V]``, logits of the next token: after all T tokens, or after each segment's last token.
+        hidden: ``[N + 1, T, d]`` float32, the states of the middle layers and then of the final layer; ``None`` if no
+            states were requested.
+        early: ``[E, T, V]`` float32, logits of the early layers; ``None`` if none were requested.
     """
 
     logits: Tensor
@@ -165,7 +167,7 @@ class Forward(ABC):
     name: ClassVar[str]
     masks_heads: ClassVar[bool] = True
     runs_modules: ClassVar[bool] = True
-    """Whether it runs modules of the model that behave differently in training mode."""
+    """Whether the pass runs the model's modules, which may behave differently in training mode."""
     pools_stores: ClassVar[bool] = False
     """Whether a released store is reused for another sequence."""
     native = False
@@ -175,7 +177,7 @@ class Forward(ABC):
         self.model = model
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """The model's lock for one pass."""
+        """A context that locks the model for one pass; see :meth:`LanguageModel.exclusive`."""
         return self.model.exclusive(runs_modules=self.runs_modules)
 
     @property
@@ -185,7 +187,7 @@ class Forward(ABC):
 
     @property
     def max_sequences(self) -> int | None:
-        """Most sequences in one pass; ``None`` for no limit."""
+        """Maximum number of sequences in one pass; ``None`` for no limit."""
         return None
 
     def padding_rows(self, rows: int) -> int:

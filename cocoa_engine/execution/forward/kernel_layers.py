@@ -25,7 +25,7 @@ class KernelLayers:
         self.window = windows.smallest  # the layers of the Llama family have at most one window size
 
     def leaves(self, segments: Sequence[Segment]) -> list[Leaves] | None:
-        """The segments as the kernel reads them; ``None`` if it cannot run them."""
+        """Convert the segments to the kernel's input; ``None`` if the kernel cannot run them."""
         if sum(segment.width for segment in segments) > MAX_ROWS:
             return None
         found = [leaves for segment in segments if (leaves := _leaves(segment, self.window)) is not None]
@@ -39,10 +39,12 @@ class KernelLayers:
         Args:
             x: ``[T, d]``. Its memory is overwritten.
             cos, sin: ``[T, head_dim]``.
+            leaves: from :meth:`leaves`.
+            wanted: the states to return.
 
         Returns:
-            The states after the norm, ``[T, d]``; the wanted states, ``[N + 1, T, d]``, if any; and the states of each
-            early layer, ``[T, d]``.
+            The states after the norm, ``[T, d]``; the wanted states, ``[N + 1, T, d]``, or ``None``; and the states of
+            each early layer, ``[T, d]``.
         """
         count = self.native.count
         after_norm = count + 1

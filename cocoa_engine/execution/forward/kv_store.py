@@ -1,7 +1,7 @@
 """The keys and values of one sequence, in preallocated slots.
 
 A forward pass writes its tokens to free slots and attends over the used slots through a view: nothing is concatenated
-and no prefix is copied. When a branch is kept, its few slots are moved down to follow the prefix.
+and no prefix is copied. When a branch is committed, its few slots are moved next to the prefix.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class KeyValues:
         self.values[layer][:, start:end] = values  # type: ignore[index]
 
     def read(self, layer: int, end: int) -> tuple[Tensor, Tensor]:
-        """Views ``[heads, end, head_dim]`` of the first slots."""
+        """Views ``[heads, end, head_dim]`` of the keys and values in the first ``end`` slots."""
         return self.keys[layer][:, :end], self.values[layer][:, :end]  # type: ignore[index]
 
     def compact(self, slots: Sequence[int], start: int) -> None:
-        """Move slots down to ``start``, in order. No slot may be below its target."""
+        """Move slots to the slots from ``start`` on, in order. No slot may be below its target."""
         end = start + len(slots)
         if list(slots) == list(range(start, end)):
             return
@@ -85,7 +85,7 @@ class KeyValues:
 
     @property
     def nbytes(self) -> int:
-        """Allocated memory."""
+        """Allocated memory in bytes."""
         return sum(block.numel() * block.element_size() for blocks in self.blocks for block in blocks)
 
     def _allocate(self, layer: int, keys: Tensor, values: Tensor) -> None:

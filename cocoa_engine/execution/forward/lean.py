@@ -56,8 +56,12 @@ class Layer:
 class Lean(Forward):
     """The lean pass.
 
+    Args:
+        model: a model for which :func:`lean_obstacle` returns ``None``.
+        linear_backend: how linear layers multiply few rows.
+
     Raises:
-        NotImplementedError: the model does not qualify. The message names the reason.
+        NotImplementedError: the model does not qualify. The message states the reason.
     """
 
     name = "lean"
@@ -205,7 +209,7 @@ class Lean(Forward):
 
 
 def lean_obstacle(model: LanguageModel) -> str | None:
-    """Why a model does not qualify for the lean pass, or ``None``: another family, or changed modules."""
+    """Why a model does not qualify for the lean pass, such as another family or hooks. ``None`` if it qualifies."""
     kind = type(model.model).__name__
     if kind not in FAMILY or not type(model.model).__module__.startswith("transformers."):
         return f"{kind} is not of the Llama family"

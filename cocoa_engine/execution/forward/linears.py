@@ -1,16 +1,16 @@
-"""Linear layers for the few rows of a decoding step on a CPU, where torch's own are slowest.
+"""Linear layers for the few rows of a decoding step on a CPU, where torch's linear layers are slow.
 
-torch multiplies ``[rows, in] x [in, out]``. For a few rows MKL then reads the weights at a fraction of the memory
+torch multiplies ``[rows, in] x [in, out]``. For few rows, MKL then reads the weights at a fraction of the memory
 bandwidth. Three backends are faster:
 
-- native: the native kernel on the model's own weights. It reaches the memory bandwidth, and is compiled on the machine.
+- native: the native kernel on the model's own weights. It reaches the memory bandwidth. It is compiled on first use.
 - packed: oneDNN's matrix product on weights in oneDNN's layout. Its time is constant up to 6 rows. It needs a second
   copy of the weights.
 - transposed: ``(W x^T)^T`` on the model's own weights, with one row padded to two. It is slower than packed, and each
   row adds to the time, but it needs no copy.
 
-The optional backend bfloat16 reads half as many bytes: a bfloat16 copy of the weights, native or packed. It rounds the
-weights and so changes answers.
+The optional backend bfloat16 reads half as many bytes, from a bfloat16 copy of the weights, native or packed. It rounds
+the weights and can therefore change answers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cocoa_engine.execution.forward.weight_fingerprint import WeightFingerprint,
 from cocoa_engine.execution.native import operators, trial
 
 LinearBackend = Literal["native", "packed", "transposed", "stock", "bfloat16"]
-"""How the linear layers are multiplied; ``"stock"`` is torch's own linear layer."""
+"""The implementation of linear layers; ``"stock"`` is torch's own."""
 
 _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 
@@ -47,13 +47,14 @@ def choose_linear_backend(model: nn.Module, requested: str) -> LinearBackend:
     """Choose the backend of a model's linear layers.
 
     Args:
+        model: the model.
         requested: a backend or ``"auto"``. Auto selects native for float32 weights if the kernels are available.
-            Otherwise it packs the weights if the copy takes less than a quarter of the free memory (in bfloat16 oneDNN
-            is faster by about a tenth), and uses native or transposed if it takes more.
+            Otherwise it packs the weights if the copy takes less than a quarter of the free memory (in bfloat16, oneDNN
+            is about 10 % faster than the native kernel). If the copy takes more, it selects native or transposed.
     """
     weights = _linear_weights(model)
     if requested == "stock" or {weight.device.type for weight in weights} != {"cpu"} or _is_distributed(weights):
-        return "stock"  # with tensor parallelism all processes must round alike, whatever memory each has
+        return "stock"  # with tensor parallelism all processes must round alike, whatever their free memory
     native = requested in ("auto", "native", "bfloat16") and native_obstacle(model) is None  # compiles the kernels
     exact = all(weight.dtype == torch.float32 for weight in weights)
     if native and (requested == "native" or (requested == "auto" and exact)):
@@ -124,7 +125,7 @@ class FastLinear:
 
     Args:
         layers: plain linear layers with the same input size.
-        linear_backend: how few rows are multiplied.
+        linear_backend: the implementation for few rows.
     """
 
     def __init__(self, layers: Sequence[nn.Linear], linear_backend: LinearBackend) -> None:

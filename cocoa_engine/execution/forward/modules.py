@@ -29,6 +29,10 @@ _Mask = Tensor | dict[str, Tensor] | None
 class Modules(Forward):
     """The model's modules, with attention over each sequence's own keys and values.
 
+    Args:
+        model: the model.
+        linear_backend: how linear layers multiply few rows.
+
     Raises:
         NotImplementedError: the model does not use transformers' ``AttentionInterface``, or its layers cannot hold
             branches.
@@ -83,7 +87,7 @@ class Modules(Forward):
 
     @contextmanager
     def _own_attention(self, segments: Sequence[Segment]) -> Iterator[None]:
-        """Make the model's attention modules call :func:`attend` during this thread's pass."""
+        """Make the model's attention modules call :func:`attend` in passes of this thread inside the context."""
         config = self.model.config
         original = config._attn_implementation
         plan = _Plan(segments, self.windows, self.native)
@@ -131,7 +135,7 @@ class MaskedModules(Modules):
 
 
 class _Plan:
-    """What the attention modules of the current pass need."""
+    """The inputs of the attention modules in the current pass. ``used`` is set when an attention module has run."""
 
     def __init__(self, segments: Sequence[Segment], windows: Windows, native: bool) -> None:
         self.segments = segments
@@ -148,7 +152,7 @@ _current = _Current()
 
 
 def _registered(original: str) -> str:
-    """The registered name of this module's attention. Passes of other threads still get the original implementation."""
+    """Register this module's attention and return its name. Passes of other threads use the original implementation."""
     name = f"cocoa_over_{original}"
     if name not in ALL_ATTENTION_FUNCTIONS:
         AttentionInterface.register(name, _attention_over(original))
@@ -169,7 +173,7 @@ def _attention_over(original: str) -> Callable[..., Any]:
         **options: Any,
     ) -> Any:
         plan = _current.plan
-        if plan is None:  # not a pass of this module
+        if plan is None:  # a pass of another thread
             own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
             function = ALL_ATTENTION_FUNCTIONS.get_interface(original, own)
             if softcap is not None:
@@ -214,10 +218,14 @@ class _SegmentLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """The stores allocate their memory themselves."""
+        """Does nothing: the stores allocate their own memory."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write ``[1, heads, T, head_dim]``. Returns it, or if ``read`` is set ``[1, heads, end, head_dim]``."""
+        """Write keys and values ``[1, heads, T, head_dim]``.
+
+        Returns:
+            The given tensors; if ``read`` is set, the keys and values of all used slots, ``[1, heads, end, head_dim]``.
+        """
         start = 0
         for segment in self.segments:
             end = start + segment.width
@@ -244,7 +252,7 @@ class _SegmentCache(Cache):
 
 
 class _FastLinears:
-    """Fast forwards of a model's plain linear layers, installed only during a pass of this module."""
+    """Replaces the ``forward`` of a model's plain linear layers by a faster one, only during a pass."""
 
     def __init__(self, model: nn.Module, linear_backend: LinearBackend) -> None:
         layers = [module for module in model.modules() if linear_backend != "stock" and is_plain(module)]
@@ -257,6 +265,7 @@ class _FastLinears:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
+        """Use the fast forwards inside the context."""
         try:
             for layer, forward in self.forwards:
                 layer.__dict__["forward"] = forward

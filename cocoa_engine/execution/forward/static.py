@@ -1,7 +1,7 @@
-"""Decoding steps with fixed shapes and addresses, which a GPU captures once and replays as CUDA graphs.
+"""Decoding steps with fixed shapes and addresses, captured once as CUDA graphs and then replayed.
 
-A step of one sequence is padded to a width bucket and attends over a bucket of slots. Everything that differs from step
-to step (token ids, positions, slots, visible slots) reaches the device in one small copy; the mask is computed there.
+A step of one sequence is padded to a width bucket and attends over a bucket of slots. All inputs that differ from step
+to step (token ids, positions, slots, visible slots) reach the device in one small copy; the mask is computed there.
 Prompts, batches, wider steps and stores that had to grow run through :class:`Lean` on the same memory.
 """
 
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE  # torch has no public name for it
 
 WIDTHS = (1, 4, 8, 16, 32)
-"""Widths of a step in tokens. Padding tokens are copies of the first token."""
+"""Buckets for the width of a step in tokens. Padding tokens are copies of the first token."""
 
 DEPTHS = (28, 124)
-"""Most slots that a token sees beyond the committed ones, its own slot included."""
+"""Buckets for the number of slots that a token sees beyond the committed ones, its own slot included."""
 
 GRAIN = 256
-"""Stores have a multiple of this many slots. A step attends over this many slots, or twice, four times ... as many."""
+"""The capacity of a store is a multiple of this number of slots. A step attends over 1, 2, 4, ... times this number, at
+most the capacity."""
 
 MAX_IDLE_STORES = 4
 """Number of free stores that are kept, with their graphs, for later sequences."""
@@ -44,7 +45,7 @@ MAX_IDLE_BYTES = 2 * 2**30
 """Memory limit of the free stores. The last one is kept even if it is larger."""
 
 MAX_STEPS = 32
-"""Most step shapes that a store keeps."""
+"""Maximum number of step shapes that a store keeps."""
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class StaticLean(Lean):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The pass that runs the steps: ``"lean"`` after a failed capture."""
+        """The name of the pass that runs the steps: ``"lean"`` after a failed capture, otherwise ``"static_lean"``."""
         return "lean" if self.shared.failed else "static_lean"
 
     def new_store(self, capacity: int) -> KeyValues:
@@ -130,14 +131,17 @@ class StaticLean(Lean):
         depth: int,
         spare: int,
     ) -> Tensor:
-        """Host tensor ``[4 + depth, width]``: token id, position, slot, committed slots, own slots (the last first)."""
+        """The step's inputs as a host tensor ``[4 + depth, width]``.
+
+        The rows are token ids, positions, slots, numbers of committed slots, and own slots (the last first).
+        """
         columns = []
         for number, (committed, own) in enumerate(seen):
             padded = (*own, *[own[0]] * (depth - len(own)))
             columns.append(
                 (segment.token_ids[number], segment.positions[number], segment.start + number, committed, *padded)
             )
-        # padding repeats the first token, so that its values are as finite; no token sees its slot
+        # padding repeats the first token, so that its values are finite if that token's are; no token sees its slot
         padding = (*columns[0][:2], spare, *columns[0][3:])
         rows = list(zip(*columns, *[padding] * (width - len(columns)), strict=True))
         return torch.tensor(rows, dtype=torch.int64, pin_memory=self.device.type == "cuda")
@@ -159,6 +163,7 @@ class StaticLean(Lean):
         return step
 
     def _give_up(self, fault: Exception) -> None:
+        """Use the lean pass from now on, and log the reason."""
         self.shared.failed = True
         self.shared.drop_idle()
         logger.warning(
@@ -383,10 +388,11 @@ def _shared_by(lean: Lean) -> _Shared:
 
 
 def _seen(segment: Segment, *, bounded: bool) -> list[tuple[int, Sequence[int]]] | None:
-    """For each token, the number of first slots that it sees, and its own slots beyond them, the last first.
+    """For each token, the number of leading slots that it sees, and its own slots beyond them, the last first.
 
     Args:
-        bounded: whether a layer has a window. The n-th own slot must then be n positions back; ``None`` if it is not.
+        bounded: whether a layer has a sliding window. The n-th own slot must then be n positions back. Otherwise the
+            result is ``None``.
     """
     start, committed = segment.start, segment.committed
     if segment.own_slots is None:
@@ -406,6 +412,7 @@ def _seen(segment: Segment, *, bounded: bool) -> list[tuple[int, Sequence[int]]]
 
 
 def _bucket(size: int, buckets: Sequence[int]) -> int | None:
+    """The smallest bucket for a size; ``None`` if it exceeds all buckets."""
     return next((bucket for bucket in buckets if bucket >= size), None)
 
 

@@ -1,4 +1,4 @@
-"""Detects changed weights by their addresses, torch's count of writes, and samples of their values."""
+"""Detects changed weights by their addresses, torch's version counters, and samples of their values."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 SAMPLES = 16
-"""Elements compared in each tensor. More would slow down short calls, fewer would miss more changes."""
+"""Number of elements compared in each tensor. More would slow down short calls, fewer would miss more changes."""
 
 
 class WeightFingerprint(NamedTuple):
     """Equal for the same tensors as long as they are not written to.
 
     Attributes:
-        versions: for each tensor, its address and the number of writes that torch has counted.
+        versions: for each tensor, its address and torch's version counter.
         samples: by device and dtype, the bytes of some elements of each tensor. torch does not count writes through
-            ``.data`` (such as merging an adapter); they are noticed only if they change one of these elements.
+            ``.data`` (such as merging an adapter); they are detected only if they change one of these elements.
     """
 
     versions: list[tuple[int, int]]

@@ -26,7 +26,7 @@ from cocoa_engine.execution.native.structures import mismatch
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-# without it, tuned for some processors, GCC rounds the products of one row differently from those of several rows
+# without this flag, GCC's tuning for some processors rounds products with one row differently from those with several
 FUSED = "--param=avoid-fma-max-bits=0"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-Wno-psabi", FUSED)
 COMPILERS = ("g++", "c++")
@@ -49,7 +49,7 @@ _building = threading.Lock()
 
 
 def built() -> Library:
-    """Load the kernels; compile them first if this machine has not done so yet."""
+    """Load the kernels, and compile them first if this machine has no compiled library. The result is cached."""
     with _building:
         return _built()
 
@@ -58,7 +58,7 @@ def built() -> Library:
 def _built() -> Library:
     try:
         return Library(_declared(_loaded()))
-    except Exception as error:  # any failure only means that torch does the work
+    except Exception as error:  # after any failure, torch's operators do the work
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         logger.info("the native kernels are not available, decoding is slower: %s", reason)
         return Library(None, reason)
@@ -143,7 +143,7 @@ def _opened(path: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(path), mode=os.RTLD_NOW)
     except OSError as error:
         if "GOMP" in str(error):
-            raise _UnfitError("this build of torch does not bring GNU's OpenMP runtime") from error
+            raise _UnfitError("this build of torch does not include GNU's OpenMP runtime") from error
         raise
 
 

@@ -4,8 +4,8 @@
 // once, whatever the number of rows, so additional rows cost little. Up to MANY_ROWS rows the result of a row does not
 // depend on the other rows (in attention: for the same slots).
 //
-// The source uses GCC's vector extensions and serves every instruction set. build.py compiles it. All numbers are
-// float32, except weights, which may be bfloat16.
+// The source uses GCC's vector extensions and supports AVX2 and AVX-512. build.py compiles it. All numbers are float32,
+// except weights, which may be bfloat16.
 
 #include <cfloat>
 #include <cmath>
@@ -471,8 +471,8 @@ struct Attention {
     long query_head, query_token;
     const float *keys, *values;  // [kv_heads, capacity, dim]
     long kv_head;
-    const float* mask;  // [width, slots - masked_from], additive; null sees everything
-    long masked_from;   // every token sees the slots below
+    const float* mask;  // [width, slots - masked_from], additive; null: every token sees all slots
+    long masked_from;   // every token sees the slots below it
     float* out;         // [width, heads * dim]
     long heads, kv_heads, width, dim, slots;
     float scale;

@@ -1,7 +1,7 @@
 """All decoder layers of the Llama family in one kernel call, for a few tokens.
 
-Apart from its matrix products a step does little work. As torch operators, about twenty per layer, that work would take
-as long as a quarter of the products.
+Apart from its matrix products, a step does little work. With torch operators, about twenty per layer, that work would
+take a quarter of the time of the matrix products.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from torch import Tensor
 from cocoa_engine.execution.native import operators, structures
 
 MAX_ROWS = 48
-"""Most tokens in one pass. Must not exceed ``MANY_ROWS`` in kernels.cpp, above which products cannot be accumulated."""
+"""Maximum number of tokens in one pass. It must not exceed ``MANY_ROWS`` in kernels.cpp: with more rows, the kernel
+cannot add products to existing outputs."""
 
 Taps = Sequence[tuple[int, int]]
-"""Pairs (layer, address): the states before that layer are copied to the address, as ``[T, d]`` float32.
+"""Pairs (layer, address): the states before the layer are copied to the address, as ``[T, d]`` float32.
 
-The number of layers stands for the states after the last layer, the number of layers + 1 for those after the norm.
+With L layers, the number L means the states after the last layer, and L + 1 the states after the norm.
 """
 
 
@@ -76,7 +77,7 @@ class KeyValuePointers:
         self._kv_heads, _, self._head_dim = keys[0].shape
 
     def move(self, slots: Sequence[int], start: int) -> None:
-        """Move slots down to ``start``, in order. No slot may be below its target."""
+        """Move slots to the slots from ``start`` on, in order. No slot may be below its target."""
         count = len(slots)
         operators.handle().cocoa_move(
             self.keys,
@@ -107,7 +108,7 @@ class Mask(NamedTuple):
 
     Attributes:
         values: additive, ``[tokens, start + tokens - first]`` float32, or ``None`` if every token sees all slots.
-        first: every token sees the slots below.
+        first: every token sees the slots below it.
     """
 
     values: Tensor | None
@@ -119,7 +120,9 @@ class Leaves:
     """The tokens that one sequence feeds.
 
     Attributes:
-        start, tokens: the slots from ``start`` on take ``tokens`` tokens.
+        pointers: the addresses of the sequence's keys and values.
+        start: the first slot that the tokens are written to.
+        tokens: the number of tokens.
         full_mask, window_mask: for layers without and with a sliding window.
     """
 
@@ -147,7 +150,11 @@ class Layers:
     """The decoder layers of a model and the norm after them.
 
     Args:
-        norm: ``[d]``, float32 on the CPU.
+        layers: the weights of the layers, in order.
+        norm: weight of the norm after the last layer, ``[d]``, float32 on the CPU.
+        heads, kv_heads, head_dim: the shape of the attention.
+        eps: epsilon of all norms.
+        scale: factor of the attention scores.
 
     Attributes:
         count: number of layers.
@@ -189,6 +196,7 @@ class Layers:
             x: ``[T, d]``, at most :data:`MAX_ROWS` tokens. Its memory is overwritten.
             cos, sin: ``[T, head_dim]``; ``sin`` carries the sign of rotate_half. All three are contiguous float32.
             sequences: the leaves of each sequence, in the order of the rows of ``x``.
+            taps: the states to copy, and where to.
         """
         threads = torch.get_num_threads()
         leaves = (structures.Leaves * len(sequences))(

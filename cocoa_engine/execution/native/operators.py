@@ -1,4 +1,4 @@
-"""The kernels as functions of tensors. Tensors are float32 on the CPU; weights may be bfloat16. Threads are torch's."""
+"""The kernels as functions of tensors: float32 on the CPU; weights may be bfloat16. They use torch's thread count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cocoa_engine.execution.native.build import built
 from cocoa_engine.execution.native.structures import Joined
 
 SLOTS_IN_PART = 32
-"""Smallest number of slots of a key-value head that is worth another thread."""
+"""Smallest number of slots for which another thread pays off."""
 
 
 def can_multiply(weights: Sequence[Tensor]) -> bool:
@@ -69,7 +69,7 @@ class Linears:
         Products are summed in float32 for every dtype of the weights.
 
         Raises:
-            RuntimeError: x has another width or is not on the CPU.
+            RuntimeError: ``x`` does not have the shape ``[rows, in]``, or is not on the CPU.
         """
         if x.dim() != 2 or x.shape[1] != self._inputs or x.device.type != "cpu":
             raise RuntimeError(f"needs x [rows, {self._inputs}] on the CPU, got {list(x.shape)} on {x.device}")
@@ -101,7 +101,8 @@ def attend(
         query: ``[heads, W, head_dim]``. :func:`can_attend` must accept query, keys and values.
         keys, values: ``[kv_heads, S, head_dim]``.
         mask: additive, ``[W, S - masked_from]``, contiguous. ``None``: every token sees all slots.
-        masked_from: every token sees the slots below.
+        masked_from: every token sees the slots below it.
+        scale: factor of the scores.
 
     Returns:
         ``[W, heads * head_dim]``.
@@ -133,7 +134,7 @@ def attend(
 
 
 def parts(threads: int, kv_heads: int, slots: int) -> int:
-    """Number of parts that threads divide the slots of a key-value head into."""
+    """Number of parts into which the slots of a key-value head are divided, so that all threads have work."""
     return min(threads // math.gcd(threads, kv_heads), max(1, slots // SLOTS_IN_PART))
 
 
@@ -147,6 +148,7 @@ def next_tokens(logits: Tensor, count: int) -> Tensor:
 
     Args:
         logits: ``[W, V]``; :func:`can_rank` must accept them.
+        count: number of tokens per row.
 
     Returns:
         ``[W, 2 * count + 1]`` float64: log p of each token (-inf if fewer tokens are allowed), their ids, and the

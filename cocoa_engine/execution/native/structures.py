@@ -50,7 +50,7 @@ class Leaves(ctypes.Structure):
 
 
 class Tap(ctypes.Structure):
-    """The address that the states before a layer are copied to."""
+    """A layer, and the address to which the states before it are copied."""
 
     _fields_ = (("layer", _LONG), ("to", _POINTER))
 

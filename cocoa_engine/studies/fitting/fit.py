@@ -22,8 +22,8 @@ Floats = NDArray[np.float64]
 Columns = Mapping[str, Floats]
 
 MAX_REPEATS, ENOUGH_RISKS = 5, 20_000
-"""With few items, the validation depends on how they are divided into folds. They are therefore divided repeatedly: at
-most MAX_REPEATS times, and until there are ENOUGH_RISKS left-out risks."""
+"""With few items, the validation depends on how they are divided into folds. The division is therefore repeated until
+there are ENOUGH_RISKS out-of-fold risks, at most MAX_REPEATS times."""
 
 BASELINES: dict[str, Callable[[Columns], Floats]] = {
     "-log p": lambda x: -x["mean_log_prob"] * np.exp(x["log_tokens"]),
@@ -39,7 +39,7 @@ BASELINES: dict[str, Callable[[Columns], Floats]] = {
 
 @dataclass(frozen=True)
 class LabelledFeatures:
-    """Labelled items: spans, or answers as wholes.
+    """Labelled items: spans, or whole answers.
 
     Attributes:
         names: the names of the features.
@@ -54,7 +54,7 @@ class LabelledFeatures:
     groups: list[str]
 
     def only(self, chosen: NDArray[np.bool_]) -> LabelledFeatures:
-        """The items of a mask."""
+        """The items that a boolean mask ``[n]`` selects."""
         groups = [group for group, kept in zip(self.groups, chosen, strict=True) if kept]
         return LabelledFeatures(self.names, self.features[chosen], self.labels[chosen], groups)
 
@@ -64,7 +64,7 @@ class LabelledFeatures:
         return dict(zip(self.names, self.features.T, strict=True))
 
     def times(self, repeats: int) -> LabelledFeatures:
-        """All items, repeated ``repeats`` times one after the other."""
+        """The whole sequence of items, ``repeats`` times."""
         features, labels = np.tile(self.features, (repeats, 1)), np.tile(self.labels, repeats)
         return LabelledFeatures(self.names, features, labels, self.groups * repeats)
 
@@ -110,12 +110,12 @@ def fit(
     Args:
         items: the labelled items.
         data: a description of their data.
-        isotonic: add an isotonic map after the logistic model, fitted on risks of items left out of the logistic fit.
-        folds: folds of the cross-validation, grouped by prompt. Few items are divided several times.
-        draws: draws of the bootstrap over prompts.
+        isotonic: add an isotonic map after the logistic model, fitted on out-of-fold risks.
+        folds: folds of the cross-validation, grouped by prompt. With few items, the division is repeated.
+        draws: number of bootstrap draws over prompts.
         seed: seed of the bootstrap, and of the prompts that a conformal threshold is chosen on.
         threshold: a rule and its target. A ``"conformal"`` threshold is chosen on a third of the prompts, which are
-            then not fitted on. Other thresholds are chosen on the left-out risks of the cross-validation.
+            then excluded from the fit. Other thresholds are chosen on the out-of-fold risks of the cross-validation.
 
     Raises:
         CalibrationError: there are too few prompts, or a fold would have items of one class only.
@@ -169,7 +169,7 @@ def fit_levels(
         isotonic, folds, draws, seed, threshold: as for :func:`fit`.
 
     Returns:
-        The fitted risks, and for each level that could not be fitted the reason.
+        The fitted risks, and a message for each level that could not be fitted.
 
     Raises:
         CalibrationError: nothing is labelled, or no level can be fitted.
@@ -277,7 +277,7 @@ def validate(
 def _fit(items: LabelledFeatures, *, isotonic: bool) -> _Fit:
     from sklearn.isotonic import IsotonicRegression
 
-    plain = _logistic(items, _best_strength(items))
+    plain = _logistic(items, _best_inverse_strength(items))
     if not isotonic:
         return plain
     unseen, _ = left_out(items, isotonic=False, folds=4)
@@ -287,19 +287,19 @@ def _fit(items: LabelledFeatures, *, isotonic: bool) -> _Fit:
     return _Fit(plain.means, plain.scales, plain.weights, plain.intercept, Isotonic(x=x.tolist(), y=y.tolist()))
 
 
-STRENGTHS = (0.03, 0.3, 3.0)
-"""Inverse strengths of the logistic model's penalty (scikit-learn's C). Every fit selects the best."""
+INVERSE_STRENGTHS = (0.03, 0.3, 3.0)
+"""Inverse strengths of the logistic model's L2 penalty (scikit-learn's C). Every fit selects one of them."""
 
 
-def _best_strength(items: LabelledFeatures) -> float:
-    """The strength with the lowest log loss on left-out prompts."""
-    losses = dict.fromkeys(STRENGTHS, 0.0)
+def _best_inverse_strength(items: LabelledFeatures) -> float:
+    """The value of :data:`INVERSE_STRENGTHS` with the lowest log loss on left-out prompts."""
+    losses = dict.fromkeys(INVERSE_STRENGTHS, 0.0)
     for rest, fold in _folds(items, 3):
         inside, labels = items.only(rest), items.labels[fold]
-        for strength in STRENGTHS:
+        for strength in INVERSE_STRENGTHS:
             risks = np.clip(_logistic(inside, strength)(items.features[fold]), 1e-12, 1 - 1e-12)
             losses[strength] -= float(np.log(np.where(labels, risks, 1 - risks)).sum())
-    return min(STRENGTHS, key=lambda strength: losses[strength])
+    return min(INVERSE_STRENGTHS, key=lambda strength: losses[strength])
 
 
 def _logistic(items: LabelledFeatures, strength: float) -> _Fit:

@@ -42,10 +42,10 @@ def labelled_features(
 ) -> dict[Level, LabelledFeatures]:
     """The features and labels of every labelled span, and of every answer labelled as a whole.
 
-    A span reaches from one risk point to the next. It is hallucinated if any of its characters is, except white space.
+    Answers are divided by :func:`.spans`. A span is hallucinated if any of its characters is, except white space.
 
     Args:
-        answers: teacher-forced answers with candidates (``grow``).
+        answers: teacher-forced answers with candidates (``force(..., grow=True)``).
         config: the settings of the features.
         num_layers: the number of layers of the model.
     """

@@ -13,7 +13,7 @@ from cocoa_engine.errors import CalibrationError
 
 
 class Reached(NamedTuple):
-    """Precision and recall of a threshold. The precision is None if nothing is flagged."""
+    """Precision and recall of a threshold. The precision is `None` if nothing is flagged."""
 
     precision: float | None
     recall: float

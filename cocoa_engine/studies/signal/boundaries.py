@@ -14,7 +14,7 @@ import numpy as np
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import cocoa_sig
-from cocoa_engine.scoring.candidates import Grower, grown_length
+from cocoa_engine.scoring.candidates import CandidateGrower, grown_length
 from cocoa_engine.spans import Candidate
 from cocoa_engine.studies.signal.indicators import Layers
 from cocoa_engine.studies.signal.items import Floats
@@ -31,7 +31,7 @@ SCORES = ("fMLDS", "ConMLDS", "-log p", "-mean log p", "CoCoA-SIG, fMLDS")
 
 
 @dataclass
-class Cuts:
+class BoundaryScores:
     """The scores of each token under each rule of boundaries, for n tokens.
 
     Attributes:
@@ -100,7 +100,9 @@ class Cutter:
 
     def __init__(self, engine: CocoaEngine, config: CocoaConfig) -> None:
         self._max_tokens = config.max_span_tokens
-        self._growers = {cut: Grower(engine.session, config.replace(span_boundary=cut)) for cut in ("left", "right")}
+        self._growers = {
+            cut: CandidateGrower(engine.session, config.replace(span_boundary=cut)) for cut in ("left", "right")
+        }
 
     def spans(self, forced: TeacherForced, cut: Cut) -> Iterator[tuple[int, int]]:
         """The token range of each span, the end exclusive. Together the spans cover the answer."""
@@ -128,8 +130,8 @@ class Cutter:
             start = end
 
 
-def cut_every_way(
-    answers: Iterable[TeacherForced], engine: CocoaEngine, config: CocoaConfig, cuts: Cuts
+def with_boundary_scores(
+    answers: Iterable[TeacherForced], engine: CocoaEngine, config: CocoaConfig, cuts: BoundaryScores
 ) -> Iterator[TeacherForced]:
     """Pass answers through, and add those whose parts are labelled to ``cuts``."""
     layers, cutter = Layers.of(config, engine.num_layers), Cutter(engine, config)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cocoa_engine.calibration.features import MARGIN_CAP
 from cocoa_engine.equations import con_mlds_of, f_mlds_of
 from cocoa_engine.model.hidden_states import FinalLayer
 from cocoa_engine.scoring.text_profile import LayerProfile
@@ -16,9 +17,6 @@ from cocoa_engine.studies.signal.record import Level
 from cocoa_engine.studies.signal.segments import TeacherForced, answer, spans, token_labels
 
 Floats = NDArray[np.float64]
-
-MARGIN_CAP = 20.0
-"""Larger margins, in nats, count as this. An infinite margin (a single allowed token) has no mean."""
 
 
 @dataclass(frozen=True)

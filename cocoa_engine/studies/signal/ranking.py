@@ -24,7 +24,7 @@ Measure = Literal["auroc", "auprc"]
 class Interval(NamedTuple):
     """An estimate with its 95 % percentile bootstrap interval, widened if necessary to include the estimate.
 
-    ``low`` and ``high`` are None if there is no interval: all items are of one group, or no draw had both classes.
+    ``low`` and ``high`` are `None` if there is no interval: all items are of one group, or no draw had both classes.
     """
 
     estimate: float
@@ -47,7 +47,7 @@ FEW_GROUPS = 10
 
 
 def caution(groups: int) -> str | None:
-    """A warning about intervals over this number of prompts, or None."""
+    """A warning if this number of prompts is too small for intervals, otherwise `None`."""
     if groups < 2:
         return "No intervals: they are drawn over prompts, and there is only one."
     if groups < FEW_GROUPS:
@@ -83,7 +83,7 @@ class Ranked:
         """P(a hallucinated item scores higher than a supported one) + P(equal) / 2.
 
         Args:
-            weights: how often each item was drawn in each of B samples, ``[B, n]``. None counts each item once.
+            weights: how often each item was drawn in each of B samples, ``[B, n]``. `None` counts each item once.
 
         Returns:
             ``[B]``, NaN for samples that lack a class.
@@ -117,7 +117,7 @@ class RankedWithin:
     """The same as :class:`Ranked`, but items are compared only with items of their own stratum.
 
     This is for risks of a cross-validation, where each fold's risks come from a different fit. If a fold has more
-    hallucinated items, the items of its fit had fewer, so the AUROC over all folds together is too low (Airola et al.,
+    hallucinated items, its model was fitted on fewer, so the AUROC over all folds together is too low (Airola et al.,
     2011, "An experimental comparison of cross-validation techniques for estimating the area under the ROC curve").
 
     Args:
@@ -172,7 +172,7 @@ class Bootstrap:
         seed: the seed of the draws.
     """
 
-    _ROWS = 50  # samples in memory at once, since n may be large
+    _ROWS = 50  # bootstrap samples in memory at once, since n may be large
 
     def __init__(self, groups: Sequence[Hashable], draws: int = 1000, seed: int = 0) -> None:
         names = {group: number for number, group in enumerate(dict.fromkeys(groups))}

@@ -25,7 +25,7 @@ from cocoa_engine.studies.signal.record import (
 LENGTH_RULES: tuple[SpanLogProb, ...] = ("sum", "mean")
 
 BASELINES = ("-log p", "-mean log p")
-"""The scores that every other score is compared with: log p_S, which is part of every composite score, and its mean per
+"""The baselines that every score is compared with: -log p_S, which is part of every composite score, and its mean per
 token. If context lift is measured, fMLDS is added."""
 
 
@@ -195,7 +195,7 @@ def _layer_table(layers: Mapping[str, LayerRow]) -> list[str]:
     scores = list(next(iter(layers.values()))["auroc"])
     lines = [
         "",
-        "AUROC by choice of layers and length rule (ConMLDS does not see the final layer):",
+        "AUROC by choice of layers and length rule (ConMLDS does not use the final layer):",
         "",
         f"| layers | m..n | {' | '.join(scores)} | -fMLDS alone, paired: Z, r |",
         f"| {' | '.join(['---'] * (len(scores) + 3))} |",

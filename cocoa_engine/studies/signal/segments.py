@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import LabelledText
 from cocoa_engine.methods import METHODS
-from cocoa_engine.scoring.candidates import Grower
+from cocoa_engine.scoring.candidates import CandidateGrower
 from cocoa_engine.scoring.text_profile import LayerProfile, Profiler, TextProfile
 from cocoa_engine.spans import Candidate
 
@@ -84,7 +84,7 @@ def force(
         PromptError: an answer does not fit the context window after its prompt.
     """
     profiler = Profiler(engine.session, config)
-    grower = Grower(engine.session, config) if grow and METHODS[config.method].branches else None
+    grower = CandidateGrower(engine.session, config) if grow and METHODS[config.method].branches else None
     for _, same in groupby(records, key=lambda record: record.prompt):
         batch = list(same)
         prompt = _prompt(engine, batch[0], chat)
@@ -125,8 +125,8 @@ def spans(forced: TeacherForced) -> Iterator[Segment]:
     """The answer divided at its risk points. Spans of white space are left out.
 
     Decoding ends a span at the latest of its candidates' next risk points. A given text has no other candidates, so a
-    span ends at its own next risk point. It also ends before a token that is not the most probable one, which no decode
-    would have continued with.
+    span ends at its own next risk point. It also ends before a token that is not the most probable one, because
+    branches continue with the most probable token.
     """
     count = len(forced.profile.token_ids)
     cuts = [at for at in range(count) if at == 0 or begins_span(forced.profile, at)]

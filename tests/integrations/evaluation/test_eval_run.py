@@ -284,7 +284,7 @@ def test_foreign_folders_are_refused(engine: CocoaEngine, truthfulqa: Path, tmp_
         evaluate(engine, MC, samples[:1], ARMS[:1], tmp_path / "out")
     row = (tmp_path / "out" / "samples.jsonl").read_text().splitlines()[0]
     (tmp_path / "out" / "samples.jsonl").write_text(f"{row}\n{row}\n")
-    with pytest.raises(DataError, match=r"comes twice"):
+    with pytest.raises(DataError, match=r"occurs twice"):
         evaluate(engine, MC, samples[:1], ARMS[:1], tmp_path / "out")
 
 

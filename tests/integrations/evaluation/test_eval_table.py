@@ -69,8 +69,8 @@ def test_less_can_be_better_and_fractions_keep_four_decimals() -> None:
     table = markdown(TASKS["truthfulqa_gen"], results("truthfulqa_gen", figures, errors=1, empty=3))
     assert "| Baseline (greedy) | - | <u>20.00</u> | 50.00 | 13.50 |" in table
     assert "| CoCoA-SIG | ConMLDS (α=1) | **10.00** | 50.00 | 22.05 |" in table
-    assert "count as wrong: 2 in all arms" in table
-    assert "Empty answers: 4 in all arms" in table
+    assert "count as wrong: 2 across all arms" in table
+    assert "Empty answers: 4 across all arms" in table
     figures = {Arm("greedy"): {"em": 0.483, "f1": 0.71094}}
     table = markdown(TASKS["nq"], results("nq", figures, "Qwen/Qwen2.5-14B-Instruct"))
     assert "| Baseline (greedy) | - | 48.30 | 0.7109 | 48.30 | 0.7109 |" in table

@@ -43,16 +43,6 @@ ENGINE_MODULES = {
 }
 """The modules of the engine that adapters import."""
 
-NOT_YET_PUBLIC = {
-    ("cocoa_engine.decoding.grammar", "json_rule"),
-    ("cocoa_engine.decoding.request", "PerPrompt"),
-    ("cocoa_engine.decoding.result_builder", "scored_under"),
-    ("cocoa_engine.model.detokenizer", "TextTrack"),
-    ("cocoa_engine.scoring.context_lift", "context_lift_of_text"),
-    ("cocoa_engine.scoring.rescoring", "needs_more"),
-}
-"""Functions and classes that adapters take from a module of the decoder. New ones need a public name instead."""
-
 
 def module_id(path: Path) -> str:
     return str(path.relative_to(FOLDER))
@@ -138,14 +128,12 @@ def test_adapters_import_public_names_of_the_engine(path: Path) -> None:
         for module, name in engine_imports(path.read_text(encoding="utf-8"))
         if module not in ENGINE_MODULES or is_private(name)
     }
-    assert found <= NOT_YET_PUBLIC
+    assert not found
 
 
-def test_the_list_of_exceptions_is_no_longer_than_needed() -> None:
+def test_the_list_of_modules_is_no_longer_than_needed() -> None:
     sources = [path.read_text(encoding="utf-8") for path in MODULES]
-    used = {pair for source in sources for pair in engine_imports(source)}
-    assert used >= NOT_YET_PUBLIC
-    assert {module for module, _ in used} >= ENGINE_MODULES
+    assert {module for source in sources for module, _ in engine_imports(source)} >= ENGINE_MODULES
 
 
 @pytest.mark.parametrize(

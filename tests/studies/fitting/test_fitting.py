@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cocoa_engine import CalibrationError, RiskCalibrator
 from cocoa_engine.calibration.calibrator import FittedRisk, Isotonic, logistic
 from cocoa_engine.calibration.features import ANSWER_FEATURES, SPAN_FEATURES
-from cocoa_engine.studies.fitting.fit import STRENGTHS, LabelledFeatures, left_out, validate
+from cocoa_engine.studies.fitting.fit import INVERSE_STRENGTHS, LabelledFeatures, left_out, validate
 from cocoa_engine.studies.fitting.validation import brier, expected_calibration_error, reliability
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
 from tests.helpers.processes import python
@@ -89,7 +89,7 @@ def test_plain_python_applies_what_scikit_learn_fitted(isotonic: bool) -> None:
     spans = labelled_items()
     calibrated = risk(spans, isotonic=isotonic)
     plains = []
-    for strength in STRENGTHS:
+    for strength in INVERSE_STRENGTHS:
         model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
         plains.append(model.fit(spans.features, spans.labels).predict_proba(spans.features)[:, 1])
     raw = calibrated.model_copy(update={"isotonic": None})

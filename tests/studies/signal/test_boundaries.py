@@ -8,7 +8,7 @@ from sklearn.metrics import roc_auc_score
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_engine.datasets import LabelledSpan, LabelledText
 from cocoa_engine.scoring.text_profile import Profiler
-from cocoa_engine.studies.signal.boundaries import CUTS, SCORES, Cut, Cuts, Cutter, cut_every_way
+from cocoa_engine.studies.signal.boundaries import CUTS, SCORES, BoundaryScores, Cut, Cutter, with_boundary_scores
 from cocoa_engine.studies.signal.report import boundary_table
 from cocoa_engine.studies.signal.segments import TeacherForced, force, spans, token_labels
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -38,8 +38,8 @@ def test_every_cut_speaks_of_the_same_characters(engine: CocoaEngine) -> None:
         _labelled(text, (wrong, len(text) - 1)),
         LabelledText("2", PROMPT, "The Loire.", "?", True, None, PROMPT),
     ]
-    cuts = Cuts()
-    answers = list(cut_every_way(force(engine, records, config), engine, config, cuts))
+    cuts = BoundaryScores()
+    answers = list(with_boundary_scores(force(engine, records, config), engine, config, cuts))
     assert [forced.record.id for forced in answers] == ["1", "2"]  # handed on, the unlabelled one too
     forced = answers[0]
     count = len(forced.profile.token_ids)

@@ -1,0 +1,117 @@
+"""A loaded model with its tokenizer: facts about the model, and conversion between text and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cocoa_engine.execution.session import Session
+from cocoa_engine.info import ModelInfo
+from cocoa_engine.model.detokenizer import Detokenizer
+from cocoa_engine.model.generation_config import eos_token_ids
+from cocoa_engine.model.prompts import Messages
+from cocoa_engine.runtime import Runtime
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from cocoa_engine.decoding.grammar import GrammarProcessor
+
+
+class LoadedModel:
+    """The base class of :class:`~cocoa_engine.CocoaEngine`: facts about its model, and conversion of text to tokens.
+
+    Attributes:
+        session: the model, the tokenizer, and the scheduler that runs them.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model that was passed in."""
+        return self.session.model.model
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer that was passed in."""
+        return self.session.tokens.tokenizer
+
+    @property
+    def runtime(self) -> Runtime:
+        """How the model is run."""
+        return self.session.runtime
+
+    @property
+    def model_name(self) -> str:
+        """The model's name in results."""
+        return self.session.model_name
+
+    @property
+    def num_layers(self) -> int:
+        """The number of decoder layers, L."""
+        return self.session.model.num_layers
+
+    @property
+    def context_window(self) -> int | None:
+        """The maximum length of prompt and answer together, in tokens; `None` if the config does not state it."""
+        return self.session.model.context_window
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether :meth:`chat` can be used."""
+        return self.session.tokens.has_chat_template
+
+    def info(self) -> ModelInfo:
+        """Facts about the model and how it runs. Selects its backend, if that has not been done before."""
+        return ModelInfo.of(self.session)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        return self.session.tokens.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens left out."""
+        return self.session.tokens.decode(token_ids)
+
+    def detokenizer(self) -> Detokenizer:
+        """A decoder for tokens that arrive one by one."""
+        return Detokenizer(self.session.tokens.decode)
+
+    def constrain(
+        self,
+        *,
+        json_schema: Mapping[str, Any] | None = None,
+        regex: str | None = None,
+        grammar: str | None = None,
+    ) -> GrammarProcessor:
+        """A logits processor that constrains answers to a JSON schema, a regular expression or a grammar.
+
+        It can be passed to any number of calls: ``engine.generate(prompt, logits_processor=engine.constrain(...))``.
+
+        Args:
+            json_schema: the answer is a JSON value that matches this schema, on one line.
+            regex: the whole answer matches this expression (syntax of Rust's regex crate).
+            grammar: the answer matches this grammar, in llguidance's dialect of Lark, with a rule ``start``.
+
+        Raises:
+            ConfigError: not exactly one of them is given, it is invalid, or the tokenizer is not a fast tokenizer.
+            MissingExtraError: llguidance is not installed (the extra ``tools``).
+        """
+        from cocoa_engine.decoding.grammar import constraint
+
+        ends = eos_token_ids(self.model, self.tokenizer)
+        return constraint(self.tokenizer, ends, json_schema=json_schema, regex=regex, grammar=grammar)
+
+    def render_chat(self, messages: Messages, **template_kwargs: Any) -> str:
+        """Chat messages as one text, by the tokenizer's chat template, up to the start of the answer.
+
+        Raises:
+            ChatTemplateError: the tokenizer has no chat template, or it refuses the messages.
+        """
+        return self.session.tokens.render_chat(messages, **template_kwargs)
+
+    def encode_chat(self, messages: Messages, **template_kwargs: Any) -> list[int]:
+        """Token ids of :meth:`render_chat`. Special tokens come from the template."""
+        return self.encode(self.render_chat(messages, **template_kwargs), add_special_tokens=False)

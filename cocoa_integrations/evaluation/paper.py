@@ -6,7 +6,8 @@ and layers.
 
 - CoCoA-SIG on Qwen-2.5-7b is left out, because its alpha is not given. FActScore is left out, because it is not
   measured here.
-- The greedy results on NQ-Swap are from the detailed table. The main table has the same truth (%) and different values of the other metrics.
+- The greedy results on NQ-Swap are from the detailed table. The main table has the same truth (%) and different values
+  of the other metrics.
 - On SAMSum, the ConMLDS rows of Mistral-7B repeat those of Llama-3-8B in the paper.
 - The table on layers is headed ConMLDS, alpha = 1, but its row of layers 10-21 is that of fMLDS in the detailed table,
   and is left out. The paper does not say which layers are "all".

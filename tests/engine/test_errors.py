@@ -182,9 +182,9 @@ def test_extreme_settings_are_survived() -> None:
 
 
 def test_processors_that_are_none(idle: CocoaEngine) -> None:
-    with pytest.raises(ConfigError, match="logits_processor takes"):
+    with pytest.raises(ConfigError, match="logits_processor must be"):
         idle.generate("Hello", logits_processor=[3])  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match="stopping_criteria takes"):
+    with pytest.raises(ConfigError, match="stopping_criteria must be"):
         idle.generate("Hello", stopping_criteria=3)  # type: ignore[arg-type]
 
 

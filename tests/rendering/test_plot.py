@@ -54,7 +54,7 @@ def test_the_curve_of_a_chat_and_of_a_scored_text(engine: CocoaEngine) -> None:
     curve = engine.layer_profile(engine.encode_chat(messages), answer, 0)
     assert curve.f_mlds == pytest.approx(answer.spans[0].f_mlds, abs=1e-4)
     assert engine.layer_profile(messages, answer, 0) == curve
-    with pytest.raises(PromptError, match="the answer was made after"):
+    with pytest.raises(PromptError, match="the answer's prompt had"):
         engine.layer_profile([*messages, {"role": "assistant", "content": "Frank"}], answer, 0)
     scored = engine.score(PROMPT, " red and blue")
     curve = engine.layer_profile(PROMPT, scored, 0)

@@ -150,7 +150,7 @@ def test_processors_are_left_out_where_the_prompt_is_given() -> None:
 def test_a_processed_answer_is_not_compared_with_what_was_not(options: dict[str, Any]) -> None:
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     generation = engine.generate([5, 6, 7, 8], max_new_tokens=4, **options)
-    with pytest.raises(ConfigError, match="give with_context="):
+    with pytest.raises(ConfigError, match="as with_context="):
         context_lift(engine, Generation.model_validate_json(generation.model_dump_json()), [7, 8])
     assert context_lift(engine, generation, [7, 8], with_context=[5, 6, 7, 8])
 

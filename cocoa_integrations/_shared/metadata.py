@@ -69,13 +69,16 @@ def report_of(
 
     The values of the report are those of the answer. If the model reasoned, ``reasoning`` has those of the reasoning.
     """
+    counted = _risk_of([span for span in spans if not is_reasoning(span)])
     report: dict[str, Any] = {
         "schema": SCHEMA,
         "method": method,
-        **_risk_of([span for span in spans if not is_reasoning(span)]),
+        "max_risk": counted["max_risk"],
+        "mean_risk": counted["mean_risk"],
         "calibrated": calibrated,
         "answer_risk": answer_risk,
         "spans": spans,
+        "risk_points": counted["risk_points"],
     }
     if any("part" in span for span in spans):
         thoughts = [span for span in spans if is_reasoning(span)]

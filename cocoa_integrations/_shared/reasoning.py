@@ -170,7 +170,8 @@ class ReasoningSplitter:
         elif visible.startswith(OPENING):
             self._begin = start + len(OPENING)
         elif self._finished or tag == CLOSING or not OPENING.startswith(visible):
-            self._begin, self._answers = (0, False) if self._inside else (None, True)
+            self._begin = 0 if self._inside else None
+            self._answers = not self._inside
 
     def _close(self, begin: int) -> None:
         written = self.text.find(CLOSING, max(begin, self._searched))

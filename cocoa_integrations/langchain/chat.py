@@ -20,7 +20,7 @@ from typing_extensions import Self
 from cocoa_engine import Generation
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
-from cocoa_integrations._shared.chat_template import OPTIONS, ChatTemplateOptions, template_options
+from cocoa_integrations._shared.chat_template import given_options, template_options
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, all_spans, span_metadata
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations._shared.tracing import RiskTrace
@@ -207,10 +207,7 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
     def _identifying_params(self) -> Mapping[str, Any]:
         requests = {"tool_request": self._tool_request, "initial_tool_request": self._initial_request}
         tools = {name: repr(request) for name, request in requests.items() if request}
-        defaults = ChatTemplateOptions()
-        given = {name: getattr(self, name) for name in sorted(OPTIONS)}
-        template = {name: value for name, value in given.items() if value != getattr(defaults, name)}
-        return {**super()._identifying_params, **tools, **template}
+        return {**super()._identifying_params, **tools, **given_options(self)}
 
     def _with_tools(self, options: Mapping[str, Any]) -> Self:
         if legacy := [name for name in ("functions", "function_call") if options.get(name)]:

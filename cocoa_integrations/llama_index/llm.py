@@ -34,7 +34,7 @@ from cocoa_engine.messages import explain
 from cocoa_engine.model.load_options import LoadOptions
 from cocoa_engine.model.loading import ACCESS_OPTIONS
 from cocoa_integrations._shared.async_stream import AsyncStream
-from cocoa_integrations._shared.chat_template import OPTIONS, ChatTemplateOptions, text_ends_inside_reasoning
+from cocoa_integrations._shared.chat_template import ChatTemplateOptions, given_options, text_ends_inside_reasoning
 from cocoa_integrations._shared.loading import engine_for
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations._shared.settings import DecodeSettings, config_of, fields_of, refuse_unknown, split_settings
@@ -381,7 +381,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, LoadOptions, FunctionCalling
                 return self._begin(prompt, decoding, reader.plan.processors())
             if request:
                 raise ConfigError("tools and response_format need the chat template; leave out messages_to_prompt.")
-            if given := sorted(name for name in OPTIONS if getattr(template, name) not in (None, False, {})):
+            if given := given_options(template):
                 raise ConfigError(f"{', '.join(given)}: only for the chat template; leave out messages_to_prompt.")
             assert self.messages_to_prompt is not None
             text = self.messages_to_prompt(opened)

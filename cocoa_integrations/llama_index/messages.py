@@ -26,9 +26,9 @@ def require_text(messages: Sequence[ChatMessage]) -> None:
     """
     for message in messages:
         is_assistant = _role(message) == "assistant"
-        known = (TextBlock, ToolCallBlock, ThinkingBlock) if is_assistant else (TextBlock, ToolCallBlock)
         for block in message.blocks:
-            if not isinstance(block, known):
+            is_reasoning = is_assistant and isinstance(block, ThinkingBlock)
+            if not (is_reasoning or isinstance(block, (TextBlock, ToolCallBlock))):
                 kind = type(block).__name__
                 raise PromptError(f"this model reads text only, but a {message.role.value} message has a {kind}.")
     if not any((message.content or "").strip() or _calls(message) for message in messages):

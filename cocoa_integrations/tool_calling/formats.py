@@ -139,7 +139,7 @@ def after_reasoning(grammar: str, tokenizer: Any) -> str:
     lazy = "[lazy]" if closing.startswith('"') else ""
     return "\n".join(
         [
-            r"start: reasoning /\s*/ answered",
+            r"start: reasoning /\s{0,4}/ answered",
             f"reasoning{lazy}: REASONING {closing}",
             r"REASONING: /(.|\n)*/",
             grammar.replace("start:", "answered:", 1),

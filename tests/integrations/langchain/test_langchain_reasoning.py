@@ -1,4 +1,4 @@
-"""Reasoning models: what they think is a block of its own, and neither called, nor counted, nor marked as the answer."""
+"""Reasoning models: what they think is a block of its own, and neither called nor counted as the answer."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from cocoa_integrations.langchain import (
     max_risk,
     risk_gate,
 )
+from tests.helpers.alike import close
 from tests.helpers.reasoning_models import HYBRID, PLAIN, READS_REASONING, reasoning_engine, saying
 
 THOUGHT = 'I could <tool_call>{"name":"get_weather","arguments":{}}</tool_call> but…'
@@ -75,8 +76,8 @@ def test_nothing_is_called_before_the_end_of_the_reasoning(
     whole = added(chunks)
     assert without_index(whole.content) == blocks
     assert whole.text == "Hello!"
-    assert get_spans(whole) == get_spans(message)
-    assert get_risk(whole) == get_risk(message)
+    assert close(get_spans(whole), get_spans(message))
+    assert close(get_risk(whole), get_risk(message))
 
 
 def test_a_call_after_the_reasoning(engines: dict[str, CocoaEngine]) -> None:
@@ -266,7 +267,7 @@ class Move(BaseModel):
 def test_a_schema_holds_after_the_reasoning(engines: dict[str, CocoaEngine], tags: str, method: Any) -> None:
     engine = engines[tags]
     options = saying(engine, "Up {or} down?</think>\n", ends=False)
-    chat = ChatCocoa(engine=engine, **{**options, "max_new_tokens": 120})
+    chat = ChatCocoa(engine=engine, **{**options, "max_new_tokens": 200})
     model = chat.with_structured_output(Move, method=method, include_raw=True)
     answer = model.invoke("Hi")
     assert isinstance(answer["parsed"], Move), answer

@@ -12,6 +12,7 @@ from llama_index.core.tools import FunctionTool
 
 from cocoa_engine import CocoaEngine, ConfigError, PromptError
 from cocoa_integrations.llama_index import CocoaLLM, RiskChatEngine, collect_risk
+from tests.helpers.alike import close
 from tests.helpers.reasoning_models import HYBRID, PLAIN, READS_REASONING, reasoning_engine, saying
 
 THOUGHT = 'I could <tool_call>{"name":"get_weather","arguments":{}}</tool_call> but…'
@@ -38,9 +39,8 @@ def engines() -> dict[str, CocoaEngine]:
 @pytest.fixture
 def thinker(engines: dict[str, CocoaEngine]) -> CocoaLLM:
     options = saying(engines["text"], TEXT)
-    return CocoaLLM(
-        engine=engines["text"], generate_kwargs={"logits_processor": options.pop("logits_processor")}, **options
-    )
+    every_call = {"logits_processor": options.pop("logits_processor")}
+    return CocoaLLM(engine=engines["text"], generate_kwargs=every_call, **options)
 
 
 def parts(response: ChatResponse) -> list[tuple[type, Any]]:
@@ -64,8 +64,8 @@ def test_nothing_is_called_before_the_end_of_the_reasoning(
     assert len([chunk for chunk in chunks if chunk.delta]) > 1
     assert parts(chunks[-1]) == parts(response)
     streamed = [span for chunk in chunks for span in chunk.additional_kwargs.get("cocoa_spans", ())]
-    assert streamed == response.additional_kwargs["cocoa_spans"]
-    assert chunks[-1].additional_kwargs["cocoa_risk"] == response.additional_kwargs["cocoa_risk"]
+    assert close(streamed, response.additional_kwargs["cocoa_spans"])
+    assert close(chunks[-1].additional_kwargs["cocoa_risk"], response.additional_kwargs["cocoa_risk"])
 
 
 async def test_async_ways_say_the_same(thinker: CocoaLLM) -> None:

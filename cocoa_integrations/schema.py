@@ -9,7 +9,15 @@ from typing import Annotated, Any, Literal
 
 from typing_extensions import NotRequired, TypedDict
 
-__all__ = ["AgentRiskEntry", "ArgumentEntry", "RiskReport", "SpanEntry", "ToolCallEntry", "TryEntry"]
+__all__ = [
+    "AgentRiskEntry",
+    "ArgumentEntry",
+    "ReasoningEntry",
+    "RiskReport",
+    "SpanEntry",
+    "ToolCallEntry",
+    "TryEntry",
+]
 
 
 class SpanEntry(TypedDict):
@@ -36,6 +44,11 @@ class SpanEntry(TypedDict):
     reaches_max_risk: Annotated[bool, "Whether decoding stopped after this span because its risk reached `max_risk`."]
     candidates: Annotated[int, "Number of candidates that competed; 0 where none did."]
     chosen: Annotated[int | None, "Index of the kept candidate at a risk point, otherwise `None`."]
+    part: Annotated[
+        NotRequired[Literal["reasoning", "answer"]],
+        "Only where the model reasoned: the part of the text that the span belongs to. A span with the tag `</think>` "
+        "belongs to the answer if it has visible text after the tag.",
+    ]
     context_lift: Annotated[
         NotRequired[float | None],
         "Only where context lift is measured: `log_prob` with the context minus `log_prob` without it, in nats. `None` "
@@ -67,19 +80,31 @@ class ToolCallEntry(TypedDict):
     error: Annotated[str | None, "Why the call cannot be made; `None` if it can."]
 
 
+class ReasoningEntry(TypedDict):
+    """``reasoning`` in ``cocoa_risk``: the risk of the reasoning, which does not count in the other values."""
+
+    max_risk: Annotated[float, "Highest risk of any span of the reasoning; 0.0 without spans."]
+    mean_risk: Annotated[float, "Mean risk of these spans; 0.0 without spans."]
+    risk_points: Annotated[int, "Number of these spans of kind `risk_point`."]
+    spans: Annotated[list[int], "Numbers of these spans."]
+
+
 class RiskReport(TypedDict):
     """The ``cocoa_risk`` report of one answer."""
 
     schema: Annotated[Literal[1], "Version of this schema. It changes when a key changes its meaning or is removed."]
     method: Annotated[str | None, "Decoding method, such as `cocoa-sig`; `None` in a partial report."]
-    max_risk: Annotated[float, "Highest risk of any span; 0.0 without spans."]
-    mean_risk: Annotated[float, "Mean risk of the spans; 0.0 without spans."]
+    max_risk: Annotated[float, "Highest risk of any span of the answer, without reasoning; 0.0 without spans."]
+    mean_risk: Annotated[float, "Mean risk of the spans of the answer, without reasoning; 0.0 without spans."]
     calibrated: Annotated[bool, "Whether the risks of spans are calibrated probabilities."]
     answer_risk: Annotated[
-        float | None, "Probability that the answer is wrong as a whole; `None` without a calibrator for answers."
+        float | None,
+        "Probability that the answer is wrong as a whole, from its spans after the reasoning; `None` without a "
+        "calibrator for answers.",
     ]
-    spans: Annotated[list[SpanEntry], "Every span of the answer, in order."]
-    risk_points: Annotated[int, "Number of spans of kind `risk_point`."]
+    spans: Annotated[list[SpanEntry], "Every span of the generated text, in order, reasoning included."]
+    risk_points: Annotated[int, "Number of spans of kind `risk_point` of the answer, without reasoning."]
+    reasoning: Annotated[NotRequired[ReasoningEntry], "Only where the model reasoned: the risk of its reasoning."]
     tool_calls: Annotated[NotRequired[list[ToolCallEntry]], "Only where the answer holds tool calls."]
     partial: Annotated[
         NotRequired[bool],

@@ -9,6 +9,8 @@ from typing import Any, Literal, get_args
 
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
 from cocoa_engine.messages import unknown
+from cocoa_integrations._shared.metadata import is_reasoning
+from cocoa_integrations._shared.reasoning import CLOSING
 
 Metric = Literal["risk", "con_mlds", "f_mlds", "self_information"]
 """The values of a span that a threshold can be compared with; higher is riskier."""
@@ -34,8 +36,38 @@ def metric_of(span: dict[str, Any], metric: Metric) -> float:
 
 
 def visible_spans(spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The spans with visible text. A line break or an end-of-sequence token cannot be a hallucination."""
-    return [span for span in spans if span["text"].strip()]
+    """The spans of the answer with visible text. A line break or an end-of-sequence token cannot be a hallucination.
+
+    The reasoning of a model does not count: it is not the answer.
+    """
+    return [span for span in spans if span["text"].strip() and not is_reasoning(span)]
+
+
+def covering(text: str, spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """The spans whose texts concatenate to ``text``, or ``None`` if they do not.
+
+    After reasoning, the closing tag and the whitespace before the answer are cut off the texts of the spans.
+
+    Args:
+        text: an answer, or the part of it that ``spans`` cover.
+        spans: entries of ``cocoa_spans``, in order.
+    """
+    answer = [span for span in spans if not is_reasoning(span)]
+    whole = "".join(span["text"] for span in answer)
+    if whole == text:
+        return answer
+    cut = len(whole) - len(text)
+    before = whole[: max(cut, 0)].strip()
+    if cut < 0 or not whole.endswith(text) or not any("part" in span for span in spans):
+        return None
+    if before and not before.endswith(CLOSING):
+        return None
+    covered = []
+    for span in answer:
+        size = min(cut, len(span["text"]))
+        cut -= size
+        covered.append({**span, "text": span["text"][size:]} if size else span)
+    return covered
 
 
 def highest(spans: Sequence[dict[str, Any]], metric: Metric) -> float:
@@ -96,10 +128,11 @@ class Limit:
         Raises:
             ConfigError: the text is not the text of the spans.
         """
-        if text != "".join(span["text"] for span in spans):
+        covered = covering(text, spans)
+        if covered is None:
             raise ConfigError("the text differs from the text of its spans; mark an answer before changing its text")
-        risky = self.risky(spans)
-        return "".join(self._marked(span, mark) if span in risky else span["text"] for span in spans)
+        risky = self.risky(covered)
+        return "".join(self._marked(span, mark) if span in risky else span["text"] for span in covered)
 
     def _marked(self, span: dict[str, Any], mark: Mark) -> str:
         core = span["text"].strip()

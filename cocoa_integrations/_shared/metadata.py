@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cocoa_engine import ContextLift, Generation, Span
+from cocoa_integrations._shared.reasoning import Part, Split
 
 SCHEMA = 1
 SPANS_KEY = "cocoa_spans"
@@ -17,14 +18,15 @@ REPORTS_KEY = "cocoa_reports"
 """In LlamaIndex: the ``cocoa_risk`` of every answer that the model gave for one response."""
 
 
-def span_metadata(span: Span, number: int) -> dict[str, Any]:
+def span_metadata(span: Span, number: int, part: Part | None = None) -> dict[str, Any]:
     """One entry of ``cocoa_spans``; ``number`` counts the spans of the answer from 0.
 
+    ``part`` says whether the span belongs to the reasoning or the answer; it is left out if the model did not reason.
     ``start`` and ``end`` are character offsets in the returned text. ``risk`` is in [0, 1] if ``calibrated`` of the
     report is true; otherwise it is the raw MLDS of the configured metric. ``reaches_max_risk`` is true for the span at
     which ``max_risk`` stopped the answer; it is the last span.
     """
-    return {
+    entry: dict[str, Any] = {
         "span": number,
         "start": span.start,
         "end": span.end,
@@ -39,36 +41,61 @@ def span_metadata(span: Span, number: int) -> dict[str, Any]:
         "candidates": len(span.candidates),
         "chosen": span.chosen,
     }
+    return entry if part is None else {**entry, "part": part}
 
 
-def all_spans(generation: Generation) -> list[dict[str, Any]]:
-    """``cocoa_spans`` of a complete answer."""
-    return [span_metadata(span, number) for number, span in enumerate(generation.spans)]
+def all_spans(generation: Generation, split: Split | None = None) -> list[dict[str, Any]]:
+    """``cocoa_spans`` of a complete answer; ``split`` separates its reasoning."""
+    return [
+        span_metadata(span, number, None if split is None else split.part(number))
+        for number, span in enumerate(generation.spans)
+    ]
 
 
-def risk_report(generation: Generation) -> dict[str, Any]:
-    """The ``cocoa_risk`` report of a complete answer."""
+def risk_report(generation: Generation, split: Split | None = None) -> dict[str, Any]:
+    """The ``cocoa_risk`` report of a complete answer; ``split`` separates its reasoning."""
     return report_of(
-        all_spans(generation),
+        all_spans(generation, split),
         method=generation.config.method,
         calibrated=generation.calibrated,
-        answer_risk=generation.answer_risk,
+        answer_risk=(generation if split is None else split.answered).answer_risk,
     )
 
 
 def report_of(
     spans: list[dict[str, Any]], *, method: str | None, calibrated: bool, answer_risk: float | None = None
 ) -> dict[str, Any]:
-    """The ``cocoa_risk`` report of some ``cocoa_spans``; ``answer_risk`` needs a calibrator for answers."""
-    risks = [span["risk"] for span in spans]
-    return {
+    """The ``cocoa_risk`` report of some ``cocoa_spans``; ``answer_risk`` needs a calibrator for answers.
+
+    The values of the report are those of the answer. If the model reasoned, ``reasoning`` has those of the reasoning.
+    """
+    counted = _risk_of([span for span in spans if not is_reasoning(span)])
+    report: dict[str, Any] = {
         "schema": SCHEMA,
         "method": method,
-        "max_risk": max(risks, default=0.0),
-        "mean_risk": sum(risks) / len(risks) if risks else 0.0,
+        "max_risk": counted["max_risk"],
+        "mean_risk": counted["mean_risk"],
         "calibrated": calibrated,
         "answer_risk": answer_risk,
         "spans": spans,
+        "risk_points": counted["risk_points"],
+    }
+    if any("part" in span for span in spans):
+        thoughts = [span for span in spans if is_reasoning(span)]
+        report["reasoning"] = {**_risk_of(thoughts), "spans": [span["span"] for span in thoughts]}
+    return report
+
+
+def is_reasoning(span: dict[str, Any]) -> bool:
+    """Whether an entry of ``cocoa_spans`` belongs to the reasoning."""
+    return span.get("part") == "reasoning"
+
+
+def _risk_of(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    risks = [span["risk"] for span in spans]
+    return {
+        "max_risk": max(risks, default=0.0),
+        "mean_risk": sum(risks) / len(risks) if risks else 0.0,
         "risk_points": sum(span["kind"] == "risk_point" for span in spans),
     }
 

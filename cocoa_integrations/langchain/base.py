@@ -26,6 +26,7 @@ from cocoa_integrations._shared.async_stream import AsyncStream
 from cocoa_integrations._shared.loading import LazyEngine, lazy_engine, refuse_beside
 from cocoa_integrations._shared.logprobs import openai_logprobs
 from cocoa_integrations._shared.metadata import RISK_KEY, risk_report
+from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations._shared.settings import config_of, fields_of, refuse_unknown, split_settings
 from cocoa_integrations._shared.tracing import RiskTrace
 from cocoa_integrations._shared.workers import in_worker
@@ -33,7 +34,6 @@ from cocoa_integrations.langchain.identity import changes_since_loading, engine_
 from cocoa_integrations.langchain.options import (
     FRAMEWORK,
     INSTEAD,
-    PER_CALL,
     TOOL_DETAILS,
     TOOLS,
     CallOptions,
@@ -91,6 +91,7 @@ class CocoaModel(CallOptions, LoadOptions, BaseLanguageModel[Any]):
     """Cancels the call that this copy was made for."""
 
     _ls_model_type: ClassVar[Literal["chat", "llm"]]
+    _call_options: ClassVar[type[CallOptions]] = CallOptions
     _tool_options: ClassVar[frozenset[str]] = frozenset()
     """The names of the options that ask for tools, for error messages."""
 
@@ -195,17 +196,18 @@ class CocoaModel(CallOptions, LoadOptions, BaseLanguageModel[Any]):
         framework = {name: value for name, value in options.items() if name in FRAMEWORK}
         others = FRAMEWORK | TOOLS | TOOL_DETAILS
         settings, rest = split_settings({name: value for name, value in options.items() if name not in others})
-        rest = without_unset(CallOptions, rest)
+        rest = without_unset(self._call_options, rest)
         name = rest.pop("model", None)
         if name not in (None, self._name):
             raise ConfigError(
                 f"a call of {type(self).__name__} cannot change the model from {self._name!r} to {name!r}; "
                 f"make another {type(self).__name__}"
             )
-        refuse_unknown(rest, PER_CALL | self._tool_options, what=f"a call of {type(self).__name__}")
+        known = self._call_options.model_fields.keys() | self._tool_options
+        refuse_unknown(rest, known, what=f"a call of {type(self).__name__}")
         config = config_of(self).replace(**settings, **({} if stop is None else {"stop": stop}))
         try:
-            checked = CallOptions(**rest)
+            checked = self._call_options(**rest)
         except ValidationError as error:
             raise ConfigError(f"a call of {type(self).__name__}: {explain(error)}") from None
         update = {name: getattr(checked, name) for name in rest}
@@ -304,11 +306,15 @@ class CocoaModel(CallOptions, LoadOptions, BaseLanguageModel[Any]):
         return work()
 
     def _stream_spans(
-        self, start: Callable[[], SpanStream], to_chunk: Callable[[int, Span], Result]
+        self,
+        start: Callable[[], SpanStream],
+        to_chunk: Callable[[int, Span], Result],
+        answered: Callable[[Generation], Generation] = lambda generation: generation,
     ) -> Generator[Result, None, Generation]:
         """Yield ``to_chunk(number, span)`` for each span of a stream, and return the complete answer.
 
-        Only the start of a stream is retried. Closing this generator closes the stream.
+        Only the start of a stream is retried. Closing this generator closes the stream. ``answered`` returns the part
+        of the generation whose risk is traced.
         """
 
         trace = RiskTrace()
@@ -324,13 +330,13 @@ class CocoaModel(CallOptions, LoadOptions, BaseLanguageModel[Any]):
                 yield to_chunk(number, span)
                 span, number = next(stream, None), number + 1
         assert stream.generation is not None
-        trace.record(stream.generation)
+        trace.record(answered(stream.generation))
         return stream.generation
 
-    def _metadata(self, generation: Generation) -> dict[str, Any]:
+    def _metadata(self, generation: Generation, split: Split | None = None) -> dict[str, Any]:
         """The metadata of a complete answer. In a stream, only one chunk may carry it."""
         metadata = {
-            RISK_KEY: risk_report(generation),
+            RISK_KEY: risk_report(generation, split),
             "model_name": self._name,
             "finish_reason": generation.finish_reason,
         }
@@ -358,9 +364,12 @@ async def in_worker_of(
     return await in_worker(model._engine_or_lazy, call, *args, **kwargs)
 
 
-def usage_of(generation: Generation) -> UsageMetadata:
-    """Token counts under LangChain's names."""
+def usage_of(generation: Generation, split: Split | None = None) -> UsageMetadata:
+    """Token counts under LangChain's names, with those of the reasoning if the model reasoned."""
     usage = generation.usage
-    return UsageMetadata(
+    counts = UsageMetadata(
         input_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens, total_tokens=usage.total_tokens
     )
+    if split is not None and split.parts is not None:
+        counts["output_token_details"] = {"reasoning": split.reasoning_tokens(generation)}
+    return counts

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from langchain_core.callbacks import CallbackManagerForLLMRun, Callbacks
 from langchain_core.language_models import LanguageModelInput
@@ -16,28 +17,33 @@ from langchain_core.runnables.config import get_config_list
 from pydantic import PrivateAttr
 from typing_extensions import Self
 
-from cocoa_engine import Generation, Span
+from cocoa_engine import Generation
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
+from cocoa_integrations._shared.chat_template import given_options, template_options
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, all_spans, span_metadata
+from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations._shared.tracing import RiskTrace
 from cocoa_integrations.langchain.base import CocoaModel, usage_of
-from cocoa_integrations.langchain.messages import to_chat, to_entries
-from cocoa_integrations.langchain.options import TOOL_DETAILS, TOOLS
+from cocoa_integrations.langchain.messages import chunk_content, message_content, to_chat, to_entries
+from cocoa_integrations.langchain.options import TOOL_DETAILS, TOOLS, ChatCallOptions
 from cocoa_integrations.langchain.structured import json_parser, json_schema_of, structured, tool_parser, with_title
 from cocoa_integrations.langchain.tools import ChunkWriter, openai_tool, tool_calls, tool_has_answered, tool_request
 from cocoa_integrations.tool_calling import Call, Plan, ToolRequest, new_id, tool_call_risks
-from cocoa_integrations.tool_calling.streaming import GrowingAnswer
+from cocoa_integrations.tool_calling.streaming import GrowingAnswer, Piece
 
 if TYPE_CHECKING:
     from langchain_core.language_models.model_profile import ModelProfile
     from langchain_core.tools import BaseTool
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
 STRUCTURED_METHODS = ("json_schema", "function_calling", "json_mode")
 
 
 # LangChain passes the prompt of a call by position, so CocoaModel need not name it as BaseChatModel does.
-class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
+class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[misc]
     """A local chat model, decoded with CoCoA-SIG, that reports the risk of every span of its answers.
 
     Messages are formatted with the chat template of the tokenizer. An answer has its spans in
@@ -57,6 +63,13 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
     call to ``None``. The last chunk of such a call ends with an unmatched bracket (``{"name"]``). Without it, LangChain
     would complete the truncated JSON and list the call as valid.
 
+    The reasoning of a model, its text between ``<think>`` and ``</think>``, is a content block
+    ``{"type": "reasoning", "reasoning": ...}`` before that of the text. ``message.text`` is the answer only, no tool is
+    called before ``</think>``, and risk reports and gates count the answer: the reasoning has its own values in
+    ``cocoa_risk["reasoning"]``. Spans then have a ``part``, ``"reasoning"`` or ``"answer"``. ``enable_thinking`` and
+    ``chat_template_kwargs`` control the chat template, and with ``continue_final_message=True`` the model continues the
+    last message, which must be an ``AIMessage``.
+
     Example:
         >>> chat = ChatCocoa(model="Qwen/Qwen2.5-7B-Instruct", device_map="auto", alpha=2.5, max_tokens=256)
         >>> answer = chat.invoke("What is the capital of France?")
@@ -69,6 +82,7 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
     agents can use models that are too small to decide when to call a tool."""
 
     _ls_model_type = "chat"
+    _call_options = ChatCallOptions
     _tool_options = TOOLS | TOOL_DETAILS
 
     _tool_request: ToolRequest = PrivateAttr(default_factory=ToolRequest)
@@ -104,7 +118,8 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
             return 0
         engine = self.load()
         request = self._tool_request if tools is None else tool_request({"tools": tools})
-        chat, template_kwargs = Plan(request, engine).prompt(to_entries(messages))
+        options = template_options(self).model_copy(update={"continue_final_message": False})
+        chat, template_kwargs = Plan(request, engine, options).prompt(to_entries(messages))
         return len(engine.encode_chat(chat, **template_kwargs))
 
     def bind_tools(
@@ -192,7 +207,7 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
     def _identifying_params(self) -> Mapping[str, Any]:
         requests = {"tool_request": self._tool_request, "initial_tool_request": self._initial_request}
         tools = {name: repr(request) for name, request in requests.items() if request}
-        return {**super()._identifying_params, **tools}
+        return {**super()._identifying_params, **tools, **given_options(self)}
 
     def _with_tools(self, options: Mapping[str, Any]) -> Self:
         if legacy := [name for name in ("functions", "function_call") if options.get(name)]:
@@ -272,17 +287,18 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         model, _ = self._for_call(stop, kwargs)
         plan, chat, options = model._prepare(messages)
         generation = model._retrying(lambda: plan.engine.chat(chat, **options))
-        RiskTrace().record(generation)
-        reading = plan.read(generation.text)
+        split = plan.split(generation)
+        RiskTrace().record(split.answered)
+        reading = plan.read(generation.text, start=split.answer_start)
         calls = [(new_id(), call) for call in reading.calls]
         valid, invalid = tool_calls(calls)
         message = AIMessage(
-            content=reading.content,
+            content=message_content(split.reasoning, reading.content),
             tool_calls=valid,
             invalid_tool_calls=invalid,
-            additional_kwargs={SPANS_KEY: all_spans(generation)},
-            response_metadata=model._chat_metadata(generation, calls),
-            usage_metadata=usage_of(generation),
+            additional_kwargs={SPANS_KEY: all_spans(generation, split)},
+            response_metadata=model._chat_metadata(generation, split, calls),
+            usage_metadata=usage_of(generation, split),
         )
         return ChatResult(generations=[ChatGeneration(message=message)])
 
@@ -290,40 +306,55 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         plan, chat, options = self._prepare(messages)
         answer, writer = GrowingAnswer(plan), ChunkWriter()
 
-        def to_chunk(number: int, span: Span) -> ChatGenerationChunk:
-            content, deltas = answer.add(span.text)
+        def to_chunk(piece: Piece, **last: Any) -> ChatGenerationChunk:
+            reasons = answer.has_reasoning
             message = AIMessageChunk(
-                content=content,
-                tool_call_chunks=[writer.chunk(delta) for delta in deltas],
-                additional_kwargs={SPANS_KEY: [span_metadata(span, number)]},
+                content=chunk_content(piece.reasoning, piece.content) if reasons else piece.content,
+                tool_call_chunks=[writer.chunk(delta) for delta in piece.calls],
+                additional_kwargs={}
+                if piece.span is None or piece.number is None
+                else {SPANS_KEY: [span_metadata(piece.span, piece.number, piece.part)]},
+                **last,
             )
             return ChatGenerationChunk(message=message)
 
-        generation = yield from self._stream_spans(lambda: plan.engine.stream_chat(chat, **options), to_chunk)
-        content, deltas, reading = answer.finish()
-        chunks = [writer.chunk(delta) for delta in deltas]
-        yield ChatGenerationChunk(
-            message=AIMessageChunk(
-                content=content,
-                tool_call_chunks=chunks,
-                response_metadata=self._chat_metadata(generation, list(zip(writer.ids, reading.calls, strict=True))),
-                usage_metadata=usage_of(generation),
-                chunk_position="last",
-            )
+        spans = self._stream_spans(
+            lambda: plan.engine.stream_chat(chat, **options),
+            lambda _, span: [to_chunk(piece) for piece in answer.add(span)],
+            lambda generation: plan.split(generation).answered,
         )
+        generation = yield from _flattened(spans)
+        [*held, rest], reading = answer.finish()
+        yield from map(to_chunk, held)
+        split = plan.split(generation)
+        last = to_chunk(rest, usage_metadata=usage_of(generation, split), chunk_position="last")
+        calls = list(zip(writer.ids, reading.calls, strict=True))
+        last.message.response_metadata = self._chat_metadata(generation, split, calls)
+        yield last
 
     def _prepare(self, messages: Sequence[BaseMessage]) -> tuple[Plan, list[dict[str, Any]], dict[str, Any]]:
         """The plan of a call, and the messages and the options for ``chat`` or ``stream_chat`` of the engine."""
         chat = to_chat(messages)
         request = self._tool_request if tool_has_answered(messages) else self._initial_request or self._tool_request
-        plan = Plan(request, self.load())
+        plan = Plan(request, self.load(), template_options(self))
         chat, template_kwargs = plan.prompt(chat)
         options = self._decode_options()
         options["logits_processor"] = [*options["logits_processor"], *plan.processors()]
         return plan, chat, {"template_kwargs": template_kwargs, **options}
 
-    def _chat_metadata(self, generation: Generation, calls: Sequence[tuple[str, Call]]) -> dict[str, Any]:
-        metadata = self._metadata(generation)
+    def _chat_metadata(self, generation: Generation, split: Split, calls: Sequence[tuple[str, Call]]) -> dict[str, Any]:
+        metadata = self._metadata(generation, split)
         if calls:
             metadata[RISK_KEY]["tool_calls"] = tool_call_risks(generation, calls, self.load())
         return metadata
+
+
+def _flattened(lists: Generator[list[Item], None, Result]) -> Generator[Item, None, Result]:
+    """Yield the items of the lists of a generator, and return what it returns."""
+    with closing(lists):
+        while True:
+            try:
+                items = next(lists)
+            except StopIteration as end:
+                return end.value
+            yield from items

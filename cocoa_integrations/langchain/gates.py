@@ -12,7 +12,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
-from cocoa_integrations._shared.limits import Limit, Mark, Metric, highest, require_mark
+from cocoa_integrations._shared.limits import Limit, Mark, Metric, covering, highest, require_mark
 from cocoa_integrations._shared.metadata import RISK_KEY
 from cocoa_integrations.langchain.runnables import find_risk, get_risk, get_spans
 
@@ -201,7 +201,7 @@ class _Stream:
 
 def _text_is_that_of_spans(chunk: Any) -> bool:
     """Whether the text of a chunk is that of its spans. Where a tool call may begin it is not: the text is delayed."""
-    return isinstance(chunk, BaseMessage) and chunk.text == "".join(span["text"] for span in get_spans(chunk))
+    return isinstance(chunk, BaseMessage) and covering(chunk.text, get_spans(chunk)) is not None
 
 
 def _calls_tools(answer: Any) -> bool:
@@ -227,11 +227,17 @@ def _with_text(answer: Any, text: str) -> Any:
         return answer.model_copy(update={"content": text})
     first = next((block for block in answer.content if _is_text(block) and isinstance(block, dict)), {"type": "text"})
     others = [block for block in answer.content if not _is_text(block)]
-    return answer.model_copy(update={"content": [{**first, "text": text}, *others]})
+    reasoning = [block for block in others if _is_reasoning(block)]
+    rest = [block for block in others if not _is_reasoning(block)]
+    return answer.model_copy(update={"content": [*reasoning, {**first, "text": text}, *rest]})
 
 
 def _is_text(block: Any) -> bool:
     return isinstance(block, str) or block.get("type") == "text"
+
+
+def _is_reasoning(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "reasoning"
 
 
 def _without_tool_calls(answer: Any) -> Any:
@@ -241,7 +247,7 @@ def _without_tool_calls(answer: Any) -> Any:
         return answer
     content = answer.content
     if not isinstance(content, str):
-        content = [block for block in content if _is_text(block)]
+        content = [block for block in content if _is_text(block) or _is_reasoning(block)]
     calls: dict[str, list[Any]] = {"tool_calls": [], "invalid_tool_calls": []}
     if isinstance(answer, AIMessageChunk):
         calls["tool_call_chunks"] = []

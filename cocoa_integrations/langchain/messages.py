@@ -19,14 +19,18 @@ ROLES: dict[type[BaseMessage], str] = {
 CALL_BLOCKS = frozenset({"tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call"})
 """Content blocks of an assistant message that repeat its ``tool_calls``."""
 
+REASONING_BLOCKS = frozenset({"reasoning", "thinking", "redacted_thinking", "non_standard"})
+"""Content blocks of an assistant message that are not part of its answer: reasoning, of LangChain and of Anthropic, and
+what LangChain knows no type for."""
+
 
 def to_chat(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     """Convert a conversation. Metadata of earlier answers, such as risk reports, never reaches the prompt.
 
     Returns:
         ``{"role": ..., "content": ...}`` per message, with ``"name"`` if the message has one, with ``"tool_calls"``
-        (OpenAI's format, the arguments a dict) for an assistant that called tools, and with ``"tool_call_id"`` for the
-        result of a tool.
+        (OpenAI's format, the arguments a dict) for an assistant that called tools, with ``"reasoning_content"`` for an
+        assistant that reasoned, and with ``"tool_call_id"`` for the result of a tool.
 
     Raises:
         PromptError: the messages have no text, or a message has an unsupported type or content.
@@ -60,6 +64,8 @@ def _entry(message: BaseMessage, called: Mapping[str | None, str]) -> dict[str, 
         # an invalid call is part of the text, as the model wrote it
         invalid = [call["args"] for call in message.invalid_tool_calls if call["args"]]
         entry["content"] = "\n".join([*filter(None, [entry["content"]]), *invalid])
+        if reasoning := _reasoning(message):
+            entry["reasoning_content"] = reasoning
     return entry
 
 
@@ -85,8 +91,33 @@ def _text(message: BaseMessage) -> str:
             parts.append(block)
         elif isinstance(block.get("text"), str):
             parts.append(block["text"])
-        elif not (isinstance(message, AIMessage) and block.get("type") in CALL_BLOCKS):
+        elif not (isinstance(message, AIMessage) and block.get("type") in CALL_BLOCKS | REASONING_BLOCKS):
             raise PromptError(
                 f"content of type {block.get('type')!r} in {type(message).__name__}; the model reads text only"
             )
     return "".join(parts)
+
+
+def _reasoning(message: AIMessage) -> str:
+    """The text of the reasoning of an assistant message: of its blocks, or where other integrations put it."""
+    blocks = [block for block in message.content if isinstance(block, dict)]
+    parts = [str(block.get(kind) or "") for block in blocks if (kind := block.get("type")) in ("reasoning", "thinking")]
+    return "".join(parts) or str(message.additional_kwargs.get("reasoning_content") or "")
+
+
+def message_content(reasoning: str, text: str) -> str | list[str | dict[str, Any]]:
+    """The content of an answer: its text, or blocks of reasoning and text."""
+    if not reasoning:
+        return text
+    return [{"type": "reasoning", "reasoning": reasoning}, *([{"type": "text", "text": text}] if text else [])]
+
+
+def chunk_content(reasoning: str, text: str) -> list[str | dict[str, Any]]:
+    """The content of a chunk of an answer with reasoning. LangChain adds the blocks of chunks by their ``index``."""
+    # not a number: with output_version="v1" the parts of tool calls are blocks too, with their own numbers
+    blocks: list[str | dict[str, Any]] = []
+    if reasoning:
+        blocks.append({"type": "reasoning", "reasoning": reasoning, "index": "lc_rsn_0"})
+    if text:
+        blocks.append({"type": "text", "text": text, "index": "lc_txt_0"})
+    return blocks

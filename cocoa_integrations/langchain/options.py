@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, field_validator
 from pydantic.fields import FieldInfo
 
 from cocoa_engine.errors import ConfigError
+from cocoa_integrations._shared.chat_template import ChatTemplateOptions
 from cocoa_integrations._shared.settings import DecodeSettings
 
 FRAMEWORK = frozenset({"tags", "metadata", "run_name", "run_id", "stream", "ls_structured_output_format"})
@@ -55,8 +56,12 @@ class CallOptions(DecodeSettings):
         return tuple(given) if isinstance(given, Sequence) else (given,)
 
 
-PER_CALL = frozenset(CallOptions.model_fields)
-"""The names of the options of a call."""
+class ChatCallOptions(ChatTemplateOptions, CallOptions):
+    """The options that both the constructor and a single call of a chat model take."""
+
+
+PER_CALL = frozenset(ChatCallOptions.model_fields)
+"""The names of the options of a call of a chat model."""
 
 
 def without_unset(kind: type[CallOptions], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from llama_index.core.schema import NodeWithScore
 
 from cocoa_engine import Generation
 from cocoa_integrations._shared.metadata import REPORTS_KEY, RISK_KEY, add_context_lift
+from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations.llama_index.callbacks import RiskCollector, Start
 from cocoa_integrations.llama_index.context_lift import lift_of
 
@@ -22,11 +23,12 @@ class MissingRiskWarning(UserWarning):
 
 
 class Answered(NamedTuple):
-    """One answer, the function that repeats its request, and its report."""
+    """One answer, the function that repeats its request, its report, and its text without reasoning."""
 
     generation: Generation
     start: Start | None
     report: dict[str, Any]
+    text: str
 
 
 class Answers(RiskCollector):
@@ -41,10 +43,11 @@ class Answers(RiskCollector):
         self._lift = lift
         self._answers: list[Answered] = []
 
-    def take(self, generation: Generation, start: Start | None) -> dict[str, Any]:
+    def take(self, generation: Generation, start: Start | None, split: Split | None = None) -> dict[str, Any]:
         """Add an answer and return its report."""
-        report = super().take(generation, start)
-        self._answers.append(Answered(generation, start, report))  # with its report: threads may interleave
+        report = super().take(generation, start, split)
+        text = generation.text[split.answer_start :] if split is not None else generation.text
+        self._answers.append(Answered(generation, start, report, text))  # with its report: threads may interleave
         return report
 
     def write(self, metadata: dict[str, Any], text: str, nodes: Sequence[NodeWithScore]) -> None:
@@ -66,8 +69,8 @@ class Answers(RiskCollector):
                 "retrieved and no LLM was called."
             )
             return
-        same = [answer for answer in self._answers if answer.generation.text.strip() == text.strip()]
-        generation, start, report = (same or self._answers)[-1]
+        same = [answer for answer in self._answers if answer.text.strip() == text.strip()]
+        generation, start, report, _ = (same or self._answers)[-1]
         metadata[RISK_KEY] = report
         if self._lift:
             lifts = lift_of(generation, start, nodes)

@@ -19,6 +19,7 @@ from llama_index.core.instrumentation.span import active_span_id
 
 from cocoa_engine import Generation, Span, SpanStream
 from cocoa_integrations._shared.metadata import risk_report
+from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations._shared.tracing import RiskTrace
 from cocoa_integrations.llama_index.events import CocoaRiskEvent, CocoaSpanEvent
 
@@ -68,9 +69,9 @@ class RiskCollector:
         # Not reset(token): the block may be left in a different context than it was entered in (async fixtures).
         _collectors.set(tuple(collector for collector in _collectors.get() if collector is not self))
 
-    def take(self, generation: Generation, start: Start | None) -> dict[str, Any]:
-        """Add an answer and return its report; ``start`` repeats the request."""
-        report = risk_report(generation)  # one for each collector, so that changes to one do not affect another
+    def take(self, generation: Generation, start: Start | None, split: Split | None = None) -> dict[str, Any]:
+        """Add an answer and return its report; ``start`` repeats the request, and ``split`` separates its reasoning."""
+        report = risk_report(generation, split)  # one for each collector, so that changes to one do not affect another
         self.reports.append(report)
         return report
 
@@ -96,10 +97,10 @@ class Observers:
         _dispatcher.event(CocoaSpanEvent(number=self._spans, span=span, span_id=self._llama_index_span))
         self._spans += 1
 
-    def answer_complete(self, generation: Generation) -> None:
-        """Report the complete answer."""
-        self._trace.record(generation)
+    def answer_complete(self, generation: Generation, split: Split | None = None) -> None:
+        """Report the complete answer; ``split`` separates its reasoning."""
+        self._trace.record(generation if split is None else split.answered)
         for collector in self._collectors:
-            collector.take(generation, self._start)
-        report = risk_report(generation)
+            collector.take(generation, self._start, split)
+        report = risk_report(generation, split)
         _dispatcher.event(CocoaRiskEvent(report=report, generation=generation, span_id=self._llama_index_span))

@@ -34,12 +34,14 @@ from cocoa_engine.messages import explain
 from cocoa_engine.model.load_options import LoadOptions
 from cocoa_engine.model.loading import ACCESS_OPTIONS
 from cocoa_integrations._shared.async_stream import AsyncStream
+from cocoa_integrations._shared.chat_template import ChatTemplateOptions, given_options, text_ends_inside_reasoning
 from cocoa_integrations._shared.loading import engine_for
+from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations._shared.settings import DecodeSettings, config_of, fields_of, refuse_unknown, split_settings
 from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.llama_index.callbacks import Observers, Start
 from cocoa_integrations.llama_index.messages import arguments_of, edited, require_text, to_entries
-from cocoa_integrations.llama_index.options import BESIDE_SETTINGS, DecodeOptions
+from cocoa_integrations.llama_index.options import BESIDE_SETTINGS, DecodeOptions, split_template_options
 from cocoa_integrations.llama_index.responses import Answer, Chunks, complete_answer
 from cocoa_integrations.llama_index.tools import ChatReader, split_tools
 
@@ -52,7 +54,7 @@ logger = logging.getLogger(__name__)
 Response = TypeVar("Response", CompletionResponse, ChatResponse)
 
 
-class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
+class CocoaLLM(ChatTemplateOptions, DecodeSettings, LoadOptions, FunctionCallingLLM):
     """A local Hugging Face model, decoded with CoCoA, that reports the risk of every span of its answers.
 
     Every field of :class:`CocoaConfig` is also an option, of the constructor and of each call::
@@ -65,6 +67,12 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
     that CoCoA supports; other keywords raise an error. Chat messages are formatted with the chat template of the
     tokenizer unless ``messages_to_prompt`` is given. The last chunk of a streamed answer adds no text; it has the
     report of the complete answer, its usage and its finish reason.
+
+    The reasoning of a model, its text between ``<think>`` and ``</think>``, is a ``ThinkingBlock`` of the chat message.
+    ``message.content`` and the deltas are the answer only, no tool is called before ``</think>``, and the risk report
+    counts the answer: the reasoning has its own values in ``cocoa_risk["reasoning"]``. Spans then have a ``part``,
+    ``"reasoning"`` or ``"answer"``, and chunks have the new reasoning in ``additional_kwargs["thinking_delta"]``.
+    ``complete`` returns all of the text.
 
     LlamaIndex counts tokens with its own tokenizer to fit contexts into the window. Set ``Settings.tokenizer =
     llm.engine.encode`` to count the tokens of the model.
@@ -230,7 +238,8 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
         Args:
             messages: text, tool calls and their results.
             **kwargs: as for :meth:`complete`, and ``tools`` (OpenAI's format), ``tool_choice``, ``strict``,
-                ``parallel_tool_calls`` and ``response_format``, with OpenAI's meanings. A tool call that
+                ``parallel_tool_calls`` and ``response_format``, with OpenAI's meanings, and the options of the chat
+                template: ``enable_thinking``, ``chat_template_kwargs`` and ``continue_final_message``. A tool call that
                 ``tool_choice`` requires is constrained to the JSON schema of its tool, token by token. With
                 ``strict=True`` so is a call that the model decides to make.
                 ``additional_kwargs["cocoa_risk"]["tool_calls"]`` has the risk of every argument.
@@ -243,25 +252,25 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
             IncompleteAnswerError: a required tool call was cut off.
         """
         reader, start = self._conversation(messages, kwargs)
-        return reader.response(self._answer(start))
+        return reader.response(self._answer(start, reader))
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Like :meth:`chat`, with one chunk for each span as soon as it is decided."""
         reader, start = self._conversation(messages, kwargs)
-        return self._stream(start, reader.response)
+        return self._stream(start, reader.response, reader)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Like :meth:`chat`, without blocking the event loop. Cancelling the task stops the work."""
         reader, start = self._conversation(messages, kwargs)
-        return reader.response(await self._aanswer(start))
+        return reader.response(await self._aanswer(start, reader))
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Like :meth:`stream_chat`, without blocking the event loop. Leaving the stream stops the work."""
         reader, start = self._conversation(messages, kwargs)
-        return await self._astream(start, reader.response)
+        return await self._astream(start, reader.response, reader)
 
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
@@ -357,7 +366,8 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
     def _conversation(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> tuple[ChatReader, Start]:
         """The object that parses the answer, and the function that starts it."""
         request, rest = split_tools(options)
-        reader = ChatReader(request, self._engine)
+        template, rest = split_template_options(self, rest)
+        reader = ChatReader(request, self._engine, template)
 
         def start(edit: Callable[[str], str] | None = None) -> SpanStream:
             decoding = self._decoding(rest)
@@ -371,8 +381,12 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
                 return self._begin(prompt, decoding, reader.plan.processors())
             if request:
                 raise ConfigError("tools and response_format need the chat template; leave out messages_to_prompt.")
+            if given := given_options(template):
+                raise ConfigError(f"{', '.join(given)}: only for the chat template; leave out messages_to_prompt.")
             assert self.messages_to_prompt is not None
-            return self._begin(self.messages_to_prompt(opened), decoding)
+            text = self.messages_to_prompt(opened)
+            reader.plan.inside_reasoning = text_ends_inside_reasoning(text)
+            return self._begin(text, decoding)
 
         return reader, start
 
@@ -404,53 +418,69 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
         bos = self._engine.tokenizer.bos_token
         return self._engine.encode(prompt, add_special_tokens=not (bos and prompt.startswith(bos)))
 
-    def _answer(self, start: Start) -> Answer:
+    def _answer(self, start: Start, reader: ChatReader | None = None) -> Answer:
         observers = Observers(start)
         with start() as stream:
             for span in stream:
                 observers.span_decided(span)
-        return self._complete_answer(stream.generation, observers)
+        return self._complete_answer(stream.generation, observers, reader)
 
-    async def _aanswer(self, start: Start) -> Answer:
+    async def _aanswer(self, start: Start, reader: ChatReader | None = None) -> Answer:
         observers = Observers(start)
         stream = await in_worker(self._engine, start)  # encoding a long prompt takes time too
         async with AsyncStream(self._engine, stream) as spans:
             async for span in spans:
                 observers.span_decided(span)
-        return self._complete_answer(stream.generation, observers)
+        return self._complete_answer(stream.generation, observers, reader)
 
-    def _stream(self, start: Start, to_response: Callable[[Answer], Response]) -> Generator[Response, None, None]:
+    def _stream(
+        self, start: Start, to_response: Callable[[Answer], Response], reader: ChatReader | None = None
+    ) -> Generator[Response, None, None]:
         observers, stream = Observers(start), start()
 
         def responses() -> Generator[Response, None, None]:
-            chunks = Chunks(self._engine)
+            chunks = Chunks(self._engine, None if reader is None else reader.plan.splitter())
             with stream:
                 for span in stream:
                     observers.span_decided(span)
-                    yield to_response(chunks.next(span))
-            yield to_response(self._complete_answer(stream.generation, observers, streamed=True))
+                    for answer in chunks.next(span):
+                        yield to_response(answer)
+            for answer in chunks.rest():
+                yield to_response(answer)
+            yield to_response(self._complete_answer(stream.generation, observers, reader, streamed=True))
 
         return responses()
 
-    async def _astream(self, start: Start, to_response: Callable[[Answer], Response]) -> AsyncGenerator[Response, None]:
+    async def _astream(
+        self, start: Start, to_response: Callable[[Answer], Response], reader: ChatReader | None = None
+    ) -> AsyncGenerator[Response, None]:
         observers, stream = Observers(start), await in_worker(self._engine, start)
 
         async def responses() -> AsyncGenerator[Response, None]:
-            chunks = Chunks(self._engine)
+            chunks = Chunks(self._engine, None if reader is None else reader.plan.splitter())
             async with AsyncStream(self._engine, stream) as spans:
                 async for span in spans:
                     observers.span_decided(span)
-                    yield to_response(chunks.next(span))
-            yield to_response(self._complete_answer(stream.generation, observers, streamed=True))
+                    for answer in chunks.next(span):
+                        yield to_response(answer)
+            for answer in chunks.rest():
+                yield to_response(answer)
+            yield to_response(self._complete_answer(stream.generation, observers, reader, streamed=True))
 
         return responses()
 
     def _complete_answer(
-        self, generation: Generation | None, observers: Observers, *, streamed: bool = False
+        self,
+        generation: Generation | None,
+        observers: Observers,
+        reader: ChatReader | None = None,
+        *,
+        streamed: bool = False,
     ) -> Answer:
         assert generation is not None  # the stream has been read to its end
-        observers.answer_complete(generation)
-        return complete_answer(generation, self._engine, streamed=streamed)
+        split: Split | None = None if reader is None else reader.plan.split(generation)
+        observers.answer_complete(generation, split)
+        return complete_answer(generation, self._engine, split, streamed=streamed)
 
 
 def _query_wrapper(given: BasePromptTemplate | str | None) -> BasePromptTemplate | None:

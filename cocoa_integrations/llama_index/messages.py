@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ThinkingBlock, ToolCallBlock
 
 from cocoa_engine import PromptError
 
@@ -19,14 +19,16 @@ _TEMPLATE_ROLES = {
 
 
 def require_text(messages: Sequence[ChatMessage]) -> None:
-    """Refuse messages that contain something besides text and tool calls, or nothing at all.
+    """Refuse messages that contain something besides text, tool calls and reasoning, or nothing at all.
 
     Raises:
         PromptError: the messages have no text, or unsupported content.
     """
     for message in messages:
+        is_assistant = _role(message) == "assistant"
         for block in message.blocks:
-            if not isinstance(block, (TextBlock, ToolCallBlock)):
+            is_reasoning = is_assistant and isinstance(block, ThinkingBlock)
+            if not (is_reasoning or isinstance(block, (TextBlock, ToolCallBlock))):
                 kind = type(block).__name__
                 raise PromptError(f"this model reads text only, but a {message.role.value} message has a {kind}.")
     if not any((message.content or "").strip() or _calls(message) for message in messages):
@@ -53,21 +55,30 @@ def to_entries(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
     Returns:
         ``{"role": ..., "content": ...}`` per message, with ``"tool_calls"`` (OpenAI's format, the arguments a dict) for
-        an assistant that called tools, and with ``"tool_call_id"`` and ``"name"`` for the result of a tool.
+        an assistant that called tools, with ``"reasoning_content"`` for an assistant that reasoned, and with
+        ``"tool_call_id"`` and ``"name"`` for the result of a tool.
     """
     converted: list[dict[str, Any]] = []
     names: dict[str, str] = {}  # names of the tools by the ids of their calls
     for message in messages:
-        role = _TEMPLATE_ROLES.get(message.role, message.role.value)
+        role = _role(message)
         entry: dict[str, Any] = {"role": role, "content": message.content or ""}
         if calls := _calls(message):
             entry["tool_calls"] = calls
             names |= {call["id"]: call["function"]["name"] for call in calls}
+        thoughts = [block.content or "" for block in message.blocks if isinstance(block, ThinkingBlock)]
+        if reasoning := "".join(thoughts):
+            entry["reasoning_content"] = reasoning
         if role == "tool":
             call_id = str(message.additional_kwargs.get("tool_call_id", ""))
             entry |= {"tool_call_id": call_id, "name": message.additional_kwargs.get("name", names.get(call_id, ""))}
         converted.append(entry)
     return converted
+
+
+def _role(message: ChatMessage) -> str:
+    """The role of a message in chat templates."""
+    return _TEMPLATE_ROLES.get(message.role, message.role.value)
 
 
 def _calls(message: ChatMessage) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from llama_index.core.bridge.pydantic import ValidationError
 from transformers import (
     EosTokenCriteria,
     GenerationConfig,
@@ -21,6 +22,8 @@ from transformers import (
 )
 
 from cocoa_engine import CocoaConfig, ConfigError
+from cocoa_engine.messages import explain
+from cocoa_integrations._shared.chat_template import OPTIONS, ChatTemplateOptions, template_options
 from cocoa_integrations._shared.settings import refuse_unknown, split_settings
 
 logger = logging.getLogger(__name__)
@@ -135,6 +138,30 @@ class DecodeOptions:
     def stopping_criteria(self) -> StoppingCriteriaList:
         """All criteria, in the order of the options."""
         return StoppingCriteriaList(criterion for each in self.criteria.values() for criterion in each)
+
+
+def split_template_options(
+    current: ChatTemplateOptions, options: Mapping[str, Any]
+) -> tuple[ChatTemplateOptions, dict[str, Any]]:
+    """Split the options of a chat call into those of the chat template, and the rest.
+
+    Args:
+        current: the options that apply where the call gives none.
+        options: the options of the call. For options that cannot be ``None``, ``None`` counts as not given.
+
+    Raises:
+        ConfigError: an option has a wrong value.
+    """
+    given = {
+        name: value
+        for name, value in options.items()
+        if name in OPTIONS and (value is not None or name == "enable_thinking")
+    }
+    rest = {name: value for name, value in options.items() if name not in OPTIONS}
+    try:
+        return ChatTemplateOptions(**{**template_options(current).model_dump(), **given}), rest
+    except ValidationError as error:
+        raise ConfigError(f"a call of CocoaLLM: {explain(error)}") from None
 
 
 def _made(name: str, make: Callable[[Any], Any], value: Any) -> list[Any]:

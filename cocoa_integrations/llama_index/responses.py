@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, LogProb, MessageRole
+from llama_index.core.base.llms.types import CompletionResponse, LogProb
 
 from cocoa_engine import CocoaEngine, Generation, Span
 from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, all_spans, risk_report, span_metadata
+from cocoa_integrations._shared.reasoning import ReasoningSplitter, Split
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,15 @@ class Answer:
     """The content of a response, independent of its class.
 
     Attributes:
-        text: the answer so far.
+        text: the generated text so far.
         logprobs: one entry per token of the complete answer, or of the chunk.
         metadata: for ``additional_kwargs``: the spans of the chunk, or the risk report of the complete answer.
         raw: the same; for the complete answer also its usage, finish reason and model.
         delta: the text that this chunk adds; ``None`` if the answer was not streamed.
         generation: the complete answer; ``None`` for a chunk.
+        reasoning: the reasoning so far.
+        start: the offset in the text at which the answer after the reasoning begins.
+        reasoning_tokens: the number of tokens of the reasoning, once the answer is complete.
     """
 
     text: str
@@ -36,6 +40,9 @@ class Answer:
     raw: dict[str, Any]
     delta: str | None
     generation: Generation | None = None
+    reasoning: str = ""
+    start: int = 0
+    reasoning_tokens: int | None = None
 
     def to_completion(self) -> CompletionResponse:
         """As the response to a prompt."""
@@ -43,57 +50,81 @@ class Answer:
             text=self.text, delta=self.delta, logprobs=self.logprobs, additional_kwargs=self.metadata, raw=self.raw
         )
 
-    def to_chat(self) -> ChatResponse:
-        """As the response to chat messages."""
-        return ChatResponse(
-            message=ChatMessage(role=MessageRole.ASSISTANT, content=self.text),
-            delta=self.delta,
-            logprobs=self.logprobs,
-            additional_kwargs=self.metadata,
-            raw=self.raw,
-        )
 
-
-def complete_answer(generation: Generation, engine: CocoaEngine, *, streamed: bool = False) -> Answer:
+def complete_answer(
+    generation: Generation, engine: CocoaEngine, split: Split | None = None, *, streamed: bool = False
+) -> Answer:
     """The complete answer. At the end of a stream it is a further chunk that adds no text."""
     tokens = TokenLogprobs(engine)
-    metadata = {RISK_KEY: risk_report(generation)}
+    metadata = {RISK_KEY: risk_report(generation, split)}
     usage = {**generation.usage.model_dump(), "total_tokens": generation.usage.total_tokens}
     return Answer(
         text=generation.text,
         logprobs=[entry for span in generation.spans for entry in _log_probs(tokens, span)],
-        metadata=metadata if streamed else {SPANS_KEY: all_spans(generation), **metadata},
+        metadata=metadata if streamed else {SPANS_KEY: all_spans(generation, split), **metadata},
         raw={
             "model": generation.model_name,
             "model_name": generation.model_name,
             "finish_reason": generation.finish_reason,
             "usage": usage,
-            RISK_KEY: risk_report(generation),  # not shared with metadata: a change to one must not affect the other
+            RISK_KEY: risk_report(generation, split),  # not shared: a change to one must not affect the other
         },
         delta="" if streamed else None,
         generation=generation,
+        reasoning=split.reasoning if split is not None else "",
+        start=split.answer_start if split is not None else 0,
+        reasoning_tokens=split.reasoning_tokens(generation) if split is not None else None,
     )
 
 
 class Chunks:
-    """Converts the spans of a stream, in order, into partial answers."""
+    """Converts the spans of a stream, in order, into partial answers.
 
-    def __init__(self, engine: CocoaEngine) -> None:
+    Args:
+        engine: the engine that answers.
+        splitter: separates the reasoning. Spans are then held back until it is known whether the answer begins with
+            reasoning.
+    """
+
+    def __init__(self, engine: CocoaEngine, splitter: ReasoningSplitter | None = None) -> None:
         self._tokens = TokenLogprobs(engine)
+        self._splitter = splitter
         self._text = ""
         self._spans = 0
+        self._held: list[Span] = []
 
-    def next(self, span: Span) -> Answer:
-        """The answer up to and including ``span``."""
+    def next(self, span: Span) -> list[Answer]:
+        """The answers up to and including ``span``, and those held back before."""
+        self._held.append(span)
+        if self._splitter is not None:
+            self._splitter.add(span)
+            if not self._splitter.settled:
+                return []
+        return self._released()
+
+    def rest(self) -> list[Answer]:
+        """The answers held back at the end of the stream."""
+        if self._splitter is not None:
+            self._splitter.finish()
+        return self._released()
+
+    def _released(self) -> list[Answer]:
+        held, self._held = self._held, []
+        return [self._answer(span, is_last=span is held[-1]) for span in held]
+
+    def _answer(self, span: Span, *, is_last: bool) -> Answer:
         self._text += span.text
         number = self._spans
         self._spans += 1
+        part = self._splitter.part(span) if self._splitter is not None else None
         return Answer(
             text=self._text,
             logprobs=_log_probs(self._tokens, span),
-            metadata={SPANS_KEY: [span_metadata(span, number)]},
-            raw={SPANS_KEY: [span_metadata(span, number)]},
+            metadata={SPANS_KEY: [span_metadata(span, number, part)]},
+            raw={SPANS_KEY: [span_metadata(span, number, part)]},
             delta=span.text,
+            reasoning=self._splitter.reasoning if self._splitter is not None and is_last else "",
+            start=min(self._splitter.answer_start, len(self._text)) if self._splitter is not None else 0,
         )
 
 

@@ -6,10 +6,18 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole, TextBlock, ToolCallBlock
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    MessageRole,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+)
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import IncompleteAnswerError
+from cocoa_integrations._shared.chat_template import ChatTemplateOptions
 from cocoa_integrations._shared.metadata import RISK_KEY
 from cocoa_integrations.llama_index.responses import Answer
 from cocoa_integrations.tool_calling import Call, Plan, Reading, ToolRequest, new_id, tool_call_risks
@@ -32,17 +40,19 @@ def split_tools(options: Mapping[str, Any]) -> tuple[ToolRequest, dict[str, Any]
 
 
 class ChatReader:
-    """Converts the answers of one chat call, or the partial answers of a stream, into responses with tool calls.
+    """Converts the answers of one chat call, or the partial answers of a stream, into responses.
 
     Args:
         request: the tools and the response format of the call.
         engine: the engine that answers.
+        options: the options of the chat template.
     """
 
-    def __init__(self, request: ToolRequest, engine: CocoaEngine) -> None:
-        self.plan = Plan(request, engine)
+    def __init__(self, request: ToolRequest, engine: CocoaEngine, options: ChatTemplateOptions) -> None:
+        self.plan = Plan(request, engine, options)
         self._ids: list[str] = []
         self._content = ""  # of the previous partial answer
+        self._reasoning = ""
 
     def response(self, answer: Answer) -> ChatResponse:
         """The response for a complete or a partial answer.
@@ -50,16 +60,21 @@ class ChatReader:
         Raises:
             IncompleteAnswerError: a required call was cut off.
         """
-        if not self.plan.request.tools:
-            return answer.to_chat()
         done = answer.generation is not None
-        reading = self.plan.read(answer.text, done=done)
+        reading = self.plan.read(answer.text, done=done, start=answer.start)
         calls = [(self._id(number), call) for number, call in enumerate(reading.calls)]
-        response = answer.to_chat()
         content = _content(reading, answer.text) if done else reading.content
-        response.message = _message(calls, content)
+        response = ChatResponse(
+            message=_message(calls, content, answer),
+            delta=None,
+            logprobs=answer.logprobs,
+            additional_kwargs=answer.metadata,
+            raw=answer.raw,
+        )
         if answer.delta is not None:  # agents display the delta, so it does not contain calls
             response.delta, self._content = content.removeprefix(self._content), content
+            if new := answer.reasoning.removeprefix(self._reasoning):
+                response.additional_kwargs["thinking_delta"], self._reasoning = new, answer.reasoning
         if answer.generation is None:
             return response
         if self.plan.request.required and not reading.valid:
@@ -83,8 +98,10 @@ def _content(reading: Reading, text: str) -> str:
     return "".join([reading.content, *(text[slice(*call.offsets)] for call in reading.invalid)])
 
 
-def _message(calls: list[tuple[str, Call]], content: str) -> ChatMessage:
+def _message(calls: list[tuple[str, Call]], content: str, answer: Answer) -> ChatMessage:
     named = [(call_id, call, call.name) for call_id, call in calls if call.error is None and call.name is not None]
+    thoughts = [ThinkingBlock(content=answer.reasoning, num_tokens=answer.reasoning_tokens)] if answer.reasoning else []
+    texts = [TextBlock(text=content)] if content or not calls else []
     blocks = [
         ToolCallBlock(
             tool_call_id=call_id,
@@ -93,7 +110,7 @@ def _message(calls: list[tuple[str, Call]], content: str) -> ChatMessage:
         )
         for call_id, call, name in named
     ]
-    message = ChatMessage(role=MessageRole.ASSISTANT, blocks=[*([TextBlock(text=content)] if content else []), *blocks])
+    message = ChatMessage(role=MessageRole.ASSISTANT, blocks=[*thoughts, *texts, *blocks])
     if named:  # read by LlamaIndex's structured streams
         message.additional_kwargs["tool_calls"] = [
             {"type": "function", "id": call_id, "function": {"name": name, "arguments": call.written}}

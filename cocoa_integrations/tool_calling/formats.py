@@ -9,6 +9,7 @@ from typing import Any
 
 from cocoa_engine import CocoaEngine, json_rule
 from cocoa_engine.errors import ChatTemplateError
+from cocoa_integrations._shared.reasoning import CLOSING
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,20 @@ def template_format(engine: CocoaEngine) -> CallFormat | None:
     if MISTRAL.opening in before:
         return MISTRAL
     return LLAMA if '"parameters"' in after else None
+
+
+def after_reasoning(grammar: str, tokenizer: Any) -> str:
+    """The grammar of an answer that begins inside the reasoning: any text, the closing tag, then the given grammar."""
+    closing = _term(CLOSING, tokenizer)
+    lazy = "[lazy]" if closing.startswith('"') else ""
+    return "\n".join(
+        [
+            r"start: reasoning /\s{0,4}/ answered",
+            f"reasoning{lazy}: REASONING {closing}",
+            r"REASONING: /(.|\n)*/",
+            grammar.replace("start:", "answered:", 1),
+        ]
+    )
 
 
 _NEW_LINE = '"\\n"'

@@ -6,9 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from cocoa_engine import CocoaEngine, json_rule
+from cocoa_engine import CocoaEngine, Generation, json_rule
 from cocoa_engine.errors import ChatTemplateError
-from cocoa_integrations.tool_calling.formats import HERMES, CallFormat, template_format
+from cocoa_integrations._shared.chat_template import (
+    ChatTemplateOptions,
+    ends_inside_reasoning,
+    template_kwargs,
+    with_reasoning,
+)
+from cocoa_integrations._shared.reasoning import ReasoningSplitter, Split, split_generation
+from cocoa_integrations.tool_calling.formats import HERMES, CallFormat, after_reasoning, template_format
 from cocoa_integrations.tool_calling.prompt import as_plain_text, schema_text, tools_text, with_instructions
 from cocoa_integrations.tool_calling.reading import Reading, read
 from cocoa_integrations.tool_calling.request import ToolRequest
@@ -25,11 +32,18 @@ class Plan:
     Args:
         request: the tools and the response format; may be empty.
         engine: the engine that answers.
+        options: the options of the chat template.
+
+    Attributes:
+        inside_reasoning: whether the prompt ends inside the reasoning of the model, as those for DeepSeek-R1 do. Set by
+            :meth:`prompt`.
     """
 
-    def __init__(self, request: ToolRequest, engine: CocoaEngine) -> None:
+    def __init__(self, request: ToolRequest, engine: CocoaEngine, options: ChatTemplateOptions | None = None) -> None:
         self.request = request
         self.engine = engine
+        self.inside_reasoning = False
+        self._options = ChatTemplateOptions() if options is None else options
         self._names = frozenset(function["name"] for function in request.callable_tools)
 
     @property
@@ -50,13 +64,26 @@ class Plan:
 
         Args:
             messages: dicts with ``role`` and ``content``. Those of an assistant may have ``tool_calls`` (OpenAI's
-                format, the arguments a dict); those of a tool have ``name`` and ``tool_call_id``.
+                format, the arguments a dict) and ``reasoning_content``; those of a tool have ``name`` and
+                ``tool_call_id``.
+
+        Raises:
+            ConfigError: the chat template has no variable ``enable_thinking``, and the option is given.
+            PromptError: the last message is to be continued, and is not an assistant's.
         """
+        kwargs = template_kwargs(self._options, messages, self.engine)
+        chat, tools = self._with_tools(with_reasoning(messages, self.engine))
+        kwargs |= tools
+        self.inside_reasoning = ends_inside_reasoning(self.engine, chat, kwargs)
+        return chat, kwargs
+
+    def _with_tools(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """The messages and the arguments of the chat template that describe the tools and the schema."""
         has_calls = any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
         if not (self.request or has_calls):
-            return [dict(message) for message in messages], {}
+            return messages, {}
         native = self._native is not None
-        chat = [dict(message) for message in messages] if native else as_plain_text(messages)
+        chat = messages if native else as_plain_text(messages)
         texts = []
         if self.request.tools and not native:
             texts.append(tools_text(self.request.tools))
@@ -66,8 +93,18 @@ class Plan:
             chat = with_instructions(chat, "\n\n".join(texts), has_system_role=self._has_system_role())
         return chat, {"tools": [dict(tool) for tool in self.request.tools]} if native and self.request.tools else {}
 
+    def splitter(self) -> ReasoningSplitter:
+        """The object that separates the reasoning of an answer that arrives span by span. Call :meth:`prompt` first."""
+        return ReasoningSplitter(self.engine, inside=self.inside_reasoning)
+
+    def split(self, generation: Generation) -> Split:
+        """The reasoning and the answer of a generation. Call :meth:`prompt` first."""
+        return split_generation(generation, self.engine, inside=self.inside_reasoning)
+
     def processors(self) -> list[Any]:
         """The logits processor that constrains the answer; empty if any text is allowed.
+
+        If the prompt ends inside the reasoning, the reasoning is free, and the answer after it is constrained.
 
         Raises:
             ConfigError: a schema cannot be enforced, or the tokenizer is not fast.
@@ -76,7 +113,11 @@ class Plan:
         request = self.request
         schema = None if request.schema is None else closed(request.schema)
         if not request.tools:
-            return [] if schema is None else [self.engine.constrain(json_schema=schema)]
+            if schema is None:
+                return []
+            if not self.inside_reasoning:
+                return [self.engine.constrain(json_schema=schema)]
+            return [self._constrained(f"start: {json_rule(schema)}")]
         if not (request.required or request.strict or schema is not None):
             return []
         functions = [{**each, "parameters": closed(each["parameters"])} for each in request.callable_tools]
@@ -87,13 +128,19 @@ class Plan:
             required=request.required,
             other=None if schema is None else json_rule(schema),
         )
-        return [self.engine.constrain(grammar=grammar)]
+        return [self._constrained(grammar)]
 
-    def read(self, text: str, *, done: bool = True) -> Reading:
+    def _constrained(self, grammar: str) -> Any:
+        if self.inside_reasoning:
+            grammar = after_reasoning(grammar, self.engine.tokenizer)
+        return self.engine.constrain(grammar=grammar)
+
+    def read(self, text: str, *, done: bool = True, start: int = 0) -> Reading:
         """The text and the calls of an answer, which may be partial; see :func:`~.reading.read`."""
         if not self.request.tools:
-            return Reading(text, [])
-        return read(text, self.style, self._names, several=self.request.parallel is not False, done=done)
+            return Reading(text[start:], [])
+        several = self.request.parallel is not False
+        return read(text, self.style, self._names, several=several, done=done, start=start)
 
     def _has_system_role(self) -> bool:
         try:

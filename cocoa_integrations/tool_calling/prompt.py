@@ -64,7 +64,7 @@ def as_plain_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
             functions = [call["function"] for call in calls]
             written = [HERMES.write(each["name"], each["arguments"]) for each in functions]
             content = "\n".join([*filter(None, [message["content"]]), *written])
-            plain.append({"role": message["role"], "content": content})
+            plain.append({key: value for key, value in message.items() if key != "tool_calls"} | {"content": content})
         else:
             plain.append(dict(message))
         result_before = is_result

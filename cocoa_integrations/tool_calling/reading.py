@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
+from cocoa_integrations._shared.reasoning import without_partial
 from cocoa_integrations.tool_calling.formats import CallFormat
 
 _SPACE = " \t\n\r"
@@ -75,7 +76,9 @@ class Reading:
         return [call for call in self.calls if call.error is not None]
 
 
-def read(text: str, style: CallFormat, names: Collection[str], *, several: bool = True, done: bool = True) -> Reading:
+def read(
+    text: str, style: CallFormat, names: Collection[str], *, several: bool = True, done: bool = True, start: int = 0
+) -> Reading:
     """Parse an answer.
 
     Text at the end of a partial answer that may be the beginning of a call is left out, so that the result only grows.
@@ -87,12 +90,13 @@ def read(text: str, style: CallFormat, names: Collection[str], *, several: bool 
         names: the names of the tools, which distinguish a call from other JSON in formats without tags.
         several: whether more than one call is allowed. Otherwise further calls are invalid.
         done: whether the answer is complete.
+        start: the offset at which the answer begins, after the reasoning of the model.
     """
-    calls, outside = _tagged(text, style, done) if style.tagged else _whole(text, style, names, done)
+    calls, outside = _tagged(text, style, done, start) if style.tagged else _whole(text, style, names, done, start)
     if not calls and done:
-        return Reading(text, [])
+        return Reading(text[start:], [])
     if not done:
-        outside[-1] = _without_possible_opening(outside[-1], style.opening)
+        outside[-1] = without_partial(outside[-1], style.opening)
     read_calls = [_checked(call, further=number > 0 and not several, done=done) for number, call in enumerate(calls)]
     return Reading("".join(piece for piece in outside if piece.strip()), read_calls)
 
@@ -106,12 +110,11 @@ def _checked(call: Call, *, further: bool, done: bool) -> Call:
     return replace(call, error=error)
 
 
-def _tagged(text: str, style: CallFormat, done: bool) -> tuple[list[Call], list[str]]:
+def _tagged(text: str, style: CallFormat, done: bool, at: int) -> tuple[list[Call], list[str]]:
     """Calls between tags, and the pieces of text around them."""
     calls: list[Call] = []
     pieces: list[str] = []
-    at, spoken = 0, _after_thinking(text)
-    while (start := text.find(style.opening, max(at, spoken))) >= 0:
+    while (start := text.find(style.opening, at)) >= 0:
         pieces.append(text[at:start])
         inside = start + len(style.opening)
         found, end = _calls_at(text, inside)
@@ -138,29 +141,24 @@ def _tagged(text: str, style: CallFormat, done: bool) -> tuple[list[Call], list[
     return calls, [*pieces, text[at:]]
 
 
-def _after_thinking(text: str) -> int:
-    """The end of the reasoning part of an answer. Calls in it do not count."""
-    if (end := text.find("</think>")) >= 0:
-        return end
-    return len(text) if text.lstrip().startswith("<think>") else 0
-
-
-def _whole(text: str, style: CallFormat, names: Collection[str], done: bool) -> tuple[list[Call], list[str]]:
+def _whole(
+    text: str, style: CallFormat, names: Collection[str], done: bool, start: int
+) -> tuple[list[Call], list[str]]:
     """The calls of an answer that consists of calls only."""
-    at = _skip(text, 0)
+    at = _skip(text, start)
     opened = bool(style.opening) and text.startswith(style.opening, at)
     if opened:  # decoding may have removed it as a special token
         at = _skip(text, at + len(style.opening))
     if opened and at == len(text) and not done:
         return [], [""]
     if at == len(text) or text[at] != ("[" if style.listed else "{"):
-        return [], [text]
+        return [], [text[start:]]
     calls, end = _calls_at(text, at)
     if any(call.name is not None and call.name not in names for call in calls):
-        return [], [text]
+        return [], [text[start:]]
     calls = [call for call in calls if call.name is not None]
     if not calls:
-        return [], [text if done or end < len(text) else ""]
+        return [], [text[start:] if done or end < len(text) else ""]
     return calls, [text[end:]]
 
 
@@ -275,10 +273,3 @@ def _skip(text: str, at: int) -> int:
     while at < len(text) and text[at] in _SPACE:
         at += 1
     return at
-
-
-def _without_possible_opening(text: str, opening: str) -> str:
-    """A text without an ending that may be the beginning of an opening."""
-    sizes: Sequence[int] = range(min(len(opening) - 1, len(text)), 0, -1)
-    cut = next((size for size in sizes if text.endswith(opening[:size])), 0)
-    return text[: len(text) - cut]

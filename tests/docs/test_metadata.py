@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.llms import ChatMessage
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from pydantic import ConfigDict, TypeAdapter
 
@@ -17,6 +18,7 @@ from cocoa_integrations.llama_index import CocoaLLM as LlamaCocoa
 from cocoa_integrations.llama_index import RiskRetryQueryEngine
 from cocoa_integrations.schema import METADATA
 from docs._generate.metadata_keys import entry_types
+from tests.helpers.reasoning_models import reasoning_engine, saying
 
 QUESTION = "Who wrote Dune?"
 
@@ -49,6 +51,17 @@ def test_langchain(engine: CocoaEngine, declared: dict[str, TypeAdapter[Any]]) -
     assert _check(declared, last.response_metadata) == {"cocoa_risk"}
     text = CocoaLLM(engine=engine, max_tokens=8).generate([QUESTION]).generations[0][0]
     assert _check(declared, text.generation_info) == {"cocoa_spans", "cocoa_risk"}
+
+
+def test_reasoning(declared: dict[str, TypeAdapter[Any]]) -> None:
+    thinker = reasoning_engine()
+    options = saying(thinker, "Well.</think>\n\nHello!")
+    message = ChatCocoa(engine=thinker, **options).invoke(QUESTION)
+    assert message.response_metadata["cocoa_risk"]["reasoning"]["spans"]
+    assert _check(declared, message.additional_kwargs, message.response_metadata) == {"cocoa_spans", "cocoa_risk"}
+    *chunks, last = LlamaCocoa(engine=thinker).stream_chat([ChatMessage(content=QUESTION)], **options)
+    assert _check(declared, *(chunk.additional_kwargs for chunk in chunks)) == {"cocoa_spans"}
+    assert _check(declared, last.additional_kwargs, last.raw) == {"cocoa_risk"}  # type: ignore[arg-type]
 
 
 def test_broken_off_answers_and_context(engine: CocoaEngine, declared: dict[str, TypeAdapter[Any]]) -> None:

@@ -22,6 +22,7 @@ from cocoa_integrations._shared import tracing
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback
 from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
 from cocoa_integrations.llama_index import collect_risk
+from tests.helpers.reasoning_models import reasoning_engine, saying
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 PROMPT = "Once upon a time"
@@ -242,3 +243,22 @@ def test_the_report_is_in_the_outputs_of_runs(chat: ChatCocoa, text_model: Cocoa
         assert generation["message"]["kwargs"]["response_metadata"]["cocoa_risk"] == report
     assert len(chat_runs) == 2
     assert text_run["generation_info"]["cocoa_risk"] == text_report
+
+
+def test_the_risk_of_reasoning_does_not_count(tracer: Tracer) -> None:
+    thinker = reasoning_engine()
+    options = saying(thinker, "Well, well.</think>\n\nHello!")
+    chat, llm = ChatCocoa(engine=thinker), LlamaIndexLLM(engine=thinker)
+    expected = get_risk(chat.invoke(PROMPT, **options))
+    of_all = [span["risk"] for span in expected["spans"]]
+    assert expected["mean_risk"] != pytest.approx(sum(of_all) / len(of_all), rel=1e-3)
+    with tracer.span("invoked"):
+        chat.invoke(PROMPT, **options)
+    with tracer.span("streamed"):
+        list(chat.stream(PROMPT, **options))
+    with tracer.span("llama"):
+        llm.chat([ChatMessage(content=PROMPT)], **options)
+    for name in ("invoked", "streamed", "llama"):
+        attributes = tracer.attributes(name)
+        assert attributes["cocoa.max_risk"] == pytest.approx(expected["max_risk"], rel=1e-5)
+        assert attributes["cocoa.mean_risk"] == pytest.approx(expected["mean_risk"], rel=1e-5)

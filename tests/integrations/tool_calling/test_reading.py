@@ -12,7 +12,6 @@ from cocoa_integrations.tool_calling.reading import Reading, read
 NAMES = ("weather", "add")
 WEATHER = '{"name": "weather", "arguments": {"city": "Lyon", "days": 3}}'
 ADD = '{"name": "add", "arguments": {"a": 1, "b": [2, {"c": null}]}}'
-THOUGHT = f"<think>I could <tool_call>{ADD}</tool_call>."
 
 
 def calls_of(reading: Reading) -> list[tuple[str | None, Any, str | None]]:
@@ -33,8 +32,6 @@ ADD_CALL = ("add", {"a": 1, "b": [2, {"c": None}]}, None)
         (HERMES, f"<tool_call>\n{WEATHER}\n</tool_call>\n<tool_call>\n{ADD}", "", [WEATHER_CALL, ADD_CALL]),
         (HERMES, f"<tool_call>[{WEATHER}, {ADD}]</tool_call> Done.", " Done.", [WEATHER_CALL, ADD_CALL]),
         (HERMES, f"<tool_call>{WEATHER}<tool_call>{ADD}</tool_call>", "", [WEATHER_CALL, ADD_CALL]),
-        (HERMES, f"{THOUGHT}</think>\n<tool_call>{WEATHER}</tool_call>", f"{THOUGHT}</think>\n", [WEATHER_CALL]),
-        (HERMES, THOUGHT, THOUGHT, []),
         (HERMES, '<tool_call>{"name": "add"}</tool_call>', "", [("add", {}, None)]),
         (HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>', "", [("add", {"a": 1}, None)]),
         (HERMES, '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("add", {"a": 1}, None)]),
@@ -108,6 +105,17 @@ def test_values_are_where_they_are_said_to_be() -> None:
     assert {name: text[start:end] for name, (start, end) in weather.values.items()} == {"city": "Lyon", "days": "3"}
     assert {name: text[start:end] for name, (start, end) in add.values.items()} == {"a": "1", "b": '[2, {"c": null}]'}
     assert [text[slice(*call.offsets)] for call in (weather, add)] == [WEATHER, ADD]
+
+
+@pytest.mark.parametrize("style", [HERMES, LLAMA, MISTRAL])
+def test_nothing_is_called_before_the_answer_begins(style: CallFormat) -> None:
+    thought = f"<think>I could {style.write('add', {'a': 1})}.</think>"
+    text = thought + style.write("weather", {"city": "Lyon"})
+    (call,) = read(text, style, NAMES, start=len(thought)).calls
+    assert call.name == "weather"
+    assert text[slice(*call.values["city"])] == "Lyon"
+    assert read(thought, style, NAMES, start=len(thought)) == Reading("", [])
+    assert read(f"{thought} Hi", style, NAMES, start=len(thought)) == Reading(" Hi", [])
 
 
 def test_a_second_call_is_an_error_where_one_was_allowed() -> None:

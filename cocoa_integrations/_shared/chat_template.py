@@ -1,0 +1,133 @@
+"""The options of the chat template, and what the rendered prompt says about reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, Field, field_validator
+
+from cocoa_engine import CocoaEngine, ConfigError, PromptError
+from cocoa_engine.errors import ChatTemplateError
+from cocoa_integrations._shared.reasoning import CLOSING, OPENING
+
+_OF_THE_ADAPTER = {
+    "tools": "bind the tools to the model, or give the option tools",
+    "add_generation_prompt": "give the option continue_final_message",
+    "continue_final_message": "give it as an option of its own",
+    "tokenize": "leave it out",
+    "return_dict": "leave it out",
+    "return_tensors": "leave it out",
+}
+"""Arguments of ``apply_chat_template`` that are not variables of a template, and what to do instead."""
+
+
+class ChatTemplateOptions(BaseModel):
+    """The options of the chat template that both the constructor and a single call take."""
+
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Variables for the chat template, such as ``documents``."
+    )
+    enable_thinking: bool | None = Field(
+        None,
+        description="Whether the model reasons before it answers, for chat templates with a variable of this name, "
+        "such as that of Qwen3. ``None``: as the template decides. It takes precedence over ``chat_template_kwargs``.",
+    )
+    continue_final_message: bool = Field(
+        False,
+        description="Continue the last message, which must be an assistant's, instead of beginning a new one. The "
+        "answer is the continuation only.",
+    )
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _are_variables(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if wrong := [f"{name} ({_OF_THE_ADAPTER[name]})" for name in given if name in _OF_THE_ADAPTER]:
+            raise ValueError(f"chat_template_kwargs takes variables of the template, not {', '.join(wrong)}")
+        return given
+
+
+OPTIONS = frozenset(ChatTemplateOptions.model_fields)
+"""The names of the options."""
+
+
+def template_options(source: ChatTemplateOptions) -> ChatTemplateOptions:
+    """The options alone, of an adapter that has them as fields."""
+    return ChatTemplateOptions(**{name: getattr(source, name) for name in OPTIONS})
+
+
+def template_kwargs(
+    options: ChatTemplateOptions, chat: Sequence[Mapping[str, Any]], engine: CocoaEngine
+) -> dict[str, Any]:
+    """The arguments of the chat template for a conversation.
+
+    Raises:
+        ConfigError: the template has no variable ``enable_thinking``, and the option is given.
+        PromptError: the last message is to be continued, and is not an assistant's.
+    """
+    kwargs = dict(options.chat_template_kwargs)
+    if options.enable_thinking is not None:
+        if engine.has_chat_template and not names(engine, "enable_thinking"):
+            raise ConfigError(
+                f"the chat template of {engine.model_name} has no variable enable_thinking, so the option would have "
+                "no effect; leave it out, or give the template's own variable in chat_template_kwargs"
+            )
+        kwargs["enable_thinking"] = options.enable_thinking
+    if options.continue_final_message:
+        role = chat[-1]["role"] if chat else None
+        if role != "assistant":
+            raise PromptError(
+                "continue_final_message continues an assistant message, but the last message has the role "
+                f"{role!r}; add the beginning of the answer as an assistant message, or leave the option out"
+            )
+        kwargs |= {"continue_final_message": True, "add_generation_prompt": False}
+    return kwargs
+
+
+def given_options(options: ChatTemplateOptions) -> dict[str, Any]:
+    """The options that differ from their defaults, by name."""
+    defaults = ChatTemplateOptions()
+    return {
+        name: getattr(options, name) for name in sorted(OPTIONS) if getattr(options, name) != getattr(defaults, name)
+    }
+
+
+def names(engine: CocoaEngine, name: str) -> bool:
+    """Whether the source of the chat template contains a name."""
+    return name in str(getattr(engine.tokenizer, "chat_template", None))
+
+
+def with_reasoning(chat: Sequence[Mapping[str, Any]], engine: CocoaEngine) -> list[dict[str, Any]]:
+    """Copies of the messages. ``reasoning_content`` is left out if the chat template does not read it."""
+    keeps = names(engine, "reasoning_content")
+    return [{key: value for key, value in message.items() if keeps or key != "reasoning_content"} for message in chat]
+
+
+def ends_inside_reasoning(engine: CocoaEngine, chat: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the rendered prompt ends inside the reasoning of the answer.
+
+    The text after the last header of an assistant is what the prompt has more than the rendered messages before it.
+    """
+    try:
+        prompt = engine.render_chat(chat, **kwargs)
+    except ChatTemplateError:  # the call itself will raise it
+        return False
+    if OPENING not in prompt:
+        return False
+    earlier = chat[:-1] if kwargs.get("continue_final_message") else chat
+    before = ""
+    if earlier:
+        try:
+            plain = {**kwargs, "add_generation_prompt": False, "continue_final_message": False}
+            before = engine.render_chat(earlier, **plain)
+        except ChatTemplateError:
+            return text_ends_inside_reasoning(prompt)
+    pairs = enumerate(zip(prompt, before, strict=False))
+    shared = len(before) if prompt.startswith(before) else next((at for at, (one, other) in pairs if one != other), 0)
+    begun = prompt[shared:]
+    return begun.rfind(OPENING) > begun.rfind(CLOSING)
+
+
+def text_ends_inside_reasoning(prompt: str) -> bool:
+    """Whether a prompt that no chat template rendered ends with the opening tag."""
+    return prompt.rstrip().endswith(OPENING)

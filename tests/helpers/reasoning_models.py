@@ -1,0 +1,103 @@
+"""Tiny models with the chat templates of reasoning models, which say a given text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor
+
+from cocoa_engine import CocoaEngine
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+_MESSAGES = """{% for message in messages %}<|{{ message.role }}|>
+{{ message.content }}<|end|>
+{% endfor %}"""
+
+PLAIN = _MESSAGES + "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+
+OPENS = _MESSAGES + "{% if add_generation_prompt %}<|assistant|>\n<think>\n{% endif %}"
+"""As of DeepSeek-R1, QwQ and Qwen3-Thinking: the prompt ends inside the reasoning."""
+
+HYBRID = (
+    _MESSAGES
+    + """{% if add_generation_prompt %}<|assistant|>
+{% if enable_thinking is defined and enable_thinking is false %}<think>
+
+</think>
+
+{% endif %}{% endif %}"""
+)
+"""As of Qwen3."""
+
+READS_REASONING = """{% for message in messages %}<|{{ message.role }}|>
+{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}<|end|>
+{% endfor %}{% if add_generation_prompt %}<|assistant|>
+{% endif %}"""
+"""As of Qwen3 for the assistant's last message: the history may hold reasoning."""
+
+TAGS = ("<think>", "</think>")
+
+
+def reasoning_engine(template: str = OPENS, *, tags: str = "text", **options: Any) -> CocoaEngine:
+    """A tiny engine.
+
+    Args:
+        template: the chat template.
+        tags: ``"text"``: the tags are ordinary text. ``"added"``: tokens that are not special, as in Qwen3's tokenizer.
+            ``"special"``: special tokens, which decoding removes.
+        options: of the engine.
+    """
+    tokenizer = tiny_tokenizer()
+    if tags != "text":
+        tokenizer.add_tokens(list(TAGS), special_tokens=tags == "special")
+    tokenizer.chat_template = template
+    model = tiny_model("llama", seed=3, vocab_size=len(tokenizer), max_position_embeddings=4096)
+    return CocoaEngine(model, tokenizer, model_name="thinker", **options)
+
+
+class Says(LogitsProcessor):
+    """Makes a model say a text, in spans of about ``every`` tokens: at the first token of each, another one competes.
+
+    The text is kept with ``alpha=0``, because its tokens have the higher probability.
+
+    Args:
+        engine: the engine of the model.
+        text: what it says.
+        every: the tokens of a span.
+        ends: whether the answer ends after the text; otherwise the model goes on by itself.
+        prompt_length: of the request; the engine sets it.
+    """
+
+    def __init__(
+        self, engine: CocoaEngine, text: str, every: int = 3, ends: bool = True, prompt_length: int | None = None
+    ) -> None:
+        self._made_of = (engine, text, every, ends)
+        self._every, self._prompt_length = every, prompt_length
+        self._token_ids = engine.encode(text, add_special_tokens=False)
+        self._end = engine.tokenizer.eos_token_id if ends else None
+
+    def for_prompt(self, prompt: Sequence[int]) -> Says:
+        """The engine calls it for each request."""
+        return Says(*self._made_of, len(prompt))
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assert self._prompt_length is not None
+        at = input_ids.shape[1] - self._prompt_length
+        begun = at < len(self._token_ids)
+        token_id = self._token_ids[at] if begun else self._end
+        if token_id is None:
+            return scores
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, token_id] = 0.0
+        if begun and at % self._every == 0:
+            forced[:, (token_id + 1) % 256] = math.log(0.5)
+        return forced
+
+
+def saying(engine: CocoaEngine, text: str, every: int = 3, *, ends: bool = True) -> dict[str, Any]:
+    """Options for a call that answers with a text."""
+    says = Says(engine, text, every, ends)
+    return {"logits_processor": [says], "alpha": 0.0, "max_new_tokens": 400, "max_span_tokens": every}

@@ -1,0 +1,214 @@
+"""Reasoning models: what they think is a block of its own, and neither called, nor counted, nor shown as the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from llama_index.core.base.llms.types import ChatResponse, TextBlock, ThinkingBlock, ToolCallBlock
+from llama_index.core.chat_engine import SimpleChatEngine
+from llama_index.core.llms import ChatMessage, MessageRole
+from llama_index.core.tools import FunctionTool
+
+from cocoa_engine import CocoaEngine, ConfigError, PromptError
+from cocoa_integrations.llama_index import CocoaLLM, RiskChatEngine, collect_risk
+from tests.helpers.alike import close
+from tests.helpers.reasoning_models import HYBRID, PLAIN, READS_REASONING, reasoning_engine, saying
+
+THOUGHT = 'I could <tool_call>{"name":"get_weather","arguments":{}}</tool_call> but…'
+TEXT = f"{THOUGHT}</think>\n\nHello!"
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>'
+HI = [ChatMessage(content="Hi")]
+TAGS = ["text", "added", "special"]
+
+
+def get_weather() -> str:
+    """Get the weather."""
+    return "Sunny."
+
+
+TOOL = FunctionTool.from_defaults(get_weather)
+TOOLS = [TOOL.metadata.to_openai_tool()]
+
+
+@pytest.fixture(scope="module")
+def engines() -> dict[str, CocoaEngine]:
+    return {tags: reasoning_engine(tags=tags) for tags in TAGS}
+
+
+@pytest.fixture
+def thinker(engines: dict[str, CocoaEngine]) -> CocoaLLM:
+    options = saying(engines["text"], TEXT)
+    every_call = {"logits_processor": options.pop("logits_processor")}
+    return CocoaLLM(engine=engines["text"], generate_kwargs=every_call, **options)
+
+
+def parts(response: ChatResponse) -> list[tuple[type, Any]]:
+    return [(type(block), getattr(block, "text", getattr(block, "content", None))) for block in response.message.blocks]
+
+
+@pytest.mark.parametrize("tags", TAGS)
+@pytest.mark.parametrize("tools", [{}, {"tools": TOOLS}])
+def test_nothing_is_called_before_the_end_of_the_reasoning(
+    engines: dict[str, CocoaEngine], tags: str, tools: dict[str, Any]
+) -> None:
+    llm, options = CocoaLLM(engine=engines[tags]), {**tools, **saying(engines[tags], TEXT)}
+    response = llm.chat(HI, **options)
+    assert parts(response) == [(ThinkingBlock, THOUGHT), (TextBlock, "Hello!")]
+    assert response.message.content == "Hello!"
+    chunks = list(llm.stream_chat(HI, **options))
+    for chunk in chunks:
+        assert llm.get_tool_calls_from_response(chunk, error_on_no_tool_call=False) == []
+    assert "".join(str(chunk.delta) for chunk in chunks) == "Hello!"
+    assert "".join(chunk.additional_kwargs.get("thinking_delta", "") for chunk in chunks) == THOUGHT
+    assert len([chunk for chunk in chunks if chunk.delta]) > 1
+    assert parts(chunks[-1]) == parts(response)
+    streamed = [span for chunk in chunks for span in chunk.additional_kwargs.get("cocoa_spans", ())]
+    assert close(streamed, response.additional_kwargs["cocoa_spans"])
+    assert close(chunks[-1].additional_kwargs["cocoa_risk"], response.additional_kwargs["cocoa_risk"])
+
+
+async def test_async_ways_say_the_same(thinker: CocoaLLM) -> None:
+    expected = parts(thinker.chat(HI))
+    assert parts(await thinker.achat(HI)) == expected
+    chunks = [chunk async for chunk in await thinker.astream_chat(HI)]
+    assert parts(chunks[-1]) == expected
+    assert "".join(str(chunk.delta) for chunk in chunks) == "Hello!"
+
+
+def test_a_call_after_the_reasoning(thinker: CocoaLLM) -> None:
+    options = saying(thinker.engine, f"{THOUGHT}</think>\n\nI look.\n{CALL}")
+    chunks = list(thinker.stream_chat_with_tools([TOOL], user_msg="Hi", **options))
+    for response in (thinker.chat_with_tools([TOOL], user_msg="Hi", **options), chunks[-1]):
+        [call] = thinker.get_tool_calls_from_response(response)
+        assert (call.tool_name, call.tool_kwargs) == ("get_weather", {})
+        assert [type(block) for block in response.message.blocks] == [ThinkingBlock, TextBlock, ToolCallBlock]
+        assert response.message.content == "I look.\n"
+        assert [entry["id"] for entry in response.additional_kwargs["cocoa_risk"]["tool_calls"]] == [call.tool_id]
+    assert "".join(str(chunk.delta) for chunk in chunks) == "I look.\n"
+
+
+def test_the_risk_is_that_of_the_answer(thinker: CocoaLLM) -> None:
+    with collect_risk() as reports:
+        response = thinker.chat(HI)
+    report = response.additional_kwargs["cocoa_risk"]
+    assert reports == [report]
+    assert response.raw is not None
+    assert response.raw["cocoa_risk"] == report
+    by_part = {part: [span for span in report["spans"] if span["part"] == part] for part in ("reasoning", "answer")}
+    assert report["max_risk"] == max(span["risk"] for span in by_part["answer"])
+    assert report["reasoning"]["max_risk"] == max(span["risk"] for span in by_part["reasoning"])
+    assert report["max_risk"] < report["reasoning"]["max_risk"]
+    block = response.message.blocks[0]
+    assert isinstance(block, ThinkingBlock)
+    assert 0 < block.num_tokens < response.raw["usage"]["completion_tokens"]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("limit", [12, 40])
+def test_an_answer_cut_off_inside_has_no_text(thinker: CocoaLLM, limit: int) -> None:
+    last = list(thinker.stream_chat(HI, max_new_tokens=limit))[-1]
+    for response in (thinker.chat(HI, max_new_tokens=limit), last):
+        [thought, text] = response.message.blocks
+        assert isinstance(thought, ThinkingBlock)
+        assert THOUGHT.startswith(str(thought.content))
+        assert text == TextBlock(text="")
+        assert response.message.content == ""
+        assert response.additional_kwargs["cocoa_risk"]["max_risk"] == 0.0
+
+
+def test_what_the_model_opens_itself_is_reasoning_too() -> None:
+    for tags in TAGS:
+        engine = reasoning_engine(HYBRID, tags=tags)
+        llm = CocoaLLM(engine=engine)
+        response = llm.chat(HI, **saying(engine, f"<think>\n{TEXT}"))
+        assert parts(response) == [(ThinkingBlock, THOUGHT), (TextBlock, "Hello!")]
+        empty = llm.chat(HI, **saying(engine, "<think>\n\n</think>\n\nHello!"))
+        assert parts(empty) == [(TextBlock, "Hello!")]
+
+
+def test_a_prompt_that_was_formatted_by_hand(engines: dict[str, CocoaEngine]) -> None:
+    engine = engines["text"]
+    llm = CocoaLLM(engine=engine, messages_to_prompt=lambda messages: f"{messages[0].content}\n<think>\n")
+    assert parts(llm.chat(HI, **saying(engine, TEXT))) == [(ThinkingBlock, THOUGHT), (TextBlock, "Hello!")]
+    for option in ({"continue_final_message": True}, {"enable_thinking": False}, {"chat_template_kwargs": {"a": 1}}):
+        with pytest.raises(ConfigError, match=f"{next(iter(option))}: only for the chat template"):
+            llm.chat(HI, **option)
+    assert llm.complete("Hi", **saying(engine, TEXT)).text == TEXT
+
+
+def test_chat_engines_keep_the_answer(thinker: CocoaLLM) -> None:
+    chat_engine = RiskChatEngine(SimpleChatEngine.from_defaults(llm=thinker))
+    response = chat_engine.chat("Hi")
+    assert response.response == "Hello!"  # type: ignore[union-attr]
+    again = chat_engine.stream_chat("Again")  # with the reasoning in its history
+    assert "".join(again.response_gen) == "Hello!"
+    for metadata in (response.metadata, again.metadata):
+        assert metadata["cocoa_risk"]["reasoning"]["max_risk"] > 0  # type: ignore[index]
+    assert [message.content for message in chat_engine.chat_history] == ["Hi", "Hello!", "Again", "Hello!"]
+
+
+def test_the_report_of_a_response_is_that_of_the_answer_with_its_text(thinker: CocoaLLM) -> None:
+    """The second answer is not that of the response: its text differs."""
+
+    class Twice(SimpleChatEngine):
+        def chat(self, message: str, chat_history: Any = None) -> Any:
+            response = super().chat(message, chat_history)
+            thinker.chat(HI, **saying(thinker.engine, "Other</think>Bye"))
+            return response
+
+    response = RiskChatEngine(Twice.from_defaults(llm=thinker)).chat("Hi")
+    spans = response.metadata["cocoa_risk"]["spans"]  # type: ignore[index, union-attr]
+    assert "".join(span["text"] for span in spans) == TEXT
+
+
+def test_reasoning_of_the_history_does_not_reach_the_prompt(thinker: CocoaLLM) -> None:
+    said = [ThinkingBlock(content="Secret."), TextBlock(text="Hello!")]
+    history = [*HI, ChatMessage(role=MessageRole.ASSISTANT, blocks=said), *HI]
+    plain = [*HI, ChatMessage(role=MessageRole.ASSISTANT, content="Hello!"), *HI]
+    usage = [thinker.chat(messages).raw["usage"]["prompt_tokens"] for messages in (history, plain)]  # type: ignore[index]
+    assert usage[0] == usage[1]
+    with pytest.raises(PromptError, match="a user message has a ThinkingBlock"):
+        thinker.chat([ChatMessage(role=MessageRole.USER, blocks=said)])
+    engine = reasoning_engine(READS_REASONING)
+    reads = CocoaLLM(engine=engine, max_new_tokens=4)
+    more = [reads.chat(messages).raw["usage"]["prompt_tokens"] for messages in (history, plain)]  # type: ignore[index]
+    assert more[0] - more[1] == len(engine.encode("<think>Secret.</think>", add_special_tokens=False))
+
+
+def test_thinking_is_switched_off_by_the_constructor_or_a_call() -> None:
+    engine = reasoning_engine(HYBRID)
+    llm = CocoaLLM(engine=engine, max_new_tokens=4)
+
+    def prompt_tokens(model: CocoaLLM, **options: Any) -> int:
+        return int(model.chat(HI, **options).raw["usage"]["prompt_tokens"])  # type: ignore[index]
+
+    more = len(engine.encode("<think>\n\n</think>\n\n", add_special_tokens=False))
+    off: dict[str, Any]
+    for off in ({"enable_thinking": False}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        made = CocoaLLM(engine=engine, max_new_tokens=4, **off)
+        assert prompt_tokens(llm, **off) == prompt_tokens(made) == prompt_tokens(llm) + more
+        assert prompt_tokens(made, enable_thinking=True) == prompt_tokens(llm)
+        assert made.to_dict().items() >= off.items()
+    llm.enable_thinking = False
+    assert prompt_tokens(llm) == prompt_tokens(made)
+    with pytest.raises(ConfigError, match="unknown option 'enable_thinking'"):
+        llm.complete("Hi", enable_thinking=False)
+    with pytest.raises(ConfigError, match="not tools"):
+        llm.chat(HI, chat_template_kwargs={"tools": []})
+    with pytest.raises(ConfigError, match="has no variable enable_thinking"):
+        CocoaLLM(engine=reasoning_engine(PLAIN)).chat(HI, enable_thinking=True)
+
+
+def test_the_final_message_is_continued() -> None:
+    engine = reasoning_engine(PLAIN)
+    llm = CocoaLLM(engine=engine, max_new_tokens=8)
+    made = CocoaLLM(engine=engine, max_new_tokens=8, continue_final_message=True)
+    begun = [*HI, ChatMessage(role=MessageRole.ASSISTANT, content="Hello, ")]
+    expected = engine.generate("<|user|>\nHi<|end|>\n<|assistant|>\nHello, ", max_new_tokens=8)
+    for response in (llm.chat(begun, continue_final_message=True), made.chat(begun), list(made.stream_chat(begun))[-1]):
+        assert response.message.content == expected.text
+        assert response.raw["usage"]["prompt_tokens"] == expected.usage.prompt_tokens  # type: ignore[index]
+    assert llm.chat(begun).raw["usage"]["prompt_tokens"] > expected.usage.prompt_tokens  # type: ignore[index]
+    for call in (lambda: made.chat(HI), lambda: llm.chat(HI, continue_final_message=True)):
+        with pytest.raises(PromptError, match="the last message has the role 'user'"):
+            call()

@@ -1,0 +1,185 @@
+"""Reasoning is told from the answer, however the text arrives, and whether the prompt opens it or the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from cocoa_engine import CocoaEngine, ConfigError, PromptError
+from cocoa_integrations._shared.chat_template import (
+    ChatTemplateOptions,
+    ends_inside_reasoning,
+    template_kwargs,
+    with_reasoning,
+)
+from cocoa_integrations._shared.limits import Limit
+from cocoa_integrations._shared.metadata import all_spans, risk_report
+from cocoa_integrations._shared.reasoning import split_generation
+from cocoa_integrations.tool_calling import Plan, ToolRequest
+from cocoa_integrations.tool_calling.streaming import GrowingAnswer
+from tests.helpers.made_up_answers import generation
+from tests.helpers.made_up_risk import fitted
+from tests.helpers.reasoning_models import HYBRID, OPENS, PLAIN, READS_REASONING, reasoning_engine
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+USER = {"role": "user", "content": "Hi"}
+
+
+@pytest.fixture(scope="module")
+def thinker() -> CocoaEngine:
+    return reasoning_engine()
+
+
+def cuts(text: str) -> Iterator[list[str]]:
+    """The text in pieces of one, two, three and seven characters, and in two pieces at every place."""
+    for size in (1, 2, 3, 7):
+        yield [text[at : at + size] for at in range(0, len(text), size)]
+    yield from ([text[:at], text[at:]] for at in range(len(text) + 1))
+
+
+@pytest.mark.parametrize(
+    ("inside", "text", "reasoning", "answer", "calls"),
+    [
+        (False, "Hello </think> x", "", "Hello </think> x", 0),
+        (False, "\n Hello", "", "\n Hello", 0),
+        (False, "<thin ice", "", "<thin ice", 0),
+        (False, "<thi", "", "<thi", 0),
+        (False, "Use <think> and </think>.", "", "Use <think> and </think>.", 0),
+        (False, "<think>\nWell.\n</think>\n\nHello!\n", "Well.", "Hello!\n", 0),
+        (False, "\n<think>Well", "Well", "", 0),
+        (False, "<think>\n\n</think>\n\nHello", "", "Hello", 0),
+        (True, "Well, a < b.</think>\n\nHello", "Well, a < b.", "Hello", 0),
+        (True, "\n<think>\nWell </thin</think>Hello</think>", "Well </thin", "Hello</think>", 0),
+        (True, "Well </thi", "Well </thi", "", 0),
+        (True, " \n", "", "", 0),
+        (True, "</think>Hello", "", "Hello", 0),
+        (True, f"I could {CALL} but…</think>\n\nHello!", f"I could {CALL} but…", "Hello!", 0),
+        (True, f"I could {CALL} and</think>\n{CALL}", f"I could {CALL} and", "", 1),
+        (False, f"<think>{CALL}", CALL, "", 0),
+        (False, f" {CALL}", "", "", 1),
+    ],
+)
+def test_the_parts_add_up_however_the_text_is_cut(
+    thinker: CocoaEngine, inside: bool, text: str, reasoning: str, answer: str, calls: int
+) -> None:
+    for pieces in cuts(text):
+        whole = generation(*((piece, 0.5) for piece in pieces))
+        plan = Plan(ToolRequest.of([ADD]), thinker)
+        plan.inside_reasoning = inside
+        growing = GrowingAnswer(plan)
+        seen = []
+        for span in whole.spans:
+            seen += growing.add(span)
+        rest, reading = growing.finish()
+        seen += rest
+        split = plan.split(whole)
+        assert ("".join(piece.reasoning for piece in seen), split.reasoning) == (reasoning, reasoning)
+        assert ("".join(piece.content for piece in seen), reading.content) == (answer, answer)
+        assert (len(reading.calls), len(reading.valid)) == (calls, calls)
+        assert [(piece.number, piece.part) for piece in seen[:-1]] == [
+            (number, split.part(number)) for number in range(len(whole.spans))
+        ]
+        assert all(piece.calls == [] for piece in seen) == (calls == 0)
+        if calls:
+            assert whole.text[slice(*reading.calls[0].values["a"])] == "1"
+
+
+def test_spans_are_passed_on_as_they_come_once_the_answer_has_begun(thinker: CocoaEngine) -> None:
+    growing = GrowingAnswer(Plan(ToolRequest(), thinker))
+    whole = generation((" ", 0.5), ("<", 0.5), ("b>", 0.5), ("c", 0.5))
+    assert [[piece.content for piece in growing.add(span)] for span in whole.spans] == [
+        [],
+        [],
+        [" ", "<", "b>"],
+        ["c"],
+    ]
+
+
+def test_a_span_belongs_to_where_its_visible_text_is(thinker: CocoaEngine) -> None:
+    texts = ["Well.", " </thi", "nk>\n", "\n", "Hello", "!"]
+    split = split_generation(generation(*((text, 0.5) for text in texts)), thinker, inside=True)
+    assert split.parts == ("reasoning", "reasoning", "reasoning", "answer", "answer", "answer")
+    straddles = split_generation(generation(("Well.</think> Hi", 0.9), ("!", 0.1)), thinker, inside=True)
+    assert straddles.parts == ("answer", "answer")
+    assert split_generation(generation(("Hi", 0.5)), thinker).parts is None
+
+
+def test_reports_and_limits_count_the_answer(thinker: CocoaEngine) -> None:
+    whole = generation(("Well, ", 0.9), ("ok.</think>", 0.7), ("\n\nHel", 0.2), ("lo", 0.4))
+    report = risk_report(whole, split_generation(whole, thinker, inside=True))
+    assert (report["max_risk"], report["mean_risk"]) == (0.4, pytest.approx(0.3))
+    assert report["reasoning"] == {"max_risk": 0.9, "mean_risk": pytest.approx(0.8), "risk_points": 0, "spans": [0, 1]}
+    assert [span["part"] for span in report["spans"]] == ["reasoning", "reasoning", "answer", "answer"]
+    assert [span["span"] for span in Limit(0.3).risky(report["spans"])] == [3]
+    assert Limit(0.2).with_marks("Hello", report["spans"], "[{text}]") == "[Hel][lo]"
+    assert Limit(0.3).with_marks("lo", report["spans"][3:], "[{text}]") == "[lo]"
+    straddles = generation(("Well.</think> Hi", 0.9), ("!", 0.1))
+    spans = all_spans(straddles, split_generation(straddles, thinker, inside=True))
+    assert Limit(0.5).with_marks("Hi!", spans, "[{text}]") == "[Hi]!"
+    for wrong in ("i!", "Hello", "Well. Hi!"):
+        with pytest.raises(ConfigError, match="differs from the text of its spans"):
+            Limit(0.5).with_marks(wrong, spans, "[{text}]")
+    plain = risk_report(whole, split_generation(whole, thinker))
+    assert plain == risk_report(whole)
+    assert "reasoning" not in plain
+    assert "part" not in plain["spans"][0]
+
+
+def test_the_risk_of_the_answer_as_a_whole_is_that_of_the_answer() -> None:
+    calibrator = fitted(levels=("answer",))
+    thinker = reasoning_engine(calibrator=calibrator)
+    whole = generation(("Well.</think>", 0.9), ("Hello", 0.1), ("!", 0.4)).model_copy(update={"answer_risk": 0.5})
+    split = split_generation(whole, thinker, inside=True)
+    alone = generation(("Hello", 0.1), ("!", 0.4))
+    assert risk_report(whole, split)["answer_risk"] == calibrator.answer_risk(alone)
+    assert risk_report(whole)["answer_risk"] == 0.5
+    cut_off = generation(("Well", 0.9)).model_copy(update={"answer_risk": 0.5})
+    assert risk_report(cut_off, split_generation(cut_off, thinker, inside=True))["answer_risk"] is None
+
+
+@pytest.mark.parametrize(
+    ("template", "chat", "kwargs", "inside"),
+    [
+        (OPENS, [USER], {}, True),
+        (PLAIN, [USER], {}, False),
+        (PLAIN, [{**USER, "content": "What is <think>"}], {}, False),
+        ("{% for message in messages %}{{ message.content }}{% endfor %}", [{**USER, "content": "<think>"}], {}, False),
+        (HYBRID, [USER], {}, False),
+        (HYBRID, [USER], {"enable_thinking": False}, False),
+        (OPENS, [USER, {"role": "assistant", "content": "a </think> b"}, USER], {}, True),
+        (PLAIN, [USER, {"role": "assistant", "content": "<think>Well"}], {"continue_final_message": True}, True),
+        (PLAIN, [USER, {"role": "assistant", "content": "<think>a</think>b"}], {"continue_final_message": True}, False),
+        (OPENS, [USER, {"role": "assistant", "content": "Hello"}], {"continue_final_message": True}, False),
+    ],
+)
+def test_the_rendered_prompt_says_whether_the_answer_begins_inside(
+    template: str, chat: list[dict[str, str]], kwargs: dict[str, bool], inside: bool
+) -> None:
+    if "continue_final_message" in kwargs:
+        kwargs = {**kwargs, "add_generation_prompt": False}
+    assert ends_inside_reasoning(reasoning_engine(template), chat, kwargs) is inside
+
+
+def test_options_of_the_template() -> None:
+    hybrid, plain = reasoning_engine(HYBRID), reasoning_engine(PLAIN)
+    both = ChatTemplateOptions(enable_thinking=False, chat_template_kwargs={"enable_thinking": True, "a": 1})
+    assert template_kwargs(both, [USER], hybrid) == {"enable_thinking": False, "a": 1}
+    with pytest.raises(ConfigError, match="the chat template of thinker has no variable enable_thinking"):
+        template_kwargs(ChatTemplateOptions(enable_thinking=True), [USER], plain)
+    going_on = ChatTemplateOptions(continue_final_message=True)
+    with pytest.raises(PromptError, match="the last message has the role 'user'"):
+        template_kwargs(going_on, [USER], plain)
+    expected = {"continue_final_message": True, "add_generation_prompt": False}
+    assert template_kwargs(going_on, [{"role": "assistant", "content": "a"}], plain) == expected
+
+
+def test_reasoning_of_the_history_is_for_templates_that_read_it(thinker: CocoaEngine) -> None:
+    said = {"role": "assistant", "content": "Hello", "reasoning_content": "Well."}
+    assert with_reasoning([said], thinker) == [{"role": "assistant", "content": "Hello"}]
+    assert with_reasoning([said], reasoning_engine(READS_REASONING)) == [said]
+    calls = [{"type": "function", "id": "a", "function": {"name": "add", "arguments": {}}}]
+    chat, _ = Plan(ToolRequest.of([ADD]), reasoning_engine(READS_REASONING)).prompt([{**said, "tool_calls": calls}])
+    assert chat[-1]["reasoning_content"] == "Well."
+    assert "tool_calls" not in chat[-1]

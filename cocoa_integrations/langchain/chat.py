@@ -12,8 +12,7 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import get_config_list
-from pydantic import PrivateAttr
+from pydantic import PrivateAttr, model_validator
 from typing_extensions import Self
 
 from cocoa_engine import Generation, Span
@@ -77,12 +76,27 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
     _initial_request: ToolRequest | None = PrivateAttr(default=None)
     """The same with ``initial_tool_choice`` applied; ``None`` if that option has no effect on the call."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if options.get("profile") is None:
+            self.__dict__.pop("profile", None)  # resolved when it is read, see __getattr__
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """``profile``, unless it was given. It follows the model, whose configuration is not read before."""
+            return self._resolve_model_profile() if name == "profile" else super().__getattr__(name)
+
+    @model_validator(mode="after")
+    def _set_model_profile(self) -> Self:  # replaces LangChain's, which would read the configuration at once
+        return self
+
     @property
     def _llm_type(self) -> str:
         return "cocoa-chat"
 
     def _resolve_model_profile(self) -> ModelProfile:
-        window = self.engine.context_window if self.engine is not None else None
+        window = self._engine_or_lazy.context_window
         enforces = find_spec("llguidance") is not None
         limit: ModelProfile = {} if window is None else {"max_input_tokens": window}
         return {
@@ -230,16 +244,6 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         configs = self._with_concurrency(config, len(inputs))
         return await super().abatch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
 
-    def _with_concurrency(
-        self, config: RunnableConfig | list[RunnableConfig] | None, count: int
-    ) -> list[RunnableConfig]:
-        """The configs of a batch, with ``max_concurrency`` set to the batch size of the engine where it is not set."""
-        batch_size = self._engine_or_lazy.runtime.max_batch_size
-        return [
-            {**each, "max_concurrency": each.get("max_concurrency") or batch_size}
-            for each in get_config_list(config, count)
-        ]
-
     def generate(
         self,
         messages: list[list[BaseMessage]],
@@ -307,7 +311,7 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
                 content=content,
                 tool_call_chunks=chunks,
                 response_metadata=self._chat_metadata(generation, list(zip(writer.ids, reading.calls, strict=True))),
-                usage_metadata=usage_of(generation),
+                usage_metadata=usage_of(generation) if self.stream_usage else None,
                 chunk_position="last",
             )
         )
@@ -323,7 +327,7 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         return plan, chat, {"template_kwargs": template_kwargs, **options}
 
     def _chat_metadata(self, generation: Generation, calls: Sequence[tuple[str, Call]]) -> dict[str, Any]:
-        metadata = self._metadata(generation)
+        metadata = {**self._metadata(generation), "model_provider": "cocoa"}
         if calls:
             metadata[RISK_KEY]["tool_calls"] = tool_call_risks(generation, calls, self.load())
         return metadata

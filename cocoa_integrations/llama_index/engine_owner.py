@@ -33,7 +33,7 @@ class EngineOwner(LoadOptions):
     """
 
     _engine: CocoaEngine = PrivateAttr()
-    """The engine of the last call."""
+    """The engine of the last call. An unpickled LLM has none before its first."""
 
     _lazy: LazyEngine | None = PrivateAttr(default=None)
     """What loaded it; ``None`` if it was given."""
@@ -133,7 +133,7 @@ class EngineOwner(LoadOptions):
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         """A copy that shares the engine."""
         memo = {} if memo is None else memo
-        for shared in (self._engine, self._model, self._tokenizer):
+        for shared in (self._given, self._model, self._tokenizer, getattr(self, "_engine", None)):
             memo[id(shared)] = shared
         return super().__deepcopy__(memo)
 

@@ -247,11 +247,13 @@ class CocoaLLM(DecodeSettings, EngineOwner, FunctionCallingLLM):
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Like :meth:`complete`, without blocking the event loop. Cancelling the task stops the work."""
+        await self._follow_options_in_worker()
         return (await self._aanswer(self._completion(prompt, formatted, kwargs))).to_completion()
 
     @llm_completion_callback()
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """Like :meth:`stream_complete`, without blocking the event loop. Leaving the stream stops the work."""
+        await self._follow_options_in_worker()
         return await self._astream(self._completion(prompt, formatted, kwargs), Answer.to_completion)
 
     @llm_chat_callback()

@@ -193,7 +193,8 @@ def test_a_pickle_loads_its_model_by_name(folder: str, calibrator: str) -> None:
     assert again.metadata == llm.metadata
     assert again.complete(PROMPT) == before
     assert llm.complete(PROMPT) == before
-    assert pickle.loads(data).complete(PROMPT).text == before.text
+    assert asyncio.run(pickle.loads(data).acomplete(PROMPT)).text == before.text
+    assert copy.deepcopy(pickle.loads(data)).complete(PROMPT).text == before.text
 
 
 def test_what_cannot_be_pickled_says_so(folder: str) -> None:

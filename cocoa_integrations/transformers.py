@@ -305,7 +305,8 @@ def _refuse(generation_config: GenerationConfig, options: Mapping[str, Any], con
     if generation_config.do_sample:
         refused |= _SAMPLING
     values = {name: getattr(generation_config, name, None) for name in refused}
-    if values.get("top_k") is not None and values["top_k"] >= config.max_candidates and METHODS[config.method].branches:
+    top_k = values.get("top_k")
+    if top_k is not None and top_k >= config.max_candidates and METHODS[config.method].branches:
         del values["top_k"]
     unsupported = [f"{name}={value!r}" for name, value in values.items() if value not in refused[name]]
     caches = [name for name in ALL_CACHE_NAMES if name in options]

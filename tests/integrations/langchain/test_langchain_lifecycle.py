@@ -146,7 +146,7 @@ def test_nonsense_is_refused_when_it_is_set(kind: Any, name: str, value: Any, me
 def test_an_engine_excludes_loading_options_later_too(kind: Any, quick_engine: CocoaEngine) -> None:
     model = kind(engine=quick_engine)
     for name, value in (("calibrator", "embedded"), ("model", "a"), ("dtype", "float16"), ("runtime", Runtime())):
-        with pytest.raises(ConfigError, match="engine= is given, so .* would have no effect"):
+        with pytest.raises(ConfigError, match=r"engine= is given, so .* would have no effect"):
             setattr(model, name, value)
     model.dtype = "auto"  # as it is by default
     named = kind(model="a")

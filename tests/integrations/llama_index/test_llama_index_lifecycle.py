@@ -199,7 +199,9 @@ def test_a_pickle_loads_its_model_by_name(folder: str, calibrator: str) -> None:
 
 def test_what_cannot_be_pickled_says_so(folder: str) -> None:
     around = CocoaLLM(model=tiny_model("llama"), tokenizer=tiny_tokenizer())
-    with pytest.raises(UnsupportedFeatureError, match="loaded engine, model or tokenizer cannot be pickled.*from_dict"):
+    with pytest.raises(
+        UnsupportedFeatureError, match=r"loaded engine, model or tokenizer cannot be pickled.*from_dict"
+    ):
         pickle.dumps(around)
     wrapped = CocoaLLM(model_name=folder, completion_to_prompt=lambda prompt: prompt)
     with pytest.raises(UnsupportedFeatureError, match="because its completion_to_prompt cannot be"):
@@ -212,8 +214,13 @@ def test_a_lone_surrogate_is_refused(method: str, folder: str) -> None:
     llm = CocoaLLM(model_name=folder)
     where = r"content of message 1 \(user\)" if "chat" in method else "prompt"
     asked: Any = [ChatMessage("Hi", role="system"), ChatMessage(LONE)] if "chat" in method else LONE
-    with pytest.raises(PromptError, match=rf"{where} has a lone surrogate \(U\+D800\) at character 1"):
+
+    def ask() -> None:
+        answer = getattr(llm, method)(asked)
         if method.startswith("a"):
-            asyncio.run(getattr(llm, method)(asked))
+            asyncio.run(answer)
         else:
-            list(getattr(llm, method)(asked))
+            list(answer)
+
+    with pytest.raises(PromptError, match=rf"{where} has a lone surrogate \(U\+D800\) at character 1"):
+        ask()

@@ -66,7 +66,7 @@ def test_a_pipeline_answers_batches_and_chats(pipe: TextGenerationPipeline, engi
 
 
 def test_what_a_pipeline_must_be_told_is_one_line(pipe: TextGenerationPipeline) -> None:
-    with pytest.raises(ConfigError, match="top_p=0.8.*give do_sample=False.*or top_p=1.0 and top_k=0") as error:
+    with pytest.raises(ConfigError, match=r"top_p=0\.8.*give do_sample=False.*or top_p=1\.0 and top_k=0") as error:
         pipe(PROMPTS[0], custom_generate=cocoa, top_p=0.8)
     assert "\n" not in str(error.value)
 

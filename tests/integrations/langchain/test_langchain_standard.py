@@ -1,7 +1,7 @@
 """LangChain's own standard tests, on the real model.
 
-They are for chat models; there are none for text models. Every capability that they know is declared in ``_Declarations``
-if :class:`ChatCocoa` has it. These are switched off:
+They are for chat models; there are none for text models. Every capability that they know is declared in
+``_Declarations`` if :class:`ChatCocoa` has it. These are switched off:
 
 - ``supports_image_inputs``, ``supports_image_urls``, ``supports_pdf_inputs``, ``supports_audio_inputs``,
   ``supports_video_inputs``, ``supports_image_tool_message``, ``supports_pdf_tool_message``: the engine decodes language
@@ -96,10 +96,7 @@ class _Declarations:
         chat = self.chat_model_class(**self.chat_model_params)
         prompt = "Name three colours of the rainbow, and say where a rainbow comes from. " * 5  # reused from 64 tokens
         chat.invoke(prompt)
-        if not stream:
-            answer = chat.invoke(prompt)
-        else:
-            answer = cast("AIMessage", add(list(chat.stream(prompt))))
+        answer = cast("AIMessage", add(list(chat.stream(prompt)))) if stream else chat.invoke(prompt)
         assert answer.usage_metadata is not None
         assert answer.usage_metadata["input_token_details"]["cache_read"] > 10
         return answer

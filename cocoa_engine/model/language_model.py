@@ -66,11 +66,7 @@ class LanguageModel:
     @property
     def context_window(self) -> int | None:
         """The maximum number of tokens in a sequence; `None` if the model's config does not state it."""
-        for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"):
-            value = getattr(self.config, name, None)
-            if isinstance(value, int) and value > 0:
-                return value
-        return None
+        return context_window_of(self.config)
 
     def fresh_seed(self) -> int:
         """A random seed. With tensor parallelism all processes get the same seed.
@@ -121,6 +117,16 @@ class LanguageModel:
             finally:
                 for module in training:
                     module.training = True
+
+
+WINDOW_FIELDS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+
+
+def context_window_of(config: Any) -> int | None:
+    """The maximum number of tokens in a sequence, from a model's config; `None` if the config does not state it."""
+    text_config = _text_part(config)
+    values = (getattr(text_config, name, None) for name in WINDOW_FIELDS)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
 def device_of(module: Any) -> torch.device:

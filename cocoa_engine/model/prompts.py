@@ -10,6 +10,7 @@ from typing_extensions import TypeIs
 
 from cocoa_engine.errors import PromptError
 from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.text import require_unicode
 from cocoa_engine.model.tokenizer import Tokens
 
 Prompt = str | Sequence[int]
@@ -29,9 +30,11 @@ def prompt_ids(model: LanguageModel, tokens: Tokens, prompt: Any, what: str = "p
         what: the name of the prompt in error messages.
 
     Raises:
-        PromptError: it is empty, of a wrong type, or has ids outside the vocabulary.
+        PromptError: it is empty, of a wrong type, not valid Unicode, or has ids outside the vocabulary.
     """
     text = isinstance(prompt, str)
+    if text:
+        require_unicode(prompt, what)
     ids = [] if text and not prompt else tokens.encode(prompt) if text else _checked_ids(model, prompt, what)
     return require_tokens(ids, what)
 

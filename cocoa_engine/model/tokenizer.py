@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cocoa_engine.errors import ChatTemplateError, UnsupportedModelError
+from cocoa_engine.model.text import require_unicode
 
 
 class Tokens:
@@ -32,7 +33,12 @@ class Tokens:
         self._lock = threading.Lock()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, without truncation."""
+        """Token ids of a text, without truncation.
+
+        Raises:
+            PromptError: the text has a lone surrogate.
+        """
+        require_unicode(text, "text")
         with self._lock:
             encoded = self._own(text, add_special_tokens=add_special_tokens, truncation=False, verbose=False)
         return list(encoded["input_ids"])
@@ -74,6 +80,7 @@ class Tokens:
 
         Raises:
             ChatTemplateError: there is no template, there are no messages, or the template raises an error.
+            PromptError: the content of a message has a lone surrogate.
         """
         if not self.has_chat_template:
             raise ChatTemplateError(
@@ -84,6 +91,8 @@ class Tokens:
         for number, message in enumerate(messages):
             if not isinstance(message, Mapping) or "role" not in message:
                 raise ChatTemplateError(f'message {number} must be a mapping with "role" and "content".')
+            if isinstance(message.get("content"), str):
+                require_unicode(message["content"], f"content of message {number} ({message['role']})")
         options = {"add_generation_prompt": True, **template_kwargs, "tokenize": False}
         try:
             return str(self.tokenizer.apply_chat_template([dict(message) for message in messages], **options))

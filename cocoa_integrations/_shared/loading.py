@@ -1,32 +1,42 @@
-"""The engine behind an adapter: the one that was given, or one that is loaded from the adapter's options."""
+"""The engine behind an adapter, loaded from the adapter's options when it is first needed.
+
+Adapters with the same options share one engine. Adapters that differ only in the calibrator or in how the model is run
+share its weights.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from cocoa_engine import CocoaEngine, Runtime
-from cocoa_engine.errors import ConfigError
-from cocoa_engine.model.load_options import LoadOptions, changed_options, loading_arguments
-from cocoa_engine.model.loading import load_tokenizer
+from cocoa_engine import CocoaEngine, RiskCalibrator, Runtime
+from cocoa_engine.model.loading import load_tokenizer, read_context_window
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Shared = TypeVar("Shared")
 
 
 class LazyEngine:
     """An engine that is loaded when it is first needed. Create it with :func:`lazy_engine`.
 
-    Args:
-        arguments: keyword arguments of ``CocoaEngine.from_pretrained``.
+    Copies are the same object.
     """
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
+    def __init__(self, arguments: dict[str, Any], weights: _Weights) -> None:
         self._arguments = arguments
+        self._weights = weights
         self._engine: CocoaEngine | None = None
+        self._as_loaded: str | None = None
         self._lock = threading.Lock()
+        calibrator = arguments.get("calibrator")
+        # engines that differ in the calibrator share their batch and their prefix cache too
+        self._uncalibrated = None if calibrator is None else _lazy_engine({**arguments, "calibrator": None}, weights)
 
     @property
     def loaded(self) -> CocoaEngine | None:
@@ -38,6 +48,18 @@ class LazyEngine:
         """How the engine runs its model."""
         return self._arguments.get("runtime") or Runtime()
 
+    @property
+    def context_window(self) -> int | None:
+        """The window of the model, read from its configuration if it is not loaded; ``None`` if it is not known."""
+        return self._weights.context_window if self._engine is None else self._engine.context_window
+
+    @property
+    def changed_settings(self) -> str | None:
+        """The digest of the engine's settings if they were changed since it was loaded, otherwise ``None``."""
+        if self._engine is None or (digest := settings_digest(self._engine)) == self._as_loaded:
+            return None
+        return digest
+
     def get(self) -> CocoaEngine:
         """The engine; loads it on the first call.
 
@@ -46,90 +68,133 @@ class LazyEngine:
         """
         with self._lock:
             if self._engine is None:
-                self._engine = CocoaEngine.from_pretrained(**self._arguments)
+                if self._uncalibrated is None:
+                    engine = self._weights.engine(self._arguments.get("runtime"))
+                else:
+                    calibrator = RiskCalibrator.load(self._arguments["calibrator"])  # before the weights are read
+                    engine = self._uncalibrated.get().with_calibrator(calibrator)
+                self._as_loaded = _digest(self._weights.settings, engine)
+                self._engine = engine
             return self._engine
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LazyEngine:
+        return self
+
+
+class _Weights:
+    """A model and its tokenizer, given or loaded when they are first needed.
+
+    Args:
+        arguments: keyword arguments of ``CocoaEngine.from_pretrained``, without ``runtime`` and ``calibrator``.
+        model, tokenizer: the given ones. With a model, ``model_name`` is only a label.
+    """
+
+    def __init__(
+        self, arguments: dict[str, Any], model: PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase | None
+    ) -> None:
+        self._arguments = arguments
+        self._model, self._tokenizer = model, tokenizer
+        self._parts: tuple[PreTrainedModel, PreTrainedTokenizerBase, str] | None = None
+        self._lock = threading.Lock()
+        self.settings = ""
+        self._by_name = None
+        if model is None and tokenizer is not None:
+            self._by_name = _weights({**arguments, "tokenizer_name": None, "tokenizer_kwargs": {}})
+
+    @cached_property
+    def context_window(self) -> int | None:
+        if self._model is not None:
+            return None
+        arguments = self._arguments
+        trust = arguments.get("trust_remote_code", False)
+        return read_context_window(
+            arguments.get("model_name"), trust_remote_code=trust, model_kwargs=arguments.get("model_kwargs")
+        )
+
+    def engine(self, runtime: Runtime | None) -> CocoaEngine:
+        """A new engine with these weights."""
+        with self._lock:
+            if self._parts is None:
+                engine = self._load(runtime)
+                self._parts = engine.model, engine.tokenizer, engine.model_name
+                self.settings = _model_settings(engine)
+                return engine
+            model, tokenizer, name = self._parts
+        return CocoaEngine(model, tokenizer, runtime=runtime, model_name=name)
+
+    def _load(self, runtime: Runtime | None) -> CocoaEngine:
+        arguments, tokenizer = self._arguments, self._tokenizer
+        if self._by_name is not None:
+            loaded = self._by_name.engine(runtime)
+            assert tokenizer is not None
+            return CocoaEngine(loaded.model, tokenizer, runtime=runtime, model_name=loaded.model_name)
+        if self._model is None:
+            return CocoaEngine.from_pretrained(**arguments, runtime=runtime)
+        if tokenizer is None:
+            trust = {"trust_remote_code": arguments["trust_remote_code"]}
+            tokenizer = load_tokenizer(arguments["tokenizer_name"], {**trust, **arguments["tokenizer_kwargs"]})
+        return CocoaEngine(self._model, tokenizer, runtime=runtime, model_name=arguments["model_name"])
 
 
 # LangChain builds a new model for every call with configurable_fields(); the weights must not be loaded each time.
-_shared: weakref.WeakValueDictionary[str, LazyEngine] = weakref.WeakValueDictionary()
-_shared_lock = threading.Lock()
+_shared: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+_shared_lock = threading.RLock()
 
 
-def lazy_engine(arguments: dict[str, Any]) -> LazyEngine:
-    """An engine for ``CocoaEngine.from_pretrained(**arguments)``, shared by all callers with equal arguments.
-
-    The engine is freed when the last of these callers is.
-    """
-    key = repr(sorted(arguments.items()))
-    with _shared_lock:
-        engine = _shared.get(key)
-        if engine is None:
-            engine = _shared[key] = LazyEngine(arguments)
-        return engine
-
-
-def engine_for(
-    options: LoadOptions,
+def lazy_engine(
+    arguments: dict[str, Any],
     *,
-    engine: CocoaEngine | None = None,
     model: PreTrainedModel | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-) -> CocoaEngine:
-    """The given engine, an engine around the given model and tokenizer, or one loaded by name.
+) -> LazyEngine:
+    """An engine for ``CocoaEngine.from_pretrained(**arguments)``, shared by all callers with equal arguments.
 
-    As in LlamaIndex's ``HuggingFaceLLM``, ``model`` and ``tokenizer`` take precedence over their names. ``model_name``
-    is then only a label.
-
-    Args:
-        options: how to load what is not given.
-        engine: the engine, if there is one.
-        model: a loaded model.
-        tokenizer: a loaded tokenizer.
-
-    Raises:
-        ConfigError: two options contradict each other, or a model was given without a tokenizer.
-        ModelLoadError: the model or the tokenizer cannot be loaded.
-    """
-    changed = changed_options(options)
-    if engine is not None:
-        objects = [name for name, given in (("model", model), ("tokenizer", tokenizer)) if given is not None]
-        same_name = options.model_name == engine.model_name
-        refuse_beside("engine", [name for name in changed if not (name == "model_name" and same_name)] + objects)
-        return engine
-    if tokenizer is not None:
-        refuse_beside("tokenizer", [name for name in changed if name == "tokenizer_kwargs"])
-    if model is None:
-        loaded = CocoaEngine.from_pretrained(**loading_arguments(options))
-        if tokenizer is None:
-            return loaded
-        return CocoaEngine(
-            loaded.model,
-            tokenizer,
-            runtime=loaded.runtime,
-            model_name=loaded.model_name,
-            calibrator=loaded.calibrator,
-        )
-    weights = ("dtype", "device_map", "allow_pickle", "model_kwargs")
-    refuse_beside("model", [name for name in changed if name in weights])
-    if tokenizer is None:
-        if options.tokenizer_name is None:
-            raise ConfigError("model= was given without a tokenizer; give tokenizer= or tokenizer_name= too.")
-        trust = {"trust_remote_code": options.trust_remote_code}
-        tokenizer = load_tokenizer(options.tokenizer_name, {**trust, **options.tokenizer_kwargs})
-    return CocoaEngine(
-        model, tokenizer, runtime=options.runtime, model_name=options.model_name, calibrator=options.calibrator
-    )
-
-
-def refuse_beside(given: str, names: Sequence[str]) -> None:
-    """Refuse options that have no effect together with another one.
+    The engine is freed when the last of these callers is. The weights are shared by callers that differ only in
+    ``runtime`` or ``calibrator``.
 
     Args:
-        given: the option that makes them ineffective.
-        names: the ineffective options that were given.
-
-    Raises:
-        ConfigError: there is such an option.
+        arguments: keyword arguments of ``CocoaEngine.from_pretrained``.
+        model, tokenizer: a loaded model and a loaded tokenizer, used instead of those that the arguments name.
     """
-    if names:
-        raise ConfigError(f"{given}= is given, so {', '.join(names)} would have no effect; give one or the other.")
+    by_name = {name: value for name, value in arguments.items() if name not in ("runtime", "calibrator")}
+    with _shared_lock:
+        return _lazy_engine(dict(arguments), _weights(by_name, model, tokenizer))
+
+
+def _lazy_engine(arguments: dict[str, Any], weights: _Weights) -> LazyEngine:
+    return _once(("engine", id(weights), arguments), lambda: LazyEngine(arguments, weights))
+
+
+def _weights(
+    arguments: dict[str, Any],
+    model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> _Weights:
+    objects = id(model), id(tokenizer)  # alive as long as the entry is, so their ids are theirs alone
+    return _once(("weights", *objects, arguments), lambda: _Weights(arguments, model, tokenizer))
+
+
+def _once(key: tuple[Any, ...], make: Callable[[], Shared]) -> Shared:
+    *rest, arguments = key
+    text = repr((*rest, sorted(arguments.items())))
+    with _shared_lock:
+        found = _shared.get(text)
+        if found is None:
+            found = _shared[text] = make()
+        return found
+
+
+def settings_digest(engine: CocoaEngine) -> str:
+    """Digest of what users may change on an engine: generation config, chat template and calibrator."""
+    return _digest(_model_settings(engine), engine)
+
+
+def _model_settings(engine: CocoaEngine) -> str:
+    generation_config = getattr(engine.model, "generation_config", None)
+    settings = generation_config.to_dict() if generation_config is not None else {}
+    return repr((sorted(settings.items()), getattr(engine.tokenizer, "chat_template", None)))
+
+
+def _digest(model_settings: str, engine: CocoaEngine) -> str:
+    calibrator = None if engine.calibrator is None else engine.calibrator.model_dump_json()
+    return hashlib.sha256(repr((model_settings, calibrator)).encode()).hexdigest()

@@ -85,3 +85,15 @@ def config_of(adapter: DecodeSettings) -> CocoaConfig:
         ConfigError: a setting is out of range.
     """
     return CocoaConfig(**fields_of(adapter))
+
+
+def set_config(adapter: DecodeSettings, config: CocoaConfig) -> None:
+    """Set all decode settings of an adapter.
+
+    Raises:
+        ConfigError: ``config`` is not a :class:`~cocoa_engine.CocoaConfig`.
+    """
+    if not isinstance(config, CocoaConfig):
+        raise ConfigError(f"config takes a CocoaConfig, not {type(config).__name__}")
+    for name, value in fields_of(config).items():
+        setattr(adapter, name, value)

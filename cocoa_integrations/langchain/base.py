@@ -7,30 +7,42 @@ import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar
 
 import torch
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams
-from langchain_core.messages.ai import UsageMetadata
-from pydantic import Field, PrivateAttr, SecretStr, ValidationError, model_validator
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.runnables import RunnableConfig, RunnableSerializable
+from langchain_core.runnables.config import get_config_list
+from langchain_core.runnables.utils import AnyConfigurableField
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 from typing_extensions import Self
 
 from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation, Span, SpanStream, __version__
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
 from cocoa_engine.messages import explain
-from cocoa_engine.model.embedded import MODEL_NAME
-from cocoa_engine.model.load_options import LoadOptions, changed_options, loading_arguments
+from cocoa_engine.model.load_options import changed_options
 from cocoa_integrations._shared.async_stream import AsyncStream
-from cocoa_integrations._shared.loading import LazyEngine, lazy_engine, refuse_beside
+from cocoa_integrations._shared.load_options import refuse_beside
+from cocoa_integrations._shared.loading import settings_digest
 from cocoa_integrations._shared.logprobs import openai_logprobs
 from cocoa_integrations._shared.metadata import RISK_KEY, risk_report
 from cocoa_integrations._shared.reasoning import Split
-from cocoa_integrations._shared.settings import config_of, fields_of, refuse_unknown, split_settings
+from cocoa_integrations._shared.settings import (
+    SYNONYMS,
+    config_of,
+    fields_of,
+    refuse_unknown,
+    set_config,
+    split_settings,
+)
 from cocoa_integrations._shared.tracing import RiskTrace
+from cocoa_integrations._shared.unsupported import refuse_unsupported
 from cocoa_integrations._shared.workers import in_worker
-from cocoa_integrations.langchain.identity import changes_since_loading, engine_id, remember_loaded, settings_digest
+from cocoa_integrations.langchain.engine_owner import EngineOwner
+from cocoa_integrations.langchain.from_model_id import FromModelId
+from cocoa_integrations.langchain.identity import engine_id
 from cocoa_integrations.langchain.options import (
     FRAMEWORK,
     INSTEAD,
@@ -45,11 +57,14 @@ from cocoa_integrations.langchain.time_limit import TimeLimit
 Result = TypeVar("Result")
 Parameters = ParamSpec("Parameters")
 
+FIELD_SYNONYMS = {"model": "model_name", **SYNONYMS}
+"""Other names of fields, from LangChain."""
+
 RETRY_PAUSE = 0.5
 """Seconds before the first retry; doubled before each further one."""
 
 
-class CocoaModel(CallOptions, LoadOptions, BaseLanguageModel[Any]):
+class CocoaModel(CallOptions, EngineOwner, FromModelId, BaseLanguageModel[Any]):
     """Base of :class:`CocoaLLM` and :class:`ChatCocoa`: construction, options of a call, access to the engine.
 
     Every setting of :class:`~cocoa_engine.CocoaConfig` is a field. A setting that is not given is taken from
@@ -62,13 +77,6 @@ class CocoaModel(CallOptions, LoadOptions, BaseLanguageModel[Any]):
     Raises:
         ConfigError: an option is unknown, out of range, or contradicts another.
     """
-
-    engine: CocoaEngine | None = Field(default=None, exclude=True, repr=False)
-    """The engine to use. Without one, the model is loaded at the first call, or by :meth:`load`. Models with the same
-    loading options share one engine."""
-
-    api_key: SecretStr | None = Field(default=None, exclude=True)
-    """Access token of the Hugging Face Hub, for gated models. It is used only when something has to be downloaded."""
 
     max_retries: int = Field(default=2, ge=0)
     """How often a call is retried after it ran out of GPU memory, which other work may have used temporarily. Other
@@ -83,9 +91,9 @@ class CocoaModel(CallOptions, LoadOptions, BaseLanguageModel[Any]):
         max_tokens: int | None = None
         config: CocoaConfig | None = None
     else:
-        model = property(lambda self: self.model_name)
-        max_tokens = property(lambda self: self.max_new_tokens)
-        config = property(config_of)
+        model = property(lambda self: self.model_name, lambda self, name: setattr(self, "model_name", name))
+        max_tokens = property(lambda self: self.max_new_tokens, lambda self, n: setattr(self, "max_new_tokens", n))
+        config = property(config_of, set_config)
 
     _cancellation: Cancellation | None = PrivateAttr(default=None)
     """Cancels the call that this copy was made for."""
@@ -97,7 +105,7 @@ class CocoaModel(CallOptions, LoadOptions, BaseLanguageModel[Any]):
 
     def __init__(self, **options: Any) -> None:
         settings, rest = split_settings(options)
-        rest = without_unset(type(self), rest)
+        rest = refuse_unsupported(without_unset(type(self), rest), what=type(self).__name__)
         if not_here := INSTEAD.keys() & rest.keys():
             hints = "; ".join(f"instead of {name} {INSTEAD[name]}" for name in sorted(not_here))
             raise ConfigError(f"{type(self).__name__}: {hints}")
@@ -115,29 +123,25 @@ class CocoaModel(CallOptions, LoadOptions, BaseLanguageModel[Any]):
             super().__init__(**rest, **fields_of(base.replace(**settings)))
         except ValidationError as error:
             raise ConfigError(f"{type(self).__name__}: {explain(error)}") from None
-        if self.engine is None:
-            _ = self._lazy_engine  # created now, so that models rebuilt from this one share it
+        _ = self._engine_or_lazy  # created now, so that models rebuilt from this one share it
 
     @model_validator(mode="after")
     def _set_cocoa_version(self) -> Self:
         self._add_version("cocoa-integrations", __version__)
         return self
 
-    @cached_property
-    def _lazy_engine(self) -> LazyEngine:
-        arguments = loading_arguments(self)
-        if self.api_key is not None:
-            arguments["model_kwargs"] = {"token": self.api_key.get_secret_value(), **self.model_kwargs}
-        return lazy_engine(arguments)
-
-    def load(self) -> CocoaEngine:
-        """The engine; loads it on the first call.
+    def configurable_fields(self, **kwargs: AnyConfigurableField) -> RunnableSerializable[Any, Any]:
+        """As in LangChain. ``max_tokens`` and ``model`` are accepted for ``max_new_tokens`` and ``model_name``.
 
         Raises:
-            ModelLoadError: the model cannot be found or read, or was refused.
-            UnsupportedModelError: it is not a causal language model.
+            ConfigError: a field is given under two names.
         """
-        return self.engine if self.engine is not None else remember_loaded(self._lazy_engine.get())
+        fields: dict[str, AnyConfigurableField] = {}
+        for name, field in kwargs.items():
+            if FIELD_SYNONYMS.get(name, name) in fields:
+                raise ConfigError(f"{FIELD_SYNONYMS.get(name, name)} is given under two names; give one of them")
+            fields[FIELD_SYNONYMS.get(name, name)] = field
+        return super().configurable_fields(**fields)
 
     def get_token_ids(self, text: str) -> list[int]:
         """Token ids of a text from the tokenizer of the model, without special tokens."""
@@ -146,28 +150,22 @@ class CocoaModel(CallOptions, LoadOptions, BaseLanguageModel[Any]):
         return self.load().encode(text, add_special_tokens=False)
 
     @property
-    def _engine_or_lazy(self) -> CocoaEngine | LazyEngine:
-        """The engine, or the :class:`LazyEngine` that will load it. Does not load the model."""
-        return self.engine if self.engine is not None else self._lazy_engine
-
-    @property
-    def _name(self) -> str:
-        return self.engine.model_name if self.engine is not None else self.model_name or MODEL_NAME
-
-    @property
     def _identifying_params(self) -> Mapping[str, Any]:
         """Everything that an answer depends on. LangChain's caches use it as their key."""
         if self.engine is None:
             model = {name: getattr(self, name) for name in changed_options(self)}
             for kwargs in model.keys() & {"model_kwargs", "tokenizer_kwargs"}:
                 model[kwargs] = {name: value for name, value in model[kwargs].items() if name != "token"}
-            model |= changes_since_loading(self._lazy_engine.loaded)
+            if (changed := self._lazy_engine.changed_settings) is not None:
+                model["settings"] = changed
         else:
             model = {
                 "dtype": str(self.engine.model.dtype),
                 "engine_id": engine_id(self.engine),
                 "settings": settings_digest(self.engine),
             }
+        if not self.stream_usage:
+            model["stream_usage"] = False
         return {**model, "model_name": self._name, **config_of(self).model_dump(mode="json"), "logprobs": self.logprobs}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
@@ -192,11 +190,12 @@ class CocoaModel(CallOptions, LoadOptions, BaseLanguageModel[Any]):
             ConfigError: an option is unknown or out of range, or names another model.
             UnsupportedFeatureError: a text model is asked for tools or structured output.
         """
+        _ = self._engine_or_lazy  # of the current options; the copy of this call shares it
         called = self._with_tools(options)
         framework = {name: value for name, value in options.items() if name in FRAMEWORK}
         others = FRAMEWORK | TOOLS | TOOL_DETAILS
         settings, rest = split_settings({name: value for name, value in options.items() if name not in others})
-        rest = without_unset(self._call_options, rest)
+        rest = refuse_unsupported(without_unset(self._call_options, rest), what=f"a call of {type(self).__name__}")
         name = rest.pop("model", None)
         if name not in (None, self._name):
             raise ConfigError(
@@ -294,6 +293,16 @@ class CocoaModel(CallOptions, LoadOptions, BaseLanguageModel[Any]):
         finally:
             cancellation.cancel()
 
+    def _with_concurrency(
+        self, config: RunnableConfig | list[RunnableConfig] | None, count: int, batch_size: int | None = None
+    ) -> list[RunnableConfig]:
+        """The configs of a batch, with ``max_concurrency`` where it is not set: by default the engine's batch size."""
+        batch_size = batch_size or self._engine_or_lazy.runtime.max_batch_size
+        return [
+            {**each, "max_concurrency": each.get("max_concurrency") or batch_size}
+            for each in get_config_list(config, count)
+        ]
+
     def _retrying(self, work: Callable[[], Result]) -> Result:
         """Call ``work``, again up to ``max_retries`` times if it runs out of GPU memory."""
         for attempt in range(self.max_retries):
@@ -368,7 +377,10 @@ def usage_of(generation: Generation, split: Split | None = None) -> UsageMetadat
     """Token counts under LangChain's names, with those of the reasoning if the model reasoned."""
     usage = generation.usage
     counts = UsageMetadata(
-        input_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens, total_tokens=usage.total_tokens
+        input_tokens=usage.prompt_tokens,
+        output_tokens=usage.completion_tokens,
+        total_tokens=usage.total_tokens,
+        input_token_details=InputTokenDetails(cache_read=usage.cached_tokens),
     )
     if split is not None and split.parts is not None:
         counts["output_token_details"] = {"reasoning": split.reasoning_tokens(generation)}

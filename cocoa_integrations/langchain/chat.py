@@ -13,8 +13,7 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import get_config_list
-from pydantic import PrivateAttr
+from pydantic import PrivateAttr, model_validator
 from typing_extensions import Self
 
 from cocoa_engine import Generation
@@ -91,12 +90,27 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
     _initial_request: ToolRequest | None = PrivateAttr(default=None)
     """The same with ``initial_tool_choice`` applied; ``None`` if that option has no effect on the call."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if options.get("profile") is None:
+            self.__dict__.pop("profile", None)  # resolved when it is read, see __getattr__
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """``profile``, unless it was given. It follows the model, whose configuration is not read before."""
+            return self._resolve_model_profile() if name == "profile" else super().__getattr__(name)
+
+    @model_validator(mode="after")
+    def _set_model_profile(self) -> Self:  # replaces LangChain's, which would read the configuration at once
+        return self
+
     @property
     def _llm_type(self) -> str:
         return "cocoa-chat"
 
     def _resolve_model_profile(self) -> ModelProfile:
-        window = self.engine.context_window if self.engine is not None else None
+        window = self._engine_or_lazy.context_window
         enforces = find_spec("llguidance") is not None
         limit: ModelProfile = {} if window is None else {"max_input_tokens": window}
         return {
@@ -245,16 +259,6 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         configs = self._with_concurrency(config, len(inputs))
         return await super().abatch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
 
-    def _with_concurrency(
-        self, config: RunnableConfig | list[RunnableConfig] | None, count: int
-    ) -> list[RunnableConfig]:
-        """The configs of a batch, with ``max_concurrency`` set to the batch size of the engine where it is not set."""
-        batch_size = self._engine_or_lazy.runtime.max_batch_size
-        return [
-            {**each, "max_concurrency": each.get("max_concurrency") or batch_size}
-            for each in get_config_list(config, count)
-        ]
-
     def generate(
         self,
         messages: list[list[BaseMessage]],
@@ -327,7 +331,8 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         [*held, rest], reading = answer.finish()
         yield from map(to_chunk, held)
         split = plan.split(generation)
-        last = to_chunk(rest, usage_metadata=usage_of(generation, split), chunk_position="last")
+        usage = usage_of(generation, split) if self.stream_usage else None
+        last = to_chunk(rest, usage_metadata=usage, chunk_position="last")
         calls = list(zip(writer.ids, reading.calls, strict=True))
         last.message.response_metadata = self._chat_metadata(generation, split, calls)
         yield last
@@ -343,7 +348,7 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         return plan, chat, {"template_kwargs": template_kwargs, **options}
 
     def _chat_metadata(self, generation: Generation, split: Split, calls: Sequence[tuple[str, Call]]) -> dict[str, Any]:
-        metadata = self._metadata(generation, split)
+        metadata = {**self._metadata(generation, split), "model_provider": "cocoa"}
         if calls:
             metadata[RISK_KEY]["tool_calls"] = tool_call_risks(generation, calls, self.load())
         return metadata

@@ -6,14 +6,17 @@ from collections.abc import Generator, Iterable, Mapping
 from typing import Any, NoReturn, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun, Callbacks
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import Generation as TextGeneration
 from langchain_core.outputs import GenerationChunk, LLMResult
+from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import Field
 from typing_extensions import Self
 
 from cocoa_engine import Generation, Span
 from cocoa_engine.errors import PromptError, UnsupportedFeatureError
+from cocoa_engine.model.text import require_unicode
 from cocoa_integrations._shared.metadata import SPANS_KEY, all_spans, span_metadata
 from cocoa_integrations._shared.tracing import RiskTrace
 from cocoa_integrations.langchain.base import CocoaModel, usage_of
@@ -74,6 +77,37 @@ class CocoaLLM(CocoaModel, BaseLLM):
         raise UnsupportedFeatureError(
             "CocoaLLM does not enforce a schema; use ChatCocoa, or logits_processor=engine.constrain(json_schema=...)"
         )
+
+    def batch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[str]:
+        """As in LangChain. With ``return_exceptions=True``, the error of a prompt is returned in its position.
+
+        The prompts are then decoded together as calls of their own, so that one that fails does not affect the others.
+        """
+        if not return_exceptions:
+            return super().batch(inputs, config, **kwargs)
+        configs = self._with_concurrency(config, len(inputs), self.batch_size)
+        return Runnable.batch(self, inputs, configs, return_exceptions=True, **kwargs)
+
+    async def abatch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[str]:
+        """See :meth:`batch`."""
+        if not return_exceptions:
+            return await super().abatch(inputs, config, **kwargs)
+        configs = self._with_concurrency(config, len(inputs), self.batch_size)
+        return await Runnable.abatch(self, inputs, configs, return_exceptions=True, **kwargs)
 
     def generate(
         self,
@@ -146,7 +180,10 @@ class CocoaLLM(CocoaModel, BaseLLM):
             return GenerationChunk(text=span.text, generation_info={SPANS_KEY: [span_metadata(span, number)]})
 
         generation = yield from self._stream_spans(lambda: engine.stream(prompt, **options), to_chunk)
-        yield GenerationChunk(text="", generation_info=self._generation_info(generation))
+        information = self._generation_info(generation)
+        if not self.stream_usage:
+            del information["usage_metadata"]
+        yield GenerationChunk(text="", generation_info=information)
 
     def _result(self, answers: list[TextGeneration]) -> LLMResult:
         return LLMResult(
@@ -159,13 +196,14 @@ class CocoaLLM(CocoaModel, BaseLLM):
 
 
 def _require_text(prompt: str) -> None:
-    """Refuse an empty prompt before a model is loaded.
+    """Refuse a prompt that cannot be encoded before a model is loaded.
 
     Raises:
-        PromptError: the prompt is empty.
+        PromptError: the prompt is empty, or has a lone surrogate.
     """
     if not prompt:
         raise PromptError("the prompt is empty; give some text.")
+    require_unicode(prompt, "prompt")
 
 
 def _sum(chunks: Iterable[GenerationChunk]) -> TextGeneration:
@@ -178,6 +216,6 @@ def _sum(chunks: Iterable[GenerationChunk]) -> TextGeneration:
 
 def _total_usage(answers: list[TextGeneration]) -> dict[str, int]:
     """Token counts of a batch, under LangChain's names for text models."""
-    usage = [(answer.generation_info or {})["usage_metadata"] for answer in answers]
+    usage = [counts for answer in answers if (counts := (answer.generation_info or {}).get("usage_metadata"))]
     names = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens", "total_tokens": "total_tokens"}
     return {name: sum(one[key] for one in usage) for name, key in names.items()}

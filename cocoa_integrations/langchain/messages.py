@@ -8,6 +8,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage, ToolMessage
 
 from cocoa_engine.errors import PromptError
+from cocoa_engine.model.text import require_unicode
 
 ROLES: dict[type[BaseMessage], str] = {
     SystemMessage: "system",
@@ -33,9 +34,11 @@ def to_chat(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
         assistant that reasoned, and with ``"tool_call_id"`` for the result of a tool.
 
     Raises:
-        PromptError: the messages have no text, or a message has an unsupported type or content.
+        PromptError: the messages have no text, or a message has an unsupported type or content, or a lone surrogate.
     """
     chat = to_entries(messages)
+    for number, entry in enumerate(chat):
+        require_unicode(entry["content"], f"content of message {number} ({entry['role']})")
     if not any(entry["content"].strip() or entry.get("tool_calls") for entry in chat):
         raise PromptError("the conversation is empty; give at least one message with text")
     return chat

@@ -23,7 +23,7 @@ TOOL_DETAILS = frozenset({"strict", "parallel_tool_calls"})
 """Keyword arguments that control how tools are called. They have no effect without tools."""
 
 INSTEAD = {
-    "model_id": "give model",
+    "model_id": "give model, or use from_model_id",
     "pipeline_kwargs": "give the decode settings themselves, e.g. max_new_tokens=64",
     "pipeline": "give engine=CocoaEngine(pipeline.model, pipeline.tokenizer), or model and its loading options",
 }
@@ -38,6 +38,9 @@ class CallOptions(DecodeSettings):
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Time limit for an answer in seconds, from the start of the call. An answer that takes longer raises
     ``GenerationTimeoutError``. ``None``: no limit."""
+
+    stream_usage: bool = True
+    """Whether the last chunk of a stream has the token counts of the answer."""
 
     logprobs: bool = True
     """Whether answers carry the log-probabilities of their tokens, in the format of OpenAI's ``logprobs``."""

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
 from llama_index.core.base.llms.types import (
@@ -25,23 +25,23 @@ from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, Val
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.function_calling import FunctionCallingLLM
-from llama_index.core.llms.llm import ToolSelection
+from llama_index.core.llms.llm import ToolSelection, default_completion_to_prompt
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, PromptError, SpanStream
-from cocoa_engine.errors import UnsupportedFeatureError
 from cocoa_engine.messages import explain
-from cocoa_engine.model.load_options import LoadOptions
 from cocoa_engine.model.loading import ACCESS_OPTIONS
+from cocoa_engine.model.text import require_unicode
 from cocoa_integrations._shared.async_stream import AsyncStream
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions, given_options, text_ends_inside_reasoning
-from cocoa_integrations._shared.loading import engine_for
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations._shared.settings import DecodeSettings, config_of, fields_of, refuse_unknown, split_settings
+from cocoa_integrations._shared.unsupported import refuse_unsupported
 from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.llama_index.callbacks import Observers, Start
+from cocoa_integrations.llama_index.engine_owner import EngineOwner
 from cocoa_integrations.llama_index.messages import arguments_of, edited, require_text, to_entries
-from cocoa_integrations.llama_index.options import BESIDE_SETTINGS, DecodeOptions, split_template_options
+from cocoa_integrations.llama_index.options import BESIDE_SETTINGS, SUPPORTED, DecodeOptions, split_template_options
 from cocoa_integrations.llama_index.responses import Answer, Chunks, complete_answer
 from cocoa_integrations.llama_index.tools import ChatReader, split_tools
 
@@ -51,10 +51,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+FOLLOW_MODEL = ("context_window", "is_chat_model", "is_function_calling_model")
+"""Options that follow from the model unless they are given."""
+
 Response = TypeVar("Response", CompletionResponse, ChatResponse)
 
 
-class CocoaLLM(ChatTemplateOptions, DecodeSettings, LoadOptions, FunctionCallingLLM):
+class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, FunctionCallingLLM):
     """A local Hugging Face model, decoded with CoCoA, that reports the risk of every span of its answers.
 
     Every field of :class:`CocoaConfig` is also an option, of the constructor and of each call::
@@ -77,8 +80,11 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, LoadOptions, FunctionCalling
     LlamaIndex counts tokens with its own tokenizer to fit contexts into the window. Set ``Settings.tokenizer =
     llm.engine.encode`` to count the tokens of the model.
 
-    Every option is a field that can be read and set; a new value applies from the next call. Copies share the engine.
-    Pickling raises an error; ``to_dict`` and ``from_dict`` transfer a description without weights and secrets.
+    Every option is a field that can be read and set; a new value applies from the next call. If it concerns the
+    weights, they are loaded again. LLMs with the same loading options share one engine, and LLMs that differ in
+    ``runtime`` or ``calibrator`` share the weights. Copies share the engine. An unpickled LLM loads its model by name;
+    one with a loaded engine, model or tokenizer cannot be pickled. ``to_dict`` and ``from_dict`` transfer a description
+    without weights and secrets.
 
     Args:
         engine: the engine to use, instead of the options that load one.
@@ -128,7 +134,9 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, LoadOptions, FunctionCalling
         "Default: True if chat messages are formatted with the chat template and the extra `tools` is installed.",
     )
 
-    _engine: CocoaEngine = PrivateAttr()
+    _follow_model: frozenset[str] = PrivateAttr(default=frozenset())
+    """The options among ``FOLLOW_MODEL`` that were not given."""
+
     _tool_required: bool = PrivateAttr(default=False)
 
     def __init__(
@@ -146,6 +154,9 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, LoadOptions, FunctionCalling
         **options: Any,
     ) -> None:
         settings, rest = split_settings(options)
+        if of_calls := sorted(name for name in rest if name in SUPPORTED and name not in type(self).model_fields):
+            raise ConfigError(f"CocoaLLM: give {', '.join(of_calls)} in generate_kwargs")
+        rest = refuse_unsupported(rest, what="CocoaLLM")
         refuse_unknown(rest, (*type(self).model_fields, "engine", "config", "model", "tokenizer"), what="CocoaLLM")
         _require("engine", engine, CocoaEngine)
         _require("config", config, CocoaConfig)
@@ -168,17 +179,32 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, LoadOptions, FunctionCalling
             super().__init__(**fields)
         except ValidationError as error:
             raise ConfigError(f"CocoaLLM: {explain(error)}") from None
-        self._engine = engine_for(self, engine=engine, model=model, tokenizer=tokenizer)
-        if engine is not None or model is not None:
-            self.model_name = self._engine.model_name
-        self.context_window = _window(context_window, self._engine)
-        if is_chat_model is None:
-            chats = self._formats_messages or self._engine.has_chat_template
-            wrapped = self.query_wrapper_prompt is not None or rest.get("completion_to_prompt") is not None
-            self.is_chat_model = chats and not wrapped
-        if is_function_calling_model is None:
-            by_template = self._engine.has_chat_template and not self._formats_messages
+        asked = {
+            "context_window": context_window,
+            "is_chat_model": is_chat_model,
+            "is_function_calling_model": is_function_calling_model,
+        }
+        self._follow_model = frozenset(name for name, given in asked.items() if given is None)
+        self._use(engine, model, tokenizer)
+
+    def _adapt_to(self, engine: CocoaEngine) -> None:
+        follow = self._follow_model
+        self.context_window = _window(None if "context_window" in follow else self.context_window, engine)
+        if "is_chat_model" in follow:
+            chats = self._formats_messages or engine.has_chat_template
+            plain_prompt = self.completion_to_prompt in (None, default_completion_to_prompt)
+            self.is_chat_model = chats and self.query_wrapper_prompt is None and plain_prompt
+        if "is_function_calling_model" in follow:
+            by_template = engine.has_chat_template and not self._formats_messages
             self.is_function_calling_model = self.is_chat_model and by_template and find_spec("llguidance") is not None
+        self._follow_model = follow
+
+    if not TYPE_CHECKING:  # type checkers keep the field-by-field assignment
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name in FOLLOW_MODEL:
+                self._follow_model -= {name}
 
     @classmethod
     def class_name(cls) -> str:
@@ -186,19 +212,24 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, LoadOptions, FunctionCalling
         return "CocoaLLM"
 
     @property
-    def engine(self) -> CocoaEngine:
-        """The engine that decodes."""
-        return self._engine
+    def max_tokens(self) -> int:
+        """A synonym of ``max_new_tokens``."""
+        return self.max_new_tokens
+
+    @max_tokens.setter
+    def max_tokens(self, value: int) -> None:
+        self.max_new_tokens = value
 
     @property
     def metadata(self) -> LLMMetadata:
         """The properties of the model that LlamaIndex uses to build prompts."""
+        engine = self.engine  # first, because the other values may follow from a model that was set just now
         return LLMMetadata(
             context_window=self.context_window,
             num_output=self._decoding({}).config.max_new_tokens,
             is_chat_model=self.is_chat_model,
             is_function_calling_model=self.is_function_calling_model,
-            model_name=self._engine.model_name,
+            model_name=engine.model_name,
         )
 
     @llm_completion_callback()
@@ -224,11 +255,13 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, LoadOptions, FunctionCalling
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Like :meth:`complete`, without blocking the event loop. Cancelling the task stops the work."""
+        await self._follow_options_in_worker()
         return (await self._aanswer(self._completion(prompt, formatted, kwargs))).to_completion()
 
     @llm_completion_callback()
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """Like :meth:`stream_complete`, without blocking the event loop. Leaving the stream stops the work."""
+        await self._follow_options_in_worker()
         return await self._astream(self._completion(prompt, formatted, kwargs), Answer.to_completion)
 
     @llm_chat_callback()
@@ -263,12 +296,14 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, LoadOptions, FunctionCalling
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Like :meth:`chat`, without blocking the event loop. Cancelling the task stops the work."""
+        await self._follow_options_in_worker()
         reader, start = self._conversation(messages, kwargs)
         return reader.response(await self._aanswer(start, reader))
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Like :meth:`stream_chat`, without blocking the event loop. Leaving the stream stops the work."""
+        await self._follow_options_in_worker()
         reader, start = self._conversation(messages, kwargs)
         return await self._astream(start, reader.response, reader)
 
@@ -322,23 +357,6 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, LoadOptions, FunctionCalling
         copy._tool_required = True
         return copy
 
-    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> CocoaLLM:
-        """A copy that shares the engine."""
-        memo = {} if memo is None else memo
-        memo[id(self._engine)] = self._engine
-        return super().__deepcopy__(memo)
-
-    def __getstate__(self) -> NoReturn:
-        """Refuse pickling. LlamaIndex's implementation would remove the engine, from this object too.
-
-        Raises:
-            UnsupportedFeatureError: always.
-        """
-        raise UnsupportedFeatureError(
-            "a CocoaLLM contains a model and cannot be pickled; send its to_dict() and use CocoaLLM.from_dict(...), or "
-            "create one in each process"
-        )
-
     @field_serializer("model_kwargs", "tokenizer_kwargs", "generate_kwargs")
     def _serialized_kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The entries that can be written as JSON and are not secret."""
@@ -355,8 +373,10 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, LoadOptions, FunctionCalling
 
     def _completion(self, prompt: str, formatted: bool, options: Mapping[str, Any]) -> Start:
         def start(edit: Callable[[str], str] | None = None) -> SpanStream:
+            self._follow_options()
             decoding = self._decoding(options)
             assert self.completion_to_prompt is not None  # set by a validator of LLM
+            require_unicode(prompt, "prompt")
             text = prompt if edit is None else edit(prompt)
             wrapped = text if formatted else self._extend_prompt(self.completion_to_prompt(text))
             return self._begin(wrapped, decoding)
@@ -365,6 +385,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, LoadOptions, FunctionCalling
 
     def _conversation(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> tuple[ChatReader, Start]:
         """The object that parses the answer, and the function that starts it."""
+        self._follow_options()
         request, rest = split_tools(options)
         template, rest = split_template_options(self, rest)
         reader = ChatReader(request, self._engine, template)

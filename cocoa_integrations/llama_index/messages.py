@@ -9,6 +9,7 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ThinkingBlock, ToolCallBlock
 
 from cocoa_engine import PromptError
+from cocoa_engine.model.text import require_unicode
 
 _TEMPLATE_ROLES = {
     MessageRole.DEVELOPER: "system",
@@ -22,9 +23,10 @@ def require_text(messages: Sequence[ChatMessage]) -> None:
     """Refuse messages that contain something besides text, tool calls and reasoning, or nothing at all.
 
     Raises:
-        PromptError: the messages have no text, or unsupported content.
+        PromptError: the messages have no text, unsupported content, or a lone surrogate.
     """
-    for message in messages:
+    for number, message in enumerate(messages):
+        require_unicode(message.content or "", f"content of message {number} ({message.role.value})")
         is_assistant = _role(message) == "assistant"
         for block in message.blocks:
             is_reasoning = is_assistant and isinstance(block, ThinkingBlock)

@@ -25,6 +25,7 @@ from cocoa_engine import CocoaConfig, ConfigError
 from cocoa_engine.messages import explain
 from cocoa_integrations._shared.chat_template import OPTIONS, ChatTemplateOptions, template_options
 from cocoa_integrations._shared.settings import refuse_unknown, split_settings
+from cocoa_integrations._shared.unsupported import INSTEAD, is_without_effect, refused
 
 logger = logging.getLogger(__name__)
 
@@ -39,21 +40,8 @@ _CRITERIA: dict[str, Callable[[Any], Any]] = {
     "eos_token_id": lambda token_ids: [EosTokenCriteria(token_ids)],
     "stopping_criteria": lambda given: given if isinstance(given, Sequence) else [given],
 }
-# Keywords, each with the value that has no effect.
-_WITHOUT_EFFECT: dict[str, Any] = {
-    "num_beams": 1,
-    "num_return_sequences": 1,
-    "top_k": 0,
-    "top_p": 1.0,
-    "use_cache": True,
-}
 _INSTEAD = {
-    "max_length": "give max_new_tokens",
-    "top_k": "gamma and max_candidates set which tokens compete",
-    "top_p": "gamma and max_candidates set which tokens compete",
-    "min_p": "gamma is such a threshold: a token competes if its probability is at least gamma times the highest",
-    "num_beams": "it searches candidate spans instead, see max_candidates and max_span_tokens",
-    "num_return_sequences": "call again with a temperature above 0",
+    **INSTEAD,
     "streamer": "use stream_complete or stream_chat",
     "tools": "completions do not call tools; use chat messages, see chat_with_tools and FunctionAgent",
 }
@@ -97,9 +85,9 @@ class DecodeOptions:
         unsupported = {*_INSTEAD, *GenerationConfig().to_dict()} - {*SUPPORTED}
         refuse_unknown(rest.keys() - unsupported, SUPPORTED, what="CocoaLLM")
         processors, criteria = dict(self.processors), dict(self.criteria)
-        refused: dict[str, list[str]] = {}
+        unusable: dict[str, Any] = {}
         for name, value in rest.items():
-            if value is None or (name in _WITHOUT_EFFECT and value == _WITHOUT_EFFECT[name]):
+            if is_without_effect(name, value):
                 continue
             if name in _PROCESSORS:
                 processors[name] = _made(name, _PROCESSORS[name], value)
@@ -108,11 +96,10 @@ class DecodeOptions:
             elif name == "stop_strings":
                 settings["stop"] = value
             elif name in unsupported:
-                reason = _INSTEAD.get(name, f"supported are {', '.join(SUPPORTED)} and the fields of CocoaConfig")
-                refused.setdefault(reason, []).append(f"{name}={value!r}")
-        if refused:
-            listed = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in refused.items())
-            raise ConfigError(f"not supported by CoCoA decoding, leave out: {listed}.")
+                unusable[name] = value
+        if unusable:
+            otherwise = f"supported are {', '.join(SUPPORTED)} and the fields of CocoaConfig"
+            raise ConfigError(refused(unusable, {name: _INSTEAD.get(name, otherwise) for name in unusable}))
         for name in ("temperature", "max_new_tokens"):  # in transformers, None leaves them unchanged
             if settings.get(name, 0) is None:
                 del settings[name]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,10 @@ from cocoa_engine import (
     PromptError,
     UnsupportedModelError,
 )
+from cocoa_engine.calibration import CalibrationWarning
+from cocoa_engine.errors import CalibrationError
+from cocoa_engine.model.loading import read_context_window
+from tests.helpers.made_up_risk import fitted
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 NAN = float("nan")
@@ -302,3 +308,43 @@ def test_the_paper_s_setting_does_not_follow_the_defaults(monkeypatch: pytest.Mo
         CocoaConfig.model_rebuild(force=True)
     with pytest.raises(ConfigError, match="alhpa"):
         CocoaConfig.paper(alhpa=1)
+
+
+def test_text_with_a_lone_surrogate() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    engine = CocoaEngine(tiny_model("llama"), tokenizer)
+    bad, where = "a\ud800b", r"has a lone surrogate \(U\+D800\) at character 1"
+    for ask in (engine.generate, engine.stream, lambda prompt: engine.generate_batch(["a", prompt])):
+        with pytest.raises(PromptError, match=f"the prompt {where}"):
+            ask(bad)
+    with pytest.raises(PromptError, match=f"the text {where}"):
+        engine.encode(bad)
+    with pytest.raises(PromptError, match="lone surrogate"):
+        engine.score("a", bad)
+    with pytest.raises(PromptError, match=rf"content of message 1 \(user\) {where}"):
+        engine.chat([{"role": "system", "content": "Hi"}, {"role": "user", "content": bad}])
+    assert engine.encode("a\U0001f600b")  # a character of two surrogates in UTF-16
+
+
+def test_a_window_is_read_from_the_config_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_positions": 77}))
+    assert read_context_window(tmp_path) == 77
+    assert read_context_window(tmp_path, model_kwargs={"n_positions": 55}) == 55
+    assert read_context_window(tmp_path / "none") is None
+    config = AutoConfig.for_model("llama", max_position_embeddings=33)
+    assert read_context_window(tmp_path / "none", model_kwargs={"config": config}) == 33
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+    assert read_context_window(tmp_path) is None
+
+
+def test_an_engine_with_another_calibrator_shares_the_rest() -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), model_name="tiny")
+    calibrator = fitted(model_name="other", draws=2)
+    with pytest.warns(CalibrationWarning, match="other"):
+        calibrated = engine.with_calibrator(calibrator)
+    assert calibrated.session is engine.session
+    assert (calibrated.calibrator, engine.calibrator) == (calibrator, None)
+    assert calibrated.without_calibrator().calibrator is None
+    with pytest.raises(CalibrationError):
+        engine.with_calibrator("/no/such.json")

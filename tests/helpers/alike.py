@@ -50,3 +50,13 @@ def close(a: Any, b: Any, tolerance: float = 1e-3) -> bool:
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(close(x, y, tolerance) for x, y in zip(a, b, strict=True))
     return bool(a == pytest.approx(b, abs=tolerance, rel=tolerance)) if isinstance(a, float) else bool(a == b)
+
+
+def token_counts(usage: Any) -> dict[str, int]:
+    """LangChain's token counts of an answer, without what was reused: that depends on the calls before."""
+    return {name: usage[name] for name in ("input_tokens", "output_tokens", "total_tokens")}
+
+
+def without_reuse(generation_info: dict[str, Any]) -> dict[str, Any]:
+    """The ``generation_info`` of LangChain's text model with :func:`token_counts` as its usage."""
+    return {**generation_info, "usage_metadata": token_counts(generation_info["usage_metadata"])}

@@ -26,7 +26,7 @@ from cocoa_integrations.langchain import (
     get_risk,
     get_spans,
 )
-from tests.helpers.alike import close
+from tests.helpers.alike import close, token_counts
 from tests.helpers.forward_passes import failing
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -77,7 +77,7 @@ def test_streamed_chunks_add_up_to_the_answer(chunks: list[AIMessageChunk], answ
     assert whole.content == answer.content
     assert whole.additional_kwargs == answer.additional_kwargs
     assert whole.response_metadata == answer.response_metadata
-    assert whole.usage_metadata == answer.usage_metadata
+    assert token_counts(whole.usage_metadata) == token_counts(answer.usage_metadata)
 
 
 def test_a_stream_tells_callbacks_of_each_span_once(quick_chat: ChatCocoa, live: Any, question: str) -> None:
@@ -135,7 +135,8 @@ def test_usage_counts_the_prompt_as_the_template_makes_it(
     engine: CocoaEngine, chat: ChatCocoa, answer: AIMessage, question: str
 ) -> None:
     prompt = len(engine.encode_chat([{"role": "user", "content": question}]))
-    assert answer.usage_metadata == {"input_tokens": prompt, "output_tokens": 12, "total_tokens": prompt + 12}
+    counts = {"input_tokens": prompt, "output_tokens": 12, "total_tokens": prompt + 12}
+    assert token_counts(answer.usage_metadata) == counts
     assert chat.get_num_tokens_from_messages([HumanMessage(question)]) == prompt
 
 

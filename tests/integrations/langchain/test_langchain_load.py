@@ -19,7 +19,7 @@ from langchain_core.runnables.utils import add
 from cocoa_engine import CocoaEngine, Generation, Runtime, SpanStream
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.langchain import ChatCocoa, get_risk, get_spans
-from tests.helpers.alike import close
+from tests.helpers.alike import close, token_counts
 from tests.helpers.hooks import hook_count
 from tests.helpers.in_threads import together
 from tests.helpers.inside import assert_idle, forget_prompts, prefixes_of, sequences_running
@@ -102,7 +102,7 @@ async def ask_async(chat: ChatCocoa, user: int) -> Any:
 def plain(outcome: Any) -> Any:
     """An outcome as plain data, so that two can be compared."""
     if isinstance(outcome, AIMessage):
-        return [outcome.text, get_risk(outcome), get_spans(outcome), outcome.usage_metadata]
+        return [outcome.text, get_risk(outcome), get_spans(outcome), token_counts(outcome.usage_metadata)]
     if isinstance(outcome, list):
         return [[chunk.text, get_spans(chunk)] for chunk in outcome]
     if isinstance(outcome, ConfigError):

@@ -10,12 +10,13 @@ import pytest
 from langchain_core.load import dumpd
 from transformers import StoppingCriteriaList, SuppressTokensLogitsProcessor
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
+from cocoa_engine import CocoaConfig, CocoaEngine, RiskCalibrator, Runtime
 from cocoa_engine.errors import ConfigError, ModelLoadError, PromptError
 from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_integrations._shared.loading import lazy_engine
 from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, UnsupportedFeatureError, get_spans
+from tests.helpers.model_folders import save_calibrator
 
 MODELS = [ChatCocoa, CocoaLLM]
 each_model = pytest.mark.parametrize("kind", MODELS)
@@ -193,7 +194,8 @@ def test_a_model_nobody_holds_any_more_is_let_go(loads: list[dict[str, Any]]) ->
 
 
 @each_model
-def test_loading_options_reach_the_engine(kind: Any, loads: list[dict[str, Any]]) -> None:
+def test_loading_options_reach_the_engine(kind: Any, loads: list[dict[str, Any]], tmp_path: Path) -> None:
+    calibrator = save_calibrator(tmp_path / "risk.json", "quick")
     model = kind(
         model="a",
         tokenizer_name="b",
@@ -204,10 +206,10 @@ def test_loading_options_reach_the_engine(kind: Any, loads: list[dict[str, Any]]
         model_kwargs={"revision": "main"},
         tokenizer_kwargs={"use_fast": True},
         runtime={"forward": "modules", "draft_tokens": 0},
-        calibrator="risk.json",
+        calibrator=calibrator,
         api_key="hf_secret",
     )
-    model.load()
+    assert model.load().calibrator == RiskCalibrator.load(calibrator)
     assert loads == [
         {
             "model_name": "a",
@@ -219,7 +221,6 @@ def test_loading_options_reach_the_engine(kind: Any, loads: list[dict[str, Any]]
             "model_kwargs": {"revision": "main", "token": "hf_secret"},
             "tokenizer_kwargs": {"use_fast": True},
             "runtime": Runtime(forward="modules", draft_tokens=0),
-            "calibrator": "risk.json",
         }
     ]
 
@@ -320,4 +321,3 @@ def test_the_profile_tells_what_the_model_does(quick_engine: CocoaEngine) -> Non
     profile = ChatCocoa(engine=quick_engine).profile
     assert profile["max_input_tokens"] == quick_engine.context_window
     assert profile["tool_calling"] is profile["tool_choice"] is profile["structured_output"] is True
-    assert "max_input_tokens" not in ChatCocoa().profile  # not known before the model is loaded

@@ -1,12 +1,31 @@
-"""LangChain's own standard tests, on the real model."""
+"""LangChain's own standard tests, on the real model.
+
+They are for chat models; there are none for text models. Every capability that they know is declared in
+``_Declarations`` if :class:`ChatCocoa` has it. These are switched off:
+
+- ``supports_image_inputs``, ``supports_image_urls``, ``supports_pdf_inputs``, ``supports_audio_inputs``,
+  ``supports_video_inputs``, ``supports_image_tool_message``, ``supports_pdf_tool_message``: the engine decodes language
+  models, which read text only. Other content raises a ``PromptError``.
+- ``supports_anthropic_inputs``: content blocks of type ``thinking`` are refused.
+- ``supports_model_override``: an object has one model in memory. A call with another name raises a ``ConfigError``.
+- ``enable_vcr_tests``: there is no HTTP traffic to record.
+- ``init_from_env_params``: no option is read from the environment. The Hugging Face client itself reads ``HF_TOKEN``.
+- ``test_serdes``: LangChain skips it, because a model with weights is not ``lc_serializable``.
+- Of ``supported_usage_metadata_details`` only ``cache_read_input`` is declared: there is no audio, reasoning is not
+  counted apart from the answer, and writing to the prefix cache is not counted.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from langchain_core.messages import AIMessage
+from langchain_core.runnables.utils import add
+from langchain_tests import integration_tests, unit_tests
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
+from langchain_tests.unit_tests.chat_models import ChatModelTests
 
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa
@@ -45,8 +64,42 @@ class _Declarations:
         return {"engine": self._engine, "config": self._config, "initial_tool_choice": "any"}
 
     @property
+    def has_tool_calling(self) -> bool:
+        return True
+
+    @property
+    def has_tool_choice(self) -> bool:
+        return True
+
+    @property
+    def has_structured_output(self) -> bool:
+        return True
+
+    @property
     def supports_json_mode(self) -> bool:
         return True
+
+    @property
+    def returns_usage_metadata(self) -> bool:
+        return True
+
+    @property
+    def supported_usage_metadata_details(self) -> dict[Any, list[Any]]:
+        return {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}
+
+    @property
+    def supports_model_override(self) -> bool:
+        return False
+
+    def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
+        """The answer to a prompt that was read before."""
+        chat = self.chat_model_class(**self.chat_model_params)
+        prompt = "Name three colours of the rainbow, and say where a rainbow comes from. " * 5  # reused from 64 tokens
+        chat.invoke(prompt)
+        answer = cast("AIMessage", add(list(chat.stream(prompt)))) if stream else chat.invoke(prompt)
+        assert answer.usage_metadata is not None
+        assert answer.usage_metadata["input_token_details"]["cache_read"] > 10
+        return answer
 
 
 class TestUnit(_Declarations, ChatModelUnitTests):
@@ -55,3 +108,20 @@ class TestUnit(_Declarations, ChatModelUnitTests):
 
 class TestIntegration(_Declarations, ChatModelIntegrationTests):
     """Every way of asking, on the real model."""
+
+
+def test_every_capability_is_declared_or_listed() -> None:
+    off = (__doc__ or "").split("switched off:")[1]
+    known = {
+        name
+        for name in dir(ChatModelTests)
+        if name.startswith(("has_", "supports_", "returns_", "enable_", "supported_"))
+    }
+    declared = {name for name in known if name in vars(_Declarations)}
+    for name in known - declared:
+        assert f"``{name}``" in off
+
+
+def test_there_is_no_suite_for_text_models() -> None:
+    suites = [name for module in (unit_tests, integration_tests) for name in module.__all__]
+    assert not [name for name in suites if "LLM" in name or "Language" in name]

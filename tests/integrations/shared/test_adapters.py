@@ -39,6 +39,7 @@ ENGINE_MODULES = {
     "cocoa_engine.model.generation_config",
     "cocoa_engine.model.load_options",
     "cocoa_engine.model.loading",
+    "cocoa_engine.model.text",
     "cocoa_engine.optional",
 }
 """The modules of the engine that adapters import."""

@@ -193,7 +193,9 @@ def test_risk_stops_calibrated_and_with_texts(engine: CocoaEngine) -> None:
     [
         ({"num_beams": 2}, "num_beams=2"),
         ({"num_return_sequences": 2, "num_beams": 2}, "num_return_sequences=2"),
-        ({"do_sample": True}, "top_k=50.*do_sample=False"),
+        ({"do_sample": True, "top_k": 7}, "top_k=7.*do_sample=False"),
+        ({"do_sample": True, "max_candidates": 51}, "top_k=50.*do_sample=False"),
+        ({"do_sample": True, "method": "dola"}, "top_k=50.*do_sample=False"),
         ({"do_sample": True, "top_k": 0, "top_p": 0.9}, "top_p=0.9"),
         ({"guidance_scale": 1.5}, "guidance_scale"),
         ({"output_scores": True}, "output_scores"),

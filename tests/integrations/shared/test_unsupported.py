@@ -1,0 +1,77 @@
+"""Options of other models: both adapters refuse them in the same words, and accept the values that have no effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cocoa_engine import CocoaEngine, ConfigError
+from cocoa_integrations._shared.unsupported import INSTEAD, WITHOUT_EFFECT
+from cocoa_integrations.langchain import ChatCocoa
+from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
+from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
+from cocoa_integrations.llama_index.options import SUPPORTED
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+VALUES: dict[str, Any] = {
+    "top_k": 50,
+    "top_p": 0.9,
+    "n": 3,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "num_beams": 4,
+    "logit_bias": {"5": 1},
+    "max_length": 100,
+    "stop_sequences": ["x"],
+}
+
+
+@pytest.fixture(scope="module")
+def tiny() -> CocoaEngine:
+    return CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_both_adapters_give_the_same_hint(name: str, tiny: CocoaEngine) -> None:
+    option = {name: VALUES[name]}
+    lists = []
+    asks: list[Any] = [
+        lambda: ChatCocoa(**option),
+        lambda: ChatCocoa(engine=tiny).invoke("Hi", **option),
+        lambda: LangChainLLM(engine=tiny).bind(**option).invoke("Hi"),
+        lambda: LlamaIndexLLM(engine=tiny, **option),
+        lambda: LlamaIndexLLM(engine=tiny, generate_kwargs=option),
+        lambda: LlamaIndexLLM(engine=tiny).complete("Hi", **option),
+    ]
+    for ask in asks:
+        with pytest.raises(ConfigError) as error:
+            ask()
+        lists.append(str(error.value).rpartition("leave out: ")[2])
+    assert set(lists) == {f"{name}={VALUES[name]!r} ({INSTEAD[name]})."}
+
+
+def test_every_hint_is_used(tiny: CocoaEngine) -> None:
+    for name, hint in INSTEAD.items():
+        with pytest.raises(ConfigError) as error:
+            ChatCocoa(**{name: "something"})
+        assert hint in str(error.value)
+        if name not in SUPPORTED:
+            with pytest.raises(ConfigError) as error:
+                LlamaIndexLLM(engine=tiny).complete("Hi", **{name: "something"})
+            assert hint in str(error.value)
+
+
+@pytest.mark.parametrize("name", [*WITHOUT_EFFECT, "do_sample"])
+def test_values_without_effect_are_accepted(name: str, tiny: CocoaEngine) -> None:
+    for value in (None, *WITHOUT_EFFECT.get(name, ())):
+        options: dict[str, Any] = {name: value}
+        assert ChatCocoa(**options) == ChatCocoa()
+        langchain = LangChainLLM(engine=tiny, max_tokens=1)
+        assert langchain.invoke("Hi", **options) == langchain.invoke("Hi")
+        assert LlamaIndexLLM(engine=tiny, generate_kwargs=options, max_new_tokens=1).complete("Hi").text is not None
+
+
+def test_options_of_calls_go_into_generate_kwargs(tiny: CocoaEngine) -> None:
+    with pytest.raises(ConfigError, match="CocoaLLM: give do_sample, no_repeat_ngram_size in generate_kwargs"):
+        LlamaIndexLLM(engine=tiny, do_sample=True, no_repeat_ngram_size=3)

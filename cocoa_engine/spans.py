@@ -26,6 +26,11 @@ class Measured(BaseModel):
     token_margins: list[float] = Field(
         description="log p of the most probable token minus log p of the second; inf if only one token is allowed."
     )
+    token_source_attention: list[float] = Field(
+        default_factory=list,
+        description="For each token, the mean attention mass of the model's retrieval heads on the prompt, its first "
+        "token left out. Empty if the model's retrieval heads are not known, or its attention cannot be seen.",
+    )
     log_prob: float = Field(description="log p_S.")
     con_mlds: float = Field(description="Disagreement of consecutive middle layers.")
     f_mlds: float = Field(description="Disagreement of the middle layers with the final one.")
@@ -36,6 +41,16 @@ class Measured(BaseModel):
     def self_information(self) -> float:
         """-log p_S, in nats."""
         return -self.log_prob
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def source_attention(self) -> float | None:
+        """The mean of ``token_source_attention``, in [0, 1]; `None` if it was not measured.
+
+        Spans that hallucinate tend to have a lower source attention.
+        """
+        values = self.token_source_attention
+        return sum(values) / len(values) if values else None
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from cocoa_engine.decoding.distributions import TokenOutput
 from cocoa_engine.decoding.next_tokens import NextTokens
 from cocoa_engine.decoding.span_scoring import mlds
 from cocoa_engine.execution.backends import Path
@@ -24,6 +25,7 @@ class Branch:
         token_ids, log_probs, entropies, margins: one entry for each token.
         contrasts: the contrast of each token, for a contrasting method.
         hidden: ``[N + 1, d]`` float32, the states of layers m..n and the final one, summed over the fed tokens.
+        source_attention: the source attention of each fed token; empty if the backend does not measure it.
         next: the distribution after the last fed token; `None` if no token may follow.
         ended: why no further token may follow; `None` if one may.
         own_boundary: r_b, the length in tokens at which the branch reached its own boundary: its next risk point, the
@@ -37,6 +39,7 @@ class Branch:
     margins: list[float] = field(default_factory=list)
     contrasts: list[float] = field(default_factory=list)
     hidden: Tensor | None = None
+    source_attention: list[float] = field(default_factory=list)
     next: NextTokens | None = None
     ended: FinishReason | None = None
     own_boundary: int | None = None
@@ -64,10 +67,12 @@ class Branch:
         self.entropies.append(following.entropy)
         self.margins.append(following.margin)
 
-    def add_states(self, states: Tensor | None) -> None:
-        """Add the states of a fed token, ``[N + 1, d]``."""
-        assert states is not None
-        self.hidden = states if self.hidden is None else self.hidden + states
+    def add_output(self, output: TokenOutput) -> None:
+        """Add the states and the source attention of a fed token."""
+        assert output.hidden is not None
+        self.hidden = output.hidden if self.hidden is None else self.hidden + output.hidden
+        if output.source is not None:
+            self.source_attention.append(output.source)
 
 
 def branch_mlds(branches: Sequence[Branch]) -> tuple[list[float], list[float]]:
@@ -98,3 +103,4 @@ class DecidedSpan:
     text_end: int
     token_copied: list[int] = field(default_factory=list)
     preceding: Preceding = field(default_factory=Preceding)
+    token_source_attention: list[float] = field(default_factory=list)

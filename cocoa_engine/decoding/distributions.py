@@ -22,6 +22,7 @@ class TokenOutput:
         logits: ``[V]``; `None` if they are not needed any more.
         hidden: ``[N + 1, d]``, the states of layers m..n and the final one; `None` for the prompt's last token.
         others: ``[K, V]``, the logits that a contrasting method contrasts with; kept only together with ``logits``.
+        source: the token's source attention; `None` if the backend does not measure it.
         next: the next-token distribution; `None` if logits processors still have to be applied, or if it is not finite.
     """
 
@@ -29,6 +30,7 @@ class TokenOutput:
     hidden: Tensor | None = None
     next: NextTokens | None = None
     others: Tensor | None = None
+    source: float | None = None
 
 
 class Distributions:
@@ -48,13 +50,14 @@ class Distributions:
     def outputs(self, step: StepOutput) -> list[TokenOutput]:
         """The output of a forward pass, split into one entry for each fed token."""
         count = len(step.logits)
+        source = source_values(step)
         known = [None] * count if self._rules.processors else self._top(step.logits, step.others)
         found = []
         for row, following in enumerate(known):
             again = following is None or self._method.reads_back
             logits = step.logits[row] if again else None
             others = step.others[:, row] if again and step.others is not None else None
-            found.append(TokenOutput(logits, step.hidden[:, row], following, others))
+            found.append(TokenOutput(logits, step.hidden[:, row], following, others, source[row]))
         return found
 
     def after(self, prefix: Sequence[int], paths: Sequence[Path], outputs: Sequence[TokenOutput]) -> list[NextTokens]:
@@ -109,6 +112,11 @@ class Distributions:
             kept = ranked.masked_fill(~allowed, -torch.inf)
             ranked = torch.where((kept > -torch.inf).any(-1, keepdim=True), kept, ranked)
         return contrasted(next_tokens(logits, self._count, native=self._native), logits, contrasts, ranked)
+
+
+def source_values(step: StepOutput) -> Sequence[float | None]:
+    """The source attention of each fed token; `None` for each if it was not measured."""
+    return [None] * len(step.logits) if step.source is None else step.source.tolist()
 
 
 def logits_of(output: TokenOutput) -> Tensor:

@@ -17,6 +17,7 @@ from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.execution.backends.shared_cache import SPARE_SLOTS
 from cocoa_engine.execution.session import Session
 from cocoa_engine.methods import METHODS
+from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
@@ -180,8 +181,14 @@ def capture_spec(model: LanguageModel, config: CocoaConfig) -> CaptureSpec:
             f"choose 0 <= m < n <= {model.num_layers}."
         )
     method = METHODS[config.method]
+    num_heads = getattr(model.config, "num_attention_heads", None) or 0
     return CaptureSpec(
-        first, last, config.final_layer, method.early_layers(config, model), method.masked_heads(config, model)
+        first,
+        last,
+        config.final_layer,
+        early=method.early_layers(config, model),
+        masked=method.masked_heads(config, model),
+        source_heads=source_heads(config.decore_heads, model.num_layers, num_heads),
     )
 
 

@@ -153,6 +153,7 @@ class SpanDecoder:
                     token_log_probs=branch.log_probs,
                     token_entropies=branch.entropies,
                     token_margins=branch.margins,
+                    token_source_attention=branch.source_attention,
                     log_prob=log_prob,
                     con_mlds=con[number],
                     f_mlds=f[number],
@@ -243,6 +244,7 @@ class SpanDecoder:
             text_end=len(span.track.text),
             token_copied=copied,
             preceding=before,
+            token_source_attention=span.source_attention,
         )
         self.decided.append(decided)
         if self.config.max_risk is None:
@@ -300,7 +302,7 @@ class SpanDecoder:
     def _add_outputs(self, branches: Sequence[Branch], outputs: Sequence[TokenOutput], paths: Sequence[Path]) -> None:
         """Add the output for each branch's last token: its states, and the distribution after it."""
         for branch, output in zip(branches, outputs, strict=True):
-            branch.add_states(output.hidden)
+            branch.add_output(output)
         # processors are not called after an end: a grammar would allow no token there
         left = self._tokens_left
         open_ended = [at for at, branch in enumerate(branches) if not branch.ended and len(paths[at]) < left]

@@ -62,30 +62,55 @@ class RetrievalHeads(BaseModel):
         return tuple((head.layer, head.head) for head in self.heads[:count])
 
 
+SOURCE_HEADS = 20
+"""The number of retrieval heads whose attention on the source is measured."""
+
+
 def masked_heads(path: str | None, count: int | None, num_layers: int, num_heads: int) -> tuple[tuple[int, int], ...]:
     """The heads that DeCoRe masks.
 
     Args:
-        path: a file written by `cocoa heads`. `None` uses the embedded model's heads, for a model with the same numbers
-            of layers and heads.
+        path, num_layers, num_heads: as for :func:`known_heads`.
         count: the number of heads. `None` uses the default of :meth:`RetrievalHeads.best`.
-        num_layers, num_heads: the model's number of layers, and of heads per layer.
 
     Returns:
         (layer, head) pairs, best first.
 
     Raises:
-        ConfigError: the file cannot be read, is not a file of heads, or is for other numbers of layers or heads; or
-            there is no file, and the model does not have as many layers and heads as the embedded one.
+        ConfigError: as for :func:`known_heads`, or the model's retrieval heads are not known.
     """
-    if path is None:
-        embedded = _read(_EMBEDDED, 0)
-        if (embedded.num_layers, embedded.num_heads) == (num_layers, num_heads):
-            return embedded.best(count)
+    found = known_heads(path, num_layers, num_heads)
+    if found is None:
         raise ConfigError(
             'method="decore" needs the model\'s retrieval heads. Find them once with '
             "`cocoa heads NAME --out heads.json`, and pass the file as decore_heads."
         )
+    return found.best(count)
+
+
+def source_heads(path: str | None, num_layers: int, num_heads: int) -> tuple[tuple[int, int], ...]:
+    """The heads whose attention on the source is measured; none if the model's retrieval heads are not known.
+
+    Arguments and errors are those of :func:`known_heads`.
+    """
+    found = known_heads(path, num_layers, num_heads)
+    return () if found is None else found.best(SOURCE_HEADS)
+
+
+def known_heads(path: str | None, num_layers: int, num_heads: int) -> RetrievalHeads | None:
+    """The retrieval heads of a model, if they are known.
+
+    Args:
+        path: a file written by `cocoa heads`. `None` uses the embedded model's heads, for a model with the same numbers
+            of layers and heads.
+        num_layers, num_heads: the model's number of layers, and of heads per layer.
+
+    Raises:
+        ConfigError: the file cannot be read, is not a file of heads, or is for other numbers of layers or heads.
+    """
+    if path is None:
+        embedded = _read(_EMBEDDED, 0)
+        return embedded if (embedded.num_layers, embedded.num_heads) == (num_layers, num_heads) else None
     file = Path(path)
     try:
         found = _read(file, file.stat().st_mtime_ns)
@@ -98,7 +123,7 @@ def masked_heads(path: str | None, count: int | None, num_layers: int, num_heads
             f"decore_heads: {path} is for {found.model_name}, with {found.num_layers} layers of {found.num_heads} "
             f"heads; this model has {num_layers} of {num_heads}. Run `cocoa heads` on this model."
         )
-    return found.best(count)
+    return found
 
 
 @lru_cache(maxsize=16)

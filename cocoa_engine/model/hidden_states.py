@@ -24,6 +24,8 @@ class CaptureSpec(NamedTuple):
         final: whether the final layer's state is taken before or after the model's final norm.
         early: layers whose states are also projected to logits, without the final norm.
         masked: (layer, head) pairs; the logits of the model with these heads masked are also returned.
+        source_heads: (layer, head) pairs; the mean attention mass of these heads on the prompt is also returned, by
+            backends that see the model's attention.
     """
 
     first: int
@@ -31,6 +33,7 @@ class CaptureSpec(NamedTuple):
     final: FinalLayer
     early: tuple[int, ...] = ()
     masked: tuple[tuple[int, int], ...] = ()
+    source_heads: tuple[tuple[int, int], ...] = ()
 
 
 class Captured:

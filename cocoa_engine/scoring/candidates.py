@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import Branch
-from cocoa_engine.decoding.distributions import TokenOutput
+from cocoa_engine.decoding.distributions import TokenOutput, source_values
 from cocoa_engine.decoding.next_tokens import NextTokens, next_tokens, non_finite
 from cocoa_engine.decoding.request import capture_spec
 from cocoa_engine.decoding.rules import Rules
@@ -162,10 +162,14 @@ class CandidateGrower:
         for start in range(0, len(paths), width):
             some = paths[start : start + width]
             output = self._backend.step([(tree, some)])[0]
+            source = source_values(output)
             for row, (path, following) in enumerate(zip(some, self._top(output.logits), strict=True)):
                 # if no token can be chosen, the decode loop raises the error, which needs the logits
                 known[path] = TokenOutput(
-                    output.logits[row] if following is None else None, output.hidden[:, row], following
+                    output.logits[row] if following is None else None,
+                    output.hidden[:, row],
+                    following,
+                    source=source[row],
                 )
 
     def _top(self, logits: Tensor) -> list[NextTokens | None]:

@@ -39,6 +39,7 @@ class _Measured(NamedTuple):
 
     tokens: TokenStatistics
     hidden: Tensor  # [N + 1, d] float32: sums over the text's tokens
+    source: list[float]  # of each token; empty if it was not measured
     forward_passes: int
 
 
@@ -64,7 +65,18 @@ def score_texts(
             for number, one, c, final in zip(group.numbers, measured, con, f, strict=True):
                 log_prob, score = log_prob_and_score(config, one.tokens.log_probs, c, final)
                 text = texts[number]
-                decided = DecidedSpan(text.token_ids, *one.tokens, log_prob, c, final, score, [], None, text.text_end)
+                decided = DecidedSpan(
+                    text.token_ids,
+                    *one.tokens,
+                    log_prob,
+                    c,
+                    final,
+                    score,
+                    [],
+                    None,
+                    text.text_end,
+                    token_source_attention=one.source,
+                )
                 scored[number] = ScoredText(decided, tree.prompt_passes + one.forward_passes)
     return [scored[number] for number in range(len(texts))]
 
@@ -73,10 +85,13 @@ def _measure(group: TextGroup) -> list[_Measured]:
     """Feed a group of texts, and measure each of them."""
     figures = TokenStatistics([], [], [])
     hidden: dict[int, Tensor] = {}
+    source: list[float] = []
     passes = dict.fromkeys(group.numbers, 0)
     for step in group.steps():
         for values, more in zip(figures, token_statistics(step.logits, step.token_ids, step.parents), strict=True):
             values.extend(more)
+        if step.output.source is not None:
+            source += step.output.source.tolist()
         for number in group.numbers:
             if here := group.within(step, number):
                 state = step.output.hidden[:, here].sum(dim=1)
@@ -86,6 +101,7 @@ def _measure(group: TextGroup) -> list[_Measured]:
         _Measured(
             TokenStatistics(*([values[row] for row in group.rows[number]] for values in figures)),
             hidden[number],
+            [source[row] for row in group.rows[number]] if source else [],
             passes[number],
         )
         for number in group.numbers

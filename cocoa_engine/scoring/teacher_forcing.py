@@ -12,6 +12,7 @@ from cocoa_engine.decoding.branch import DecidedSpan
 from cocoa_engine.decoding.span_scoring import log_prob_and_score, mlds
 from cocoa_engine.decoding.token_statistics import TokenStatistics, token_statistics
 from cocoa_engine.errors import NonFiniteLogitsError
+from cocoa_engine.execution.forward.observed_attention import observed_attention
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 from cocoa_engine.model.language_model import LanguageModel
 
@@ -50,12 +51,18 @@ def score_spans(
     lengths = [len(span) for span in spans]
     token_ids = torch.tensor([[*prompt, *text]], device=model.device)
     inputs = {"use_cache": False} if "use_cache" in model.forward_parameters else {}
-    with model.exclusive(), capture(model, spec, keep=slice(len(prompt), None)) as captured:
+    with (
+        model.exclusive(),
+        capture(model, spec, keep=slice(len(prompt), None)) as captured,
+        observed_attention(model, spec.source_heads, range(1, len(prompt)), len(text)) as probe,
+    ):
         logits = model.forward(token_ids, logits_to_keep=len(text) + 1, **inputs).logits[0]
         predicting = logits[-len(text) - 1 : -1]  # [t, V]: each row predicts one token of the text
         statistics = _in_chunks(predicting, torch.tensor(text, device=logits.device))
         states = torch.split(captured.stacked(logits.device)[:, 0], lengths, dim=1)
         con, f = mlds(torch.stack([state.mean(dim=1) for state in states], dim=1))  # of [N + 1, B, d]
+        measured = probe.mean()
+    source = [] if measured is None else measured.tolist()
     if not all(-float("inf") < value <= 0 for value in statistics.log_probs):
         position = len(prompt) + _first_bad(model, prompt, text)
         raise NonFiniteLogitsError(
@@ -65,10 +72,24 @@ def score_spans(
     decided = []
     start = 0
     for number, span in enumerate(spans):
-        own = TokenStatistics(*(values[start : start + len(span)] for values in statistics))
+        rows = slice(start, start + len(span))
         start += len(span)
+        own = TokenStatistics(*(values[rows] for values in statistics))
         log_prob, score = log_prob_and_score(config, own.log_probs, con[number], f[number])
-        decided.append(DecidedSpan(span, *own, log_prob, con[number], f[number], score, [], None, text_ends[number]))
+        decided.append(
+            DecidedSpan(
+                span,
+                *own,
+                log_prob,
+                con[number],
+                f[number],
+                score,
+                [],
+                None,
+                text_ends[number],
+                token_source_attention=source[rows],
+            )
+        )
     return decided
 
 

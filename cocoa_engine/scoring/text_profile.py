@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from cocoa_engine.decoding.token_statistics import token_statistics
 from cocoa_engine.equations import con_mlds_of, disagreement, f_mlds_of
 from cocoa_engine.errors import NonFiniteLogitsError, UnsupportedModelError
 from cocoa_engine.execution.session import Session
+from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.hidden_states import CaptureSpec, FinalLayer, capture
 from cocoa_engine.model.language_model import LanguageModel
@@ -39,6 +40,7 @@ class TextProfile:
         spreads: log p of the most probable competing token minus that of the least probable, in nats.
         gaps: log p of the most probable token minus that of the text's token, in nats; 0 if they are the same.
         copied: as in ``Span.token_copied``.
+        source_attention: as in ``Span.token_source_attention``.
         text: the decoded tokens. Some tokenizers drop the first space.
         ends: the length of the text, in complete characters, after each token.
         states: ``[L + 1, t, d]`` float32, on the CPU. Layer 0 is the embedding; layer L is before the final norm.
@@ -58,6 +60,7 @@ class TextProfile:
     ends: list[int]
     states: Tensor
     normed: Tensor
+    source_attention: list[float] = field(default_factory=list)
 
     @property
     def num_layers(self) -> int:
@@ -138,20 +141,24 @@ class Profiler:
         before = prompt_ids(model, tokens, prompt)
         ids = [text_ids(model, tokens, prompt, before, text)[0] for text in texts]
         # layers before the final norm; _normed applies the norm
-        spec = CaptureSpec(0, model.num_layers, "pre_norm")
+        num_heads = getattr(model.config, "num_attention_heads", None) or 0
+        heads = source_heads(self._config.decore_heads, model.num_layers, num_heads)
+        spec = CaptureSpec(0, model.num_layers, "pre_norm", source_heads=heads)
         profiles: dict[int, TextProfile] = {}
         with TextTree(self._session.backend, before, ids, spec) as tree:
             for group in tree.groups():
                 columns = _Columns([], [], [], [], [], [])
-                states = []
+                states, source = [], []
                 for step in group.steps():
                     for column, values in zip(columns, self._measured(step), strict=True):
                         column.extend(values)
                     states.append(step.output.hidden[:-1].cpu())
+                    source += [] if step.output.source is None else step.output.source.tolist()
                 fed = torch.cat(states, dim=1)  # [L + 1, P, d]
                 for number, rows in group.rows.items():
                     own = _Columns(*([column[row] for row in rows] for column in columns))
-                    profiles[number] = self._profile(before, ids[number], own, fed[:, rows])
+                    of_source = [source[row] for row in rows] if source else []
+                    profiles[number] = self._profile(before, ids[number], own, fed[:, rows], of_source)
         return [profiles[number] for number in range(len(texts))]
 
     def _measured(self, step: Step) -> _Columns:
@@ -159,7 +166,9 @@ class Profiler:
         statistics = token_statistics(step.logits, step.token_ids, step.parents)
         return _Columns(*statistics, *_competing(step, self._config.gamma, self._config.max_candidates))
 
-    def _profile(self, prompt: list[int], token_ids: list[int], columns: _Columns, states: Tensor) -> TextProfile:
+    def _profile(
+        self, prompt: list[int], token_ids: list[int], columns: _Columns, states: Tensor, source: list[float]
+    ) -> TextProfile:
         if not all(-math.inf < value <= 0 for value in columns.log_probs):
             raise NonFiniteLogitsError(
                 "the logits of a text are NaN or infinite; load the model in float32 or bfloat16."
@@ -183,6 +192,7 @@ class Profiler:
             ends=ends,
             states=states,
             normed=_normed(self._norm, states[-1]),
+            source_attention=source,
         )
 
 

@@ -55,11 +55,14 @@ class StepOutput(NamedTuple):
         hidden: ``[N + 1, W, d]`` float32, states of the middle layers m..n and then of the final layer.
         others: ``[K, W, V]`` float32, logits of the early layers or of the model with masked heads. ``None`` if none
             were requested.
+        source: ``[W]`` float32, the mean attention mass of the capture's ``source_heads`` on the prompt, its first
+            token left out. ``None`` if it was not requested, or if the backend does not see the model's attention.
     """
 
     logits: Tensor
     hidden: Tensor
     others: Tensor | None = None
+    source: Tensor | None = None
 
 
 class TokenTree(ABC):

@@ -19,6 +19,7 @@ from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, Rea
 from cocoa_engine.execution.backends.prefixes import SHORTEST, PrefixCache, common_length
 from cocoa_engine.execution.forward.base import Forward, Probe, Segment
 from cocoa_engine.execution.forward.kv_store import KeyValues
+from cocoa_engine.execution.forward.source_attention import SourceProbe
 from cocoa_engine.model.hidden_states import CaptureSpec
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class SharedTree(TokenTree):
         used: number of used slots.
         masked: by layer, the masked heads.
         twin: the same sequence with masked heads, if requested.
+        source: the slots whose attention mass is the source attention; empty for a prompt of one token.
         probe: called in each layer of a step, see :data:`~cocoa_engine.execution.forward.base.Probe`.
     """
 
@@ -64,6 +66,7 @@ class SharedTree(TokenTree):
         self.masked = _by_layer(wanted.masked)
         self.twin: SharedTree | None = None
         self.probe: Probe | None = None
+        self.source = range(1, len(prompt))  # the first token attracts attention whatever it is
 
     def segment(self, asked: FeedRequest, padding: int = 0) -> Segment:
         """The segment that feeds the last tokens of some paths, or some read-backs. :meth:`fed` adds them to the tree.
@@ -93,6 +96,8 @@ class SharedTree(TokenTree):
             masked=self.masked,
         )
         segment.probe = self.probe
+        if self.wanted.source_heads and not self.masked:
+            segment.source = SourceProbe(self.wanted.source_heads, self.source)
         return segment
 
     def _reading_segment(self, readings: Sequence[ReadBack]) -> Segment:
@@ -284,7 +289,8 @@ class SharedCache(Backend[SharedTree]):
                 tree.fed_tokens += end - start
                 others = logits[None, masked : masked + end - start]
                 masked += end - start
-            outputs.append(StepOutput(logits[start:end], passed.hidden[:, start:end], others))
+            source = passed.source[start:end] if passed.source is not None and tree.source else None
+            outputs.append(StepOutput(logits[start:end], passed.hidden[:, start:end], others, source))
             start = end
         return outputs
 

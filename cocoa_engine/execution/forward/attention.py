@@ -52,6 +52,9 @@ def attend(
     groups = heads // keys.shape[0]
     if segment.probe is not None:
         segment.probe(layer, _most_attended(query, keys, segment.mask(window, groups, query.dtype, query.device)))
+    if segment.source is not None and segment.source.heads_of(layer):
+        visible = segment.mask(window, 1, query.dtype, query.device)
+        segment.source.add(layer, query, keys, visible, scale=scale, softcap=softcap)
     if width > FOLDED_WIDTH and softcap is None:
         causal = segment.is_prompt(window)
         mask = None if causal else segment.mask(window, 1, query.dtype, query.device)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cocoa_engine.execution.forward.kv_store import KeyValues
+from cocoa_engine.execution.forward.source_attention import SourceProbe
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
@@ -58,6 +59,7 @@ class Segment:
         self.tail_positions = tail_positions
         self.masked = masked or {}
         self.probe: Probe | None = None
+        self.source: SourceProbe | None = None
         self.width = len(token_ids)
         self.end = start + self.width
         self._masks: dict[tuple[int | None, int, int, torch.dtype, torch.device], Tensor | None] = {}
@@ -154,11 +156,13 @@ class PassOutput(NamedTuple):
         hidden: ``[N + 1, T, d]`` float32, the states of the middle layers and then of the final layer; ``None`` if no
             states were requested.
         early: ``[E, T, V]`` float32, logits of the early layers; ``None`` if none were requested.
+        source: ``[T]`` float32, each token's mean attention mass on the source; ``None`` if it was not measured.
     """
 
     logits: Tensor
     hidden: Tensor | None
     early: Tensor | None = None
+    source: Tensor | None = None
 
 
 class Forward(ABC):

@@ -33,7 +33,7 @@ class KernelLayers:
 
     def __call__(
         self, x: Tensor, cos: Tensor, sin: Tensor, leaves: Sequence[Leaves], wanted: CaptureSpec | None
-    ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+    ) -> tuple[Tensor, Tensor | None, list[Tensor], Tensor | None]:
         """Run the layers.
 
         Args:
@@ -43,8 +43,8 @@ class KernelLayers:
             wanted: the states to return.
 
         Returns:
-            The states after the norm, ``[T, d]``; the wanted states, ``[N + 1, T, d]``, or ``None``; and the states of
-            each early layer, ``[T, d]``.
+            The states after the norm, ``[T, d]``; the wanted states, ``[N + 1, T, d]``, or ``None``; the states of each
+            early layer, ``[T, d]``; and the source attention, ``[T]``, or ``None`` if it was not requested.
         """
         count = self.native.count
         after_norm = count + 1
@@ -57,8 +57,10 @@ class KernelLayers:
         states = x.new_empty(len(layers), *x.shape)
         size = x.numel() * x.element_size()
         taps = [(layer, states.data_ptr() + number * size) for number, layer in enumerate(layers)]
-        self.native(x, cos, sin, leaves, taps)
-        return states[-1], states[: len(kept)] if kept else None, list(states[len(kept) : -1])
+        heads = wanted.source_heads if wanted is not None and all(each.source is not None for each in leaves) else ()
+        masses = self.native(x, cos, sin, leaves, taps, heads)
+        source = masses.mean(dim=0) if heads else None
+        return states[-1], states[: len(kept)] if kept else None, list(states[len(kept) : -1]), source
 
 
 def _leaves(segment: Segment, window: int | None) -> Leaves | None:
@@ -75,4 +77,5 @@ def _leaves(segment: Segment, window: int | None) -> Leaves | None:
         tokens=segment.width,
         full_mask=Mask(*segment.tail_mask(None)),
         window_mask=Mask(*segment.tail_mask(window)),
+        source=None if segment.source is None else segment.source.source,
     )

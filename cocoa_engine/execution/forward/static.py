@@ -22,6 +22,7 @@ from cocoa_engine.execution.forward.base import PassOutput, Segment
 from cocoa_engine.execution.forward.kv_store import KeyValues
 from cocoa_engine.execution.forward.lean import Lean
 from cocoa_engine.execution.forward.linears import LinearBackend
+from cocoa_engine.execution.forward.source_attention import source_mass
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
@@ -121,7 +122,9 @@ class StaticLean(Lean):
                 return None
             step(self, inputs)
             # copies: other steps, possibly of other threads, write to the same memory
-            return PassOutput(step.logits[: segment.width].clone(), step.hidden[:, : segment.width].clone())
+            width = segment.width
+            source = step.source[:width].clone() if segment.source is not None else None
+            return PassOutput(step.logits[:width].clone(), step.hidden[:, :width].clone(), source=source)
 
     def _inputs(
         self,
@@ -131,15 +134,17 @@ class StaticLean(Lean):
         depth: int,
         spare: int,
     ) -> Tensor:
-        """The step's inputs as a host tensor ``[4 + depth, width]``.
+        """The step's inputs as a host tensor ``[5 + depth, width]``.
 
-        The rows are token ids, positions, slots, numbers of committed slots, and own slots (the last first).
+        The rows are token ids, positions, slots, numbers of committed slots, the end of the source, and own slots (the
+        last first).
         """
+        end = 0 if segment.source is None else segment.source.source.stop
         columns = []
         for number, (committed, own) in enumerate(seen):
             padded = (*own, *[own[0]] * (depth - len(own)))
             columns.append(
-                (segment.token_ids[number], segment.positions[number], segment.start + number, committed, *padded)
+                (segment.token_ids[number], segment.positions[number], segment.start + number, committed, end, *padded)
             )
         # padding repeats the first token, so that its values are finite if that token's are; no token sees its slot
         padding = (*columns[0][:2], spare, *columns[0][3:])
@@ -219,9 +224,10 @@ class Step:
     A step does not refer to the model, so that a pool of stores does not keep the model alive.
 
     Attributes:
-        inputs: ``[4 + depth, width]`` int64, see :meth:`StaticLean._inputs`.
+        inputs: ``[5 + depth, width]`` int64, see :meth:`StaticLean._inputs`.
         logits: ``[width, V]`` float32.
         hidden: ``[N + 1, width, d]`` float32.
+        source: ``[width]`` float32, the source attention; zeros if it is not requested.
     """
 
     def __init__(self, lean: StaticLean, store: StaticStore, shape: Shape) -> None:
@@ -229,18 +235,18 @@ class Step:
         self.keys, self.values = store.data
         self.shape = shape
         device = store.data.device
-        self.inputs = torch.zeros(4 + shape.depth, shape.width, dtype=torch.int64, device=device)
+        self.inputs = torch.zeros(5 + shape.depth, shape.width, dtype=torch.int64, device=device)
         self.slots = torch.arange(shape.span, device=device)
         lean.rotary.reserve(store.capacity)  # no position exceeds the number of slots
         self.cos, self.sin = (
             lean.rotary.cos,
             lean.rotary.sin,
         )  # the graph keeps these tables if longer ones are computed
-        self.logits, self.hidden = lean.shared.outputs(lean, shape)
+        self.logits, self.hidden, self.source = lean.shared.outputs(lean, shape)
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, lean: StaticLean, inputs: Tensor) -> None:
-        """Run the step and write ``logits`` and ``hidden``."""
+        """Run the step and write ``logits``, ``hidden`` and ``source``."""
         self.inputs.copy_(inputs, non_blocking=True)
         if self.graph is not None:
             self.graph.replay()
@@ -266,23 +272,33 @@ class Step:
 
     def run(self, lean: StaticLean) -> None:
         """The step with fixed addresses and shapes, without synchronisation between device and host."""
-        token_ids, positions, slots, committed = self.inputs[:4].unbind()  # each [W]
+        token_ids, positions, slots, committed, source_end = self.inputs[:5].unbind()  # each [W]
         masks = {
             window: self._mask(positions, committed, window, lean) for window in set(lean.windows.by_kind.values())
         }
         span = self.shape.span
+        source_heads = self.shape.wanted.source_heads
+        inside = (self.slots > 0) & (
+            self.slots < source_end[0]
+        )  # [span]; the source is the prompt after its first token
+        masses: list[Tensor] = []
 
         def attention(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             all_keys, all_values = self.keys[layer], self.values[layer]  # [G, slots, head_dim]
             all_keys.index_copy_(1, slots, keys)
             all_values.index_copy_(1, slots, values)
             mask = masks[lean.windows[layer]]
+            if heads := [head for number, head in source_heads if number == layer]:
+                visible = mask[: query.shape[1]]  # the mask repeats for the query heads of a key-value head
+                masses.append(source_mass(query, all_keys[:, :span], heads, visible, inside, scale=lean.scale))
             return attend_folded(query, all_keys[:, :span], all_values[:, :span], mask, scale=lean.scale)
 
         last, states, _ = lean.decode(token_ids, self.cos[positions], self.sin[positions], attention, self.shape.wanted)
         assert states is not None
         self.logits.copy_(lean.head(last))
         self.hidden.copy_(states)
+        if masses:
+            self.source.copy_(torch.stack(masses).sum(dim=0) / len(source_heads))
 
     def _mask(self, positions: Tensor, committed: Tensor, window: int | None, lean: StaticLean) -> Tensor:
         """The additive mask ``[groups * W, span]`` that :meth:`Segment.mask` computes on the host."""
@@ -291,7 +307,7 @@ class Step:
             seen &= self.slots > positions[:, None] - window
         lowest = torch.finfo(self.keys.dtype).min
         mask = torch.full(seen.shape, lowest, dtype=self.keys.dtype, device=seen.device).masked_fill_(seen, 0)
-        own = self.inputs[4:] if window is None else self.inputs[4 : 4 + window]  # the n-th slot is n positions back
+        own = self.inputs[5:] if window is None else self.inputs[5 : 5 + window]  # the n-th slot is n positions back
         return mask.scatter_(1, own.t(), 0).repeat(lean.heads // lean.kv_heads, 1)
 
 
@@ -304,7 +320,7 @@ class _Shared:
         self.rotary = lean.rotary
         self.failed = False
         self.captured: weakref.WeakSet[Step] = weakref.WeakSet()
-        self._outputs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._outputs: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
         self._idle: list[StaticStore] = []  # free stores, least recently used first
         self._lock = (
             threading.RLock()
@@ -336,8 +352,8 @@ class _Shared:
         with self._lock:
             self._idle = []
 
-    def outputs(self, lean: StaticLean, shape: Shape) -> tuple[Tensor, Tensor]:
-        """Output tensors ``[width, V]`` and ``[N + 1, width, d]``, shared by all steps of that width.
+    def outputs(self, lean: StaticLean, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
+        """Output tensors ``[width, V]``, ``[N + 1, width, d]`` and ``[width]``, shared by all steps of that width.
 
         They lie outside the graphs' memory pool, because any replay may write to the pool.
         """
@@ -349,6 +365,7 @@ class _Shared:
             self._outputs[key] = (
                 new(shape.width, vocab_size, dtype=torch.float32),
                 new(states, shape.width, size, dtype=torch.float32),
+                new(shape.width, dtype=torch.float32),
             )
         return self._outputs[key]
 

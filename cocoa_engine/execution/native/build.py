@@ -162,7 +162,13 @@ def _declared(handle: ctypes.CDLL) -> ctypes.CDLL:
         *(ctypes.c_float, long, integer),
     ]
     handle.cocoa_attend.restype = None
-    handle.cocoa_layers.argtypes = [pointer, pointer, long, *[pointer] * 4, long, integer]
+    handle.cocoa_layers.argtypes = [
+        *(pointer, pointer, long),  # stack, leaves
+        *[pointer] * 3,  # x, cos, sin
+        *(pointer, long),  # taps
+        *(pointer, long),  # source heads
+        *(pointer, integer),  # masses
+    ]
     handle.cocoa_layers.restype = None
     handle.cocoa_move.argtypes = [pointer, pointer, *[long] * 4, pointer, long, long]
     handle.cocoa_move.restype = None

@@ -627,6 +627,41 @@ struct Parts {
     }
 };
 
+// The share of the attention of one query on the slots [from, to). The mask, if any, starts at slot ``masked_from``.
+float mass_on(const float* q, const float* keys, long dim, long slots, float scale, const float* mask, long masked_from,
+              long from, long to, Scratch& scratch) {
+    float* const p = scratch.of(Scratch::padded(slots));
+    for (long slot = 0; slot < slots; slot++) {
+        const float* const key = keys + slot * dim;
+        Vec products{};
+        long d = 0;
+        for (; d + LANES <= dim; d += LANES) products += load(q + d) * load(key + d);
+        float score = sum(products);
+        for (; d < dim; d++) score += q[d] * key[d];
+        p[slot] = score * scale;
+    }
+    if (mask)
+        for (long slot = masked_from; slot < slots; slot++) p[slot] += mask[slot - masked_from];
+    for (long slot = slots; slot % LANES; slot++) p[slot] = -INFINITY;
+    Vec top = load(p);
+    for (long slot = LANES; slot < slots; slot += LANES) {
+        const Vec here = load(p + slot);
+        top = here > top ? here : top;
+    }
+    const float highest = largest(top);
+    Vec total{};
+    for (long slot = 0; slot < slots; slot += LANES) {
+        const Vec weights = exponential(load(p + slot) - highest);
+        total += weights;
+        store(p + slot, weights);
+    }
+    Vec lanes{};
+    float inside = 0;
+    for (; from + LANES <= to; from += LANES) lanes += load(p + from);
+    for (; from < to; from++) inside += p[from];
+    return (inside + sum(lanes)) / sum(total);
+}
+
 // ---- decoder layers ------------------------------------------------------------------------------------------------
 
 // structures.py declares the same structures.
@@ -651,6 +686,11 @@ struct Leaves {  // the tokens that one sequence feeds
     long start, count;         // the tokens are written to the slots from start on
     const float* mask[2];      // [count, slots - masked_from], for layers without and with a sliding window
     long masked_from[2], parts;
+    long source[2];  // from, to: the slots of the source
+};
+
+struct Head {
+    long layer, head;
 };
 
 struct Tap {  // copies the states before a layer, after the last one (layers), or after the norm (layers + 1)
@@ -702,10 +742,11 @@ void gated(const float* gate, const float* up, long count, float* y) {
 
 // Runs a thread's share of all layers for the tokens of all sequences, ``rows`` in total.
 void run_layers(const Stack& stack, const Leaves* leaves, long sequences, long rows, float* x, const float* cos,
-                const float* sin, const Tap* taps, long tap_count, const Buffers& buffers, long thread, long team) {
+                const float* sin, const Tap* taps, long tap_count, const Head* source_heads, long source_count,
+                float* masses, const Buffers& buffers, long thread, long team) {
     const long width = stack.width, dim = stack.dim, heads = stack.heads, kv_heads = stack.kv_heads;
     const long q = stack.qkv(), inner = stack.inner;
-    static thread_local Scratch scratch;
+    static thread_local Scratch scratch, of_scores;
     float* const normed = scratch.of(rows * width);
     float *const qkv = buffers.qkv, *const mixed = buffers.mixed, *const gate_up = buffers.gate_up;
     float* const hidden = buffers.hidden;
@@ -753,6 +794,22 @@ void run_layers(const Stack& stack, const Leaves* leaves, long sequences, long r
                 row += t.count;
             }
         };
+        for (long n = 0, job = 0; n < source_count; n++) {
+            if (source_heads[n].layer != number) continue;
+            const long head = source_heads[n].head;
+            const Leaves* sequence = leaves;
+            for (long row = 0, token = 0; row < rows; row++, token++, job++) {
+                while (token >= sequence->count) token -= sequence++->count;
+                if (job % team != thread) continue;
+                const Leaves& t = *sequence;
+                const long slots = t.start + t.count, first = t.masked_from[layer.windowed];
+                const float* const all_masks = t.mask[layer.windowed];
+                const float* const mask = all_masks ? all_masks + token * (slots - first) : nullptr;
+                masses[n * rows + row] =
+                    mass_on(qkv + row * q + head * dim, t.keys[number] + head / (heads / kv_heads) * t.kv_head, dim, slots,
+                            stack.scale, mask, first, t.source[0], t.source[1], of_scores);
+            }
+        }
         attention([&](const Parts& parts) {
             auto [job, end] = share(parts.jobs(), 1, thread, team);
             for (; job < end; job++) parts.attend(job);
@@ -846,7 +903,9 @@ const struct {
     FIELD(Stack, norm),
     SIZE(Leaves), FIELD(Leaves, keys), FIELD(Leaves, values), FIELD(Leaves, kv_head), FIELD(Leaves, start),
     FIELD(Leaves, count), FIELD(Leaves, mask), FIELD(Leaves, masked_from), FIELD(Leaves, parts),
+    FIELD(Leaves, source),
     SIZE(Tap), FIELD(Tap, layer), FIELD(Tap, to),
+    SIZE(Head), FIELD(Head, layer), FIELD(Head, head),
 };
 
 }  // namespace
@@ -902,8 +961,10 @@ void cocoa_attend(const float* query, long query_head, long query_token, const f
 }
 
 // All decoder layers for the leaves of some sequences. x [rows, width] is overwritten; cos and sin are [rows, dim].
+// masses [source_count, rows] receives the share of each source head's attention on its sequence's source.
 void cocoa_layers(const Stack* stack, const Leaves* leaves, long sequences, float* x, const float* cos,
-                  const float* sin, const Tap* taps, long tap_count, int threads) {
+                  const float* sin, const Tap* taps, long tap_count, const Head* source_heads, long source_count,
+                  float* masses, int threads) {
     long rows = 0, partial = 0;
     for (long n = 0; n < sequences; n++) {
         rows += leaves[n].count;
@@ -914,8 +975,8 @@ void cocoa_layers(const Stack* stack, const Leaves* leaves, long sequences, floa
                          of_gate_up.of(rows * 2 * stack->inner), of_hidden.of(rows * stack->inner),
                          of_partial.of(partial)};
 #pragma omp parallel num_threads(threads)
-    run_layers(*stack, leaves, sequences, rows, x, cos, sin, taps, tap_count, shared, omp_get_thread_num(),
-               omp_get_num_threads());
+    run_layers(*stack, leaves, sequences, rows, x, cos, sin, taps, tap_count, source_heads, source_count, masses, shared,
+               omp_get_thread_num(), omp_get_num_threads());
 }
 
 // Moves the keys and values of some slots to the slots from ``start`` on, in order. No slot may be below its target.

@@ -124,6 +124,7 @@ class Leaves:
         start: the first slot that the tokens are written to.
         tokens: the number of tokens.
         full_mask, window_mask: for layers without and with a sliding window.
+        source: the slots of the source, for source attention.
     """
 
     pointers: KeyValuePointers
@@ -131,6 +132,7 @@ class Leaves:
     tokens: int
     full_mask: Mask
     window_mask: Mask
+    source: range | None = None
 
     def structure(self, parts: int) -> structures.Leaves:
         """The leaves as the kernels read them. The addresses are valid while this object lives."""
@@ -143,6 +145,7 @@ class Leaves:
             mask=(_address(self.full_mask.values), _address(self.window_mask.values)),
             masked_from=(self.full_mask.first, self.window_mask.first),
             parts=parts,
+            source=(self.source.start, self.source.stop) if self.source else (0, 0),
         )
 
 
@@ -189,7 +192,15 @@ class Layers:
         self._kv_heads = kv_heads
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, sequences: Sequence[Leaves], taps: Taps) -> None:
+    def __call__(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        sequences: Sequence[Leaves],
+        taps: Taps,
+        source_heads: Sequence[tuple[int, int]] = (),
+    ) -> Tensor:
         """Run the layers and write the tokens' keys and values.
 
         Args:
@@ -197,7 +208,12 @@ class Layers:
             cos, sin: ``[T, head_dim]``; ``sin`` carries the sign of rotate_half. All three are contiguous float32.
             sequences: the leaves of each sequence, in the order of the rows of ``x``.
             taps: the states to copy, and where to.
+            source_heads: (layer, head) pairs whose attention on the source is measured.
+
+        Returns:
+            ``[source_heads, T]``: the share of the attention of each head and token that is on the sequence's source.
         """
+        masses = x.new_empty(len(source_heads), x.shape[0])
         threads = torch.get_num_threads()
         leaves = (structures.Leaves * len(sequences))(
             *(each.structure(operators.parts(threads, self._kv_heads, each.start + each.tokens)) for each in sequences)
@@ -211,8 +227,12 @@ class Layers:
             sin.data_ptr(),
             (structures.Tap * len(taps))(*(structures.Tap(layer=layer, to=address) for layer, address in taps)),
             len(taps),
+            (structures.Head * len(source_heads))(*(structures.Head(*each) for each in source_heads)),
+            len(source_heads),
+            masses.data_ptr(),
             threads,
         )
+        return masses
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -46,6 +46,7 @@ class Leaves(ctypes.Structure):
         ("mask", _POINTER * 2),
         ("masked_from", _LONG * 2),
         ("parts", _LONG),
+        ("source", _LONG * 2),
     )
 
 
@@ -55,7 +56,13 @@ class Tap(ctypes.Structure):
     _fields_ = (("layer", _LONG), ("to", _POINTER))
 
 
-SHARED: tuple[type[ctypes.Structure], ...] = (Joined, DecoderLayer, Stack, Leaves, Tap)
+class Head(ctypes.Structure):
+    """An attention head."""
+
+    _fields_ = (("layer", _LONG), ("head", _LONG))
+
+
+SHARED: tuple[type[ctypes.Structure], ...] = (Joined, DecoderLayer, Stack, Leaves, Tap, Head)
 """All structures that the kernels read."""
 
 

@@ -86,6 +86,9 @@ def _move(random: _Random) -> Pairs:
 _HEADS, _KV_HEADS, _HEAD_DIM, _WIDTH, _INNER, _EPS, _SCALE = 4, 2, 16, 40, 36, 1e-5, 0.3
 
 
+_SOURCE, _SOURCE_HEADS = range(1, 5), ((1, 3), (0, 0), (1, 1))
+
+
 class _Sequence(NamedTuple):
     start: int
     tokens: int
@@ -104,7 +107,7 @@ def _layers(random: _Random) -> Pairs:
     ]
     caches = [random(2, 2, _KV_HEADS, slots, _HEAD_DIM) for _ in sequences]  # keys and values, by layer
     own = [cache.clone() for cache in caches]
-    expected = _decoded(layers, norm, x, cos, sin, sequences, caches)
+    expected, masses = _decoded(layers, norm, x, cos, sin, sequences, caches)
     kernels = Layers(
         [layer.weights for layer in layers],
         norm,
@@ -122,11 +125,13 @@ def _layers(random: _Random) -> Pairs:
             tokens=each.tokens,
             full_mask=_tail(each.full_mask, each.start),
             window_mask=Mask(each.window_mask, 0),
+            source=_SOURCE,
         )
         for each, cache in zip(sequences, own, strict=True)
     ]
-    kernels(x.clone(), cos, sin, leaves, [(number, states.data_ptr()) for number, states in enumerate(found)])
-    yield from zip((*found, *own), (*expected, *caches), strict=True)
+    taps = [(number, states.data_ptr()) for number, states in enumerate(found)]
+    found_masses = kernels(x.clone(), cos, sin, leaves, taps, _SOURCE_HEADS)
+    yield from zip((*found, *own, found_masses), (*expected, *caches, masses), strict=True)
 
 
 TRIALS: dict[str, Callable[[_Random], Pairs]] = {
@@ -180,9 +185,13 @@ def _decoded(
     sin: Tensor,
     sequences: Sequence[_Sequence],
     caches: Sequence[Tensor],
-) -> list[Tensor]:
-    """torch's states before each layer, after the last one and after the norm. Writes keys and values to the caches."""
+) -> tuple[list[Tensor], Tensor]:
+    """torch's states before each layer, after the last one and after the norm, and the masses of the source heads.
+
+    Writes keys and values to the caches.
+    """
     states = []
+    masses = x.new_empty(len(_SOURCE_HEADS), len(x))
     for number, layer in enumerate(layers):
         known = layer.weights
         states.append(x)
@@ -197,16 +206,18 @@ def _decoded(
             cache[0, number, :, each.start : end] = keys[:, rows]
             cache[1, number, :, each.start : end] = values[:, rows]
             seen = cache[:, number, :, :end]
-            mixed.append(
-                _attention(
-                    query[:, rows], seen[0], seen[1], each.window_mask if known.windowed else each.full_mask, _SCALE
-                )
-            )
+            mask = each.window_mask if known.windowed else each.full_mask
+            mixed.append(_attention(query[:, rows], seen[0], seen[1], mask, _SCALE))
+            for place, (layer_number, head) in enumerate(_SOURCE_HEADS):
+                if layer_number == number:
+                    keys_of_head = seen[0][head // (_HEADS // _KV_HEADS)]
+                    weights = (query[head, rows] @ keys_of_head.T * _SCALE + mask).softmax(dim=-1)
+                    masses[place, rows] = weights[:, _SOURCE.start : _SOURCE.stop].sum(dim=-1)
             row += each.tokens
         x = x + layer.linear(1, torch.cat(mixed))[0]
         gate, up = layer.linear(2, _normed(x, known.mlp_norm))
         x = x + layer.linear(3, F.silu(gate) * up)[0]
-    return [*states, x, _normed(x, norm)]
+    return [*states, x, _normed(x, norm)], masses
 
 
 def _normed(x: Tensor, weight: Tensor) -> Tensor:

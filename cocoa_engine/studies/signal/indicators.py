@@ -64,6 +64,8 @@ def indicators(items: Items, layers: Layers, alpha: float, length: SpanLogProb =
     found["-min log p"] = -items.min_log_prob
     found["mean entropy"] = items.mean_entropy
     found["-mean margin"] = -items.mean_margin
+    if not np.isnan(items.source_attention).any():
+        found["-source attention"] = -items.source_attention
     if items.level == "span":
         found["first entropy"] = items.first_entropy
         found["-first margin"] = -items.first_margin

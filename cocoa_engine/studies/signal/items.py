@@ -36,6 +36,7 @@ class Statistics:
     relative_position: float
     candidates: float
     spread: float
+    source_attention: float
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Items:
         relative_position: the position as a share of the answer's tokens.
         candidates, spread: the number of tokens that competed at its first token, and log p of the best minus log p of
             the last of them.
+        source_attention: the mean source attention of its tokens; NaN if it was not measured.
         consecutive, to_pre_norm, to_post_norm: ``[n, L]``, as in :class:`.LayerProfile`.
         without_source: the same items after the prompt without its source, if measured.
     """
@@ -72,6 +74,7 @@ class Items:
     relative_position: Floats
     candidates: Floats
     spread: Floats
+    source_attention: Floats
     consecutive: Floats
     to_pre_norm: Floats
     to_post_norm: Floats
@@ -119,6 +122,7 @@ class _Rows:
         profile = forced.profile
         log_probs = profile.log_probs[start:end]
         margins = [min(margin, MARGIN_CAP) for margin in profile.margins[start:end]]
+        source = profile.source_attention[start:end]
         count = end - start
         self.groups.append(forced.record.group)
         self.answers.append(forced.record.id)
@@ -137,6 +141,7 @@ class _Rows:
                 relative_position=start / len(profile.token_ids),
                 candidates=profile.competing[start],
                 spread=profile.spreads[start],
+                source_attention=sum(source) / count if source else float("nan"),
             )
         )
         if layers is not None:

@@ -1,0 +1,164 @@
+"""Source attention equals what eager attention weights say, in every backend that sees the model's attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation
+from cocoa_engine.execution.forward.source_attention import source_mass
+from cocoa_engine.methods.retrieval_heads import SOURCE_HEADS, source_heads
+from cocoa_engine.scoring.text_profile import Profiler
+from tests.helpers.backends import PROMPTS, made
+from tests.helpers.inside import use_backend
+from tests.helpers.rivals import heads_file, heads_of
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+SEEN = ["llama", "mistral-sliding", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi", "gpt2"]
+PROMPT = PROMPTS[2]
+
+
+def config_of(model: PreTrainedModel, folder: Path) -> CocoaConfig:
+    size = model.config.num_hidden_layers, model.config.num_attention_heads
+    return CocoaConfig(decore_heads=heads_file(folder, *size, heads_of(model)), max_new_tokens=12, gamma=0.2)
+
+
+def eager(model: PreTrainedModel, token_ids: list[int], prompt_tokens: int) -> list[float]:
+    """The mean mass of the heads on the prompt after its first token, for each token after the prompt."""
+    usual = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        with torch.no_grad():
+            weights = model(torch.tensor([token_ids]), output_attentions=True).attentions
+    finally:
+        model.set_attn_implementation(usual)
+    masses = [weights[layer][0, head, prompt_tokens:, 1:prompt_tokens].sum(-1) for layer, head in heads_of(model)]
+    values: list[float] = torch.stack(masses).mean(dim=0).tolist()
+    return values
+
+
+def measured(generation: Generation) -> list[float]:
+    return [value for span in generation.spans for value in span.token_source_attention]
+
+
+@pytest.mark.parametrize("architecture", SEEN)
+def test_it_is_the_mass_of_the_attention_weights(architecture: str, tmp_path: Path) -> None:
+    model = tiny_model(architecture)
+    engine = CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path))
+    answer = engine.generate(PROMPT)
+    assert any(span.candidates for span in answer.spans)
+    expected = eager(model, [*PROMPT, *answer.token_ids], len(PROMPT))
+    assert measured(answer) == pytest.approx(expected, abs=1e-4)
+    assert 0 <= min(expected) < max(expected) <= 1  # 0 where a window has left the prompt
+    for span in answer.spans:
+        mean = sum(span.token_source_attention) / len(span.token_ids)
+        assert span.source_attention == pytest.approx(mean)
+        if span.chosen is not None:
+            assert span.candidates[span.chosen].source_attention == span.source_attention
+
+
+@pytest.mark.parametrize("kind", ["static_lean", "lean", "modules"])
+@pytest.mark.parametrize("linear_backend", ["stock", "transposed", "native"])
+def test_every_backend_measures_the_same(kind: str, linear_backend: str, tmp_path: Path) -> None:
+    model = tiny_model("mistral-sliding")
+    engine = use_backend(
+        CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path)), made(model, kind, linear_backend)
+    )  # type: ignore[arg-type]
+    for prompt, answer in zip(PROMPTS, engine.generate_batch(PROMPTS), strict=True):
+        assert measured(answer) == pytest.approx(eager(model, [*prompt, *answer.token_ids], len(prompt)), abs=1e-4)
+    alone = engine.generate(PROMPT)
+    assert measured(alone) == pytest.approx(eager(model, [*PROMPT, *alone.token_ids], len(PROMPT)), abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["masked_modules", "copied_cache", "recompute"])
+def test_backends_that_do_not_see_it_leave_it_out(kind: str, tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    engine = use_backend(
+        CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path)), made(model, kind, "stock")
+    )
+    answer = engine.generate(PROMPT)
+    assert all(span.token_source_attention == [] and span.source_attention is None for span in answer.spans)
+
+
+def test_without_known_heads_it_is_left_out() -> None:
+    answer = CocoaEngine(tiny_model("llama"), tiny_tokenizer()).generate(PROMPT, max_new_tokens=4)
+    assert measured(answer) == []
+
+
+@pytest.mark.parametrize("architecture", SEEN)
+def test_given_texts(architecture: str, tmp_path: Path) -> None:
+    model = tiny_model(architecture)
+    engine = CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path))
+    text = [9, 40, 77, 12, 150, 3, 200]
+    expected = eager(model, [*PROMPT, *text], len(PROMPT))
+    usual = model.config._attn_implementation
+    assert measured(engine.score(PROMPT, text)) == pytest.approx(expected, abs=1e-4)
+    assert model.config._attn_implementation == usual
+    one, two = engine.score(PROMPT, [text, text[:3]])
+    assert measured(one) == pytest.approx(expected, abs=1e-4)
+    assert measured(two) == pytest.approx(expected[:3], abs=1e-4)
+
+
+def test_a_profile_has_it(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    engine = CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path))
+    text = [9, 40, 77]
+    (profile,) = Profiler(engine.session, engine.config)(PROMPT, [text])
+    assert profile.source_attention == pytest.approx(eager(model, [*PROMPT, *text], len(PROMPT)), abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["greedy", "decore", "dola", "diver"])
+def test_other_methods(method: str, tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    engine = CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path))
+    answer = engine.generate(PROMPT, method=method)
+    contrasts = method in ("decore", "dola")  # the prompt's last token is fed as a step, and is not in the source
+    expected = eager(model, [*PROMPT, *answer.token_ids], len(PROMPT))
+    found = measured(answer)
+    assert len(found) == len(answer.token_ids)
+    if not contrasts:
+        assert found == pytest.approx(expected, abs=1e-4)
+    assert all(value <= more + 1e-4 for value, more in zip(found, expected, strict=True))
+
+
+def test_the_prefix_cache_changes_nothing(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    engine = CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path))
+    prompt = [3 + 7 * number % 200 for number in range(200)]
+    first, second = engine.generate(prompt), engine.generate(prompt)
+    assert second.usage.cached_tokens
+    assert measured(second) == pytest.approx(measured(first), abs=1e-5)
+
+
+def test_soft_caps_and_masks() -> None:
+    torch.manual_seed(0)
+    query, keys = torch.randn(4, 3, 8), torch.randn(2, 10, 8)
+    mask = torch.zeros(3, 10)
+    mask[0, 7:] = torch.finfo(torch.float32).min
+    found = source_mass(query, keys, [0, 3], mask, slice(1, 5), scale=0.4, softcap=2.0)
+    rows = []
+    for head in (0, 3):
+        scores = 2.0 * torch.tanh(query[head] @ keys[head // 2].T * 0.4 / 2.0) + mask
+        rows.append(scores.softmax(-1)[:, 1:5].sum(-1))
+    assert torch.allclose(found, rows[0] + rows[1], atol=1e-6)
+    inside = torch.zeros(10, dtype=torch.bool)
+    inside[1:5] = True
+    assert torch.allclose(source_mass(query, keys, [0, 3], mask, inside, scale=0.4, softcap=2.0), found, atol=1e-6)
+
+
+def test_the_best_heads_of_the_embedded_model() -> None:
+    heads = source_heads(None, 30, 9)
+    assert len(heads) == len(set(heads)) == SOURCE_HEADS
+    assert source_heads(None, 6, 4) == ()
+
+
+def test_a_prompt_of_one_token_has_no_source(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    engine = CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path))
+    short, long = engine.generate_batch([[5], PROMPT])
+    assert measured(short) == measured(engine.generate([5])) == []
+    assert measured(engine.score([5], [6, 7])) == []
+    assert measured(long) == pytest.approx(measured(engine.generate(PROMPT)), abs=1e-5)

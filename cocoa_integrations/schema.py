@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from typing_extensions import NotRequired, TypedDict
 
-__all__ = ["AgentRiskEntry", "ArgumentEntry", "RiskReport", "SpanEntry", "ToolCallEntry", "TryEntry"]
+__all__ = ["AgentRiskEntry", "ArgumentEntry", "PartEntry", "RiskReport", "SpanEntry", "ToolCallEntry", "TryEntry"]
 
 
 class SpanEntry(TypedDict):
@@ -67,6 +67,14 @@ class ToolCallEntry(TypedDict):
     error: Annotated[str | None, "Why the call cannot be made; `None` if it can."]
 
 
+class PartEntry(TypedDict):
+    """One entry of ``parts`` in ``cocoa_risk``: a stretch of the response that one answer wrote."""
+
+    start: Annotated[int, "Offset of its first character in the text of the response."]
+    end: Annotated[int, "Offset after its last character."]
+    report: Annotated[int, "Index of the answer's own report in `cocoa_reports`."]
+
+
 class RiskReport(TypedDict):
     """The ``cocoa_risk`` report of one answer."""
 
@@ -81,6 +89,11 @@ class RiskReport(TypedDict):
     spans: Annotated[list[SpanEntry], "Every span of the answer, in order."]
     risk_points: Annotated[int, "Number of spans of kind `risk_point`."]
     tool_calls: Annotated[NotRequired[list[ToolCallEntry]], "Only where the answer holds tool calls."]
+    parts: Annotated[
+        NotRequired[list[PartEntry]],
+        "Only where a LlamaIndex response shows something else than one complete answer, such as several answers: the "
+        "answers in it. Offsets of spans then refer to the text of the response.",
+    ]
     partial: Annotated[
         NotRequired[bool],
         "Only in the reports of callbacks, and then true: the answer was interrupted, and `spans` holds the spans "

@@ -13,6 +13,7 @@ from cocoa_engine import Generation
 from cocoa_integrations._shared.metadata import REPORTS_KEY, RISK_KEY, add_context_lift
 from cocoa_integrations.llama_index.callbacks import RiskCollector, Start
 from cocoa_integrations.llama_index.context_lift import lift_of
+from cocoa_integrations.llama_index.shown_text import merged_report, parts_of, text_of
 
 _END: Any = object()
 
@@ -22,10 +23,11 @@ class MissingRiskWarning(UserWarning):
 
 
 class Answered(NamedTuple):
-    """One answer, the function that repeats its request, and its report."""
+    """One answer, the function that repeats its request, the number of the request, and its report."""
 
     generation: Generation
     start: Start | None
+    request: int
     report: dict[str, Any]
 
 
@@ -41,43 +43,59 @@ class Answers(RiskCollector):
         self._lift = lift
         self._answers: list[Answered] = []
 
-    def take(self, generation: Generation, start: Start | None) -> dict[str, Any]:
+    def take(self, generation: Generation, start: Start | None, request: int) -> dict[str, Any]:
         """Add an answer and return its report."""
-        report = super().take(generation, start)
-        self._answers.append(Answered(generation, start, report))  # with its report: threads may interleave
+        report = super().take(generation, start, request)
+        self._answers.append(Answered(generation, start, request, report))  # with its report: threads may interleave
         return report
 
     def write(self, metadata: dict[str, Any], text: str, nodes: Sequence[NodeWithScore]) -> None:
         """Fill the metadata of a response. Without answers, the report is ``None`` and the list of reports is empty.
 
-        The report of the response is that of the last answer with the text of the response, so that later requests,
-        such as those of a memory, do not count. If there is none, it is that of the last answer.
+        The report of the response covers the answers that its text shows. Later requests, such as those of a memory,
+        and earlier ones, such as a rewritten question, do not count. The report is ``None`` if the text was changed
+        after it was generated, so that the spans cannot be found in it.
 
         Args:
             metadata: the metadata of the response.
             text: the text of the response.
             nodes: the nodes retrieved for it.
         """
+        answers = list(self._answers)
+        reports = [answer.report for answer in answers]
         metadata[REPORTS_KEY] = self.reports
         metadata[RISK_KEY] = None
-        if not self._answers:
+        if not answers:
             _warn(
                 "the response has no risk, because no CocoaLLM generated it: either another LLM did, or nothing was "
                 "retrieved and no LLM was called."
             )
             return
-        same = [answer for answer in self._answers if answer.generation.text.strip() == text.strip()]
-        generation, start, report = (same or self._answers)[-1]
+        parts = parts_of(text, reports, [answer.request for answer in answers])
+        if parts is None:
+            _warn(
+                "the response has no cocoa_risk, because its text is not what the model wrote: an output parser, a "
+                "response_mode or an engine changed it. The reports of the answers are in cocoa_reports."
+            )
+            return
+        only = reports[parts[0].answer] if len(parts) == 1 else None
+        report = only if only is not None and text_of(only) == text else merged_report(parts, reports)
         metadata[RISK_KEY] = report
-        if self._lift:
-            lifts = lift_of(generation, start, nodes)
-            if lifts is None:
-                _warn(
-                    "no context lift: the prompt of this answer contains no text of the source nodes, so there is "
-                    "nothing to leave out."
-                )
-            else:
-                add_context_lift(report["spans"], lifts)
+        if not self._lift:
+            return
+        missing = False
+        spans = iter(report["spans"])
+        for part in parts:
+            lifts = lift_of(answers[part.answer].generation, answers[part.answer].start, nodes)
+            entries = [next(spans) for _ in part.spans]
+            missing = missing or lifts is None
+            if lifts is not None:
+                add_context_lift(entries, [lifts[number] for number, _ in part.spans])
+        if missing:
+            _warn(
+                "no context lift: the prompt of this answer contains no text of the source nodes, so there is "
+                "nothing to leave out."
+            )
 
     def read(
         self, deltas: Iterator[str], metadata: dict[str, Any], nodes: Sequence[NodeWithScore]

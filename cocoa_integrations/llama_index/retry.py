@@ -23,6 +23,7 @@ from cocoa_integrations._shared.metadata import RISK_KEY
 from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.llama_index.llm import CocoaLLM
 from cocoa_integrations.llama_index.query_engine import RiskQueryEngine
+from cocoa_integrations.llama_index.response_modes import require_llm
 
 TRIES_KEY = "cocoa_tries"
 
@@ -62,8 +63,8 @@ class RiskRetryQueryEngine(BaseQueryEngine):
             ``node_postprocessors``.
 
     Raises:
-        ConfigError: an argument is unknown, has a wrong type or is out of range; every attempt would be the same; or
-            the options ask for streaming.
+        ConfigError: an argument is unknown, has a wrong type or is out of range; every attempt would be the same; the
+            options ask for streaming, or for a ``response_mode`` that :class:`RiskQueryEngine` refuses.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
                 "options of the synthesizer (response_mode, text_qa_template, ...) instead."
             )
         _refuse_unknown(options)
+        require_llm(options.get("response_mode"))
         growth = top_k_growth if top_k_growth is not None else 2.0 if second_retriever is None else 1.0
         is_number = isinstance(growth, (int, float)) and not isinstance(growth, bool)
         if not is_number or not math.isfinite(growth) or growth < 1:
@@ -122,6 +124,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         self._growth = growth
         self._context_lift = context_lift
         self._options = options
+        self._engine(0)  # refuses a response mode without risk
 
     def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         """The nodes that the first attempt retrieves."""

@@ -113,13 +113,17 @@ class AgentRiskEntry(TypedDict):
 
 
 class TryEntry(TypedDict):
-    """One entry of ``cocoa_tries`` in the response metadata of ``RiskRetryQueryEngine``: one for each try."""
+    """One entry of ``cocoa_tries``, in the metadata of ``RiskRetryQueryEngine`` and ``with_risk_retry``: for each try."""
+
+    settings: Annotated[NotRequired[dict[str, Any]], "LangChain: the options that this try changed."]
 
     alpha: Annotated[float, "The setting `alpha` of this try."]
     top_k: Annotated[
-        int | None, "Number of nodes requested from the retriever; `None` if the retriever has no such option."
+        int | None,
+        "Number of nodes or documents requested from the retriever; `None` if the retriever has no such option.",
     ]
-    source_nodes: Annotated[int, "Number of nodes that were retrieved."]
+    source_nodes: Annotated[NotRequired[int], "LlamaIndex: number of nodes that were retrieved."]
+    documents: Annotated[NotRequired[int], "LangChain: number of documents that were retrieved."]
     answer: Annotated[str, "Text of the answer."]
     cocoa_risk: Annotated[RiskReport | None, "Report of the answer; `None` where nothing was retrieved to answer from."]
     risk: Annotated[float | None, "The value that is compared with the threshold; `None` without a report."]

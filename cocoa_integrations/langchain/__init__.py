@@ -15,6 +15,7 @@ from cocoa_integrations.langchain.context_lift import context_lift, with_context
 from cocoa_integrations.langchain.gates import risk_gate
 from cocoa_integrations.langchain.llm import CocoaLLM
 from cocoa_integrations.langchain.parsers import RiskOutputParser
+from cocoa_integrations.langchain.retry import with_risk_retry
 from cocoa_integrations.langchain.runnables import argument_risks, get_risk, get_spans, max_risk
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ __all__ = [
     "max_risk",
     "risk_gate",
     "with_context_lift",
+    "with_risk_retry",
 ]
 
 _LAZY = {"RiskMiddleware": "middleware", "ToolRiskMiddleware": "tool_risk"}

@@ -9,7 +9,16 @@ from typing import Annotated, Any, Literal
 
 from typing_extensions import NotRequired, TypedDict
 
-__all__ = ["AgentRiskEntry", "ArgumentEntry", "PartEntry", "RiskReport", "SpanEntry", "ToolCallEntry", "TryEntry"]
+__all__ = [
+    "AgentRiskEntry",
+    "ArgumentEntry",
+    "CitationEntry",
+    "PartEntry",
+    "RiskReport",
+    "SpanEntry",
+    "ToolCallEntry",
+    "TryEntry",
+]
 
 
 class SpanEntry(TypedDict):
@@ -43,6 +52,14 @@ class SpanEntry(TypedDict):
     ]
     con_mlds_lift: Annotated[NotRequired[float | None], "Like `context_lift`, for `con_mlds`."]
     f_mlds_lift: Annotated[NotRequired[float | None], "Like `context_lift`, for `f_mlds`."]
+    source: Annotated[
+        NotRequired[int | None], "Only with citations: number of the cited source, from 1; `None` if none is cited."
+    ]
+    source_lifts: Annotated[
+        NotRequired[list[float | None]],
+        "Only with citations: for each source, log p of the span with all sources minus log p without this one, in "
+        "nats; `None` if the source was not in the prompt.",
+    ]
 
 
 class ArgumentEntry(TypedDict):
@@ -101,6 +118,19 @@ class RiskReport(TypedDict):
     ]
 
 
+class CitationEntry(TypedDict):
+    """One entry of ``cocoa_citations``: a part of the answer and the source that it was taken from."""
+
+    source: Annotated[int, "Number of the node or document, from 1."]
+    id: Annotated[str | None, "Id of the node or document."]
+    metadata: Annotated[NotRequired[dict[str, Any]], "LangChain: metadata of the document."]
+    start: Annotated[int, "Offset of the part's first character in the text."]
+    end: Annotated[int, "Offset after its last character, before the marker."]
+    text: Annotated[str, "Text of the part."]
+    lift: Annotated[float, "Log p of the part with all sources minus log p without this one, in nats."]
+    spans: Annotated[list[int], "Numbers of its spans."]
+
+
 class AgentRiskEntry(TypedDict):
     """One entry of ``cocoa_risks`` in the state of an agent with ``RiskMiddleware``: one for each model call."""
 
@@ -113,7 +143,7 @@ class AgentRiskEntry(TypedDict):
 
 
 class TryEntry(TypedDict):
-    """One entry of ``cocoa_tries``, in the metadata of ``RiskRetryQueryEngine`` and ``with_risk_retry``: for each try."""
+    """One entry of ``cocoa_tries`` of ``RiskRetryQueryEngine`` (metadata) and ``with_risk_retry``: one for each try."""
 
     settings: Annotated[NotRequired[dict[str, Any]], "LangChain: the options that this try changed."]
 
@@ -133,6 +163,7 @@ class TryEntry(TypedDict):
 METADATA: dict[str, Any] = {
     "cocoa_spans": list[SpanEntry],
     "cocoa_risk": RiskReport,
+    "cocoa_citations": list[CitationEntry],
     "cocoa_reports": list[RiskReport],
     "cocoa_risks": list[AgentRiskEntry],
     "cocoa_tries": list[TryEntry],

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from llama_index.core.schema import NodeWithScore
 
 from cocoa_engine import Generation
+from cocoa_integrations._shared.citations import CITATIONS_KEY, citations_of, lift_in_nats
 from cocoa_integrations._shared.metadata import REPORTS_KEY, RISK_KEY, add_context_lift
 from cocoa_integrations.llama_index.callbacks import RiskCollector, Start
 from cocoa_integrations.llama_index.context_lift import lift_of
-from cocoa_integrations.llama_index.shown_text import merged_report, parts_of, text_of
+from cocoa_integrations.llama_index.shown_text import Part, merged_report, parts_of, text_of
 
 _END: Any = object()
 
@@ -36,11 +37,12 @@ class Answers(RiskCollector):
 
     Args:
         lift: whether to measure the context lift of the spans of the response.
+        cite: the lowest lift of a citation, in nats; ``None``: no citations.
     """
 
-    def __init__(self, *, lift: bool) -> None:
+    def __init__(self, *, lift: bool, cite: float | None = None) -> None:
         super().__init__()
-        self._lift = lift
+        self._lift, self._cite = lift, cite
         self._answers: list[Answered] = []
 
     def take(self, generation: Generation, start: Start | None, request: int) -> dict[str, Any]:
@@ -81,8 +83,17 @@ class Answers(RiskCollector):
         only = reports[parts[0].answer] if len(parts) == 1 else None
         report = only if only is not None and text_of(only) == text else merged_report(parts, reports)
         metadata[RISK_KEY] = report
-        if not self._lift:
-            return
+        if self._lift:
+            self._add_lift(report, parts, answers, nodes)
+        if self._cite is not None:
+            lifts = [values for part in parts for values in _by_node(part, answers[part.answer], nodes)]
+            metadata[CITATIONS_KEY] = citations_of(report["spans"], lifts, self._cite)
+            for citation in metadata[CITATIONS_KEY]:
+                citation["id"] = nodes[citation["source"] - 1].node.node_id
+
+    def _add_lift(
+        self, report: dict[str, Any], parts: Sequence[Part], answers: Sequence[Answered], nodes: Sequence[NodeWithScore]
+    ) -> None:
         missing = False
         spans = iter(report["spans"])
         for part in parts:
@@ -136,6 +147,12 @@ class Answers(RiskCollector):
     async def awrite(self, metadata: dict[str, Any], text: str, nodes: Sequence[NodeWithScore]) -> None:
         """Like :meth:`write`, without blocking the event loop."""
         await asyncio.to_thread(self.write, metadata, text, nodes)
+
+
+def _by_node(part: Part, answer: Answered, nodes: Sequence[NodeWithScore]) -> list[list[float | None]]:
+    """For each span of a part, its lift by each node, in nats; ``None`` if the node was not in the prompt."""
+    of_nodes = [lift_of(answer.generation, answer.start, [node]) for node in nodes]
+    return [[None if lifts is None else lift_in_nats(lifts[number]) for lifts in of_nodes] for number, _ in part.spans]
 
 
 def _warn(message: str) -> None:

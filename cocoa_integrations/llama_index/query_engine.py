@@ -69,7 +69,7 @@ class RiskQueryEngine(BaseQueryEngine):
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
     ) -> RESPONSE_TYPE:
         """The response of the inner engine to given nodes, with its risk."""
-        answers = Answers(lift=self._context_lift)
+        answers = self._collector()
         with answers:
             response = self._inner.synthesize(query_bundle, nodes, additional_source_nodes)
         return self._reported(response, answers)
@@ -81,22 +81,25 @@ class RiskQueryEngine(BaseQueryEngine):
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
     ) -> RESPONSE_TYPE:
         """Like :meth:`synthesize`, asynchronously."""
-        answers = Answers(lift=self._context_lift)
+        answers = self._collector()
         with answers:
             response = await self._inner.asynthesize(query_bundle, nodes, additional_source_nodes)
         return await self._areported(response, answers)
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        answers = Answers(lift=self._context_lift)
+        answers = self._collector()
         with answers:
             response = self._inner.query(query_bundle)
         return self._reported(response, answers)
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        answers = Answers(lift=self._context_lift)
+        answers = self._collector()
         with answers:
             response = await self._inner.aquery(query_bundle)
         return await self._areported(response, answers)
+
+    def _collector(self) -> Answers:
+        return Answers(lift=self._context_lift)
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"inner": self._inner}

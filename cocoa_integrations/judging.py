@@ -147,9 +147,10 @@ class AnswerJudge:
     def _sentences(self, before: list[int], answer: str, whole: Generation) -> list[dict[str, Any]]:
         """An entry of ``cocoa_spans`` for each sentence. A token belongs to the sentence in which it ends."""
         lead = len(whole.text) - len(answer)  # the space that a plain prompt needs
-        ends = [match.end() for match in re.finditer(r".+?(?:[.!?]+[\"')\]]*(?=\s)|\n|$)\s*", answer, re.DOTALL)]
+        ends = [match.end() for match in re.finditer(r"[.!?]+[\"')\]]*(?=\s)|(?=\n)", answer)]
+        ends = [end for end in ends if answer[:end].strip() and answer[end:].strip()]
         track, cuts, offsets = self.engine.detokenizer(), [0], [0]
-        waiting = iter(ends[:-1])
+        waiting = iter(ends)
         wanted = next(waiting, None)
         for number, token_id in enumerate(whole.token_ids, 1):
             track.push(token_id)

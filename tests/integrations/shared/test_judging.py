@@ -42,7 +42,7 @@ def test_sentences(quick: CocoaEngine) -> None:
     judged = AnswerJudge(quick).judge(QUESTION, ANSWER, CONTEXTS)
     spans = judged.report["spans"]
     TypeAdapter(RiskReport).validate_python(judged.report)
-    assert [span["text"] for span in spans] == ["It is Otto. ", "He is old!\n", "Yes, 3.5 years"]
+    assert [span["text"] for span in spans] == ["It is Otto.", " He is old!", "\nYes, 3.5 years"]
     assert [ANSWER[span["start"] : span["end"]] for span in spans] == [span["text"] for span in spans]
     assert judged.risk == judged.report["mean_risk"] == pytest.approx(sum(span["risk"] for span in spans) / 3)
     prompt = quick.encode_chat(
@@ -51,7 +51,7 @@ def test_sentences(quick: CocoaEngine) -> None:
     ids = quick.score(prompt, ANSWER).token_ids
     total = quick.score(prompt, ids).spans[0].log_prob
     assert sum(span["log_prob"] for span in spans) == pytest.approx(total, abs=1e-3)
-    first = quick.score(prompt, "It is Otto. ").spans[0]
+    first = quick.score(prompt, "It is Otto.").spans[0]
     assert spans[0]["risk"] == pytest.approx(first.risk, abs=1e-4)
     assert AnswerJudge(quick, measure="max_risk").judge(QUESTION, ANSWER, CONTEXTS).risk == judged.report["max_risk"]
     assert judged.risk != AnswerJudge(quick).judge(QUESTION, ANSWER).risk  # the contexts matter

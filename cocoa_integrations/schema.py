@@ -12,6 +12,8 @@ from typing_extensions import NotRequired, TypedDict
 __all__ = [
     "AgentRiskEntry",
     "ArgumentEntry",
+    "CitationEntry",
+    "PartEntry",
     "ReasoningEntry",
     "RiskReport",
     "SpanEntry",
@@ -56,6 +58,14 @@ class SpanEntry(TypedDict):
     ]
     con_mlds_lift: Annotated[NotRequired[float | None], "Like `context_lift`, for `con_mlds`."]
     f_mlds_lift: Annotated[NotRequired[float | None], "Like `context_lift`, for `f_mlds`."]
+    source: Annotated[
+        NotRequired[int | None], "Only with citations: number of the cited source, from 1; `None` if none is cited."
+    ]
+    source_lifts: Annotated[
+        NotRequired[list[float | None]],
+        "Only with citations: for each source, log p of the span with all sources minus log p without this one, in "
+        "nats; `None` if the source was not in the prompt.",
+    ]
 
 
 class ArgumentEntry(TypedDict):
@@ -89,6 +99,14 @@ class ReasoningEntry(TypedDict):
     spans: Annotated[list[int], "Numbers of these spans."]
 
 
+class PartEntry(TypedDict):
+    """One entry of ``parts`` in ``cocoa_risk``: a stretch of the response that one answer wrote."""
+
+    start: Annotated[int, "Offset of its first character in the text of the response."]
+    end: Annotated[int, "Offset after its last character."]
+    report: Annotated[int, "Index of the answer's own report in `cocoa_reports`."]
+
+
 class RiskReport(TypedDict):
     """The ``cocoa_risk`` report of one answer."""
 
@@ -106,11 +124,29 @@ class RiskReport(TypedDict):
     risk_points: Annotated[int, "Number of spans of kind `risk_point` of the answer, without reasoning."]
     reasoning: Annotated[NotRequired[ReasoningEntry], "Only where the model reasoned: the risk of its reasoning."]
     tool_calls: Annotated[NotRequired[list[ToolCallEntry]], "Only where the answer holds tool calls."]
+    parts: Annotated[
+        NotRequired[list[PartEntry]],
+        "Only where a LlamaIndex response shows something else than one complete answer, such as several answers: the "
+        "answers in it. Offsets of spans then refer to the text of the response.",
+    ]
     partial: Annotated[
         NotRequired[bool],
         "Only in the reports of callbacks, and then true: the answer was interrupted, and `spans` holds the spans "
         "decided before that.",
     ]
+
+
+class CitationEntry(TypedDict):
+    """One entry of ``cocoa_citations``: a part of the answer and the source that it was taken from."""
+
+    source: Annotated[int, "Number of the node or document, from 1."]
+    id: Annotated[str | None, "Id of the node or document."]
+    metadata: Annotated[NotRequired[dict[str, Any]], "LangChain: metadata of the document."]
+    start: Annotated[int, "Offset of the part's first character in the text."]
+    end: Annotated[int, "Offset after its last character, before the marker."]
+    text: Annotated[str, "Text of the part."]
+    lift: Annotated[float, "Log p of the part with all sources minus log p without this one, in nats."]
+    spans: Annotated[list[int], "Numbers of its spans."]
 
 
 class AgentRiskEntry(TypedDict):
@@ -125,13 +161,17 @@ class AgentRiskEntry(TypedDict):
 
 
 class TryEntry(TypedDict):
-    """One entry of ``cocoa_tries`` in the response metadata of ``RiskRetryQueryEngine``: one for each try."""
+    """One entry of ``cocoa_tries`` of ``RiskRetryQueryEngine`` (metadata) and ``with_risk_retry``: one for each try."""
+
+    settings: Annotated[NotRequired[dict[str, Any]], "LangChain: the options that this try changed."]
 
     alpha: Annotated[float, "The setting `alpha` of this try."]
     top_k: Annotated[
-        int | None, "Number of nodes requested from the retriever; `None` if the retriever has no such option."
+        int | None,
+        "Number of nodes or documents requested from the retriever; `None` if the retriever has no such option.",
     ]
-    source_nodes: Annotated[int, "Number of nodes that were retrieved."]
+    source_nodes: Annotated[NotRequired[int], "LlamaIndex: number of nodes that were retrieved."]
+    documents: Annotated[NotRequired[int], "LangChain: number of documents that were retrieved."]
     answer: Annotated[str, "Text of the answer."]
     cocoa_risk: Annotated[RiskReport | None, "Report of the answer; `None` where nothing was retrieved to answer from."]
     risk: Annotated[float | None, "The value that is compared with the threshold; `None` without a report."]
@@ -141,6 +181,7 @@ class TryEntry(TypedDict):
 METADATA: dict[str, Any] = {
     "cocoa_spans": list[SpanEntry],
     "cocoa_risk": RiskReport,
+    "cocoa_citations": list[CitationEntry],
     "cocoa_reports": list[RiskReport],
     "cocoa_risks": list[AgentRiskEntry],
     "cocoa_tries": list[TryEntry],

@@ -11,10 +11,13 @@ from cocoa_engine.optional import need
 need("langchain_core", extra="langchain", what=__name__)
 from cocoa_integrations.langchain.callbacks import RiskCallbackHandler, get_risk_callback
 from cocoa_integrations.langchain.chat import ChatCocoa
+from cocoa_integrations.langchain.citations import with_citations
 from cocoa_integrations.langchain.context_lift import context_lift, with_context_lift
+from cocoa_integrations.langchain.evaluator import risk_evaluator
 from cocoa_integrations.langchain.gates import risk_gate
 from cocoa_integrations.langchain.llm import CocoaLLM
 from cocoa_integrations.langchain.parsers import RiskOutputParser
+from cocoa_integrations.langchain.retry import with_risk_retry
 from cocoa_integrations.langchain.runnables import argument_risks, get_risk, get_spans, max_risk
 
 if TYPE_CHECKING:
@@ -35,8 +38,11 @@ __all__ = [
     "get_risk_callback",
     "get_spans",
     "max_risk",
+    "risk_evaluator",
     "risk_gate",
+    "with_citations",
     "with_context_lift",
+    "with_risk_retry",
 ]
 
 _LAZY = {"RiskMiddleware": "middleware", "ToolRiskMiddleware": "tool_risk"}

@@ -7,6 +7,8 @@ need("llama_index.core", extra="llama-index", what=__name__)
 from cocoa_integrations.llama_index.answers import MissingRiskWarning
 from cocoa_integrations.llama_index.callbacks import collect_risk
 from cocoa_integrations.llama_index.chat_engine import RiskChatEngine, RiskStreamingChatResponse
+from cocoa_integrations.llama_index.citations import RiskCitationQueryEngine
+from cocoa_integrations.llama_index.evaluator import RiskEvaluator
 from cocoa_integrations.llama_index.events import CocoaRiskEvent, CocoaSpanEvent
 from cocoa_integrations.llama_index.llm import CocoaLLM
 from cocoa_integrations.llama_index.query_engine import RiskQueryEngine
@@ -18,6 +20,8 @@ __all__ = [
     "CocoaSpanEvent",
     "MissingRiskWarning",
     "RiskChatEngine",
+    "RiskCitationQueryEngine",
+    "RiskEvaluator",
     "RiskQueryEngine",
     "RiskRetryQueryEngine",
     "RiskStreamingChatResponse",

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 from llama_index.core.schema import NodeWithScore
 
 from cocoa_engine import Generation
+from cocoa_integrations._shared.citations import CITATIONS_KEY, citations_of, lift_in_nats
 from cocoa_integrations._shared.metadata import REPORTS_KEY, RISK_KEY, add_context_lift
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations.llama_index.callbacks import RiskCollector, Start
 from cocoa_integrations.llama_index.context_lift import lift_of
+from cocoa_integrations.llama_index.shown_text import Part, merged_report, parts_of, text_of
 
 _END: Any = object()
 
@@ -23,12 +25,16 @@ class MissingRiskWarning(UserWarning):
 
 
 class Answered(NamedTuple):
-    """One answer, the function that repeats its request, its report, and its text without reasoning."""
+    """One answer, the function that repeats its request, the number of the request, and its report.
+
+    ``start_of_answer`` is the offset in the generated text at which the answer begins, after any reasoning.
+    """
 
     generation: Generation
     start: Start | None
+    request: int
     report: dict[str, Any]
-    text: str
+    start_of_answer: int
 
 
 class Answers(RiskCollector):
@@ -36,51 +42,81 @@ class Answers(RiskCollector):
 
     Args:
         lift: whether to measure the context lift of the spans of the response.
+        cite: the lowest lift of a citation, in nats; ``None``: no citations.
     """
 
-    def __init__(self, *, lift: bool) -> None:
+    def __init__(self, *, lift: bool, cite: float | None = None) -> None:
         super().__init__()
-        self._lift = lift
+        self._lift, self._cite = lift, cite
         self._answers: list[Answered] = []
 
-    def take(self, generation: Generation, start: Start | None, split: Split | None = None) -> dict[str, Any]:
+    def take(
+        self, generation: Generation, start: Start | None, request: int, split: Split | None = None
+    ) -> dict[str, Any]:
         """Add an answer and return its report."""
-        report = super().take(generation, start, split)
-        text = generation.text[split.answer_start :] if split is not None else generation.text
-        self._answers.append(Answered(generation, start, report, text))  # with its report: threads may interleave
+        report = super().take(generation, start, request, split)
+        begin = 0 if split is None else split.answer_start
+        # with its report: threads may interleave
+        self._answers.append(Answered(generation, start, request, report, begin))
         return report
 
     def write(self, metadata: dict[str, Any], text: str, nodes: Sequence[NodeWithScore]) -> None:
         """Fill the metadata of a response. Without answers, the report is ``None`` and the list of reports is empty.
 
-        The report of the response is that of the last answer with the text of the response, so that later requests,
-        such as those of a memory, do not count. If there is none, it is that of the last answer.
+        The report of the response covers the answers that its text shows. Later requests, such as those of a memory,
+        and earlier ones, such as a rewritten question, do not count. The report is ``None`` if the text was changed
+        after it was generated, so that the spans cannot be found in it.
 
         Args:
             metadata: the metadata of the response.
             text: the text of the response.
             nodes: the nodes retrieved for it.
         """
+        answers = list(self._answers)
+        reports = [answer.report for answer in answers]
         metadata[REPORTS_KEY] = self.reports
         metadata[RISK_KEY] = None
-        if not self._answers:
+        if not answers:
             _warn(
                 "the response has no risk, because no CocoaLLM generated it: either another LLM did, or nothing was "
                 "retrieved and no LLM was called."
             )
             return
-        same = [answer for answer in self._answers if answer.text.strip() == text.strip()]
-        generation, start, report, _ = (same or self._answers)[-1]
+        requests, begins = [answer.request for answer in answers], [answer.start_of_answer for answer in answers]
+        parts = parts_of(text, reports, requests, begins)
+        if parts is None:
+            _warn(
+                "the response has no cocoa_risk, because its text is not what the model wrote: an output parser, a "
+                "response_mode or an engine changed it. The reports of the answers are in cocoa_reports."
+            )
+            return
+        only = reports[parts[0].answer] if len(parts) == 1 else None
+        report = only if only is not None and text_of(only) == text else merged_report(parts, reports)
         metadata[RISK_KEY] = report
         if self._lift:
-            lifts = lift_of(generation, start, nodes)
-            if lifts is None:
-                _warn(
-                    "no context lift: the prompt of this answer contains no text of the source nodes, so there is "
-                    "nothing to leave out."
-                )
-            else:
-                add_context_lift(report["spans"], lifts)
+            self._add_lift(report, parts, answers, nodes)
+        if self._cite is not None:
+            lifts = [values for part in parts for values in _by_node(part, answers[part.answer], nodes)]
+            metadata[CITATIONS_KEY] = citations_of(report["spans"], lifts, self._cite)
+            for citation in metadata[CITATIONS_KEY]:
+                citation["id"] = nodes[citation["source"] - 1].node.node_id
+
+    def _add_lift(
+        self, report: dict[str, Any], parts: Sequence[Part], answers: Sequence[Answered], nodes: Sequence[NodeWithScore]
+    ) -> None:
+        missing = False
+        spans = iter(report["spans"])
+        for part in parts:
+            lifts = lift_of(answers[part.answer].generation, answers[part.answer].start, nodes)
+            entries = [next(spans) for _ in part.spans]
+            missing = missing or lifts is None
+            if lifts is not None:
+                add_context_lift(entries, [lifts[number] for number, _ in part.spans])
+        if missing:
+            _warn(
+                "no context lift: the prompt of this answer contains no text of the source nodes, so there is "
+                "nothing to leave out."
+            )
 
     def read(
         self, deltas: Iterator[str], metadata: dict[str, Any], nodes: Sequence[NodeWithScore]
@@ -121,6 +157,12 @@ class Answers(RiskCollector):
     async def awrite(self, metadata: dict[str, Any], text: str, nodes: Sequence[NodeWithScore]) -> None:
         """Like :meth:`write`, without blocking the event loop."""
         await asyncio.to_thread(self.write, metadata, text, nodes)
+
+
+def _by_node(part: Part, answer: Answered, nodes: Sequence[NodeWithScore]) -> list[list[float | None]]:
+    """For each span of a part, its lift by each node, in nats; ``None`` if the node was not in the prompt."""
+    of_nodes = [lift_of(answer.generation, answer.start, [node]) for node in nodes]
+    return [[None if lifts is None else lift_in_nats(lifts[number]) for lifts in of_nodes] for number, _ in part.spans]
 
 
 def _warn(message: str) -> None:

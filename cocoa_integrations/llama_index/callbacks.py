@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import TracebackType
@@ -25,6 +26,7 @@ from cocoa_integrations.llama_index.events import CocoaRiskEvent, CocoaSpanEvent
 
 _dispatcher = get_dispatcher(__name__)
 _collectors: ContextVar[tuple[RiskCollector, ...]] = ContextVar("cocoa_risk_collectors", default=())
+_requests = itertools.count()
 
 
 class Start(Protocol):
@@ -69,8 +71,17 @@ class RiskCollector:
         # Not reset(token): the block may be left in a different context than it was entered in (async fixtures).
         _collectors.set(tuple(collector for collector in _collectors.get() if collector is not self))
 
-    def take(self, generation: Generation, start: Start | None, split: Split | None = None) -> dict[str, Any]:
-        """Add an answer and return its report; ``start`` repeats the request, and ``split`` separates its reasoning."""
+    def take(
+        self, generation: Generation, start: Start | None, request: int, split: Split | None = None
+    ) -> dict[str, Any]:
+        """Add an answer and return its report.
+
+        Args:
+            generation: the answer.
+            start: repeats the request.
+            request: the number of the request; later requests have higher numbers.
+            split: separates the reasoning of the answer.
+        """
         report = risk_report(generation, split)  # one for each collector, so that changes to one do not affect another
         self.reports.append(report)
         return report
@@ -87,6 +98,7 @@ class Observers:
 
     def __init__(self, start: Start | None = None) -> None:
         self._start = start
+        self._request = next(_requests)
         self._collectors = _collectors.get()
         self._llama_index_span = active_span_id.get()
         self._trace = RiskTrace()
@@ -101,6 +113,6 @@ class Observers:
         """Report the complete answer; ``split`` separates its reasoning."""
         self._trace.record(generation if split is None else split.answered)
         for collector in self._collectors:
-            collector.take(generation, self._start, split)
+            collector.take(generation, self._start, self._request, split)
         report = risk_report(generation, split)
         _dispatcher.event(CocoaRiskEvent(report=report, generation=generation, span_id=self._llama_index_span))

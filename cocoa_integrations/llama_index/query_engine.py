@@ -14,6 +14,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 from cocoa_engine import ConfigError
 from cocoa_integrations._shared.metadata import REPORTS_KEY, RISK_KEY
 from cocoa_integrations.llama_index.answers import Answers
+from cocoa_integrations.llama_index.response_modes import require_reportable
 
 
 class RiskQueryEngine(BaseQueryEngine):
@@ -23,12 +24,14 @@ class RiskQueryEngine(BaseQueryEngine):
         response = engine.query("Who built the lighthouse?")
         response.metadata["cocoa_risk"]["max_risk"]
 
-    ``metadata["cocoa_risk"]`` is the report of the answer. If a query needs several LLM calls (refine, tree_summarize,
-    a rewritten question), it is the report of the last one, and ``metadata["cocoa_reports"]`` has the reports of all
-    calls in order of completion. A response that concatenates several answers (accumulate) has all its spans in
-    ``cocoa_reports`` only; its ``cocoa_risk`` is that of the last part. Sources and other metadata do not change. The
-    report of a streamed response is available when the stream has been read to its end. Until then ``cocoa_risk`` is
-    ``None``. It stays ``None``, with a :class:`MissingRiskWarning`, if no CocoaLLM answered.
+    ``metadata["cocoa_risk"]`` is the report of the answers that the response shows. Its spans have offsets in the text
+    of the response. A response that joins several answers (``response_mode="accumulate"``) has the spans of all of
+    them, and ``parts`` in its report names the stretches of the text. ``metadata["cocoa_reports"]`` has the report of
+    every LLM call of the query in order of completion, also of those whose answer is not shown (refine,
+    tree_summarize, a rewritten question). Sources and other metadata do not change. The report of a streamed response
+    is available when the stream has been read to its end. Until then ``cocoa_risk`` is ``None``. It stays ``None``,
+    with a :class:`MissingRiskWarning`, if no CocoaLLM answered, or if something changed the text after it was
+    generated.
 
     Make it the outermost engine: a response that is used as a node adds its metadata to the next prompt.
 
@@ -40,7 +43,8 @@ class RiskQueryEngine(BaseQueryEngine):
             answer contains the last nodes only. Costs one forward pass, or two if logits processors were used.
 
     Raises:
-        ConfigError: ``inner`` is not a query engine.
+        ConfigError: ``inner`` is not a query engine; its ``response_mode`` calls no LLM (``no_text``,
+            ``context_only``); or it accumulates answers with streaming or an ``output_cls``.
     """
 
     def __init__(self, inner: BaseQueryEngine, *, context_lift: bool = False) -> None:
@@ -49,6 +53,7 @@ class RiskQueryEngine(BaseQueryEngine):
                 f"RiskQueryEngine wraps a query engine, not a {type(inner).__name__}; for a chat engine use "
                 "RiskChatEngine, for an index its as_query_engine(llm=...)."
             )
+        require_reportable(inner)
         super().__init__(inner.callback_manager)
         self._inner = inner
         self._context_lift = context_lift
@@ -64,7 +69,7 @@ class RiskQueryEngine(BaseQueryEngine):
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
     ) -> RESPONSE_TYPE:
         """The response of the inner engine to given nodes, with its risk."""
-        answers = Answers(lift=self._context_lift)
+        answers = self._collector()
         with answers:
             response = self._inner.synthesize(query_bundle, nodes, additional_source_nodes)
         return self._reported(response, answers)
@@ -76,22 +81,25 @@ class RiskQueryEngine(BaseQueryEngine):
         additional_source_nodes: Sequence[NodeWithScore] | None = None,
     ) -> RESPONSE_TYPE:
         """Like :meth:`synthesize`, asynchronously."""
-        answers = Answers(lift=self._context_lift)
+        answers = self._collector()
         with answers:
             response = await self._inner.asynthesize(query_bundle, nodes, additional_source_nodes)
         return await self._areported(response, answers)
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        answers = Answers(lift=self._context_lift)
+        answers = self._collector()
         with answers:
             response = self._inner.query(query_bundle)
         return self._reported(response, answers)
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        answers = Answers(lift=self._context_lift)
+        answers = self._collector()
         with answers:
             response = await self._inner.aquery(query_bundle)
         return await self._areported(response, answers)
+
+    def _collector(self) -> Answers:
+        return Answers(lift=self._context_lift)
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"inner": self._inner}

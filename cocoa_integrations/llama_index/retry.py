@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -21,10 +20,10 @@ from cocoa_engine.messages import unknown
 from cocoa_integrations._shared.limits import Limit
 from cocoa_integrations._shared.metadata import RISK_KEY
 from cocoa_integrations._shared.settings import config_of
+from cocoa_integrations._shared.tries import TRIES_KEY, Measure, Tries, growth_of, require_tries
 from cocoa_integrations.llama_index.llm import CocoaLLM
 from cocoa_integrations.llama_index.query_engine import RiskQueryEngine
-
-TRIES_KEY = "cocoa_tries"
+from cocoa_integrations.llama_index.response_modes import require_llm
 
 
 class RiskRetryQueryEngine(BaseQueryEngine):
@@ -62,8 +61,8 @@ class RiskRetryQueryEngine(BaseQueryEngine):
             ``node_postprocessors``.
 
     Raises:
-        ConfigError: an argument is unknown, has a wrong type or is out of range; every attempt would be the same; or
-            the options ask for streaming.
+        ConfigError: an argument is unknown, has a wrong type or is out of range; every attempt would be the same; the
+            options ask for streaming, or for a ``response_mode`` that :class:`RiskQueryEngine` refuses.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         alphas: Sequence[float] | None = None,
         top_k_growth: float | None = None,
         second_retriever: BaseRetriever | None = None,
-        measure: Literal["max_risk", "mean_risk"] = "max_risk",
+        measure: Measure = "max_risk",
         context_lift: bool = False,
         **options: Any,
     ) -> None:
@@ -85,10 +84,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         if second_retriever is not None:
             _require("second_retriever", second_retriever, BaseRetriever)
         limit = Limit(threshold)
-        if isinstance(max_tries, bool) or not isinstance(max_tries, int) or max_tries < 1:
-            raise ConfigError(f"max_tries must be a whole number, at least 1 (got {max_tries!r}).")
-        if measure not in ("max_risk", "mean_risk"):
-            raise ConfigError(f"measure must be 'max_risk' or 'mean_risk' (got {measure!r}).")
+        require_tries(max_tries, measure)
         if options.get("streaming"):
             raise ConfigError(
                 "RiskRetryQueryEngine does not stream: it needs the complete answer to check its risk. Leave streaming "
@@ -100,10 +96,8 @@ class RiskRetryQueryEngine(BaseQueryEngine):
                 "options of the synthesizer (response_mode, text_qa_template, ...) instead."
             )
         _refuse_unknown(options)
-        growth = top_k_growth if top_k_growth is not None else 2.0 if second_retriever is None else 1.0
-        is_number = isinstance(growth, (int, float)) and not isinstance(growth, bool)
-        if not is_number or not math.isfinite(growth) or growth < 1:
-            raise ConfigError(f"top_k_growth must be a finite number, at least 1 (got {top_k_growth!r}).")
+        require_llm(options.get("response_mode"))
+        growth = growth_of(top_k_growth, has_second=second_retriever is not None)
         if growth > 1 and top_k_of(retriever) is None:
             raise ConfigError(
                 f"a {type(retriever).__name__} has no similarity_top_k to increase; give a second_retriever, or "
@@ -122,6 +116,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         self._growth = growth
         self._context_lift = context_lift
         self._options = options
+        self._engine(0)  # refuses a response mode without risk
 
     def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         """The nodes that the first attempt retrieves."""
@@ -131,20 +126,20 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         return {}  # the prompts are among the options
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        attempts = _Attempts(self._threshold, self._measure)
+        tries = Tries[RESPONSE_TYPE](self._threshold, self._measure)
         for number in range(len(self._alphas)):
             engine, parameters = self._engine(number)
-            if attempts.add(engine.query(query_bundle), parameters):
+            if _add(tries, engine.query(query_bundle), parameters):
                 break
-        return attempts.best()
+        return _best(tries)
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        attempts = _Attempts(self._threshold, self._measure)
+        tries = Tries[RESPONSE_TYPE](self._threshold, self._measure)
         for number in range(len(self._alphas)):
             engine, parameters = self._engine(number)
-            if attempts.add(await engine.aquery(query_bundle), parameters):
+            if _add(tries, await engine.aquery(query_bundle), parameters):
                 break
-        return attempts.best()
+        return _best(tries)
 
     def _engine(self, number: int) -> tuple[RiskQueryEngine, dict[str, Any]]:
         """The engine of an attempt, made of copies, and the parameters of the attempt."""
@@ -158,38 +153,16 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         return RiskQueryEngine(inner, context_lift=self._context_lift), {"alpha": alpha, "top_k": top_k}
 
 
-class _Attempts:
-    """The responses of the attempts so far."""
+def _add(tries: Tries[RESPONSE_TYPE], response: RESPONSE_TYPE, parameters: dict[str, Any]) -> bool:
+    """Add an attempt, and return whether its risk is below the threshold."""
+    report = (response.metadata or {}).get(RISK_KEY)
+    return tries.add(response, report, **parameters, source_nodes=len(response.source_nodes), answer=str(response))
 
-    def __init__(self, threshold: float, measure: str) -> None:
-        self._threshold, self._measure = threshold, measure
-        self._responses: list[RESPONSE_TYPE] = []
-        self._history: list[dict[str, Any]] = []
 
-    def add(self, response: RESPONSE_TYPE, parameters: dict[str, Any]) -> bool:
-        """Add an attempt, and return whether its risk is below the threshold."""
-        report = (response.metadata or {}).get(RISK_KEY)
-        risk = None if report is None else report[self._measure]
-        self._responses.append(response)
-        self._history.append(
-            {
-                **parameters,
-                "source_nodes": len(response.source_nodes),
-                "answer": str(response),
-                RISK_KEY: report,
-                "risk": risk,
-                "chosen": False,
-            }
-        )
-        return risk is not None and risk < self._threshold
-
-    def best(self) -> RESPONSE_TYPE:
-        """The first of the least risky responses, with the history of all attempts."""
-        risks = [float("inf") if one["risk"] is None else one["risk"] for one in self._history]
-        number = min(range(len(risks)), key=risks.__getitem__)
-        self._history[number]["chosen"] = True
-        response = self._responses[number]
-        return replace(response, metadata={**(response.metadata or {}), TRIES_KEY: self._history})
+def _best(tries: Tries[RESPONSE_TYPE]) -> RESPONSE_TYPE:
+    """The first of the least risky responses, with the history of all attempts."""
+    response, history = tries.best()
+    return replace(response, metadata={**(response.metadata or {}), TRIES_KEY: history})
 
 
 class BothRetrievers(BaseRetriever):

@@ -17,6 +17,9 @@ FRAMEWORK_ATTRIBUTES = {
     "_asdict",  # of named tuples, public by their documentation
     "_replace",
     "_convert_input",  # LangChain: from a prompt of any type to a prompt value
+    "_get_prompt_modules",  # LlamaIndex: the synthesizer of a query engine
+    "_output_cls",  # LlamaIndex: of a synthesizer
+    "_streaming",
     "_getframe",  # sys
     "_exit",  # os
 }

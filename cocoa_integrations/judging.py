@@ -1,0 +1,231 @@
+"""The risk of answers that another model, or a person, wrote. Needs no framework.
+
+The engine's model reads the answer after a prompt of the question and its contexts, and measures it sentence by
+sentence (:meth:`cocoa_engine.CocoaEngine.score`). LangChain, LlamaIndex and RAGAS use the same judge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation
+from cocoa_engine.errors import ConfigError
+from cocoa_integrations._shared.limits import Limit
+from cocoa_integrations._shared.metadata import report_of, span_metadata
+from cocoa_integrations._shared.workers import in_worker
+
+__all__ = ["AnswerJudge", "JudgeMeasure", "Judgement", "RagasRisk"]
+
+JudgeMeasure = Literal["answer_risk", "mean_risk", "max_risk"]
+"""The value of a report that is the risk of the answer."""
+
+Prompt = Callable[[str, list[str]], str | Sequence[Mapping[str, Any]]]
+"""Makes the prompt from the question and its contexts: a text, or chat messages."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The risk of an answer.
+
+    Attributes:
+        risk: the risk of the answer; higher is riskier.
+        measure: the value of the report that ``risk`` is.
+        threshold: the value from which a risk is too high; ``None``: no verdict.
+        report: the ``cocoa_risk`` report. Its spans are the sentences of the answer.
+    """
+
+    risk: float
+    measure: JudgeMeasure
+    threshold: float | None
+    report: dict[str, Any]
+
+    @property
+    def passing(self) -> bool | None:
+        """Whether the risk is below the threshold; ``None`` without one."""
+        return None if self.threshold is None else self.risk < self.threshold
+
+    @property
+    def comment(self) -> str:
+        """One sentence about the riskiest span."""
+        worst = max(self.report["spans"], key=lambda span: span["risk"])
+        raw = "" if self.report["calibrated"] or self.measure == "answer_risk" else ", raw MLDS"
+        return f"{self.measure} {self.risk:.3f}{raw}; riskiest: {worst['text'].strip()!r} ({worst['risk']:.3f})"
+
+
+class AnswerJudge:
+    """Measures the risk of given answers with the model of an engine::
+
+        judge = AnswerJudge(CocoaEngine.from_pretrained(calibrator="embedded"), threshold=0.6)
+        judgement = judge.judge("Who wrote Dune?", "Frank Herbert wrote Dune.", contexts=["Dune, by Frank Herbert."])
+        judgement.risk, judgement.passing
+
+    How far it goes (SmolLM2-135M-Instruct, ``docs/explanation/signal.md``; AUROC of 0.5 is chance): the raw fMLDS of
+    given texts has an AUROC of 0.50 to 0.56 by span, and 0.49 by answer on TruthfulQA. A calibrated risk has 0.58 to
+    0.81 by span on the data set that it was fitted on, and the embedded calibrator 0.657 for whole answers to NQ-Swap
+    questions, which the model wrote itself. It hardly carries over to other kinds of text. Fit a calibrator on judged
+    answers like yours, and check it, before a verdict decides anything.
+
+    Cost: one forward pass for the answer, and one for each sentence if there are several.
+
+    Args:
+        engine: the engine whose model reads the answers.
+        threshold: the value from which a risk is too high. Default: no verdict.
+        measure: ``"answer_risk"`` (needs a calibrator for answers), ``"mean_risk"`` or ``"max_risk"`` of the sentences,
+            which grows with their number. Default: ``"answer_risk"`` if the engine has it, otherwise ``"mean_risk"``.
+        prompt: makes the prompt from the question and its contexts. Default: both as one message of the chat template,
+            or as plain text if there is none. Use the prompt that the answer was written for, if you know it.
+        config: the settings. Default: the engine's.
+
+    Raises:
+        ConfigError: an argument has a wrong type or is out of range.
+    """
+
+    def __init__(
+        self,
+        engine: CocoaEngine,
+        *,
+        threshold: float | None = None,
+        measure: JudgeMeasure | None = None,
+        prompt: Prompt | None = None,
+        config: CocoaConfig | None = None,
+    ) -> None:
+        if not isinstance(engine, CocoaEngine):
+            raise ConfigError(f"a judge takes a CocoaEngine, not a {type(engine).__name__}; models have it as .engine.")
+        if measure is not None and measure not in get_args(JudgeMeasure):
+            raise ConfigError(f"measure must be one of {', '.join(get_args(JudgeMeasure))} (got {measure!r}).")
+        self.engine = engine
+        self.threshold = None if threshold is None else Limit(threshold).threshold
+        self._measure = measure
+        self._prompt = prompt or self._default_prompt
+        self._config = config
+
+    def judge(self, question: str, answer: str, contexts: Sequence[str] | None = None) -> Judgement:
+        """The risk of an answer.
+
+        Args:
+            question: the question.
+            answer: the answer.
+            contexts: the texts that it was written from, if any.
+
+        Raises:
+            ConfigError: an argument is not text, or ``measure="answer_risk"`` and the engine has no calibrator for
+                answers.
+            PromptError: the answer is empty, or does not fit the context window after its prompt.
+        """
+        if not isinstance(question, str) or not isinstance(answer, str):
+            raise ConfigError("a judge takes the question and the answer as texts.")
+        if isinstance(contexts, str) or not all(isinstance(text, str) for text in contexts or ()):
+            raise ConfigError("contexts takes a list of texts.")
+        prompt = self._prompt(question, list(contexts or ()))
+        before = self.engine.encode(prompt) if isinstance(prompt, str) else self.engine.encode_chat(prompt)
+        begins = isinstance(prompt, str) and not prompt[-1:].isspace() and not answer[:1].isspace()
+        whole = self.engine.score(before, f" {answer}" if begins else answer, config=self._config)
+        report = report_of(
+            self._sentences(before, answer, whole),
+            method=whole.config.method,
+            calibrated=whole.calibrated,
+            answer_risk=whole.answer_risk,
+        )
+        measure = self._measure or ("mean_risk" if report["answer_risk"] is None else "answer_risk")
+        if report[measure] is None:
+            raise ConfigError("measure='answer_risk' needs an engine with a calibrator for answers; use 'mean_risk'.")
+        return Judgement(report[measure], measure, self.threshold, report)
+
+    async def ajudge(self, question: str, answer: str, contexts: Sequence[str] | None = None) -> Judgement:
+        """Like :meth:`judge`, without blocking the event loop."""
+        return await in_worker(self.engine, self.judge, question, answer, contexts)
+
+    def _default_prompt(self, question: str, contexts: list[str]) -> str | Sequence[Mapping[str, Any]]:
+        given = "\n\n".join(contexts)
+        text = f"Context:\n{given}\n\nQuestion: {question}" if contexts else question
+        return [{"role": "user", "content": text}] if self.engine.has_chat_template else f"{text}\nAnswer:"
+
+    def _sentences(self, before: list[int], answer: str, whole: Generation) -> list[dict[str, Any]]:
+        """An entry of ``cocoa_spans`` for each sentence. A token belongs to the sentence in which it ends."""
+        lead = len(whole.text) - len(answer)  # the space that a plain prompt needs
+        ends = [match.end() for match in re.finditer(r"[.!?]+[\"')\]]*(?=\s)|(?=\n)", answer)]
+        ends = [end for end in ends if answer[:end].strip() and answer[end:].strip()]
+        track, cuts, offsets = self.engine.detokenizer(), [0], [0]
+        waiting = iter(ends)
+        wanted = next(waiting, None)
+        for number, token_id in enumerate(whole.token_ids, 1):
+            track.push(token_id)
+            reached = len(track.text) - lead
+            while wanted is not None and reached >= wanted and number < len(whole.token_ids):
+                if number > cuts[-1]:
+                    cuts.append(number)
+                    offsets.append(reached)
+                wanted = next(waiting, None)
+        if len(cuts) == 1:
+            return [{**span_metadata(whole.spans[0], 0), "start": 0, "end": len(answer), "text": answer}]
+        offsets.append(len(answer))
+        entries = []
+        for number, (start, end) in enumerate(zip(cuts, [*cuts[1:], len(whole.token_ids)], strict=True)):
+            ids = whole.token_ids
+            span = self.engine.score([*before, *ids[:start]], ids[start:end], config=self._config).spans[0]
+            place = {"start": offsets[number], "end": offsets[number + 1]}
+            entries.append({**span_metadata(span, number), **place, "text": answer[place["start"] : place["end"]]})
+        return entries
+
+
+class RagasRisk:
+    """The risk of an answer as a single-turn metric of RAGAS, which need not be installed::
+
+        metric = RagasRisk(engine)
+        await metric.single_turn_ascore(sample)  # sample.user_input, sample.response, sample.retrieved_contexts
+
+    The score is the risk: lower is better. See :class:`AnswerJudge` for how far it goes: on the embedded model, the raw
+    fMLDS of given texts has an AUROC of 0.50 to 0.56 by span, and a calibrated risk 0.58 to 0.81 on data like that of
+    its fit.
+
+    Args:
+        engine: the engine, or an :class:`AnswerJudge`.
+        name: the name of the metric.
+        **options: options of :class:`AnswerJudge`.
+    """
+
+    def __init__(self, engine: CocoaEngine | AnswerJudge, *, name: str = "cocoa_risk", **options: Any) -> None:
+        self.name = name
+        self.judge = judge_of(engine, options)
+
+    @property
+    def required_columns(self) -> dict[str, set[str]]:
+        """The columns that a sample must have."""
+        return self.get_required_columns()
+
+    def get_required_columns(self, with_optional: bool = False) -> dict[str, set[str]]:
+        """The columns of a sample that the metric reads."""
+        optional = {"retrieved_contexts"} if with_optional else set()
+        return {"SINGLE_TURN": {"user_input", "response"} | optional}
+
+    def init(self, run_config: Any) -> None:
+        """Nothing to prepare."""
+
+    def single_turn_score(self, sample: Any, callbacks: Any = None) -> float:
+        """The risk of the response of a sample."""
+        return self.judge.judge(*_columns(sample)).risk
+
+    async def single_turn_ascore(self, sample: Any, callbacks: Any = None, timeout: float | None = None) -> float:
+        """Like :meth:`single_turn_score`; raises ``TimeoutError`` after ``timeout`` seconds."""
+        return (await asyncio.wait_for(self.judge.ajudge(*_columns(sample)), timeout)).risk
+
+
+def judge_of(engine: CocoaEngine | AnswerJudge, options: Mapping[str, Any]) -> AnswerJudge:
+    """The given judge, or one with an engine.
+
+    Raises:
+        ConfigError: options are given beside a judge.
+    """
+    if not isinstance(engine, AnswerJudge):
+        return AnswerJudge(engine, **options)
+    if options:
+        raise ConfigError(f"give {', '.join(sorted(options))} to the AnswerJudge.")
+    return engine
+
+
+def _columns(sample: Any) -> tuple[str, str, list[str]]:
+    return sample.user_input, sample.response, list(sample.retrieved_contexts or ())

@@ -1,0 +1,100 @@
+"""The risk of given answers as an evaluator of LangSmith."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from langchain_core.documents import Document
+from langchain_core.messages import BaseMessage
+
+from cocoa_engine import CocoaEngine
+from cocoa_engine.errors import ConfigError
+from cocoa_integrations.judging import AnswerJudge, judge_of
+from cocoa_integrations.langchain.chat import ChatCocoa
+
+QUESTION_KEYS = ("question", "query", "input", "user_input", "messages")
+ANSWER_KEYS = ("answer", "response", "output", "text", "result", "messages")
+CONTEXT_KEYS = ("context", "contexts", "documents", "retrieved_contexts", "source_documents")
+
+
+def risk_evaluator(
+    model: ChatCocoa | CocoaEngine | AnswerJudge,
+    *,
+    key: str = "cocoa_risk",
+    question: str | None = None,
+    answer: str | None = None,
+    context: str | None = None,
+    **options: Any,
+) -> Callable[[Any, Any], dict[str, Any]]:
+    """An evaluator function for LangSmith that measures the risk of answers, whichever model wrote them::
+
+        evaluator = risk_evaluator(chat, threshold=0.6)
+        client.evaluate(target, data="questions", evaluators=[evaluator])
+        evaluator({"question": "Who wrote Dune?"}, {"answer": "Frank Herbert."})
+
+    It takes the dicts ``inputs`` and ``outputs``, or a ``Run`` and its ``Example``, and returns ``key``, ``score`` (the
+    risk: lower is better), ``comment`` (the riskiest sentence) and, with a threshold, ``value`` (``"pass"`` or
+    ``"fail"``). See :class:`~cocoa_integrations.judging.AnswerJudge` for how far it goes: on the embedded model, the
+    raw fMLDS of given texts has an AUROC of 0.50 to 0.56 by span, and a calibrated risk 0.58 to 0.81 on data like that
+    of its fit.
+
+    Args:
+        model: a :class:`ChatCocoa`, an engine, or an ``AnswerJudge``.
+        key: the name of the feedback.
+        question: the key of the question in the inputs. Default: ``question``, ``query``, ``input``, ``user_input`` or
+            ``messages``, or the only key.
+        answer: the key of the answer in the outputs. Default: ``answer``, ``response``, ``output``, ``text``,
+            ``result`` or ``messages``, or the only key.
+        context: the key of the contexts in the outputs or inputs: a text, or a list of texts or documents. Default:
+            ``context``, ``contexts``, ``documents``, ``retrieved_contexts`` or ``source_documents``, if there is one.
+        **options: options of ``AnswerJudge``: ``threshold``, ``measure``, ``prompt``, ``config``.
+
+    Raises:
+        ConfigError: an argument has a wrong type or is out of range. A call raises it if there is no question or no
+            answer.
+    """
+    judge = judge_of(model.load() if isinstance(model, ChatCocoa) else model, options)
+
+    def cocoa_risk(inputs: Any, outputs: Any) -> dict[str, Any]:
+        if not isinstance(inputs, Mapping) and hasattr(inputs, "outputs"):  # a run and its example
+            run, example = inputs, outputs
+            inputs = getattr(example, "inputs", None) or run.inputs
+            outputs = run.outputs
+        inputs, outputs = inputs or {}, outputs or {}
+        asked = _text(_value(inputs, question, QUESTION_KEYS, "question"))
+        answered = _text(_value(outputs, answer, ANSWER_KEYS, "answer"))
+        judged = judge.judge(asked, answered, _contexts({**inputs, **outputs}, context))
+        result = {"key": key, "score": judged.risk, "comment": judged.comment}
+        return result if judged.passing is None else {**result, "value": "pass" if judged.passing else "fail"}
+
+    return cocoa_risk
+
+
+def _value(values: Mapping[str, Any], key: str | None, keys: tuple[str, ...], what: str) -> Any:
+    found = key if key is not None else next((one for one in keys if one in values), None)
+    if found is None and len(values) == 1:
+        found = next(iter(values))
+    if found is None or found not in values:
+        raise ConfigError(f"no {what} found under {', '.join(map(repr, values)) or 'no key'}; name its key: {what}=.")
+    return values[found]
+
+
+def _text(value: Any) -> str:
+    """The text of a message, of the last one of a list, or of a prompt or chunk."""
+    if isinstance(value, (list, tuple)) and value:
+        value = value[-1]
+    if isinstance(value, BaseMessage):
+        return str(value.text)
+    if isinstance(value, Mapping) and "content" in value:
+        value = value["content"]
+    if not isinstance(value, str):
+        raise ConfigError(f"an evaluator takes texts or messages, not {type(value).__name__}.")
+    return value
+
+
+def _contexts(values: Mapping[str, Any], key: str | None) -> list[str]:
+    found = key if key is not None else next((one for one in CONTEXT_KEYS if one in values), None)
+    given = values.get(found) if found is not None else None
+    texts = [given] if isinstance(given, str) else list(given or ())
+    return [one.page_content if isinstance(one, Document) else _text(one) for one in texts]

@@ -1,0 +1,182 @@
+"""A chain that answers from retrieved documents, and tries again while the answer is too risky."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+
+from cocoa_engine.errors import ConfigError
+from cocoa_integrations._shared.limits import Limit
+from cocoa_integrations._shared.settings import config_of
+from cocoa_integrations._shared.tries import TRIES_KEY, Measure, Tries, growth_of, require_tries
+from cocoa_integrations.langchain.base import with_call_options
+from cocoa_integrations.langchain.chat import ChatCocoa
+from cocoa_integrations.langchain.context_lift import with_context_lift
+from cocoa_integrations.langchain.more_documents import Retriever, top_k_of, with_top_k, without_duplicates
+from cocoa_integrations.langchain.runnables import get_risk
+
+
+def join_documents(documents: Sequence[Document]) -> str:
+    """The texts of documents, with an empty line between them."""
+    return "\n\n".join(document.page_content for document in documents)
+
+
+def with_risk_retry(
+    retriever: Retriever,
+    prompt: Runnable[Any, Any],
+    chat: ChatCocoa,
+    *,
+    threshold: float,
+    max_tries: int = 3,
+    settings: Sequence[Mapping[str, Any]] | None = None,
+    top_k_growth: float | None = None,
+    second_retriever: Retriever | None = None,
+    measure: Measure = "max_risk",
+    question: str = "question",
+    context: str = "context",
+    format_documents: Callable[[list[Document]], Any] = join_documents,
+    context_lift: bool = False,
+    return_documents: bool = False,
+) -> Runnable[str | Mapping[str, Any], Any]:
+    """A chain that answers from retrieved documents. While the answer is too risky, it retrieves more and asks again::
+
+        prompt = ChatPromptTemplate.from_template("Context: {context}\\n\\nQuestion: {question}")
+        chain = with_risk_retry(retriever, prompt, ChatCocoa(calibrator="embedded"), threshold=0.4)
+        message = chain.invoke("Who built the lighthouse?")
+        message.response_metadata["cocoa_tries"]  # the attempts, and the risk of each answer
+
+    The first answer whose risk is below ``threshold`` is returned, or else the least risky one. Its
+    ``response_metadata["cocoa_tries"]`` has an entry for each attempt, in order, with ``settings``, ``alpha``,
+    ``top_k`` (``None`` if the retriever has none), ``documents`` (their number), ``answer``, ``cocoa_risk``, ``risk``
+    and ``chosen``, which is true for the returned answer.
+
+    MLDS does not depend on alpha, so the risks of the attempts can be compared. Without a calibrator they are raw MLDS,
+    whose level depends on the model: measure typical values before you choose a threshold. Retrievers and model are
+    not changed; each attempt works on copies. The input is a question, or a mapping with the question and further
+    variables of the prompt. Options of a call, such as ``max_tokens=64``, apply to every attempt; ``settings`` take
+    precedence. The chain returns its answer in one piece, because it must be complete before it can be returned.
+
+    Args:
+        retriever: the retriever of the first attempt, or another runnable from a question to documents.
+        prompt: a prompt template, or another runnable from a dict to a prompt.
+        chat: the model. Its settings are those of the first attempt.
+        threshold: the value from which a risk is too high.
+        max_tries: maximum number of attempts.
+        settings: options of a call of the model for each further attempt, such as ``[{"alpha": 5.0}]``; the last ones
+            are used for all remaining attempts. Default: alpha is doubled each time.
+        top_k_growth: the factor by which the number of documents grows with each further attempt, for retrievers that
+            have one (``k``, or ``search_kwargs`` of a vector store). Default: 2, or 1 with a second retriever.
+        second_retriever: its documents are added to those of ``retriever`` from the second attempt on.
+        measure: the risk to compare, ``"max_risk"`` or ``"mean_risk"`` of the report.
+        question: the variable of the prompt, and key of the input, that holds the question.
+        context: the variable of the prompt that holds the documents.
+        format_documents: makes the value of ``context`` from the documents.
+        context_lift: also measure the context lift of every span; see :func:`with_context_lift`.
+        return_documents: return a dict of the input with the documents of the answer under ``context`` and the message
+            under ``"answer"``, as LangChain's retrieval chains do, instead of the message.
+
+    Raises:
+        ConfigError: an argument has a wrong type or is out of range, or every attempt would be the same. A call raises
+            it if the input has no question.
+    """
+    if not isinstance(chat, ChatCocoa):
+        raise ConfigError(f"with_risk_retry takes a ChatCocoa, not a {type(chat).__name__}.")
+    for name, given in (("retriever", retriever), ("prompt", prompt), ("second_retriever", second_retriever)):
+        if not isinstance(given, Runnable) and not (given is None and name == "second_retriever"):
+            raise ConfigError(f"{name} takes a runnable, not a {type(given).__name__}.")
+    limit = Limit(threshold)
+    require_tries(max_tries, measure)
+    growth = growth_of(top_k_growth, has_second=second_retriever is not None)
+    if growth > 1 and max_tries > 1 and top_k_of(retriever) is None:
+        raise ConfigError(
+            f"a {type(retriever).__name__} has no number of documents to increase; give a second_retriever, or "
+            "top_k_growth=1 to change only the settings."
+        )
+    steps = _settings(chat, settings, max_tries)
+    if max_tries > 1 and growth == 1 and second_retriever is None and not any(steps[1:]):
+        raise ConfigError(
+            "every attempt would be the same: the settings do not change and nothing more is retrieved. Give settings, "
+            "a top_k_growth above 1 or a second_retriever."
+        )
+    answering = with_context_lift(prompt, chat, context=context) if context_lift else None
+
+    def plan(number: int, options: Mapping[str, Any]) -> tuple[list[Retriever], dict[str, Any], dict[str, Any]]:
+        """The retrievers of an attempt, its options of a call, and what its history says about it."""
+        grown = with_top_k(retriever, growth**number)
+        more = [second_retriever] if number and second_retriever is not None else []
+        called = {**options, **steps[number]}
+        alpha = config_of(with_call_options(chat, called)).alpha
+        return [grown, *more], called, {"settings": dict(steps[number]), "alpha": alpha, "top_k": top_k_of(grown)}
+
+    def values_of(given: str | Mapping[str, Any]) -> dict[str, Any]:
+        values = dict(given) if isinstance(given, Mapping) else {question: given}
+        if not isinstance(values.get(question), str):
+            raise ConfigError(f"the input needs a text under {question!r}, the question to retrieve documents for.")
+        return values
+
+    def result(tries: Tries[tuple[AIMessage, list[Document]]], values: dict[str, Any]) -> Any:
+        (message, documents), history = tries.best()
+        metadata = {**message.response_metadata, TRIES_KEY: history}
+        message = message.model_copy(update={"response_metadata": metadata})
+        return {**values, context: documents, "answer": message} if return_documents else message
+
+    def add(
+        tries: Tries[tuple[AIMessage, list[Document]]], message: AIMessage, found: list[Document], entry: dict[str, Any]
+    ) -> bool:
+        return tries.add((message, found), get_risk(message), **entry, documents=len(found), answer=message.text)
+
+    def answer(given: str | Mapping[str, Any], config: RunnableConfig, **options: Any) -> Any:
+        values, tries = values_of(given), Tries[tuple[AIMessage, list[Document]]](limit.threshold, measure)
+        for number in range(max_tries):
+            retrievers, called, entry = plan(number, options)
+            found = without_duplicates(*[one.invoke(values[question], config) for one in retrievers])
+            filled = {**values, context: format_documents(found)}
+            if answering is not None:
+                message = answering.invoke(filled, config, **called)
+            else:
+                message = chat.invoke(prompt.invoke(filled, config), config, **called)
+            if add(tries, message, found, entry):
+                break
+        return result(tries, values)
+
+    async def aanswer(given: str | Mapping[str, Any], config: RunnableConfig, **options: Any) -> Any:
+        values, tries = values_of(given), Tries[tuple[AIMessage, list[Document]]](limit.threshold, measure)
+        for number in range(max_tries):
+            retrievers, called, entry = plan(number, options)
+            found = without_duplicates(*[await one.ainvoke(values[question], config) for one in retrievers])
+            filled = {**values, context: format_documents(found)}
+            if answering is not None:
+                message = await answering.ainvoke(filled, config, **called)
+            else:
+                message = await chat.ainvoke(await prompt.ainvoke(filled, config), config, **called)
+            if add(tries, message, found, entry):
+                break
+        return result(tries, values)
+
+    return cast(Runnable[str | Mapping[str, Any], Any], RunnableLambda(answer, aanswer, name="with_risk_retry"))
+
+
+def _settings(chat: ChatCocoa, given: Sequence[Mapping[str, Any]] | None, max_tries: int) -> list[Mapping[str, Any]]:
+    """The options of a call for each attempt.
+
+    Raises:
+        ConfigError: the list is empty, or an option is unknown or out of range.
+    """
+    if given is None:
+        alpha = config_of(chat).alpha
+        further: list[Mapping[str, Any]] = [{"alpha": alpha * 2**number} for number in range(1, max_tries)]
+    elif isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Sequence) or not given:
+        raise ConfigError(
+            f"settings takes a list of options of a call, one dict for each further attempt (got {given!r})."
+        )
+    else:
+        further = [*given, *[given[-1]] * max_tries][: max_tries - 1]
+    for options in further:
+        if not isinstance(options, Mapping):
+            raise ConfigError(f"settings takes a dict for each further attempt, not {options!r}.")
+        with_call_options(chat, options)
+    return [{}, *further]

@@ -1,0 +1,86 @@
+"""A wrapper around a query engine that cites, for each part of the answer, the node that it was taken from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.response.schema import RESPONSE_TYPE, Response
+
+from cocoa_integrations._shared.citations import CITATIONS_KEY, MIN_LIFT, require_min_lift, with_markers
+from cocoa_integrations._shared.metadata import RISK_KEY
+from cocoa_integrations.llama_index.answers import Answers
+from cocoa_integrations.llama_index.query_engine import RiskQueryEngine
+
+
+class RiskCitationQueryEngine(RiskQueryEngine):
+    """A :class:`RiskQueryEngine` that also cites the source of each part of the answer, by measurement::
+
+        engine = RiskCitationQueryEngine(index.as_query_engine(llm=llm))
+        response = engine.query("Who built the lighthouse?")
+        print(response)  # It was built by Marta Lindqvist [1].
+        response.source_nodes[0]  # source 1
+
+    The markers look like those of LlamaIndex's ``CitationQueryEngine``: ``[n]`` is the n-th of ``source_nodes``. There
+    the model writes them, and may cite what it did not use. Here each node is left out of the prompt in turn, and the
+    answer is fed again. The source of a part is the node whose absence lowers the part's log p most.
+
+    ``metadata["cocoa_citations"]`` has an entry for each citation with ``source`` (from 1), ``id`` (of the node),
+    ``start``, ``end``, ``text``, ``lift`` (in nats) and ``spans``. Each entry of ``cocoa_risk["spans"]`` has ``source``
+    and ``source_lifts``, by node. All offsets refer to the text with markers. A streamed response has no markers; its
+    citations are in the metadata when the stream has been read to its end.
+
+    A low lift does not mean that no node supports a part. If two nodes say the same, leaving out one of them changes
+    little, and neither may be cited. A high lift shows that the text depends on the node, not that it is true.
+
+    Cost: one forward pass over prompt and answer for each node in the prompt; two if logits processors were used.
+
+    Args:
+        inner: the query engine.
+        min_lift: the lowest lift of a cited part, in nats.
+        markers: whether the text of the response gets the markers.
+        context_lift: as for :class:`RiskQueryEngine`.
+
+    Raises:
+        ConfigError: as for :class:`RiskQueryEngine`, or ``min_lift`` is not a finite number.
+    """
+
+    def __init__(
+        self, inner: BaseQueryEngine, *, min_lift: float = MIN_LIFT, markers: bool = True, context_lift: bool = False
+    ) -> None:
+        self._min_lift = require_min_lift(min_lift)
+        self._markers = markers
+        super().__init__(inner, context_lift=context_lift)
+
+    def _collector(self) -> Answers:
+        return Answers(lift=self._context_lift, cite=self._min_lift)
+
+    def _reported(self, response: RESPONSE_TYPE, answers: Answers) -> RESPONSE_TYPE:
+        return self._marked(super()._reported(response, answers))
+
+    async def _areported(self, response: RESPONSE_TYPE, answers: Answers) -> RESPONSE_TYPE:
+        return self._marked(await super()._areported(response, answers))
+
+    def _marked(self, response: RESPONSE_TYPE) -> RESPONSE_TYPE:
+        metadata = response.metadata or {}
+        citations = metadata.get(CITATIONS_KEY)
+        if not self._markers or not citations or not isinstance(response, Response):
+            return response
+        report = metadata[RISK_KEY]
+        # a copy: the report may also be in cocoa_reports, whose offsets refer to the generated text
+        report = {**report, "spans": [dict(span) for span in report["spans"]]}
+        parts = [dict(part) for part in report.get("parts", ())]
+        text = with_markers(str(response), [report["spans"]], citations)
+        if parts:
+            report["parts"] = _around(parts, metadata[RISK_KEY]["spans"], report["spans"])
+        return replace(response, response=text, metadata={**metadata, RISK_KEY: report})
+
+
+def _around(
+    parts: list[dict[str, int]], before: list[dict[str, int]], after: list[dict[str, int]]
+) -> list[dict[str, int]]:
+    """The parts with the offsets that their spans have after markers were inserted."""
+    for part in parts:
+        within = [n for n, span in enumerate(before) if part["start"] <= span["start"] and span["end"] <= part["end"]]
+        part["start"], part["end"] = after[within[0]]["start"], after[within[-1]]["end"]
+    return parts

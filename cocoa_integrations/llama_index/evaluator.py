@@ -1,0 +1,70 @@
+"""The risk of given answers as a LlamaIndex evaluator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from llama_index.core.evaluation import BaseEvaluator, EvaluationResult
+from llama_index.core.prompts.mixin import PromptDictType
+
+from cocoa_engine import CocoaEngine, ConfigError
+from cocoa_integrations.judging import AnswerJudge, judge_of
+from cocoa_integrations.llama_index.llm import CocoaLLM
+
+
+class RiskEvaluator(BaseEvaluator):
+    """Measures the risk of answers, whichever model wrote them, as a LlamaIndex evaluator::
+
+        evaluator = RiskEvaluator(llm, threshold=0.6)
+        result = evaluator.evaluate_response(query="Who wrote Dune?", response=response)
+        result.score, result.passing, result.feedback
+
+    ``score`` is the risk: lower is better. ``passing`` is whether it is below the threshold, and ``feedback`` names the
+    riskiest sentence. It can be used with ``BatchEvalRunner``. See :class:`~cocoa_integrations.judging.AnswerJudge` for
+    how far it goes: on the embedded model, the raw fMLDS of given texts has an AUROC of 0.50 to 0.56 by span, and a
+    calibrated risk 0.58 to 0.81 on data like that of its fit.
+
+    Args:
+        model: a :class:`CocoaLLM`, an engine, or an ``AnswerJudge``.
+        **options: options of ``AnswerJudge``: ``threshold``, ``measure``, ``prompt``, ``config``.
+
+    Raises:
+        ConfigError: an argument has a wrong type or is out of range. A call raises it without a query and a response.
+    """
+
+    def __init__(self, model: CocoaLLM | CocoaEngine | AnswerJudge, **options: Any) -> None:
+        self._judge = judge_of(model.engine if isinstance(model, CocoaLLM) else model, options)
+
+    def _get_prompts(self) -> PromptDictType:
+        return {}
+
+    def _update_prompts(self, prompts_dict: PromptDictType) -> None:
+        """There are none."""
+
+    async def aevaluate(
+        self,
+        query: str | None = None,
+        response: str | None = None,
+        contexts: Sequence[str] | None = None,
+        sleep_time_in_seconds: int = 0,
+        **kwargs: Any,
+    ) -> EvaluationResult:
+        """The risk of a response to a query.
+
+        Args:
+            query: the question.
+            response: the answer.
+            contexts: the texts that it was written from, if any.
+            sleep_time_in_seconds: seconds to wait before.
+        """
+        if query is None or response is None:
+            raise ConfigError("RiskEvaluator needs both query and response.")
+        await asyncio.sleep(sleep_time_in_seconds)
+        result = EvaluationResult(query=query, response=response, contexts=contexts)
+        if not response.strip():
+            return result.model_copy(update={"invalid_result": True, "invalid_reason": "the response is empty"})
+        judged = await self._judge.ajudge(query, response, contexts)
+        found = {"score": judged.risk, "passing": judged.passing, "feedback": judged.comment}
+        return result.model_copy(update=found)

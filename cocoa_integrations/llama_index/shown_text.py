@@ -1,0 +1,220 @@
+"""The report of the text that a response shows, assembled from the reports of the answers in it.
+
+A response may show one answer, a part of one, or several with text between them, as ``response_mode="accumulate"``
+does. The offsets of the assembled report refer to the shown text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cocoa_integrations._shared.metadata import report_of
+
+EMPTY = "Empty Response"
+"""What LlamaIndex's synthesizers show instead of an empty answer."""
+
+SEPARATOR = "\n---------------------\n"
+"""What LlamaIndex's ``Accumulate`` puts between answers."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of the shown text that an answer wrote.
+
+    Attributes:
+        answer: the index of the answer.
+        start: offset of the first character in the shown text.
+        end: offset after the last one.
+        spans: the answer's spans in this stretch: their number in the answer, and their entry of ``cocoa_spans`` with
+            offsets in the shown text.
+    """
+
+    answer: int
+    start: int
+    end: int
+    spans: list[tuple[int, dict[str, Any]]]
+
+
+def text_of(report: dict[str, Any]) -> str:
+    """The text that an answer generated."""
+    return "".join(span["text"] for span in report["spans"])
+
+
+def parts_of(
+    shown: str, reports: Sequence[dict[str, Any]], requests: Sequence[int], begins: Sequence[int]
+) -> list[Part] | None:
+    """The parts of a shown text that answers wrote, in the order of the text.
+
+    The answer that is the whole text is taken, or else all answers that the text contains, or else the answer that
+    contains the text. White space at the ends of an answer may be missing from the text.
+
+    Args:
+        shown: the text of the response.
+        reports: the reports of the answers, in order of completion.
+        requests: for each answer, when it was requested. Of equal answers, the one requested first is placed first.
+        begins: for each answer, the offset in its generated text at which it begins, after any reasoning.
+
+    Returns:
+        The parts, or ``None`` if it cannot be known which answers wrote which part of the text.
+    """
+    answers = [text_of(report)[begin:] for report, begin in zip(reports, begins, strict=True)]
+
+    def part(number: int, place: tuple[int, int]) -> Part:
+        begin = begins[number]
+        return _part(shown, reports[number], number, place, (begin, begin + len(answers[number])) if begin else None)
+
+    for number in reversed(range(len(answers))):
+        if answers[number].strip() == shown.strip() or (shown == EMPTY and not answers[number]):
+            whole = (0, len(shown) if answers[number] else 0)
+            return [part(number, whole)]
+    by_request = sorted(range(len(answers)), key=requests.__getitem__)
+    places = _accumulated(shown, answers, by_request) or _contained(shown, answers, by_request)
+    if places is None:
+        return None
+    if not places:
+        return _container(shown, reports, answers, begins)
+    return [part(number, place) for number, place in sorted(places.items(), key=_start)]
+
+
+def merged_report(parts: Sequence[Part], reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The report of a shown text. ``answer_risk`` is that of its only answer; several answers have none together."""
+    entries = [entry for part in parts for _, entry in part.spans]
+    for number, entry in enumerate(entries):
+        entry["span"] = number
+    used = [reports[part.answer] for part in parts]
+    methods = {report["method"] for report in used}
+    report = report_of(
+        entries,
+        method=methods.pop() if len(methods) == 1 else None,
+        calibrated=all(report["calibrated"] for report in used if report["spans"]),
+        answer_risk=used[0]["answer_risk"] if len(used) == 1 else None,
+    )
+    report["parts"] = [{"start": part.start, "end": part.end, "report": part.answer} for part in parts]
+    return report
+
+
+def _start(item: tuple[int, tuple[int, int]]) -> tuple[int, int]:
+    return item[1]
+
+
+def _accumulated(shown: str, answers: Sequence[str], by_request: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """The places of the answers in a text of ``Accumulate``; empty if the text is not one."""
+    places: dict[int, tuple[int, int]] = {}
+    waiting = sorted(by_request, key=lambda number: -len(answers[number]))  # stable: equal answers in order of request
+    position = 0
+    while True:
+        heading = f"{SEPARATOR if places else ''}Response {len(places) + 1}: "
+        if not shown.startswith(heading, position):
+            return {}
+        position += len(heading)
+        following = f"{SEPARATOR}Response {len(places) + 2}: "
+        for number in waiting:
+            text = answers[number] or EMPTY
+            end = position + len(text)
+            if shown.startswith(text, position) and (end == len(shown) or shown.startswith(following, end)):
+                break
+        else:
+            return {}
+        places[number] = (position, position + len(answers[number]))
+        waiting.remove(number)
+        position = end
+        if end == len(shown):
+            return places
+
+
+def _contained(shown: str, answers: Sequence[str], by_request: Sequence[int]) -> dict[int, tuple[int, int]] | None:
+    """The places of the answers that a text contains; ``None`` if it contains one more often than it was given."""
+    places: dict[int, tuple[int, int]] = {}
+    free = shown
+    for text in sorted({answer.strip() for answer in answers} - {""}, key=len, reverse=True):
+        found = list(_occurrences(free, text))
+        same = [number for number in by_request if answers[number].strip() == text]
+        if len(found) > len(same):
+            return None
+        for number, start in zip(same[-len(found) :] if found else (), found, strict=True):  # the last ones
+            places[number] = (start, start + len(text))
+            free = free[:start] + "\uffff" * len(text) + free[start + len(text) :]
+    return places
+
+
+def _container(
+    shown: str, reports: Sequence[dict[str, Any]], answers: Sequence[str], begins: Sequence[int]
+) -> list[Part] | None:
+    """The part of the last answer that contains the text, up to white space, such as a value of a JSON object."""
+    wanted = "".join(shown.split())
+    for number in reversed(range(len(answers))):
+        kept = [offset for offset, char in enumerate(answers[number]) if not char.isspace()]
+        squeezed = "".join(answers[number].split())
+        if not wanted or squeezed.count(wanted) != 1:
+            continue
+        first = squeezed.index(wanted)
+        bounds = kept[first], kept[first + len(wanted) - 1] + 1
+        if not _is_word(answers[number], *bounds):
+            continue
+        place = len(shown) - len(shown.lstrip()), len(shown.rstrip())
+        bounds = bounds[0] + begins[number], bounds[1] + begins[number]
+        return [_part(shown, reports[number], number, place, bounds)]
+    return None
+
+
+def _occurrences(text: str, wanted: str) -> Iterator[int]:
+    start = text.find(wanted)
+    while start >= 0:
+        if _is_word(text, start, start + len(wanted)):
+            yield start
+            start += len(wanted) - 1
+        start = text.find(wanted, start + 1)
+
+
+def _is_word(text: str, start: int, end: int) -> bool:
+    """Whether a stretch of a text neither begins nor ends inside a word."""
+    return not (
+        (start > 0 and text[start - 1].isalnum() and text[start].isalnum())
+        or (end < len(text) and text[end].isalnum() and text[end - 1].isalnum())
+    )
+
+
+def _part(
+    shown: str,
+    report: dict[str, Any],
+    number: int,
+    place: tuple[int, int],
+    bounds: tuple[int, int] | None = None,
+) -> Part:
+    """The part that stands at a place of the text, with its spans.
+
+    Args:
+        shown: the text of the response.
+        report: the report of the answer.
+        number: the index of the answer.
+        place: the place in the shown text.
+        bounds: the characters of the answer that stand there. Default: all.
+    """
+    generated = text_of(report)
+    start, end = place
+    first, last = bounds or (0, len(generated))
+    offsets = _offsets(generated[first:last], shown[start:end])
+    spans = []
+    for index, span in enumerate(report["spans"]):
+        if bounds is not None and (span["end"] <= first or span["start"] >= last):
+            continue
+        cut = [start + offsets[min(max(span[edge], first), last) - first] for edge in ("start", "end")]
+        entry = {**span, "start": cut[0], "end": cut[1], "text": shown[cut[0] : cut[1]]}
+        spans.append((index, entry))
+    return Part(number, start, end, spans)
+
+
+def _offsets(generated: str, shown: str) -> list[int]:
+    """For each offset in a generated text, the one in its shown form. The two differ by white space only."""
+    offsets, position = [0], 0
+    for char in generated:
+        if not char.isspace():
+            while shown[position] != char:
+                position += 1
+            position += 1
+        elif position < len(shown) and shown[position] == char:
+            position += 1
+        offsets.append(position)
+    return offsets

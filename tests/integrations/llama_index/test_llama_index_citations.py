@@ -1,0 +1,132 @@
+"""Citations by measurement: each node left out of the prompt in turn."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from llama_index.core.base.response.schema import StreamingResponse
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.query_engine import CitationQueryEngine, RetrieverQueryEngine
+from llama_index.core.response_synthesizers import ResponseMode
+from llama_index.core.retrievers import BaseRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from pydantic import TypeAdapter
+
+from cocoa_engine import CocoaEngine, ConfigError
+from cocoa_integrations.llama_index import CocoaLLM, RiskCitationQueryEngine, RiskQueryEngine
+from cocoa_integrations.schema import CitationEntry, RiskReport
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+QUESTION = "Who?"
+TEXTS = ("The tower is red.", "Bread is sold at nine.", "It rains.")
+TEMPLATE = PromptTemplate("{context_str}\n{query_str}\n")
+
+
+class Found(BaseRetriever):
+    """Finds the texts, always."""
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return [NodeWithScore(node=TextNode(text=text, id_=text)) for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def quick() -> CocoaEngine:
+    return CocoaEngine(tiny_model("llama", seed=6, max_position_embeddings=8192), tiny_tokenizer(), model_name="quick")
+
+
+@pytest.fixture
+def quick_llm(quick: CocoaEngine) -> CocoaLLM:
+    return CocoaLLM(engine=quick, max_new_tokens=12)
+
+
+def over(llm: CocoaLLM, **options: Any) -> RetrieverQueryEngine:
+    return RetrieverQueryEngine.from_args(Found(), llm=llm, text_qa_template=TEMPLATE, **options)
+
+
+async def asked(engine: Any, how: str) -> Any:
+    return await engine.aquery(QUESTION) if how == "aquery" else await asyncio.to_thread(engine.query, QUESTION)
+
+
+def shown_at(text: str, entries: list[dict[str, Any]]) -> bool:
+    return all(text[one["start"] : one["end"]] == one["text"] for one in entries)
+
+
+@pytest.mark.parametrize("processed", [False, True])
+@pytest.mark.parametrize("how", ["query", "aquery"])
+async def test_citations(how: str, processed: bool, quick_llm: CocoaLLM) -> None:
+    options = {"repetition_penalty": 1.1} if processed else {}
+    llm = CocoaLLM(engine=quick_llm.engine, max_new_tokens=12, generate_kwargs=options)
+    plain = RiskQueryEngine(over(llm)).query(QUESTION)
+    response = await asked(RiskCitationQueryEngine(over(llm), min_lift=0.0), how)
+    report, citations = response.metadata["cocoa_risk"], response.metadata["cocoa_citations"]
+    TypeAdapter(RiskReport).validate_python(report)
+    TypeAdapter(list[CitationEntry]).validate_python(citations)
+    assert citations
+    assert str(response) != str(plain)
+    assert shown_at(str(response), report["spans"])
+    assert shown_at(str(response), citations)
+    assert [span["text"] for span in report["spans"]] == [
+        span["text"] for span in plain.metadata["cocoa_risk"]["spans"]
+    ]  # type: ignore[index]
+    assert report["max_risk"] == plain.metadata["cocoa_risk"]["max_risk"]  # type: ignore[index]
+    for citation in citations:
+        assert citation["id"] == response.source_nodes[citation["source"] - 1].node_id
+        assert str(response)[citation["end"] :].lstrip().startswith(f"[{citation['source']}]")
+
+    # the lifts are those of plain scores of the answer after the prompts
+    engine, own = llm.engine, response.metadata["cocoa_reports"][0]
+    assert shown_at(str(plain), own["spans"])  # what the model wrote keeps its own offsets
+    prompts = [
+        "\n\n".join(kept) + f"\n{QUESTION}\n"
+        for kept in (TEXTS, *[["" if a == b else a for a in TEXTS] for b in TEXTS])
+    ]
+    ids = engine.generate(prompts[0], max_new_tokens=12, **options).token_ids
+    full, *bare = [engine.score(prompt, ids).spans[0].log_prob for prompt in prompts]
+    for node in range(3):
+        total = sum(span["source_lifts"][node] for span in report["spans"])
+        assert total == pytest.approx(full - bare[node], abs=1e-3)
+
+
+def test_of_accumulated_answers(quick_llm: CocoaLLM) -> None:
+    """An answer cites only nodes of its own prompt."""
+    engine = RiskCitationQueryEngine(over(quick_llm, response_mode=ResponseMode.ACCUMULATE), min_lift=0.0)
+    response = engine.query(QUESTION)
+    report = response.metadata["cocoa_risk"]  # type: ignore[index]
+    assert shown_at(str(response), report["spans"])
+    assert len(report["parts"]) == 3
+    for number, part in enumerate(report["parts"]):
+        assert str(response)[: part["start"]].endswith(f"Response {number + 1}: ")
+        inside = [span for span in report["spans"] if part["start"] <= span["start"] and span["end"] <= part["end"]]
+        assert inside
+        for span in inside:
+            assert [lift is not None for lift in span["source_lifts"]] == [node == number for node in range(3)]
+            assert span["source"] in (None, number + 1)
+
+
+def test_streams_and_texts_without_markers(quick_llm: CocoaLLM) -> None:
+    plain = str(RiskQueryEngine(over(quick_llm)).query(QUESTION))
+    stream = RiskCitationQueryEngine(over(quick_llm, streaming=True), min_lift=0.0).query(QUESTION)
+    assert isinstance(stream, StreamingResponse)
+    assert "".join(stream.response_gen) == plain
+    unmarked = RiskCitationQueryEngine(over(quick_llm), min_lift=0.0, markers=False).query(QUESTION)
+    assert str(unmarked) == plain
+    assert unmarked.metadata["cocoa_citations"] == stream.metadata["cocoa_citations"] != []  # type: ignore[index]
+    assert shown_at(plain, unmarked.metadata["cocoa_citations"])  # type: ignore[index]
+
+
+def test_over_a_citation_query_engine(quick_llm: CocoaLLM) -> None:
+    """Its nodes are parts of the retrieved ones, numbered in the order of the markers."""
+    inner = CitationQueryEngine(Found(), llm=quick_llm)
+    response = RiskCitationQueryEngine(inner, min_lift=0.0).query(QUESTION)
+    assert response.source_nodes[1].text.startswith("Source 2:")
+    spans = response.metadata["cocoa_risk"]["spans"]  # type: ignore[index]
+    assert all(lift is not None for span in spans for lift in span["source_lifts"])
+
+
+def test_bad_arguments(quick_llm: CocoaLLM) -> None:
+    with pytest.raises(ConfigError, match="min_lift takes a finite number"):
+        RiskCitationQueryEngine(over(quick_llm), min_lift="x")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="wraps a query engine"):
+        RiskCitationQueryEngine(Found())  # type: ignore[arg-type]

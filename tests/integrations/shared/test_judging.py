@@ -1,0 +1,155 @@
+"""The risk of answers that other models wrote: one judge, and what LlamaIndex, LangSmith and RAGAS call it by."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, HumanMessage
+from langsmith.evaluation.evaluator import run_evaluator
+from llama_index.core.base.response.schema import Response
+from llama_index.core.schema import NodeWithScore, TextNode
+from pydantic import TypeAdapter
+
+from cocoa_engine import CocoaEngine, ConfigError, PromptError
+from cocoa_integrations.judging import AnswerJudge, RagasRisk
+from cocoa_integrations.langchain import ChatCocoa, risk_evaluator
+from cocoa_integrations.llama_index import CocoaLLM, RiskEvaluator
+from cocoa_integrations.schema import RiskReport
+from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
+
+QUESTION, CONTEXTS = "Who is it?", ["the red one", "it rains"]
+ANSWER = "It is Otto. He is old!\nYes, 3.5 years"
+
+
+@pytest.fixture(scope="module")
+def quick() -> CocoaEngine:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}> "
+    return CocoaEngine(tiny_model("llama", seed=6), tokenizer, model_name="quick")
+
+
+@pytest.fixture(scope="module")
+def expected(quick: CocoaEngine) -> float:
+    """The risk of the answer by plain scores."""
+    return AnswerJudge(quick).judge(QUESTION, ANSWER, CONTEXTS).risk
+
+
+def test_sentences(quick: CocoaEngine) -> None:
+    judged = AnswerJudge(quick).judge(QUESTION, ANSWER, CONTEXTS)
+    spans = judged.report["spans"]
+    TypeAdapter(RiskReport).validate_python(judged.report)
+    assert [span["text"] for span in spans] == ["It is Otto.", " He is old!", "\nYes, 3.5 years"]
+    assert [ANSWER[span["start"] : span["end"]] for span in spans] == [span["text"] for span in spans]
+    assert judged.risk == judged.report["mean_risk"] == pytest.approx(sum(span["risk"] for span in spans) / 3)
+    prompt = quick.encode_chat(
+        [{"role": "user", "content": "Context:\nthe red one\n\nit rains\n\nQuestion: Who is it?"}]
+    )
+    ids = quick.score(prompt, ANSWER).token_ids
+    total = quick.score(prompt, ids).spans[0].log_prob
+    assert sum(span["log_prob"] for span in spans) == pytest.approx(total, abs=1e-3)
+    first = quick.score(prompt, "It is Otto.").spans[0]
+    assert spans[0]["risk"] == pytest.approx(first.risk, abs=1e-4)
+    assert AnswerJudge(quick, measure="max_risk").judge(QUESTION, ANSWER, CONTEXTS).risk == judged.report["max_risk"]
+    assert judged.risk != AnswerJudge(quick).judge(QUESTION, ANSWER).risk  # the contexts matter
+
+
+@pytest.mark.parametrize("tokenizer", [tiny_tokenizer, sentencepiece_like_tokenizer])
+def test_without_a_chat_template(tokenizer: Any) -> None:
+    engine = CocoaEngine(tiny_model("llama", seed=6), tokenizer())
+    judged = AnswerJudge(engine).judge("who", "it is he. a red one. é日")
+    spans = judged.report["spans"]
+    assert len(spans) == 3
+    assert "".join(span["text"] for span in spans) == "it is he. a red one. é日"
+    assert (
+        AnswerJudge(engine, prompt=lambda question, _: question).judge("who", "he").report["spans"][0]["text"] == "he"
+    )
+
+
+def test_verdict(quick: CocoaEngine, expected: float) -> None:
+    assert AnswerJudge(quick).judge(QUESTION, ANSWER, CONTEXTS).passing is None
+    assert AnswerJudge(quick, threshold=expected).judge(QUESTION, ANSWER, CONTEXTS).passing is False
+    judged = AnswerJudge(quick, threshold=expected + 0.01).judge(QUESTION, ANSWER, CONTEXTS)
+    assert judged.passing is True
+    worst = max(judged.report["spans"], key=lambda span: span["risk"])["text"].strip()
+    assert repr(worst) in judged.comment
+    assert "raw MLDS" in judged.comment
+
+
+def test_llama_index(quick: CocoaEngine, expected: float) -> None:
+    evaluator = RiskEvaluator(CocoaLLM(engine=quick), threshold=expected + 0.01)
+    nodes = [NodeWithScore(node=TextNode(text=text)) for text in CONTEXTS]
+    result = evaluator.evaluate_response(query=QUESTION, response=Response(ANSWER, nodes))
+    assert (result.score, result.passing, result.response) == (expected, True, ANSWER)
+    assert list(result.contexts or ()) == CONTEXTS
+    assert "riskiest" in (result.feedback or "")
+    again = asyncio.run(evaluator.aevaluate(QUESTION, ANSWER, CONTEXTS))
+    assert again == result
+    assert evaluator.evaluate(QUESTION, "  ").invalid_result
+    with pytest.raises(ConfigError, match="needs both query and response"):
+        evaluator.evaluate(QUESTION)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [
+        ({"question": QUESTION}, {"answer": ANSWER, "context": [Document(text) for text in CONTEXTS]}),
+        ({"q": QUESTION, "docs": CONTEXTS}, {"a": AIMessage(ANSWER), "b": 1}),
+        (
+            {"messages": [HumanMessage(QUESTION)], "contexts": CONTEXTS},
+            {"messages": [{"role": "ai", "content": ANSWER}]},
+        ),
+    ],
+)
+def test_langsmith(inputs: dict[str, Any], outputs: dict[str, Any], quick: CocoaEngine, expected: float) -> None:
+    keys = {"question": "q", "answer": "a", "context": "docs"} if "q" in inputs else {}
+    evaluator = risk_evaluator(ChatCocoa(engine=quick), threshold=expected, **keys)
+    result = evaluator(inputs, outputs)
+    assert (result["key"], result["score"], result["value"]) == ("cocoa_risk", expected, "fail")
+    assert "riskiest" in result["comment"]
+    run, example = SimpleNamespace(inputs=inputs, outputs=outputs), SimpleNamespace(inputs=inputs, outputs={})
+    assert evaluator(run, example) == result
+    assert evaluator(run, None) == result
+
+
+def test_langsmith_takes_it(quick: CocoaEngine, expected: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANGSMITH_TRACING", "false")
+    wrapped = run_evaluator(risk_evaluator(quick))
+    run: Any = SimpleNamespace(inputs={}, outputs={"answer": ANSWER, "context": CONTEXTS}, id=None, trace_id=None)
+    example: Any = SimpleNamespace(inputs={"question": QUESTION}, outputs={}, attachments=None, id=None)
+    result: Any = wrapped.func(run, example) if hasattr(wrapped, "func") else wrapped.evaluate_run(run, example)
+    assert (result["score"] if isinstance(result, dict) else result.score) == expected
+
+
+async def test_ragas(quick: CocoaEngine, expected: float) -> None:
+    metric = RagasRisk(quick)
+    sample = SimpleNamespace(user_input=QUESTION, response=ANSWER, retrieved_contexts=CONTEXTS, reference=None)
+    assert await metric.single_turn_ascore(sample, callbacks=None, timeout=60) == expected
+    assert metric.single_turn_score(sample) == expected
+    assert metric.name == "cocoa_risk"
+    assert metric.required_columns == {"SINGLE_TURN": {"user_input", "response"}}
+    assert "retrieved_contexts" in metric.get_required_columns(with_optional=True)["SINGLE_TURN"]
+    without = SimpleNamespace(user_input=QUESTION, response=ANSWER, retrieved_contexts=None)
+    assert metric.single_turn_score(without) == AnswerJudge(quick).judge(QUESTION, ANSWER).risk
+
+
+def test_refused(quick: CocoaEngine) -> None:
+    judge = AnswerJudge(quick)
+    for options in ({"threshold": "x"}, {"measure": "mlds"}):
+        with pytest.raises(ConfigError):
+            AnswerJudge(quick, **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="takes a CocoaEngine"):
+        AnswerJudge("model")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="list of texts"):
+        judge.judge(QUESTION, ANSWER, "text")
+    with pytest.raises(ConfigError, match="calibrator for answers"):
+        AnswerJudge(quick, measure="answer_risk").judge(QUESTION, ANSWER)
+    with pytest.raises(PromptError):
+        judge.judge(QUESTION, "")
+    with pytest.raises(ConfigError, match="to the AnswerJudge"):
+        RagasRisk(judge, threshold=0.5)
+    with pytest.raises(ConfigError, match="no answer found"):
+        risk_evaluator(judge)({"question": QUESTION}, {"x": 1, "y": 2})

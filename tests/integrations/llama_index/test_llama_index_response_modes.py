@@ -329,7 +329,7 @@ def reports_of(*texts: str) -> list[dict[str, Any]]:
 )
 def test_places_of_answers(shown: str, answers: list[str], expected: list[int] | None) -> None:
     reports = reports_of(*answers)
-    parts = parts_of(shown, reports, list(range(len(answers))))
+    parts = parts_of(shown, reports, list(range(len(answers))), [0] * len(answers))
     if expected is None:
         assert parts is None
         return

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.callbacks import CallbackManagerForLLMRun, Callbacks
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -20,8 +19,8 @@ from cocoa_engine import Generation, Span
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, all_spans, span_metadata
-from cocoa_integrations._shared.tracing import RiskTrace
-from cocoa_integrations.langchain.base import CocoaModel, usage_of
+from cocoa_integrations.langchain.base import usage_of
+from cocoa_integrations.langchain.chat_runs import ChatRuns
 from cocoa_integrations.langchain.messages import to_chat, to_entries
 from cocoa_integrations.langchain.options import TOOL_DETAILS, TOOLS
 from cocoa_integrations.langchain.structured import json_parser, json_schema_of, structured, tool_parser, with_title
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
 STRUCTURED_METHODS = ("json_schema", "function_calling", "json_mode")
 
 
-# LangChain passes the prompt of a call by position, so CocoaModel need not name it as BaseChatModel does.
-class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
+class ChatCocoa(ChatRuns):
     """A local chat model, decoded with CoCoA-SIG, that reports the risk of every span of its answers.
 
     Messages are formatted with the chat template of the tokenizer. An answer has its spans in
@@ -269,10 +267,12 @@ class ChatCocoa(CocoaModel, BaseChatModel):  # type: ignore[misc]
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        model, _ = self._for_call(stop, kwargs)
+        model = self._in_runs(run_manager)
+        model, _ = model._for_call(stop, kwargs)
         plan, chat, options = model._prepare(messages)
+        [trace] = model._traces(1)
         generation = model._retrying(lambda: plan.engine.chat(chat, **options))
-        RiskTrace().record(generation)
+        trace.record(generation)
         reading = plan.read(generation.text)
         calls = [(new_id(), call) for call in reading.calls]
         valid, invalid = tool_calls(calls)

@@ -20,6 +20,7 @@ from llama_index.core.instrumentation.span import active_span_id
 from cocoa_engine import Generation, Span, SpanStream
 from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations._shared.tracing import RiskTrace
+from cocoa_integrations.llama_index.call_spans import spans_of_call
 from cocoa_integrations.llama_index.events import CocoaRiskEvent, CocoaSpanEvent
 
 _dispatcher = get_dispatcher(__name__)
@@ -88,7 +89,7 @@ class Observers:
         self._start = start
         self._collectors = _collectors.get()
         self._llama_index_span = active_span_id.get()
-        self._trace = RiskTrace()
+        self._trace = RiskTrace(spans_of_call(_dispatcher, self._llama_index_span))
         self._spans = 0
 
     def span_decided(self, span: Span) -> None:

@@ -53,17 +53,24 @@ def risk_report(generation: Generation) -> dict[str, Any]:
         method=generation.config.method,
         calibrated=generation.calibrated,
         answer_risk=generation.answer_risk,
+        model_name=generation.model_name,
     )
 
 
 def report_of(
-    spans: list[dict[str, Any]], *, method: str | None, calibrated: bool, answer_risk: float | None = None
+    spans: list[dict[str, Any]],
+    *,
+    method: str | None,
+    calibrated: bool,
+    answer_risk: float | None = None,
+    model_name: str | None = None,
 ) -> dict[str, Any]:
     """The ``cocoa_risk`` report of some ``cocoa_spans``; ``answer_risk`` needs a calibrator for answers."""
     risks = [span["risk"] for span in spans]
     return {
         "schema": SCHEMA,
         "method": method,
+        **({} if model_name is None else {"model_name": model_name}),
         "max_risk": max(risks, default=0.0),
         "mean_risk": sum(risks) / len(risks) if risks else 0.0,
         "calibrated": calibrated,

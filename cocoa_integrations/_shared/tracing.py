@@ -74,20 +74,23 @@ class RiskTrace:
     Create it inside the call. The spans are stored because a stream may be read in another context or thread.
 
     Args:
-        spans: the spans that an instrumentation has started for this call of the model. Many instrumentations start
+        spans: the spans that instrumentations have started for this call of the model. Many instrumentations start
             them in callbacks, without making them current. Default: the current span.
+
+    Attributes:
+        spans: the spans that are written to.
     """
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
-        self._spans = list(spans)
-        if not self._spans and is_traced():
+        self.spans = list(spans)
+        if not self.spans and is_traced():
             from opentelemetry.trace import get_current_span
 
-            self._spans = [get_current_span()]
+            self.spans = [get_current_span()]
 
     def record(self, generation: Generation) -> None:
         """Add a complete answer."""
-        for span in self._spans:
+        for span in self.spans:
             if span.is_recording():
                 with _lock:  # the calls of a batch may run under the same span
                     totals = _totals.setdefault(span, _Totals())

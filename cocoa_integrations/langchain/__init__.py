@@ -15,6 +15,7 @@ from cocoa_integrations.langchain.context_lift import context_lift, with_context
 from cocoa_integrations.langchain.gates import risk_gate
 from cocoa_integrations.langchain.llm import CocoaLLM
 from cocoa_integrations.langchain.parsers import RiskOutputParser
+from cocoa_integrations.langchain.risk_scores import RiskScores
 from cocoa_integrations.langchain.runnables import argument_risks, get_risk, get_spans, max_risk
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ __all__ = [
     "HallucinationRiskError",
     "RiskCallbackHandler",
     "RiskOutputParser",
+    "RiskScores",
     "UnsupportedFeatureError",
     "argument_risks",
     "context_lift",

@@ -7,6 +7,7 @@ current, because a callback has no place to end that.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -27,6 +28,13 @@ _SPAN = ("span",)
 """Attributes that have the span, if the mapping has records."""
 
 
+class ReceivesSpans:
+    """A callback handler that is given the OpenTelemetry spans of a run before the answer of a CoCoA model."""
+
+    def on_run_spans(self, run_id: UUID, spans: Sequence[Span]) -> None:
+        """Receive the spans of a run."""
+
+
 @dataclass(frozen=True)
 class Run:
     """A run of a model.
@@ -41,7 +49,11 @@ class Run:
 
     def trace(self) -> RiskTrace:
         """A trace that writes to the spans of this run, or to the current span if there are none."""
-        return RiskTrace(self._spans() if is_traced() else ())
+        trace = RiskTrace(self._spans() if is_traced() else ())
+        for handler in self.handlers:
+            if isinstance(handler, ReceivesSpans):
+                handler.on_run_spans(self.run_id, trace.spans)
+        return trace
 
     def _spans(self) -> Iterator[Span]:
         for handler in self.handlers:
@@ -54,7 +66,8 @@ class Run:
 def _records(handler: BaseCallbackHandler, run_id: UUID) -> Iterator[Any]:
     """What a handler stores for a run."""
     if callable(get_span := getattr(handler, "get_span", None)):  # OpenInference
-        yield get_span(run_id)
+        with suppress(Exception):  # another handler may have a method of this name
+            yield get_span(run_id)
     for name in _MAPPINGS:
         if isinstance(stored := getattr(handler, name, None), Mapping):
             yield stored.get(run_id)

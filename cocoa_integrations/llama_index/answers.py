@@ -41,9 +41,9 @@ class Answers(RiskCollector):
         self._lift = lift
         self._answers: list[Answered] = []
 
-    def take(self, generation: Generation, start: Start | None) -> dict[str, Any]:
+    def take(self, generation: Generation, start: Start | None, run_id: str | None) -> dict[str, Any]:
         """Add an answer and return its report."""
-        report = super().take(generation, start)
+        report = super().take(generation, start, run_id)
         self._answers.append(Answered(generation, start, report))  # with its report: threads may interleave
         return report
 

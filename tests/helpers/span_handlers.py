@@ -8,6 +8,8 @@ from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from opentelemetry.context import Context
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -70,3 +72,16 @@ class AzureLike(BaseCallbackHandler):
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         self._end(run_id)
+
+
+class Events:
+    """An SDK whose log records stay in memory."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemoryLogRecordExporter()
+        self.provider = LoggerProvider()
+        self.provider.add_log_record_processor(SimpleLogRecordProcessor(self.exporter))
+
+    def records(self) -> list[Any]:
+        """The log records of OpenTelemetry's API, in order."""
+        return [finished.log_record for finished in self.exporter.get_finished_logs()]

@@ -20,6 +20,7 @@ from cocoa_integrations.langchain.runnables import argument_risks, get_risk, get
 
 if TYPE_CHECKING:
     from cocoa_integrations.langchain.middleware import RiskMiddleware as RiskMiddleware
+    from cocoa_integrations.langchain.tool_risk import RiskyToolCalls as RiskyToolCalls
     from cocoa_integrations.langchain.tool_risk import ToolRiskMiddleware as ToolRiskMiddleware
 
 __all__ = [
@@ -41,7 +42,7 @@ __all__ = [
     "with_context_lift",
 ]
 
-_LAZY = {"RiskMiddleware": "middleware", "ToolRiskMiddleware": "tool_risk"}
+_LAZY = {"RiskMiddleware": "middleware", "RiskyToolCalls": "tool_risk", "ToolRiskMiddleware": "tool_risk"}
 """Names that need the package langchain, with their modules."""
 
 

@@ -126,6 +126,9 @@ class Observers:
         for collector in self._collectors:
             collector.take(generation, self._start, self._llama_index_span)
         report = _report(generation, self._llama_index_span)
-        event = CocoaRiskEvent(report=report, generation=generation, span_id=self._llama_index_span)
-        event._opentelemetry_spans = self._trace.spans
-        _dispatcher.event(event)
+        spans = self._trace.spans
+        _dispatcher.event(
+            CocoaRiskEvent(
+                report=report, generation=generation, span_id=self._llama_index_span, opentelemetry_spans=spans
+            )
+        )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.bridge.pydantic import Field
 from llama_index.core.instrumentation.events import BaseEvent
 
 from cocoa_engine import Generation, Span
@@ -36,8 +36,8 @@ class CocoaRiskEvent(BaseEvent):
 
     report: dict[str, Any]
     generation: Generation
-    _opentelemetry_spans: list[Any] = PrivateAttr(default_factory=list)
-    """The OpenTelemetry spans of the call."""
+    opentelemetry_spans: list[Any] = Field(default_factory=list, exclude=True, repr=False)
+    """The OpenTelemetry spans of the call. They are not part of exports."""
 
     @classmethod
     def class_name(cls) -> str:

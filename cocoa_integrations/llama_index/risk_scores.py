@@ -59,5 +59,5 @@ class RiskScores(BaseEventHandler):
     def handle(self, event: BaseEvent, **kwargs: Any) -> None:
         """Emit the score of a complete answer."""
         if isinstance(event, CocoaRiskEvent):
-            spans, provider = event._opentelemetry_spans, self._logger_provider
+            spans, provider = event.opentelemetry_spans, self._logger_provider
             emit_event(self._scoring, event.report, spans, response_id=None, provider=provider)

@@ -112,6 +112,12 @@ class RiskReport(TypedDict):
 
     schema: Annotated[Literal[1], "Version of this schema. It changes when a key changes its meaning or is removed."]
     method: Annotated[str | None, "Decoding method, such as `cocoa-sig`; `None` in a partial report."]
+    model_name: Annotated[NotRequired[str], "Name of the model; missing in a partial report."]
+    run_id: Annotated[
+        NotRequired[str],
+        "Only in the reports of callbacks, collectors and events: the id of the LangChain run, or of LlamaIndex's span "
+        "of the LLM call.",
+    ]
     max_risk: Annotated[float, "Highest risk of any span of the answer, without reasoning; 0.0 without spans."]
     mean_risk: Annotated[float, "Mean risk of the spans of the answer, without reasoning; 0.0 without spans."]
     calibrated: Annotated[bool, "Whether the risks of spans are calibrated probabilities."]
@@ -155,7 +161,8 @@ class AgentRiskEntry(TypedDict):
     report: Annotated[RiskReport | None, "Report of the answer that was kept; `None` if its model measures no risk."]
     value: Annotated[float | None, "Highest value of the middleware's metric in that answer; `None` without a report."]
     action: Annotated[
-        Literal["none", "keep", "mark", "abstain"], "`none` if the answer passed, otherwise what the middleware did."
+        Literal["none", "keep", "mark", "abstain", "accept", "edit"],
+        "`none` if the answer passed, otherwise what the middleware did, or what a person decided.",
     ]
     attempts: Annotated[list[float | None], "Value of every answer that was tried, in order, the first included."]
 

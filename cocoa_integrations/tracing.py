@@ -1,8 +1,11 @@
 """Risk as attributes of OpenTelemetry spans.
 
-The adapters write the risk of an answer to the OpenTelemetry span that is current when the answer is requested, if that
-span is still recording when the answer is complete. There is nothing to enable: ``opentelemetry-api`` (the extra
-``tracing``) is enough. A process that has not imported OpenTelemetry pays one look-up in ``sys.modules``.
+The adapters write the risk of an answer to the OpenTelemetry span of the model call, if that span is still recording
+when the answer is complete. The span is the one that an instrumentation of LangChain or LlamaIndex has started for the
+run or the call (OpenInference, langchain-azure-ai, OpenLLMetry and others that store their spans in a similar way),
+whether or not it is current. Without one, it is the span that is current when the answer is requested. There is nothing
+to enable: ``opentelemetry-api`` (the extra ``tracing``) is enough. A process that has not imported OpenTelemetry pays
+one look-up in ``sys.modules``.
 
 ==========================  ===================================================================
 ``cocoa.max_risk``          the highest risk of any text span of any answer

@@ -59,11 +59,17 @@ def risk_report(generation: Generation, split: Split | None = None) -> dict[str,
         method=generation.config.method,
         calibrated=generation.calibrated,
         answer_risk=(generation if split is None else split.answered).answer_risk,
+        model_name=generation.model_name,
     )
 
 
 def report_of(
-    spans: list[dict[str, Any]], *, method: str | None, calibrated: bool, answer_risk: float | None = None
+    spans: list[dict[str, Any]],
+    *,
+    method: str | None,
+    calibrated: bool,
+    answer_risk: float | None = None,
+    model_name: str | None = None,
 ) -> dict[str, Any]:
     """The ``cocoa_risk`` report of some ``cocoa_spans``; ``answer_risk`` needs a calibrator for answers.
 
@@ -73,6 +79,7 @@ def report_of(
     report: dict[str, Any] = {
         "schema": SCHEMA,
         "method": method,
+        **({} if model_name is None else {"model_name": model_name}),
         "max_risk": counted["max_risk"],
         "mean_risk": counted["mean_risk"],
         "calibrated": calibrated,

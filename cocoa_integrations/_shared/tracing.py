@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from cocoa_engine import Generation
@@ -47,24 +48,51 @@ _totals: WeakKeyDictionary[Span, _Totals] = WeakKeyDictionary()  # the attribute
 _lock = threading.Lock()
 
 
-class RiskTrace:
-    """Writes the risk of answers to the OpenTelemetry span that is current when this object is created.
+def is_traced() -> bool:
+    """Whether this process has imported OpenTelemetry. Otherwise there can be no span."""
+    return "opentelemetry.trace" in sys.modules
 
-    Create it inside the call. The span is stored because a stream may be read in another context or thread.
+
+def span_in(record: Any, attributes: Iterable[str]) -> Span | None:
+    """The OpenTelemetry span that an instrumentation stores for a call, or ``None``.
+
+    Args:
+        record: the span itself, or an object that has it.
+        attributes: the names under which such an object may have it.
+    """
+    from opentelemetry.trace import Span
+
+    for candidate in (record, *(getattr(record, name, None) for name in attributes)):
+        if isinstance(candidate, Span):
+            return candidate
+    return None
+
+
+class RiskTrace:
+    """Writes the risk of answers to OpenTelemetry spans.
+
+    Create it inside the call. The spans are stored because a stream may be read in another context or thread.
+
+    Args:
+        spans: the spans that instrumentations have started for this call of the model. Many instrumentations start
+            them in callbacks, without making them current. Default: the current span.
+
+    Attributes:
+        spans: the spans that are written to.
     """
 
-    def __init__(self) -> None:
-        self._span: Span | None = None
-        if "opentelemetry.trace" in sys.modules:  # otherwise no span can be current
+    def __init__(self, spans: Iterable[Span] = ()) -> None:
+        self.spans = list(spans)
+        if not self.spans and is_traced():
             from opentelemetry.trace import get_current_span
 
-            self._span = get_current_span()
+            self.spans = [get_current_span()]
 
     def record(self, generation: Generation) -> None:
         """Add a complete answer."""
-        if self._span is None or not self._span.is_recording():
-            return
-        with _lock:  # the calls of a batch run under the same span
-            totals = _totals.setdefault(self._span, _Totals())
-            totals.add(generation)
-            self._span.set_attributes(totals.attributes())
+        for span in self.spans:
+            if span.is_recording():
+                with _lock:  # the calls of a batch may run under the same span
+                    totals = _totals.setdefault(span, _Totals())
+                    totals.add(generation)
+                    span.set_attributes(totals.attributes())

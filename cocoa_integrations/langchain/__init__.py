@@ -18,10 +18,12 @@ from cocoa_integrations.langchain.gates import risk_gate
 from cocoa_integrations.langchain.llm import CocoaLLM
 from cocoa_integrations.langchain.parsers import RiskOutputParser
 from cocoa_integrations.langchain.retry import with_risk_retry
+from cocoa_integrations.langchain.risk_scores import RiskScores
 from cocoa_integrations.langchain.runnables import argument_risks, get_risk, get_spans, max_risk
 
 if TYPE_CHECKING:
     from cocoa_integrations.langchain.middleware import RiskMiddleware as RiskMiddleware
+    from cocoa_integrations.langchain.tool_risk import RiskyToolCalls as RiskyToolCalls
     from cocoa_integrations.langchain.tool_risk import ToolRiskMiddleware as ToolRiskMiddleware
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "HallucinationRiskError",
     "RiskCallbackHandler",
     "RiskOutputParser",
+    "RiskScores",
     "UnsupportedFeatureError",
     "argument_risks",
     "context_lift",
@@ -45,7 +48,7 @@ __all__ = [
     "with_risk_retry",
 ]
 
-_LAZY = {"RiskMiddleware": "middleware", "ToolRiskMiddleware": "tool_risk"}
+_LAZY = {"RiskMiddleware": "middleware", "RiskyToolCalls": "tool_risk", "ToolRiskMiddleware": "tool_risk"}
 """Names that need the package langchain, with their modules."""
 
 

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar
 
 import torch
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, BaseRunManager, CallbackManagerForLLMRun
 from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.runnables import RunnableConfig, RunnableSerializable
@@ -37,7 +37,7 @@ from cocoa_integrations._shared.settings import (
     set_config,
     split_settings,
 )
-from cocoa_integrations._shared.tracing import RiskTrace
+from cocoa_integrations._shared.tracing import RiskTrace, is_traced
 from cocoa_integrations._shared.unsupported import refuse_unsupported
 from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.langchain.engine_owner import EngineOwner
@@ -52,6 +52,7 @@ from cocoa_integrations.langchain.options import (
     resolve_model_name,
     without_unset,
 )
+from cocoa_integrations.langchain.run_spans import Run
 from cocoa_integrations.langchain.time_limit import TimeLimit
 
 Result = TypeVar("Result")
@@ -97,6 +98,9 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, BaseLanguageModel[Any]):
 
     _cancellation: Cancellation | None = PrivateAttr(default=None)
     """Cancels the call that this copy was made for."""
+
+    _runs: tuple[Run, ...] = PrivateAttr(default=())
+    """The runs of the call that this copy was made for, where they are known: one for each prompt."""
 
     _ls_model_type: ClassVar[Literal["chat", "llm"]]
     _call_options: ClassVar[type[CallOptions]] = CallOptions
@@ -251,7 +255,8 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, BaseLanguageModel[Any]):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Generator[Any, None, None]:
-        model, _ = self._for_call(stop, kwargs)
+        model = self._in_runs(run_manager)
+        model, _ = model._for_call(stop, kwargs)
         with closing(model._chunks(prompt)) as chunks:
             for chunk in chunks:
                 if run_manager is not None:
@@ -265,7 +270,7 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, BaseLanguageModel[Any]):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncGenerator[Any, None]:
-        with self._cancellable(stop, kwargs) as (model, _):
+        with self._in_runs(run_manager)._cancellable(stop, kwargs) as (model, _):
             async with AsyncStream(self._engine_or_lazy, model._chunks(prompt)) as chunks:
                 async for chunk in chunks:
                     if run_manager is not None:
@@ -279,8 +284,28 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, BaseLanguageModel[Any]):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Any:
-        with self._cancellable(stop, kwargs) as (model, framework):
+        with self._in_runs(run_manager)._cancellable(stop, kwargs) as (model, framework):
             return await in_worker(self._engine_or_lazy, model._generate, prompts, **framework)  # type: ignore[attr-defined]
+
+    def _in_runs(self, *runs: BaseRunManager | None) -> Self:
+        """The model for a call with these runs; see :meth:`_with_runs`."""
+        if self._runs or not is_traced():
+            return self
+        return self._with_runs(*(Run(run.run_id, run.handlers) for run in runs if run is not None))
+
+    def _with_runs(self, *runs: Run) -> Self:
+        """A copy for a call with these runs, one for each prompt. Without runs it is the model itself."""
+        if not runs:
+            return self
+        copy = self.model_copy()
+        copy._runs = runs
+        return copy
+
+    def _traces(self, count: int) -> list[RiskTrace]:
+        """Where the risk of each of the answers of a call is written to."""
+        if len(self._runs) == count:
+            return [run.trace() for run in self._runs]
+        return [RiskTrace()] * count
 
     @contextmanager
     def _cancellable(self, stop: list[str] | None, options: Mapping[str, Any]) -> Iterator[tuple[Self, dict[str, Any]]]:
@@ -325,8 +350,7 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, BaseLanguageModel[Any]):
         Only the start of a stream is retried. Closing this generator closes the stream. ``answered`` returns the part
         of the generation whose risk is traced.
         """
-
-        trace = RiskTrace()
+        [trace] = self._traces(1)
 
         def first_span() -> tuple[SpanStream, Span | None]:
             stream = start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,40 +16,55 @@ from langchain_core.outputs import Generation, LLMResult
 from langchain_core.tracers.context import register_configure_hook
 
 from cocoa_integrations._shared.metadata import report_of
+from cocoa_integrations._shared.recent_reports import MAX_REPORTS, add_reports, require_max_reports
 from cocoa_integrations.langchain.runnables import find_risk, get_spans
+
+_ENDED_RUNS = 1024
+"""How many ended runs a handler remembers. Both calls for a run that it may get come one after the other."""
 
 
 class RiskCallbackHandler(BaseCallbackHandler):
     """Collects the risk report of every answer of a CoCoA model, in order of completion.
 
     Use it through :func:`get_risk_callback`, or pass it like any handler: ``config={"callbacks": [handler]}``. Threads
-    can share it.
+    can share it. It can be kept for the life of a service: it stores a bounded number of reports.
+
+    Args:
+        outer: a handler that receives every report too.
+        max_reports: how many reports to keep, the latest ones. ``None``: all of them.
 
     Attributes:
-        reports: the ``cocoa_risk`` reports. The report of an answer that was interrupted, by leaving a stream early or
-            by an error, has the spans decided until then and ``"partial": True``; its method is not known.
+        reports: the ``cocoa_risk`` reports, with the ``run_id`` of their run. The report of an answer that was
+            interrupted, by leaving a stream early or by an error, has the spans decided until then and
+            ``"partial": True``; its method is not known.
+
+    Raises:
+        ConfigError: ``max_reports`` is neither a positive integer nor ``None``.
     """
 
-    def __init__(self, outer: RiskCallbackHandler | None = None) -> None:
-        """``outer`` receives every report too."""
+    def __init__(self, outer: RiskCallbackHandler | None = None, *, max_reports: int | None = MAX_REPORTS) -> None:
         super().__init__()
+        require_max_reports(max_reports)
         self.reports: list[dict[str, Any]] = []
+        self.max_reports = max_reports
         self._outer = outer
+        self._max_risk = 0.0
         self._live: dict[UUID, list[dict[str, Any]]] = {}
-        self._seen: set[UUID] = set()
+        self._seen: deque[UUID] = deque(maxlen=_ENDED_RUNS)
         self._lock = threading.Lock()
 
     @property
     def max_risk(self) -> float:
-        """The highest risk of any span of any answer; 0.0 without answers."""
+        """The highest risk of any span of any answer, including those whose report was dropped; 0.0 without answers."""
         with self._lock:
-            return max((report["max_risk"] for report in self.reports), default=0.0)
+            return self._max_risk
 
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any) -> None:
         """Store the spans of a running answer. If it is interrupted, LangChain's own result may lack some of them."""
         if isinstance(chunk, Generation) and (spans := get_spans(chunk)):
             with self._lock:
-                self._live.setdefault(run_id, []).extend(spans)
+                if run_id not in self._seen:  # an async handler may be told of a chunk after the end
+                    self._live.setdefault(run_id, []).extend(spans)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Store the reports of a completed run."""
@@ -66,8 +82,11 @@ class RiskCallbackHandler(BaseCallbackHandler):
             # called twice if both this handler and an inner one are attached to a chain
             if run_id in self._seen:
                 return
-            self._seen.add(run_id)
-            self.reports.extend(copy.deepcopy(reports))  # not shared with the answer or with other handlers
+            self._seen.append(run_id)
+            # copies, which are not shared with the answer or with other handlers
+            added = [{**copy.deepcopy(report), "run_id": str(run_id)} for report in reports]
+            add_reports(self.reports, added, self.max_reports)
+            self._max_risk = max([self._max_risk, *(report["max_risk"] for report in added)])
         if self._outer is not None:
             self._outer._keep(run_id, reports)
 
@@ -83,18 +102,21 @@ register_configure_hook(_current, inheritable=True)
 
 
 @contextmanager
-def get_risk_callback() -> Iterator[RiskCallbackHandler]:
+def get_risk_callback(*, max_reports: int | None = MAX_REPORTS) -> Iterator[RiskCallbackHandler]:
     """Collect the risk of every CoCoA answer given inside the block, at any depth of chains and agents.
 
     Works for invoke, batch and stream, sync and async. Blocks can be nested: an outer block also collects the answers
     of an inner one.
+
+    Args:
+        max_reports: how many reports to keep, the latest ones. ``None``: all of them.
 
     Example:
         >>> with get_risk_callback() as risk:
         ...     chain.invoke({"question": "Who wrote Dune?"})
         >>> risk.max_risk
     """
-    handler = RiskCallbackHandler(outer=_current.get())
+    handler = RiskCallbackHandler(outer=_current.get(), max_reports=max_reports)
     _current.set(handler)
     try:
         yield handler

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from langchain_core.callbacks import CallbackManagerForLLMRun, Callbacks
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -22,8 +21,8 @@ from cocoa_engine.messages import unknown
 from cocoa_integrations._shared.chat_template import given_options, template_options
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, all_spans, span_metadata
 from cocoa_integrations._shared.reasoning import Split
-from cocoa_integrations._shared.tracing import RiskTrace
-from cocoa_integrations.langchain.base import CocoaModel, usage_of
+from cocoa_integrations.langchain.base import usage_of
+from cocoa_integrations.langchain.chat_runs import ChatRuns
 from cocoa_integrations.langchain.messages import chunk_content, message_content, to_chat, to_entries
 from cocoa_integrations.langchain.options import TOOL_DETAILS, TOOLS, ChatCallOptions
 from cocoa_integrations.langchain.structured import json_parser, json_schema_of, structured, tool_parser, with_title
@@ -41,8 +40,7 @@ Result = TypeVar("Result")
 STRUCTURED_METHODS = ("json_schema", "function_calling", "json_mode")
 
 
-# LangChain passes the prompt of a call by position, so CocoaModel need not name it as BaseChatModel does.
-class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[misc]
+class ChatCocoa(ChatCallOptions, ChatRuns):
     """A local chat model, decoded with CoCoA-SIG, that reports the risk of every span of its answers.
 
     Messages are formatted with the chat template of the tokenizer. An answer has its spans in
@@ -288,11 +286,13 @@ class ChatCocoa(ChatCallOptions, CocoaModel, BaseChatModel):  # type: ignore[mis
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        model, _ = self._for_call(stop, kwargs)
+        model = self._in_runs(run_manager)
+        model, _ = model._for_call(stop, kwargs)
         plan, chat, options = model._prepare(messages)
+        [trace] = model._traces(1)
         generation = model._retrying(lambda: plan.engine.chat(chat, **options))
         split = plan.split(generation)
-        RiskTrace().record(split.answered)
+        trace.record(split.answered)
         reading = plan.read(generation.text, start=split.answer_start)
         calls = [(new_id(), call) for call in reading.calls]
         valid, invalid = tool_calls(calls)

@@ -107,8 +107,8 @@ class RiskGate(Runnable[Any, Any]):
         if self.on_risk == "raise":
             raise self.limit.error(report)
         if self.on_risk == "abstain":
-            return self._with_gate_entry(_with_text(_without_tool_calls(answer), self.answer), report)
-        return self._with_gate_entry(self._marked(answer, report["spans"]), report)
+            return self.with_gate_entry(with_text(_without_tool_calls(answer), self.answer), report)
+        return self.with_gate_entry(self._marked(answer, report["spans"]), report)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Apply the gate to a complete answer; see :meth:`passed`."""
@@ -151,12 +151,12 @@ class RiskGate(Runnable[Any, Any]):
         """An answer or a chunk with marks around its risky spans."""
         if _calls_tools(answer):
             return answer
-        return _with_text(answer, self.limit.with_marks(_text(answer), spans, self.mark))
+        return with_text(answer, self.limit.with_marks(_text(answer), spans, self.mark))
 
-    def _with_gate_entry(self, answer: A, report: dict[str, Any]) -> A:
-        """The answer with an entry in its report about the action of the gate."""
+    def with_gate_entry(self, answer: A, report: dict[str, Any], action: str | None = None) -> A:
+        """The answer with an entry in its report about the action; by default that of the gate."""
         gate = {
-            "action": self.on_risk,
+            "action": action or self.on_risk,
             "metric": self.limit.metric,
             "threshold": self.limit.threshold,
             "value": highest(report["spans"], self.limit.metric),
@@ -195,7 +195,7 @@ class _Stream:
         if report is not None:
             self._reported = True
             if self._gate.limit.risky(report["spans"]):
-                chunk = self._gate._with_gate_entry(chunk, report)
+                chunk = self._gate.with_gate_entry(chunk, report)
         return chunk
 
 
@@ -215,10 +215,10 @@ def _text(answer: Any) -> str:
     return answer["text"] if isinstance(answer, Mapping) else answer.text
 
 
-def _with_text(answer: Any, text: str) -> Any:
+def with_text(answer: Any, text: str) -> Any:
     """A copy with a different text."""
     if isinstance(answer, ChatGeneration):
-        return type(answer)(message=_with_text(answer.message, text), generation_info=answer.generation_info)
+        return type(answer)(message=with_text(answer.message, text), generation_info=answer.generation_info)
     if isinstance(answer, Generation):
         return answer.model_copy(update={"text": text})
     if isinstance(answer, Mapping):

@@ -18,7 +18,6 @@ from cocoa_engine import Generation, Span
 from cocoa_engine.errors import PromptError, UnsupportedFeatureError
 from cocoa_engine.model.text import require_unicode
 from cocoa_integrations._shared.metadata import SPANS_KEY, all_spans, span_metadata
-from cocoa_integrations._shared.tracing import RiskTrace
 from cocoa_integrations.langchain.base import CocoaModel, usage_of
 from cocoa_integrations.langchain.with_risk import LLMWithRisk
 
@@ -131,6 +130,24 @@ class CocoaLLM(CocoaModel, BaseLLM):
         model, framework = self._for_call(stop, kwargs)
         return await super(CocoaLLM, model).agenerate(prompts, list(model.stop) or None, callbacks, **framework)
 
+    def _generate_helper(
+        self, prompts: list[str], stop: list[str] | None, run_managers: list[CallbackManagerForLLMRun], **kwargs: Any
+    ) -> LLMResult:
+        """As in LangChain, which passes only the run of the first prompt on to :meth:`_generate`."""
+        model = self._in_runs(*run_managers)
+        return super(CocoaLLM, model)._generate_helper(prompts, stop, run_managers, **kwargs)
+
+    async def _agenerate_helper(
+        self,
+        prompts: list[str],
+        stop: list[str] | None,
+        run_managers: list[AsyncCallbackManagerForLLMRun],
+        **kwargs: Any,
+    ) -> LLMResult:
+        """See :meth:`_generate_helper`."""
+        model = self._in_runs(*run_managers)
+        return await super(CocoaLLM, model)._agenerate_helper(prompts, stop, run_managers, **kwargs)
+
     def _generate(
         self,
         prompts: list[str],
@@ -138,16 +155,17 @@ class CocoaLLM(CocoaModel, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        model, framework = self._for_call(stop, kwargs)
+        model = self._in_runs(run_manager)
+        model, framework = model._for_call(stop, kwargs)
         if model._streams(prompts, framework):
             return model._result([_sum(model._stream(prompts[0], run_manager=run_manager))])
         # A batch has one run manager, whose events do not identify the answer they belong to, so none are sent.
         for prompt in prompts:
             _require_text(prompt)
         engine, options = model.load(), model._decode_options()
+        traces = model._traces(len(prompts))
         generations = model._retrying(lambda: engine.generate_batch(prompts, batch_size=model.batch_size, **options))
-        trace = RiskTrace()
-        for generation in generations:
+        for trace, generation in zip(traces, generations, strict=True):
             trace.record(generation)
         return model._result(
             [
@@ -166,7 +184,7 @@ class CocoaLLM(CocoaModel, BaseLLM):
         **kwargs: Any,
     ) -> LLMResult:
         if not self._streams(prompts, kwargs):
-            return cast("LLMResult", await super()._agenerate(prompts, stop, **kwargs))
+            return cast("LLMResult", await super()._agenerate(prompts, stop, run_manager, **kwargs))
         return self._result([_sum([chunk async for chunk in self._astream(prompts[0], stop, run_manager, **kwargs)])])
 
     def _streams(self, prompts: list[str], options: Mapping[str, Any]) -> bool:

@@ -14,19 +14,24 @@ from langchain.agents.middleware import AgentMiddleware, AgentState, ExtendedMod
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langgraph.constants import TAG_NOSTREAM
-from langgraph.types import Command
+from langgraph.func import task
 from typing_extensions import NotRequired
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_integrations._shared.limits import Limit, Mark, Metric, highest
 from cocoa_integrations._shared.settings import refuse_unknown
-from cocoa_integrations.langchain.gates import ABSTENTION, MARK, RiskGate
+from cocoa_integrations.langchain.gates import ABSTENTION, MARK, RiskGate, with_text
+from cocoa_integrations.langchain.gates import OnRisk as GateAction
 from cocoa_integrations.langchain.options import FRAMEWORK, PER_CALL, TOOL_DETAILS, TOOLS
+from cocoa_integrations.langchain.review import Chosen, review
 from cocoa_integrations.langchain.runnables import find_risk, get_risk
 
-OnRisk = Literal["keep", "raise", "mark", "abstain"]
+OnRisk = Literal["keep", "raise", "mark", "abstain", "interrupt"]
 Retry = BaseChatModel | Mapping[str, Any]
+
+TASK = "risk_answer"
+"""Name of the task whose result keeps an answer in the checkpoint while a person decides."""
 
 
 class RiskState(AgentState[Any]):
@@ -36,7 +41,8 @@ class RiskState(AgentState[Any]):
 
     - ``report``: the ``cocoa_risk`` report of the chosen answer; ``None`` if its model does not measure risk;
     - ``value``: the highest value of its spans; ``None`` without a report;
-    - ``action``: ``none`` if the answer is below the threshold, otherwise ``keep``, ``mark`` or ``abstain``;
+    - ``action``: ``none`` if the answer is below the threshold, otherwise ``keep``, ``mark`` or ``abstain``, or what a
+      person decided: ``accept``, ``edit`` or ``abstain``;
     - ``attempts``: the value of each attempt, including the first, in order.
     """
 
@@ -54,6 +60,13 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
     ``stream_mode="messages"`` yields the chosen answer in one piece, and nothing of the rejected ones.
     ``astream_events`` and callbacks receive every attempt as it runs.
 
+    **Review.** With ``on_risk="interrupt"`` the agent stops at a risky answer, and a person decides. This needs a
+    checkpointer. The value of the interrupt has the answer, its risky spans and its report, as plain values; see
+    :class:`~cocoa_integrations.langchain.review.ReviewRequest`. Until the decision, the answer is neither in the state
+    nor in a stream of messages. Resume with ``Command(resume={"type": "accept"})``, with ``{"type": "edit", "text":
+    ...}``, which replaces the text and keeps tool calls, or with ``{"type": "abstain"}``. After another value, the
+    agent stops again, with an ``error``. The model is not called again: its answer is in the checkpoint.
+
     Args:
         threshold: as in :func:`~cocoa_integrations.langchain.risk_gate`. Without a calibrator it applies to the raw
             MLDS.
@@ -62,8 +75,8 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
             (``{"alpha": 6.0, "max_candidates": 16}``), or a list of these. Repeating the same greedy decoding would
             give the same answer. The answer of a model that does not measure risk is accepted.
         on_risk: ``keep`` the answer, with its risk in the state; ``raise`` a ``HallucinationRiskError``; ``mark`` the
-            risky spans in the text; or ``abstain``: reply with ``answer``, without tool calls and structured response,
-            and end the agent.
+            risky spans in the text; ``abstain``: reply with ``answer``, without tool calls and structured response,
+            and end the agent; or ``interrupt``, and let a person decide.
         mark: how to mark a span, as in ``risk_gate``.
         answer: the text that replaces an answer with ``abstain``.
 
@@ -94,9 +107,8 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         if on_risk not in get_args(OnRisk):
             raise ConfigError(unknown([on_risk], get_args(OnRisk), what="on_risk"))
         self.limit = Limit(threshold, metric)
-        gate = RiskGate(
-            threshold, metric=metric, on_risk="raise" if on_risk == "keep" else on_risk, mark=mark, answer=answer
-        )
+        action: GateAction = "raise" if on_risk == "keep" else "abstain" if on_risk == "interrupt" else on_risk
+        gate = RiskGate(threshold, metric=metric, on_risk=action, mark=mark, answer=answer)
         self.on_risk = on_risk
         self.gate = None if on_risk == "keep" else gate
         self.retries = list(retry_with) if isinstance(retry_with, Sequence) else [retry_with]
@@ -118,21 +130,39 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ExtendedModelResponse[Any]:
         """Check one model call, with retries."""
-        trial = _Trial(self)
-        for attempt in self._requests(request):
-            if trial.accept(handler(attempt)):
-                break
-        return trial.response()
+
+        def choose() -> Chosen:
+            trial = _Trial(self.limit)
+            for attempt in self._requests(request):
+                if trial.accept(handler(attempt)):
+                    break
+            return trial.chosen()
+
+        if self.on_risk != "interrupt":
+            return self._response(choose())
+        answer = task(name=TASK)(lambda: choose().to_plain())
+        return self._reviewed(Chosen.from_plain(answer().result()))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ExtendedModelResponse[Any]:
         """See :meth:`wrap_model_call`."""
-        trial = _Trial(self)
-        for attempt in self._requests(request):
-            if trial.accept(await handler(attempt)):
-                break
-        return trial.response()
+
+        async def choose() -> Chosen:
+            trial = _Trial(self.limit)
+            for attempt in self._requests(request):
+                if trial.accept(await handler(attempt)):
+                    break
+            return trial.chosen()
+
+        if self.on_risk != "interrupt":
+            return self._response(await choose())
+
+        @task(name=TASK)
+        async def answer() -> dict[str, Any]:
+            return (await choose()).to_plain()
+
+        return self._reviewed(Chosen.from_plain(await answer()))
 
     def _requests(self, request: ModelRequest[Any]) -> Iterator[ModelRequest[Any]]:
         """The original request, then the retries."""
@@ -151,15 +181,35 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         model = request.model
         return request.override(model=model.model_copy(update={"tags": [*(model.tags or ()), TAG_NOSTREAM]}))
 
+    def _response(self, chosen: Chosen) -> ExtendedModelResponse[Any]:
+        """The chosen answer, after the action on its risk, and the update of the state."""
+        if not self.limit.risky(chosen.spans):
+            return chosen.response("none")
+        if self.gate is None:
+            return chosen.response("keep")
+        return chosen.response(self.on_risk, replaced=self.gate.passed(chosen.message))
+
+    def _reviewed(self, chosen: Chosen) -> ExtendedModelResponse[Any]:
+        """The chosen answer, after the decision of a person if it is risky. Only here does a run stop and go on."""
+        if not self.limit.risky(chosen.spans):
+            return chosen.response("none")
+        decision = review(chosen, self.limit)
+        assert self.gate is not None
+        if decision["type"] == "accept":
+            return chosen.response("accept")
+        if decision["type"] == "abstain":
+            return chosen.response("abstain", replaced=self.gate.passed(chosen.message))
+        edited = with_text(chosen.message, decision["text"])
+        return chosen.response("edit", replaced=self.gate.with_gate_entry(edited, chosen.required_report(), "edit"))
+
 
 class _Trial:
     """The attempts at one answer."""
 
-    def __init__(self, middleware: RiskMiddleware) -> None:
-        self._middleware = middleware
-        self._limit = middleware.limit
+    def __init__(self, limit: Limit) -> None:
+        self._limit = limit
         self._values: list[float | None] = []
-        self._best: tuple[ModelResponse[Any], AIMessage, dict[str, Any] | None] | None = None
+        self._best: tuple[ModelResponse[Any], dict[str, Any] | None] | None = None
 
     def accept(self, response: ModelResponse[Any]) -> bool:
         """Add an attempt, and return whether it is below the threshold."""
@@ -171,28 +221,12 @@ class _Trial:
         lowest = min((known for known in self._values if known is not None), default=None)
         self._values.append(value)
         if passes or lowest is None or (value is not None and value < lowest):
-            self._best = (response, message, report)
+            self._best = (response, report)
         return passes
 
-    def response(self) -> ExtendedModelResponse[Any]:
-        """The chosen answer and the update of the state."""
+    def chosen(self) -> Chosen:
+        """The answer that passes, or else the least risky one."""
         assert self._best is not None
-        response, message, report = self._best
-        risky = report is not None and bool(self._limit.risky(report["spans"]))
-        entry = {
-            "report": report,
-            "value": None if report is None else highest(report["spans"], self._limit.metric),
-            "action": self._middleware.on_risk if risky else "none",
-            "attempts": self._values,
-        }
-        update: dict[str, Any] = {"cocoa_risks": [entry]}
-        if risky and (gate := self._middleware.gate) is not None:
-            # a new id, because a different message was streamed under the old one
-            acted_on = gate.passed(message).model_copy(update={"id": None})
-            if gate.on_risk == "abstain":
-                response = ModelResponse(result=[acted_on])  # without results of the dropped tool calls
-                update["jump_to"] = "end"  # an agent with a response format would retry until it gets one
-            else:
-                result = [acted_on if one is message else one for one in response.result]
-                response = ModelResponse(result=result, structured_response=response.structured_response)
-        return ExtendedModelResponse(model_response=response, command=Command(update=update))
+        response, report = self._best
+        value = None if report is None else highest(report["spans"], self._limit.metric)
+        return Chosen(response, {"report": report, "value": value, "attempts": self._values})

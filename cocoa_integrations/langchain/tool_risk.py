@@ -1,8 +1,8 @@
-"""Agent middleware that does not run a tool whose arguments may be hallucinated."""
+"""Agents that do not run a tool whose arguments may be hallucinated, or ask a person first."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 from cocoa_engine.optional import need
@@ -10,13 +10,69 @@ from cocoa_engine.optional import need
 need("langchain.agents", extra="agents", what="ToolRiskMiddleware")
 
 from langchain.agents.middleware import AgentMiddleware
-from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.messages import AIMessage, ToolCall, ToolMessage
 from langgraph.prebuilt.tool_node import ToolCallRequest
 from langgraph.types import Command
 
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations._shared.limits import Limit, Metric, metric_of
 from cocoa_integrations.langchain.runnables import argument_risks, find_risk
+
+
+class RiskyToolCalls:
+    """Whether a tool call has a risky argument: the condition of LangChain's ``HumanInTheLoopMiddleware``.
+
+    With it the agent stops only at these calls, and a person approves, edits or rejects them. Calls without a report,
+    such as those of another model, are not risky.
+
+    Args:
+        threshold: the value from which an argument is too risky, as in :class:`ToolRiskMiddleware`.
+        metric: the value to compare, as in ``ToolRiskMiddleware``.
+        arguments: the names of the arguments to check. Default: all.
+
+    Example:
+        >>> risky = RiskyToolCalls(0.3)
+        >>> review = {
+        ...     "allowed_decisions": ["approve", "edit", "reject"],
+        ...     "when": risky,
+        ...     "description": risky.description,
+        ... }
+        >>> HumanInTheLoopMiddleware(interrupt_on={"send_money": review})
+
+    Raises:
+        ConfigError: ``threshold`` is not a finite number, or ``metric`` is unknown.
+    """
+
+    def __init__(self, threshold: float, *, metric: Metric = "risk", arguments: Collection[str] | None = None) -> None:
+        if isinstance(arguments, str):
+            raise ConfigError("tools and arguments take lists of names")
+        self.limit = Limit(threshold, metric)
+        self.arguments = arguments
+
+    def __call__(self, request: ToolCallRequest) -> bool:
+        """Whether an argument of the call reaches the threshold."""
+        return bool(self.values(request.tool_call, request.state))
+
+    def values(self, call: Mapping[str, Any] | ToolCall, state: Any) -> dict[str, float]:
+        """The value of each argument of a call that reaches the threshold.
+
+        Args:
+            call: the tool call.
+            state: the state of the agent, or its messages.
+        """
+        values = {
+            name: metric_of(measured, self.limit.metric)
+            for name, measured in _arguments_of(state, call["id"]).items()
+            if self.arguments is None or name in self.arguments
+        }
+        return {name: value for name, value in values.items() if value >= self.limit.threshold}
+
+    def description(self, tool_call: Mapping[str, Any] | ToolCall, state: Any, runtime: Any = None) -> str:
+        """Which arguments of a call are risky, for the ``description`` of ``HumanInTheLoopMiddleware``."""
+        values = self.values(tool_call, state)
+        listed = ", ".join(f"{name}={tool_call['args'].get(name)!r} ({value:.2f})" for name, value in values.items())
+        metric = self.limit.metric.replace("_", " ")
+        return f"the {metric} of these arguments reaches {self.limit.threshold:.3g}: {listed}"
 
 
 class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
@@ -47,9 +103,10 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
         arguments: Collection[str] | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(tools, str) or isinstance(arguments, str):
+        if isinstance(tools, str):
             raise ConfigError("tools and arguments take lists of names")
-        self.limit = Limit(threshold, metric)
+        self.risky = RiskyToolCalls(threshold, metric=metric, arguments=arguments)
+        self.limit = self.risky.limit
         self.watched_tools = tools
         self.watched_arguments = arguments
 
@@ -78,18 +135,10 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
         call = request.tool_call
         if self.watched_tools is not None and call["name"] not in self.watched_tools:
             return None
-        values = {
-            name: metric_of(measured, self.limit.metric)
-            for name, measured in _arguments_of(request.state, call["id"]).items()
-            if self.watched_arguments is None or name in self.watched_arguments
-        }
-        risky = {name: value for name, value in values.items() if value >= self.limit.threshold}
-        if not risky:
+        if not self.risky(request):
             return None
-        listed = ", ".join(f"{name}={call['args'].get(name)!r} ({value:.2f})" for name, value in risky.items())
         return ToolMessage(
-            f"{call['name']} was not run: the {self.limit.metric.replace('_', ' ')} of these arguments reaches "
-            f"{self.limit.threshold:.3g}: {listed}",
+            f"{call['name']} was not run: {self.risky.description(call, request.state)}",
             name=call["name"],
             tool_call_id=call["id"] or "",
             status="error",

@@ -13,6 +13,7 @@ from cocoa_integrations.llama_index.events import CocoaRiskEvent, CocoaSpanEvent
 from cocoa_integrations.llama_index.llm import CocoaLLM
 from cocoa_integrations.llama_index.query_engine import RiskQueryEngine
 from cocoa_integrations.llama_index.retry import RiskRetryQueryEngine
+from cocoa_integrations.llama_index.risk_scores import RiskScores
 
 __all__ = [
     "CocoaLLM",
@@ -24,6 +25,7 @@ __all__ = [
     "RiskEvaluator",
     "RiskQueryEngine",
     "RiskRetryQueryEngine",
+    "RiskScores",
     "RiskStreamingChatResponse",
     "collect_risk",
 ]

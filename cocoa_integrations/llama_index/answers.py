@@ -51,10 +51,16 @@ class Answers(RiskCollector):
         self._answers: list[Answered] = []
 
     def take(
-        self, generation: Generation, start: Start | None, request: int, split: Split | None = None
+        self,
+        generation: Generation,
+        start: Start | None,
+        *,
+        request: int,
+        run_id: str | None = None,
+        split: Split | None = None,
     ) -> dict[str, Any]:
         """Add an answer and return its report."""
-        report = super().take(generation, start, request, split)
+        report = super().take(generation, start, request=request, run_id=run_id, split=split)
         begin = 0 if split is None else split.answer_start
         # with its report: threads may interleave
         self._answers.append(Answered(generation, start, request, report, begin))

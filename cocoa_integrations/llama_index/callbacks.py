@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import TracebackType
@@ -21,7 +22,9 @@ from llama_index.core.instrumentation.span import active_span_id
 from cocoa_engine import Generation, Span, SpanStream
 from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations._shared.reasoning import Split
+from cocoa_integrations._shared.recent_reports import MAX_REPORTS, add_reports, require_max_reports
 from cocoa_integrations._shared.tracing import RiskTrace
+from cocoa_integrations.llama_index.call_spans import spans_of_call
 from cocoa_integrations.llama_index.events import CocoaRiskEvent, CocoaSpanEvent
 
 _dispatcher = get_dispatcher(__name__)
@@ -40,7 +43,7 @@ class Start(Protocol):
         """
 
 
-def collect_risk() -> RiskCollector:
+def collect_risk(*, max_reports: int | None = MAX_REPORTS) -> RiskCollector:
     """Collect the ``cocoa_risk`` report of every answer requested inside the ``with`` block, in order of completion.
 
     The collector uses a context variable. Async tasks, ``asyncio.to_thread`` and LlamaIndex's own threads that start
@@ -49,17 +52,32 @@ def collect_risk() -> RiskCollector:
     stream may be read later, in another thread, or after the block has ended, and is reported when it has been read to
     its end. Blocks can be nested; the outer block also collects the answers of the inner one.
 
+    Args:
+        max_reports: how many reports to keep, the latest ones. ``None``: all of them.
+
     Returns:
-        A context manager that yields the list of reports. The list grows with every answer.
+        A context manager that yields the list of reports, to which every answer is added.
+
+    Raises:
+        ConfigError: ``max_reports`` is neither a positive integer nor ``None``.
     """
-    return RiskCollector()
+    return RiskCollector(max_reports=max_reports)
 
 
 class RiskCollector:
-    """The context manager of :func:`collect_risk`."""
+    """The context manager of :func:`collect_risk`.
 
-    def __init__(self) -> None:
+    Attributes:
+        reports: the latest reports.
+        max_risk: the highest risk of any span of any answer, including those whose report was dropped.
+    """
+
+    def __init__(self, *, max_reports: int | None = MAX_REPORTS) -> None:
+        require_max_reports(max_reports)
         self.reports: list[dict[str, Any]] = []
+        self.max_risk = 0.0
+        self._max_reports = max_reports
+        self._lock = threading.Lock()
 
     def __enter__(self) -> list[dict[str, Any]]:
         _collectors.set((*_collectors.get(), self))
@@ -72,7 +90,13 @@ class RiskCollector:
         _collectors.set(tuple(collector for collector in _collectors.get() if collector is not self))
 
     def take(
-        self, generation: Generation, start: Start | None, request: int, split: Split | None = None
+        self,
+        generation: Generation,
+        start: Start | None,
+        *,
+        request: int,
+        run_id: str | None = None,
+        split: Split | None = None,
     ) -> dict[str, Any]:
         """Add an answer and return its report.
 
@@ -80,11 +104,18 @@ class RiskCollector:
             generation: the answer.
             start: repeats the request.
             request: the number of the request; later requests have higher numbers.
+            run_id: the id of LlamaIndex's span of the call.
             split: separates the reasoning of the answer.
         """
-        report = risk_report(generation, split)  # one for each collector, so that changes to one do not affect another
-        self.reports.append(report)
+        report = _report(generation, split, run_id)  # one for each collector: changes to one do not affect another
+        with self._lock:
+            add_reports(self.reports, [report], self._max_reports)
+            self.max_risk = max(self.max_risk, report["max_risk"])
         return report
+
+
+def _report(generation: Generation, split: Split | None, run_id: str | None) -> dict[str, Any]:
+    return {**risk_report(generation, split), **({} if run_id is None else {"run_id": run_id})}
 
 
 class Observers:
@@ -101,7 +132,7 @@ class Observers:
         self._request = next(_requests)
         self._collectors = _collectors.get()
         self._llama_index_span = active_span_id.get()
-        self._trace = RiskTrace()
+        self._trace = RiskTrace(spans_of_call(_dispatcher, self._llama_index_span))
         self._spans = 0
 
     def span_decided(self, span: Span) -> None:
@@ -113,6 +144,11 @@ class Observers:
         """Report the complete answer; ``split`` separates its reasoning."""
         self._trace.record(generation if split is None else split.answered)
         for collector in self._collectors:
-            collector.take(generation, self._start, self._request, split)
-        report = risk_report(generation, split)
-        _dispatcher.event(CocoaRiskEvent(report=report, generation=generation, span_id=self._llama_index_span))
+            collector.take(generation, self._start, request=self._request, run_id=self._llama_index_span, split=split)
+        report = _report(generation, split, self._llama_index_span)
+        spans = self._trace.spans
+        _dispatcher.event(
+            CocoaRiskEvent(
+                report=report, generation=generation, span_id=self._llama_index_span, opentelemetry_spans=spans
+            )
+        )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from llama_index.core.bridge.pydantic import Field
 from llama_index.core.instrumentation.events import BaseEvent
 
 from cocoa_engine import Generation, Span
@@ -35,6 +36,8 @@ class CocoaRiskEvent(BaseEvent):
 
     report: dict[str, Any]
     generation: Generation
+    opentelemetry_spans: list[Any] = Field(default_factory=list, exclude=True, repr=False)
+    """The OpenTelemetry spans of the call. They are not part of exports."""
 
     @classmethod
     def class_name(cls) -> str:

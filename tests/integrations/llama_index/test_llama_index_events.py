@@ -16,10 +16,12 @@ from llama_index.core.instrumentation.span import active_span_id
 from llama_index.core.llms import ChatMessage
 from llama_index.core.types import Thread
 
+from cocoa_engine import ConfigError
 from cocoa_integrations._shared.metadata import RISK_KEY, risk_report
-from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, CocoaSpanEvent, collect_risk
+from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent, CocoaSpanEvent, RiskScores, collect_risk
 from tests.helpers.in_threads import join, start
 from tests.helpers.llama_index_helpers import PROMPT, Listener
+from tests.helpers.reports import without_run
 
 QUESTION = [ChatMessage("Name a colour.")]
 
@@ -28,7 +30,8 @@ def test_one_event_a_span_and_one_an_answer(llm: CocoaLLM, heard: Listener) -> N
     response = llm.complete(PROMPT)
     (risk,) = heard.of(CocoaRiskEvent)
     spans = heard.of(CocoaSpanEvent)
-    assert risk.report == risk_report(risk.generation) == response.additional_kwargs[RISK_KEY]
+    assert without_run([risk.report]) == [risk_report(risk.generation)] == [response.additional_kwargs[RISK_KEY]]
+    assert risk.report["run_id"] == risk.span_id
     assert [event.number for event in spans] == list(range(len(risk.generation.spans)))
     assert [event.span for event in spans] == risk.generation.spans
     assert {event.span_id for event in spans} == {risk.span_id}
@@ -73,7 +76,7 @@ def test_a_raising_handler_costs_nothing(llm: CocoaLLM) -> None:
             response = llm.complete(PROMPT)
     finally:
         root.event_handlers.remove(handler)
-    assert reports == [response.additional_kwargs[RISK_KEY]]
+    assert without_run(reports) == [response.additional_kwargs[RISK_KEY]]
 
 
 def test_collects_what_is_asked_for_inside_the_block(llm: CocoaLLM) -> None:
@@ -82,14 +85,14 @@ def test_collects_what_is_asked_for_inside_the_block(llm: CocoaLLM) -> None:
         first = llm.complete(PROMPT)
         *_, second = llm.stream_chat(QUESTION)
     llm.complete(PROMPT)
-    assert reports == [first.additional_kwargs[RISK_KEY], second.additional_kwargs[RISK_KEY]]
+    assert without_run(reports) == [first.additional_kwargs[RISK_KEY], second.additional_kwargs[RISK_KEY]]
 
 
 async def test_collects_async_answers(llm: CocoaLLM) -> None:
     with collect_risk() as reports:
         first = await llm.acomplete(PROMPT)
         second = [chunk async for chunk in await llm.astream_chat(QUESTION)][-1]
-    assert reports == [first.additional_kwargs[RISK_KEY], second.additional_kwargs[RISK_KEY]]
+    assert without_run(reports) == [first.additional_kwargs[RISK_KEY], second.additional_kwargs[RISK_KEY]]
 
 
 def test_blocks_nest(llm: CocoaLLM) -> None:
@@ -127,7 +130,7 @@ async def test_tasks_do_not_see_each_other(llm: CocoaLLM) -> None:
         return reports, response.additional_kwargs[RISK_KEY]
 
     for reports, own in await asyncio.gather(ask(PROMPT), ask("2 + 2 =")):
-        assert reports == [own]
+        assert without_run(reports) == [own]
 
 
 def test_follows_llama_index_threads_and_copied_contexts(llm: CocoaLLM) -> None:
@@ -177,7 +180,7 @@ def test_sync_streams_set_no_context_variable(method: str, llm: CocoaLLM, heard:
         assert {name: value for name, value in after.items() if name not in before or before[name] is not value} == {}
         assert active_span_id.get() is None
         chunks = _in_fresh_contexts(stream)
-    assert reports == [chunks[-1].additional_kwargs[RISK_KEY]]
+    assert without_run(reports) == [chunks[-1].additional_kwargs[RISK_KEY]]
     assert len(heard.of(CocoaRiskEvent)) == 1
 
 
@@ -187,4 +190,43 @@ async def test_async_streams_may_be_read_from_many_tasks(llm: CocoaLLM) -> None:
     chunks = []
     while chunk := await asyncio.ensure_future(anext(stream, None)):
         chunks.append(chunk)
-    assert reports == [chunks[-1].additional_kwargs[RISK_KEY]]
+    assert without_run(reports) == [chunks[-1].additional_kwargs[RISK_KEY]]
+
+
+def test_a_collector_keeps_the_latest_reports(llm: CocoaLLM) -> None:
+    collector = collect_risk(max_reports=1)
+    with collect_risk() as whole, collector as latest:
+        llm.complete(PROMPT)
+        llm.complete(PROMPT, max_new_tokens=1)
+    assert latest == whole[-1:]
+    assert collector.max_risk == max(report["max_risk"] for report in whole)
+    with pytest.raises(ConfigError, match="max_reports"):
+        collect_risk(max_reports=0)
+
+
+def test_reports_have_the_call_and_the_model(llm: CocoaLLM, heard: Listener) -> None:
+    with collect_risk() as reports:
+        llm.complete(PROMPT, max_new_tokens=1)
+    (risk,) = heard.of(CocoaRiskEvent)
+    assert reports[0]["run_id"] == risk.span_id
+    assert reports[0]["model_name"] == llm.engine.model_name
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_opentelemetry_gets_an_event(llm: CocoaLLM, streamed: bool) -> None:
+    helpers = pytest.importorskip("tests.helpers.span_handlers")
+    events, spans, root = helpers.Events(), helpers.Spans(), get_dispatcher()
+    handler = RiskScores(logger_provider=events.provider, threshold=0.0)
+    root.add_event_handler(handler)
+    try:
+        with spans.tracer.start_as_current_span("outer") as outer:
+            chunks = llm.stream_complete(PROMPT) if streamed else [llm.complete(PROMPT)]
+        *_, last = chunks
+    finally:
+        root.event_handlers.remove(handler)
+    [event] = events.records()
+    assert event.event_name == "gen_ai.evaluation.result"
+    assert event.attributes["gen_ai.evaluation.name"] == "hallucination_risk"
+    assert event.attributes["gen_ai.evaluation.score.value"] == last.additional_kwargs[RISK_KEY]["max_risk"]
+    assert event.attributes["gen_ai.evaluation.score.label"] == "fail"
+    assert event.span_id == outer.get_span_context().span_id

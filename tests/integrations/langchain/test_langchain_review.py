@@ -1,0 +1,228 @@
+"""A person decides on risky answers and risky tool calls of an agent."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage
+from pydantic import BaseModel
+
+from cocoa_engine import CocoaEngine
+from cocoa_engine.errors import ConfigError
+from cocoa_integrations.langchain import ChatCocoa, argument_risks, get_risk, max_risk
+
+agents = pytest.importorskip("langchain.agents")
+
+from langchain.agents.middleware import HumanInTheLoopMiddleware  # noqa: E402
+from langgraph.checkpoint.memory import InMemorySaver  # noqa: E402
+from langgraph.types import Command  # noqa: E402
+
+from cocoa_integrations.langchain import RiskMiddleware, RiskyToolCalls, ToolRiskMiddleware  # noqa: E402
+
+THREAD: Any = {"configurable": {"thread_id": "1"}}
+TEXT = "Alexander Graham Bell."
+
+
+def agent_of(model: Any, *middleware: Any, **options: Any) -> Any:
+    options.setdefault("checkpointer", InMemorySaver())
+    return agents.create_agent(model, tools=options.pop("tools", []), middleware=middleware, **options)
+
+
+@pytest.fixture
+def asked(question: str) -> dict[str, Any]:
+    return {"messages": [("user", question)]}
+
+
+@pytest.fixture
+def reviewer() -> RiskMiddleware:
+    """Stops at every answer."""
+    return RiskMiddleware(0.0, on_risk="interrupt")
+
+
+DECISIONS = [
+    ({"type": "accept"}, None),
+    ({"type": "edit", "text": TEXT}, TEXT),
+    ({"type": "abstain"}, "I don't know."),
+]
+
+
+def _shown(request: dict[str, Any], answer: AIMessage) -> None:
+    assert request["type"] == "risky_answer"
+    assert request["answer"] == answer.text
+    assert request["report"] == get_risk(answer)
+    assert request["spans"] == [span for span in get_risk(answer)["spans"] if span["text"].strip()]
+    assert (request["metric"], request["threshold"], request["value"]) == ("risk", 0.0, max_risk(answer))
+    assert request["decisions"] == ["accept", "edit", "abstain"]
+    assert json.loads(json.dumps(request)) == request  # plain values
+
+
+def _decided(state: dict[str, Any], decision: dict[str, Any], text: str) -> None:
+    answer = state["messages"][-1]
+    assert answer.text == text
+    assert len(state["messages"]) == 2
+    [entry] = state["cocoa_risks"]
+    assert entry["action"] == decision["type"]
+    assert entry["report"]["spans"] == get_risk(answer)["spans"]
+    if decision["type"] != "accept":
+        assert get_risk(answer)["gate"]["action"] == decision["type"]
+
+
+@pytest.mark.parametrize(("decision", "text"), DECISIONS)
+async def test_a_risky_answer_waits_for_a_decision(
+    quick_chat: ChatCocoa, quick_answer: AIMessage, asked: Any, reviewer: Any, spy: Any, decision: Any, text: Any
+) -> None:
+    for asynchronous in (False, True):
+        agent = agent_of(quick_chat, reviewer)
+        state = await agent.ainvoke(asked, THREAD) if asynchronous else agent.invoke(asked, THREAD)
+        [interrupt] = state["__interrupt__"]
+        _shown(interrupt.value, quick_answer)
+        assert len(state["messages"]) == 1  # the answer is not part of the conversation yet
+        calls = len(spy.calls)
+        resumed = Command(resume=decision)
+        state = await agent.ainvoke(resumed, THREAD) if asynchronous else agent.invoke(resumed, THREAD)
+        _decided(state, decision, quick_answer.text if text is None else text)
+        assert len(spy.calls) == calls  # the model was not called again
+
+
+@pytest.mark.parametrize(("decision", "text"), DECISIONS)
+async def test_streams_show_an_answer_after_the_decision(
+    quick_chat: ChatCocoa, quick_answer: AIMessage, asked: Any, reviewer: Any, decision: Any, text: Any
+) -> None:
+    expected = quick_answer.text if text is None else text
+    agent = agent_of(quick_chat, reviewer)
+    assert list(agent.stream(asked, THREAD, stream_mode="messages")) == []
+    chunks = [chunk for chunk, _ in agent.stream(Command(resume=decision), THREAD, stream_mode="messages")]
+    assert [chunk.text for chunk in chunks] == [expected]
+    agent = agent_of(quick_chat, reviewer)
+    updates = [update async for update in agent.astream(asked, THREAD, stream_mode="updates")]
+    [interrupt] = updates[-1]["__interrupt__"]
+    _shown(interrupt.value, quick_answer)
+    assert not any("model" in update for update in updates)
+    updates = [update async for update in agent.astream(Command(resume=decision), THREAD, stream_mode="updates")]
+    [update] = [update["model"] for update in updates if "model" in update]
+    assert update["messages"][-1].text == expected
+
+
+def test_a_run_goes_on_after_a_restart(
+    quick_chat: ChatCocoa, quick_answer: AIMessage, asked: Any, reviewer: Any, spy: Any
+) -> None:
+    before = InMemorySaver()
+    agent_of(quick_chat, reviewer, checkpointer=before).invoke(asked, THREAD)
+    after = InMemorySaver()  # what a database would hold
+    stored = pickle.dumps([{key: dict(value) for key, value in before.storage.items()}, before.writes, before.blobs])
+    storage, writes, blobs = pickle.loads(stored)
+    for key, value in storage.items():
+        after.storage[key].update(value)
+    after.writes.update(writes)
+    after.blobs.update(blobs)
+    agent = agent_of(quick_chat, RiskMiddleware(0.0, on_risk="interrupt"), checkpointer=after)
+    [interrupt] = agent.get_state(THREAD).interrupts
+    _shown(interrupt.value, quick_answer)
+    calls = len(spy.calls)
+    state = agent.invoke(Command(resume={"type": "accept"}), THREAD)
+    _decided(state, {"type": "accept"}, quick_answer.text)
+    assert len(spy.calls) == calls
+
+
+@pytest.mark.parametrize("wrong", ["accept", {"type": "approve"}, {"type": "edit"}, {"type": "edit", "text": 3}, None])
+def test_after_another_value_it_asks_again(quick_chat: ChatCocoa, asked: Any, reviewer: Any, wrong: Any) -> None:
+    agent = agent_of(quick_chat, reviewer)
+    agent.invoke(asked, THREAD)
+    if wrong is None:
+        wrong = {"type": None}
+    [interrupt] = agent.invoke(Command(resume=wrong), THREAD)["__interrupt__"]
+    assert '"edit"' in interrupt.value["error"]
+    assert interrupt.value["answer"]
+    state = agent.invoke(Command(resume={"type": "edit", "text": TEXT}), THREAD)
+    assert state["messages"][-1].text == TEXT
+
+
+def test_a_safe_answer_does_not_wait(quick_chat: ChatCocoa, quick_answer: AIMessage, asked: Any) -> None:
+    agent = agent_of(quick_chat, RiskMiddleware(2.0, on_risk="interrupt"))
+    state = agent.invoke(asked, THREAD)
+    assert "__interrupt__" not in state
+    assert state["messages"][-1].text == quick_answer.text
+    assert state["cocoa_risks"][0]["action"] == "none"
+
+
+def test_the_least_risky_attempt_is_shown(quick_chat: ChatCocoa, asked: Any, spy: Any) -> None:
+    middleware = RiskMiddleware(0.0, retry_with={"max_tokens": 3}, on_risk="interrupt")
+    agent = agent_of(quick_chat, middleware)
+    [interrupt] = agent.invoke(asked, THREAD)["__interrupt__"]
+    assert len(spy.calls) == 2
+    state = agent.invoke(Command(resume={"type": "accept"}), THREAD)
+    assert len(spy.calls) == 2
+    assert state["messages"][-1].text == interrupt.value["answer"]
+    assert interrupt.value["value"] == min(state["cocoa_risks"][0]["attempts"])
+
+
+# Tool calls. These need a model that writes one.
+
+
+class Answer(BaseModel):
+    """An answer."""
+
+    number: int
+
+
+def double(number: int) -> int:
+    """Double a number."""
+    return 2 * number
+
+
+DOUBLE = {"messages": [("user", "Double 4.")]}
+
+
+def test_a_structured_answer_is_accepted_or_refused(engine: CocoaEngine) -> None:
+    chat = ChatCocoa(engine=engine, max_tokens=40)
+    agent = agent_of(chat, RiskMiddleware(0.0, on_risk="interrupt"), response_format=Answer)
+    [interrupt] = agent.invoke(DOUBLE, THREAD)["__interrupt__"]
+    assert interrupt.value["decisions"] == ["accept", "abstain"]
+    [interrupt] = agent.invoke(Command(resume={"type": "edit", "text": "8"}), THREAD)["__interrupt__"]
+    assert "error" in interrupt.value
+    accepted = agent.invoke(Command(resume={"type": "accept"}), THREAD)
+    assert isinstance(accepted["structured_response"], Answer)
+
+
+async def test_an_agent_stops_at_a_risky_argument_and_goes_on_after_an_edit(engine: CocoaEngine) -> None:
+    chat = ChatCocoa(engine=engine, max_tokens=40, initial_tool_choice="any")
+    risky = RiskyToolCalls(0.0)
+    for mode in ("batched", "per_call"):
+        review: Any = {"allowed_decisions": ["approve", "edit"], "when": risky, "description": risky.description}
+        middleware = HumanInTheLoopMiddleware(interrupt_on={"double": review}, interrupt_mode=mode)  # type: ignore[arg-type]
+        agent = agent_of(chat, middleware, tools=[double])
+        state = await agent.ainvoke(DOUBLE, THREAD)
+        [interrupt] = state["__interrupt__"]
+        call = state["messages"][-1]
+        measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"]["risk"]
+        request = interrupt.value if mode == "per_call" else interrupt.value["action_requests"][0]
+        number = call.tool_calls[0]["args"]["number"]
+        assert request["description"] == f"the risk of these arguments reaches 0: number={number} ({measured:.2f})"
+        decision = {"type": "edit", "edited_action": {"name": "double", "args": {"number": 21}}}
+        state = await agent.ainvoke(
+            Command(resume=decision if mode == "per_call" else {"decisions": [decision]}), THREAD
+        )
+        assert state["messages"][2].content.endswith("42")
+
+
+@pytest.mark.parametrize(
+    "risky", [RiskyToolCalls(100.0), RiskyToolCalls(0.0, arguments=["other"]), RiskyToolCalls(100, metric="f_mlds")]
+)
+def test_other_calls_are_not_stopped(engine: CocoaEngine, risky: RiskyToolCalls) -> None:
+    chat = ChatCocoa(engine=engine, max_tokens=40, initial_tool_choice="any")
+    review: Any = {"allowed_decisions": ["approve"], "when": risky}
+    agent = agent_of(chat, HumanInTheLoopMiddleware(interrupt_on={"double": review}), tools=[double])
+    assert agent.invoke(DOUBLE, THREAD)["messages"][2].status == "success"
+
+
+@pytest.mark.parametrize(
+    "options", [{"threshold": "low"}, {"threshold": 1, "arguments": "a"}, {"threshold": 1, "metric": "x"}]
+)
+def test_invalid_conditions_are_refused(options: Any) -> None:
+    with pytest.raises(ConfigError):
+        RiskyToolCalls(**options)
+    with pytest.raises(ConfigError):
+        ToolRiskMiddleware(**options)

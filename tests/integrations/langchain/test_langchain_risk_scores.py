@@ -1,0 +1,194 @@
+"""Risk as LangSmith feedback, and as OpenTelemetry evaluation events."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+from langchain_core.runnables import RunnableLambda
+from langsmith import Client
+
+from cocoa_engine.errors import ConfigError
+from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, RiskScores, get_risk
+
+pytest.importorskip("opentelemetry.sdk")
+
+from tests.helpers.span_handlers import AzureLike, Events, Spans  # it needs the SDK
+
+PROJECT = uuid.uuid4()
+
+
+class Server:
+    """A LangSmith server on this machine that records the feedback it is sent."""
+
+    def __init__(self) -> None:
+        feedback: list[dict[str, Any]] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def _reply(self, value: Any) -> None:
+                body = json.dumps(value).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def do_GET(self) -> None:
+                if "/sessions" in self.path:
+                    project = {
+                        "id": str(PROJECT),
+                        "name": "ours",
+                        "tenant_id": str(PROJECT),
+                        "start_time": "2026-01-01",
+                        "reference_dataset_id": None,
+                    }
+                    self._reply([project])
+                else:  # /info: an old server, to which feedback is sent at once
+                    self._reply({"version": "0.8.0"})
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.path.endswith("/feedback"):
+                    feedback.append(json.loads(body))
+                self._reply({})
+
+            def log_message(self, *args: Any) -> None: ...
+
+        self.feedback = feedback
+        self.http = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.http.shutdown()
+    server.http.server_close()
+
+
+@pytest.fixture
+def client(server: Server) -> Client:
+    return Client(api_url=server.url, api_key="none", auto_batch_tracing=False)
+
+
+@pytest.fixture
+def events() -> Events:
+    return Events()
+
+
+def test_langsmith_gets_feedback_on_every_run(quick_chat: ChatCocoa, client: Client, server: Server) -> None:
+    scores, run_id = RiskScores(client=client, threshold=0.0), uuid.uuid4()
+    answer = quick_chat.invoke("a", {"run_id": run_id, "callbacks": [scores]}, max_tokens=4)
+    scores.flush()
+    [feedback] = server.feedback
+    report = get_risk(answer)
+    assert feedback["key"] == "hallucination_risk"
+    assert feedback["score"] == pytest.approx(report["max_risk"], abs=1e-4)
+    assert feedback["run_id"] == feedback["trace_id"] == str(run_id)
+    assert feedback["session_id"] == str(PROJECT)
+    assert feedback["value"] == "fail"
+    assert "raw MLDS" in feedback["comment"]
+    assert feedback["feedback_source"]["metadata"]["model"] == "quick"
+
+
+async def test_feedback_in_a_chain_names_the_trace(
+    quick_chat: ChatCocoa, quick_llm: CocoaLLM, client: Client, server: Server
+) -> None:
+    scores, run_id = RiskScores(client=client), uuid.uuid4()
+    chain = RunnableLambda(str) | quick_chat | RunnableLambda(lambda message: message.text) | quick_llm
+    await chain.ainvoke("a", {"run_id": run_id, "callbacks": [scores]})
+    list(quick_chat.stream("a", {"callbacks": [scores]}))
+    scores.flush()
+    first, second, third = server.feedback
+    assert first["trace_id"] == second["trace_id"] == str(run_id)
+    assert len({str(run_id), first["run_id"], second["run_id"]}) == 3
+    assert third["trace_id"] == third["run_id"]
+    assert not any(value for name, value in vars(scores).items() if name in ("_roots", "_spans", "_waiting"))
+
+
+def test_without_langsmith_nothing_is_sent(
+    quick_chat: ChatCocoa, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LANGSMITH_ENDPOINT", server.url)
+    monkeypatch.setenv("LANGSMITH_TRACING", "false")
+    scores = RiskScores()
+    quick_chat.invoke("a", {"callbacks": [scores]}, max_tokens=1)
+    scores.flush()
+    assert server.feedback == []
+
+
+def test_a_server_that_fails_does_not_fail_the_call(quick_chat: ChatCocoa, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Client):
+        def create_feedback(self, *args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError("no server")
+
+        def read_project(self, *args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError("no server")
+
+    scores = RiskScores(client=Broken(api_url="http://127.0.0.1:9", api_key="none", auto_batch_tracing=False))
+    assert quick_chat.invoke("a", {"callbacks": [scores]}, max_tokens=1).text
+    scores.flush()
+    assert "no server" in caplog.text
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_opentelemetry_gets_an_event_in_the_span_of_the_run(
+    quick_chat: ChatCocoa, events: Events, streamed: bool
+) -> None:
+    spans = Spans()
+    # the instrumentation ends its span before the handler is called
+    config: Any = {"callbacks": [AzureLike(spans.tracer), RiskScores(logger_provider=events.provider, threshold=2.0)]}
+    answer = quick_chat.invoke("a", config, max_tokens=4)
+    if streamed:
+        events.exporter.clear()
+        spans.exporter.clear()
+        chunks = list(quick_chat.stream("a", config, max_tokens=4))
+        answer = chunks[-1]
+    [event], [span] = events.records(), spans.exporter.get_finished_spans()
+    assert event.event_name == "gen_ai.evaluation.result"
+    attributes = dict(event.attributes)
+    assert attributes.pop("gen_ai.evaluation.explanation").startswith(
+        "highest risk of any span (raw MLDS); the riskiest"
+    )
+    assert attributes == {
+        "gen_ai.evaluation.name": "hallucination_risk",
+        "gen_ai.evaluation.score.value": get_risk(answer)["max_risk"],
+        "gen_ai.evaluation.score.label": "pass",
+        "gen_ai.response.id": answer.id,
+        "gen_ai.response.model": "quick",
+    }
+    assert (event.trace_id, event.span_id) == (span.context.trace_id, span.context.span_id)
+
+
+async def test_an_event_belongs_to_the_current_span_otherwise(quick_llm: CocoaLLM, events: Events) -> None:
+    spans = Spans()
+    config: Any = {"callbacks": [RiskScores(logger_provider=events.provider, explain=False, name="risk")]}
+    with spans.tracer.start_as_current_span("outer") as outer:
+        await quick_llm.ainvoke("a", config)
+    [event] = events.records()
+    assert event.span_id == outer.get_span_context().span_id
+    assert event.attributes["gen_ai.evaluation.name"] == "risk"
+    assert event.attributes["gen_ai.evaluation.explanation"] == "highest risk of any span (raw MLDS)"
+    assert "gen_ai.evaluation.score.label" not in event.attributes
+
+
+def test_an_interrupted_answer_has_no_score(quick_chat: ChatCocoa, events: Events) -> None:
+    scores = RiskScores(logger_provider=events.provider)
+    stream = quick_chat.stream("a", {"callbacks": [scores]})
+    next(stream)
+    stream.close()
+    assert events.records() == []
+    assert not vars(scores)["_roots"]
+
+
+@pytest.mark.parametrize("options", [{"name": ""}, {"threshold": float("nan")}])
+def test_invalid_options_are_refused(options: Any) -> None:
+    with pytest.raises(ConfigError):
+        RiskScores(**options)

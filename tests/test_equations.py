@@ -41,6 +41,7 @@ def test_window_of_known_depths(layers, window):
     assert middle_layers(layers) == window
 
 
+@pytest.mark.slow
 @given(st.integers(3, 200))
 def test_window_is_inside_the_model(layers):
     m, n = middle_layers(layers)

@@ -17,6 +17,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict:
     return json.loads(out.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_every_decoder_is_timed(record: dict) -> None:
     assert list(record["decoders"])[:2] == [gpu.HUGGING_FACE, gpu.GREEDY]
     assert len(record["decoders"]) == 2 + len(gpu.RATES)

@@ -413,6 +413,7 @@ def test_stopping_criteria_end_branches(architecture, boundary):
 # Other number formats.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2"])
 def test_half_precision(architecture, dtype):

@@ -186,6 +186,7 @@ def test_a_processor_sees_each_prefix_once_in_order_and_no_guess() -> None:
     assert answer.usage.fed_tokens > len(answer.token_ids) > answer.usage.forward_passes - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 def test_processors_and_criteria_are_asked_the_same(boundary: str, one_by_one: Any) -> None:
     """Also where branches grow: the same questions in the same order, so a state they keep is the same."""

@@ -68,6 +68,7 @@ def test_python_blocks_run(
             assert capsys.readouterr().out.strip(), f"{name_of(page)}:{block.line} prints nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=name_of)
 def test_commands_exist(page: Path) -> None:
     wrong = {}

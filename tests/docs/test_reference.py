@@ -75,6 +75,7 @@ def test_every_command_and_option_is_listed() -> None:
                 assert re.search(rf"`{re.escape(word)}[ `.]", sections[name]), f"cocoa {name} {word}"
 
 
+@pytest.mark.slow
 def test_every_error_is_described() -> None:
     text = error_classes()
     for error in public_errors():

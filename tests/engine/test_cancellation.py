@@ -103,6 +103,7 @@ def test_what_is_cancelled_before_it_begins_does_no_work(call: Ask) -> None:
     assert_idle(engine)
 
 
+@pytest.mark.slow
 @each_call
 @pytest.mark.parametrize("alone", [True, False])
 def test_the_rest_of_a_long_prompt_is_not_read(call: Ask, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:

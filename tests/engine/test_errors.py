@@ -338,6 +338,7 @@ def test_a_window_is_read_from_the_config_alone(tmp_path: Path) -> None:
     assert read_context_window(tmp_path) is None
 
 
+@pytest.mark.slow
 def test_an_engine_with_another_calibrator_shares_the_rest() -> None:
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), model_name="tiny")
     calibrator = fitted(model_name="other", draws=2)

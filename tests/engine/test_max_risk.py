@@ -60,6 +60,7 @@ def assert_stopped_as(stopped: Generation, full: Generation, limit: float) -> No
     assert Generation.model_validate_json(stopped.model_dump_json()) == stopped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_no_pass_is_run_after_the_span(method: str, tmp_path: Path) -> None:
     engine = endless()

@@ -104,6 +104,7 @@ def test_many_threads_share_passes_and_get_what_each_gets_alone(architecture: st
         assert_idle(shared)
 
 
+@pytest.mark.slow
 def test_sixteen_tasks_through_asyncio() -> None:
     engine = engine_of(tiny_model("qwen2"), max_batch_size=4)
     expected = [engine.generate(prompt(n), max_new_tokens=12) for n in range(16)]
@@ -278,6 +279,7 @@ def test_errors_of_a_batch_in_their_places() -> None:
     assert_alike(engine.generate(prompts[1], max_new_tokens=12), expected[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_logits_that_are_nan_in_one_row(architecture: str) -> None:
     model = tiny_model(architecture)
@@ -341,6 +343,7 @@ def test_a_prompt_that_fails() -> None:
 # Interrupts.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_prompt", [False, True])
 def test_an_interrupt_in_a_shared_pass_loses_no_work_of_others(in_prompt: bool) -> None:
     """It is raised in the thread that happens to drive; the others run the pass again."""
@@ -583,6 +586,7 @@ def test_a_stream_that_has_begun_waits_for_its_turn_where_calls_may_not() -> Non
     assert_idle(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["dropped", "in a cycle", "closed", "closed by another thread"])
 def test_an_abandoned_stream_frees_all(how: str) -> None:
     engine = engine_of(tiny_model("llama"), max_batch_size=1)

@@ -72,6 +72,7 @@ for module in ("middleware", "review", "tool_risk"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("missing", "program"),
     [

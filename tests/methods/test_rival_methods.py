@@ -330,6 +330,7 @@ def test_processors_choose_and_do_not_score(method: str, tmp_path: Path) -> None
     assert sum(span.score for span in answer.spans) == pytest.approx(scored.spans[0].score, abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", RIVALS)
 def test_a_caller_in_inference_mode(method: str, tmp_path: Path) -> None:
     model = tiny_model("llama", seed=5)

@@ -66,6 +66,7 @@ def test_every_way_and_any_width_of_a_step(kind: str, width: int, monkeypatch: p
         assert_alike(one, expected, tolerance=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -131,6 +132,7 @@ def test_many_steps_hold_no_more_than_one(monkeypatch: pytest.MonkeyPatch) -> No
     assert capacities == [16]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "mamba"])
 @pytest.mark.parametrize("position", [0, 2])
 def test_bad_logits_say_of_which_text(architecture: str, position: int) -> None:
@@ -147,6 +149,7 @@ def test_bad_logits_say_of_which_text(architecture: str, position: int) -> None:
     assert hook_count(model) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [True, False])
 def test_the_cache_is_freed(bad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after an error."""

@@ -42,6 +42,7 @@ def test_the_engines_figures_on_the_real_model(engine: CocoaEngine) -> None:
                 assert float(whole.f_mlds(window, final)) == pytest.approx(span.f_mlds, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2", "mamba", "opt"])
 def test_the_engines_figures_on_other_architectures(architecture: str) -> None:
     engine = CocoaEngine(tiny_model(architecture), tiny_tokenizer())

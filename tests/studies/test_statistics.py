@@ -20,6 +20,7 @@ ITEMS = st.lists(st.tuples(SCORES, st.integers(0, 3), st.integers(0, 3)), min_si
 )
 
 
+@pytest.mark.slow
 @given(ITEMS)
 def test_weighted_figures_are_scikit_learns(items: list[tuple[float, int, int]]) -> None:
     scores, positive, negative = map(list, zip(*items, strict=True))

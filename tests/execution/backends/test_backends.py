@@ -411,6 +411,7 @@ tensors = st.builds(
 ).map(lambda made: made[0].t() if made[1] and made[0].dim() == 2 else made[0])
 
 
+@pytest.mark.slow
 @given(st.lists(tensors, max_size=4), st.data())
 def test_a_write_to_all_of_a_tensor_changes_its_state(held: list[torch.Tensor], data: st.DataObject) -> None:
     before = weight_fingerprint(held)
@@ -457,6 +458,7 @@ def test_another_thread_gets_the_models_own_attention_meanwhile() -> None:
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "gemma3_text", "gpt2"])
 def test_a_long_prompt_is_fed_in_chunks(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from cocoa_engine.execution.backends import shared_cache
@@ -564,6 +566,7 @@ def test_cuda_gives_what_the_cpu_gives() -> None:
     assert all(same(a, b) for a, b in zip(actual, expected, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["static_lean", "lean", "modules", "masked_modules"])
 @pytest.mark.parametrize("architecture", ["llama", "mistral-sliding"])
 def test_readings_are_long_paths(architecture: str, kind: str) -> None:

@@ -100,6 +100,7 @@ def test_a_shared_beginning_is_encoded_once_also_when_prompts_start_together() -
         assert_alike(one, other)
 
 
+@pytest.mark.slow
 def test_in_threads() -> None:
     engine = engine_of(tiny_model("gpt2"))
     prompts = [[*SYSTEM, *tokens(seed, 3 + seed)] for seed in range(12)]
@@ -161,6 +162,7 @@ def test_changed_weights_are_not_answered_from_old_ones(architecture: str) -> No
     assert after.token_ids != before.token_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_nothing_is_kept_where_hooks_have_a_say(architecture: str) -> None:
     """What a hook does may change from call to call (activation steering)."""

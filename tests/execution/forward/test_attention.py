@@ -32,6 +32,7 @@ def plain(segment: Segment, query: torch.Tensor, seen: list[list[int]], scale: f
     return torch.stack(rows)
 
 
+@pytest.mark.slow
 @given(
     threads=st.sampled_from([1, 2, 3, 4, 6, 16]),
     kv_heads=st.sampled_from([1, 2, 3]),

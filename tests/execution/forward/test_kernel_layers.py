@@ -80,6 +80,7 @@ def assert_as_written_out(backend: SharedCache, wanted: CaptureSpec, monkeypatch
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", WANTED.values(), ids=WANTED)
 @pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "qwen2", "qwen3"])
 def test_the_same_as_the_written_out_pass(

@@ -44,6 +44,7 @@ def measured(generation: Generation) -> list[float]:
     return [value for span in generation.spans for value in span.token_source_attention]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", SEEN)
 def test_it_is_the_mass_of_the_attention_weights(architecture: str, tmp_path: Path) -> None:
     model = tiny_model(architecture)
@@ -60,6 +61,7 @@ def test_it_is_the_mass_of_the_attention_weights(architecture: str, tmp_path: Pa
             assert span.candidates[span.chosen].source_attention == span.source_attention
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["static_lean", "lean", "modules"])
 @pytest.mark.parametrize("linear_backend", ["stock", "transposed", "native"])
 def test_every_backend_measures_the_same(kind: str, linear_backend: str, tmp_path: Path) -> None:
@@ -88,6 +90,7 @@ def test_without_known_heads_it_is_left_out() -> None:
     assert measured(answer) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", SEEN)
 def test_given_texts(architecture: str, tmp_path: Path) -> None:
     model = tiny_model(architecture)

@@ -101,6 +101,7 @@ def test_a_tree_gives_the_lean_pass_and_the_plain_one(architecture: str, final: 
         close_to(outputs[0][4][1], plain(model, text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", FAMILY)
 def test_a_long_text_through_all_spans(architecture: str) -> None:
     """Each step attends over the smallest number of slots that is enough."""

@@ -63,6 +63,7 @@ def broken(breakable: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Callable[
     return set_to
 
 
+@pytest.mark.slow
 def test_what_can_be_broken_is_right_otherwise(broken: Callable[[int], None]) -> None:
     broken(0)
     assert trial.obstacle() is None
@@ -92,6 +93,7 @@ def test_a_broken_kernel_leaves_the_work_to_torch(broken: Callable[[int], None])
     assert answer.token_ids == stock.generate([5, 6, 7], max_new_tokens=12).token_ids
 
 
+@pytest.mark.slow
 def test_a_library_with_another_structure_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = "long masked_from[2], parts;"
     source = build.SOURCE.read_text()

@@ -29,6 +29,7 @@ def test_leaving_early_is_no_pass(code: str) -> None:
     assert not run_code(code, ["assert False"]).passed
 
 
+@pytest.mark.slow
 def test_infinite_loop_is_ended() -> None:
     start = time.monotonic()
     verdict = run_code("while True:\n    pass", [], seconds=1.5)

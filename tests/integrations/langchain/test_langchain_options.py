@@ -193,6 +193,7 @@ def test_a_model_nobody_holds_any_more_is_let_go(loads: list[dict[str, Any]]) ->
     assert len(loads) == 2
 
 
+@pytest.mark.slow
 @each_model
 def test_loading_options_reach_the_engine(kind: Any, loads: list[dict[str, Any]], tmp_path: Path) -> None:
     calibrator = save_calibrator(tmp_path / "risk.json", "quick")

@@ -57,6 +57,7 @@ def without_index(content: Any) -> Any:
     return [{key: value for key, value in block.items() if key != "index"} for block in content]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tags", TAGS)
 @pytest.mark.parametrize("version", [None, "v1"])
 def test_nothing_is_called_before_the_end_of_the_reasoning(
@@ -80,6 +81,7 @@ def test_nothing_is_called_before_the_end_of_the_reasoning(
     assert close(get_risk(whole), get_risk(message))
 
 
+@pytest.mark.slow
 def test_a_call_after_the_reasoning(engines: dict[str, CocoaEngine]) -> None:
     text = f"{THOUGHT}</think>\n\nI look.\n{CALL}"
     for version in (None, "v1"):
@@ -102,6 +104,7 @@ async def test_streams_of_events_and_async(thinker: ChatCocoa) -> None:
     assert messages_from_dict([message_to_dict(whole)])[0].content == whole.content
 
 
+@pytest.mark.slow
 def test_what_the_model_opens_itself_is_reasoning_too(engines: dict[str, CocoaEngine]) -> None:
     for tags in TAGS:
         engine = reasoning_engine(HYBRID, tags=tags)
@@ -262,6 +265,7 @@ class Move(BaseModel):
     up: bool
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tags", TAGS)
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_a_schema_holds_after_the_reasoning(engines: dict[str, CocoaEngine], tags: str, method: Any) -> None:

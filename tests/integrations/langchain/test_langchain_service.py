@@ -30,6 +30,7 @@ def test_a_block_can_keep_fewer_reports_than_the_block_around_it(quick_chat: Cha
     assert (len(outer.reports), len(inner.reports)) == (3, 1)
 
 
+@pytest.mark.slow
 def test_nothing_else_grows_with_the_number_of_runs(quick_chat: ChatCocoa) -> None:
     handler = RiskCallbackHandler(max_reports=1)
     [chunk, *_] = quick_chat.stream("a", max_tokens=2)

@@ -53,6 +53,7 @@ def shown_at(text: str, entries: list[dict[str, Any]]) -> bool:
     return all(text[one["start"] : one["end"]] == one["text"] for one in entries)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processed", [False, True])
 @pytest.mark.parametrize("how", ["query", "aquery"])
 async def test_citations(how: str, processed: bool, quick_llm: CocoaLLM) -> None:

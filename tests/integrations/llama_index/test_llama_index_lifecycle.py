@@ -56,6 +56,7 @@ def report(llm: CocoaLLM) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.slow
 def test_a_calibrator_set_later_applies_from_the_next_call(folder: str, calibrator: str, loads: list[str]) -> None:
     llm = CocoaLLM(model_name=folder, max_new_tokens=4)
     before = report(llm)
@@ -68,6 +69,7 @@ def test_a_calibrator_set_later_applies_from_the_next_call(folder: str, calibrat
     assert loads == [folder]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["complete", "stream_complete", "acomplete", "astream_complete"])
 def test_a_model_set_later_answers_the_next_call(method: str, folder: str, other_folder: str, loads: list[str]) -> None:
     llm = CocoaLLM(model_name=folder, max_new_tokens=8)

@@ -48,6 +48,7 @@ def parts(response: ChatResponse) -> list[tuple[type, Any]]:
     return [(type(block), getattr(block, "text", getattr(block, "content", None))) for block in response.message.blocks]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tags", TAGS)
 @pytest.mark.parametrize("tools", [{}, {"tools": TOOLS}])
 def test_nothing_is_called_before_the_end_of_the_reasoning(

@@ -113,6 +113,7 @@ def check(shown: str, report: dict[str, Any]) -> None:
     assert report["risk_points"] == sum(span["kind"] == "risk_point" for span in spans)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["query", "aquery", "query streamed", "aquery streamed"])
 @pytest.mark.parametrize(
     ("mode", "calls"),
@@ -129,6 +130,7 @@ async def test_one_answer(mode: str, calls: int, how: str, tiny: CocoaLLM) -> No
     assert report is metadata["cocoa_reports"][-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use_async", [False, True])
 @pytest.mark.parametrize("how", ["query", "aquery"])
 @pytest.mark.parametrize(("mode", "count"), [("accumulate", 3), ("compact_accumulate", 2)])

@@ -127,6 +127,7 @@ def test_reports_and_limits_count_the_answer(thinker: CocoaEngine) -> None:
     assert "part" not in plain["spans"][0]
 
 
+@pytest.mark.slow
 def test_the_risk_of_the_answer_as_a_whole_is_that_of_the_answer() -> None:
     calibrator = fitted(levels=("answer",))
     thinker = reasoning_engine(calibrator=calibrator)

@@ -62,6 +62,7 @@ def test_every_hint_is_used(tiny: CocoaEngine) -> None:
             assert hint in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*WITHOUT_EFFECT, "do_sample"])
 def test_values_without_effect_are_accepted(name: str, tiny: CocoaEngine) -> None:
     for value in (None, *WITHOUT_EFFECT.get(name, ())):

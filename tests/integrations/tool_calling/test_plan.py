@@ -55,6 +55,7 @@ def test_a_template_with_tools_is_used(template: str, style: CallFormat) -> None
     assert "done" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("template", "style"), STYLES)
 @pytest.mark.parametrize(("choice", "tags_are_tokens"), [("required", False), ("move", True)])
 def test_a_forced_call_is_held_to_the_template_s_format(

@@ -225,6 +225,7 @@ def test_settings_that_are_none_are_refused() -> None:
         tiny_model("llama").generate(torch.tensor(prompts(1)), custom_generate=cocoa, alhpa=1.0)
 
 
+@pytest.mark.slow
 def test_the_model_is_not_kept_alive() -> None:
     model = tiny_model("llama")
     model.generate(torch.tensor(prompts(1)), custom_generate=cocoa, **SHORT)

@@ -57,6 +57,7 @@ def test_the_conformal_threshold_is_the_highest_that_meets_its_condition(
     assert not any(met(risk) for risk in risks[labels] if risk > found + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [0.1, 0.3])
 @pytest.mark.parametrize("power", [0.0, 2.0])
 def test_the_guarantee_holds_on_new_prompts(target: float, power: float) -> None:

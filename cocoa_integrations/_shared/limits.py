@@ -34,8 +34,11 @@ def metric_of(span: dict[str, Any], metric: Metric) -> float:
 
 
 def visible_spans(spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The spans with visible text. A line break or an end-of-sequence token cannot be a hallucination."""
-    return [span for span in spans if span["text"].strip()]
+    """The spans with visible text. A line break or an end-of-sequence token cannot be a hallucination.
+
+    A span of a compact report has no text if it is visible and the text of its message has been changed.
+    """
+    return [span for span in spans if "text" not in span or span["text"].strip()]
 
 
 def highest(spans: Sequence[dict[str, Any]], metric: Metric) -> float:
@@ -76,8 +79,9 @@ class Limit:
         worst = max(visible_spans(report["spans"]), key=lambda span: metric_of(span, self.metric))
         value = metric_of(worst, self.metric)
         raw = "" if report["calibrated"] or self.metric != "risk" else " (raw MLDS: no calibrator was given)"
+        named = repr(worst["text"]) if "text" in worst else f"characters {worst['start']} to {worst['end']}"
         return HallucinationRiskError(
-            f"{self.metric} of {worst['text']!r} is {value:.4g}, which reaches the threshold of "
+            f"{self.metric} of {named} is {value:.4g}, which reaches the threshold of "
             f"{self.threshold:.4g}{raw}",
             report=report,
             value=value,
@@ -96,7 +100,7 @@ class Limit:
         Raises:
             ConfigError: the text is not the text of the spans.
         """
-        if text != "".join(span["text"] for span in spans):
+        if text != "".join(span.get("text", "") for span in spans):
             raise ConfigError("the text differs from the text of its spans; mark an answer before changing its text")
         risky = self.risky(spans)
         return "".join(self._marked(span, mark) if span in risky else span["text"] for span in spans)

@@ -15,7 +15,7 @@ from cocoa_integrations.langchain.context_lift import context_lift, with_context
 from cocoa_integrations.langchain.gates import risk_gate
 from cocoa_integrations.langchain.llm import CocoaLLM
 from cocoa_integrations.langchain.parsers import RiskOutputParser
-from cocoa_integrations.langchain.runnables import argument_risks, get_risk, get_spans, max_risk
+from cocoa_integrations.langchain.runnables import argument_risks, field_risks, get_risk, get_spans, max_risk
 
 if TYPE_CHECKING:
     from cocoa_integrations.langchain.middleware import RiskMiddleware as RiskMiddleware
@@ -31,6 +31,7 @@ __all__ = [
     "UnsupportedFeatureError",
     "argument_risks",
     "context_lift",
+    "field_risks",
     "get_risk",
     "get_risk_callback",
     "get_spans",

@@ -201,7 +201,7 @@ class _Stream:
 
 def _text_is_that_of_spans(chunk: Any) -> bool:
     """Whether the text of a chunk is that of its spans. Where a tool call may begin it is not: the text is delayed."""
-    return isinstance(chunk, BaseMessage) and chunk.text == "".join(span["text"] for span in get_spans(chunk))
+    return isinstance(chunk, BaseMessage) and chunk.text == "".join(span.get("text", "") for span in get_spans(chunk))
 
 
 def _calls_tools(answer: Any) -> bool:

@@ -19,6 +19,7 @@ from typing_extensions import NotRequired
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
+from cocoa_integrations._shared.detail import summary
 from cocoa_integrations._shared.limits import Limit, Mark, Metric, highest
 from cocoa_integrations._shared.settings import refuse_unknown
 from cocoa_integrations.langchain.gates import ABSTENTION, MARK, RiskGate
@@ -34,7 +35,8 @@ class RiskState(AgentState[Any]):
 
     ``cocoa_risks`` has one entry for each model call of the agent, in order:
 
-    - ``report``: the ``cocoa_risk`` report of the chosen answer; ``None`` if its model does not measure risk;
+    - ``report``: the ``cocoa_risk`` report of the chosen answer; ``None`` if its model does not measure risk. If the
+      report is compact, the lists that the message has (``spans``, ``tool_calls``, ``fields``) are left out;
     - ``value``: the highest value of its spans; ``None`` without a report;
     - ``action``: ``none`` if the answer is below the threshold, otherwise ``keep``, ``mark`` or ``abstain``;
     - ``attempts``: the value of each attempt, including the first, in order.
@@ -180,7 +182,7 @@ class _Trial:
         response, message, report = self._best
         risky = report is not None and bool(self._limit.risky(report["spans"]))
         entry = {
-            "report": report,
+            "report": summary(report),  # the message, which is in the state too, has its spans
             "value": None if report is None else highest(report["spans"], self._limit.metric),
             "action": self._middleware.on_risk if risky else "none",
             "attempts": self._values,

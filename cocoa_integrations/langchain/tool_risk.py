@@ -17,6 +17,7 @@ from langgraph.types import Command
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations._shared.limits import Limit, Metric, metric_of
 from cocoa_integrations.langchain.runnables import argument_risks, find_risk
+from cocoa_integrations.tool_calling import ROOT
 
 
 class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
@@ -32,7 +33,8 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
             have the same risk and MLDS; ``self_information`` (-log p, in nats) is computed from the tokens of the
             argument.
         tools: the names of the tools to check. Default: all.
-        arguments: the names of the arguments to check. Default: all.
+        arguments: the names of the arguments to check, or the paths of values inside them (``$.guests[0].name``).
+            Default: all arguments.
 
     Raises:
         ConfigError: ``threshold`` is not a finite number, or ``metric`` is unknown.
@@ -81,12 +83,16 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
         values = {
             name: metric_of(measured, self.limit.metric)
             for name, measured in _arguments_of(request.state, call["id"]).items()
-            if self.watched_arguments is None or name in self.watched_arguments
+            # the paths of values inside arguments count only if they are asked for
+            if (not name.startswith(ROOT) if self.watched_arguments is None else name in self.watched_arguments)
         }
         risky = {name: value for name, value in values.items() if value >= self.limit.threshold}
         if not risky:
             return None
-        listed = ", ".join(f"{name}={call['args'].get(name)!r} ({value:.2f})" for name, value in risky.items())
+        listed = ", ".join(
+            f"{name}{'' if name.startswith(ROOT) else '=' + repr(call['args'].get(name))} ({value:.2f})"
+            for name, value in risky.items()
+        )
         return ToolMessage(
             f"{call['name']} was not run: the {self.limit.metric.replace('_', ' ')} of these arguments reaches "
             f"{self.limit.threshold:.3g}: {listed}",

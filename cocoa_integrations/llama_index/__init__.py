@@ -11,6 +11,7 @@ from cocoa_integrations.llama_index.events import CocoaRiskEvent, CocoaSpanEvent
 from cocoa_integrations.llama_index.llm import CocoaLLM
 from cocoa_integrations.llama_index.query_engine import RiskQueryEngine
 from cocoa_integrations.llama_index.retry import RiskRetryQueryEngine
+from cocoa_integrations.llama_index.risk import argument_risks, field_risks, get_risk
 
 __all__ = [
     "CocoaLLM",
@@ -21,5 +22,8 @@ __all__ = [
     "RiskQueryEngine",
     "RiskRetryQueryEngine",
     "RiskStreamingChatResponse",
+    "argument_risks",
     "collect_risk",
+    "field_risks",
+    "get_risk",
 ]

@@ -9,8 +9,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from copy import deepcopy
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -96,10 +97,15 @@ class Observers:
         _dispatcher.event(CocoaSpanEvent(number=self._spans, span=span, span_id=self._llama_index_span))
         self._spans += 1
 
-    def answer_complete(self, generation: Generation) -> None:
-        """Report the complete answer."""
+    def answer_complete(self, generation: Generation, parts: Mapping[str, Any] | None = None) -> None:
+        """Report the complete answer.
+
+        Args:
+            generation: the answer.
+            parts: what is added to its reports: the risk of its tool calls or fields.
+        """
         self._trace.record(generation)
         for collector in self._collectors:
-            collector.take(generation, self._start)
-        report = risk_report(generation)
+            collector.take(generation, self._start).update(deepcopy(dict(parts or {})))
+        report = {**risk_report(generation), **deepcopy(dict(parts or {}))}
         _dispatcher.event(CocoaRiskEvent(report=report, generation=generation, span_id=self._llama_index_span))

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
 from llama_index.core.base.llms.types import (
@@ -21,7 +21,7 @@ from llama_index.core.base.llms.types import (
     MessageRole,
     ToolCallBlock,
 )
-from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, ValidationError, field_serializer
+from llama_index.core.bridge.pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_serializer
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.function_calling import FunctionCallingLLM
@@ -34,13 +34,15 @@ from cocoa_engine.messages import explain
 from cocoa_engine.model.load_options import LoadOptions
 from cocoa_engine.model.loading import ACCESS_OPTIONS
 from cocoa_integrations._shared.async_stream import AsyncStream
+from cocoa_integrations._shared.detail import Detail
 from cocoa_integrations._shared.loading import engine_for
 from cocoa_integrations._shared.settings import DecodeSettings, config_of, fields_of, refuse_unknown, split_settings
 from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.llama_index.callbacks import Observers, Start
 from cocoa_integrations.llama_index.messages import arguments_of, edited, require_text, to_entries
 from cocoa_integrations.llama_index.options import BESIDE_SETTINGS, DecodeOptions
-from cocoa_integrations.llama_index.responses import Answer, Chunks, complete_answer
+from cocoa_integrations.llama_index.responses import Chunks, Delivery, Reader, complete_answer
+from cocoa_integrations.llama_index.structured import RiskStructuredLLM
 from cocoa_integrations.llama_index.tools import ChatReader, split_tools
 
 if TYPE_CHECKING:
@@ -48,8 +50,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
-
-Response = TypeVar("Response", CompletionResponse, ChatResponse)
 
 
 class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
@@ -118,6 +118,17 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
         False,
         description="Whether LlamaIndex uses it to call functions, as FunctionAgent and structured_predict do. "
         "Default: True if chat messages are formatted with the chat template and the extra `tools` is installed.",
+    )
+
+    risk_metadata: Detail | None = Field(
+        None,
+        description="How much of the risk responses carry: `full`; `compact`, one report in which nothing is written "
+        "twice; or `none`. Default: full in streams, compact in other responses and in the `raw` of every complete "
+        "answer, which agents keep. Events and collectors always receive everything.",
+    )
+    logprobs: bool | None = Field(
+        None,
+        description="Whether responses carry the log-probabilities of their tokens. Default: where the risk is full.",
     )
 
     _engine: CocoaEngine = PrivateAttr()
@@ -206,22 +217,26 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
             PromptError: the prompt is empty or does not fit the context window.
             ConfigError: an option is unknown, out of range or not supported.
         """
-        return self._answer(self._completion(prompt, formatted, kwargs)).to_completion()
+        reader, start = self._completion(prompt, formatted, kwargs)
+        return self._answer(start, reader)
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Like :meth:`complete`, with one chunk for each span as soon as it is decided."""
-        return self._stream(self._completion(prompt, formatted, kwargs), Answer.to_completion)
+        reader, start = self._completion(prompt, formatted, kwargs)
+        return self._stream(start, reader)
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Like :meth:`complete`, without blocking the event loop. Cancelling the task stops the work."""
-        return (await self._aanswer(self._completion(prompt, formatted, kwargs))).to_completion()
+        reader, start = self._completion(prompt, formatted, kwargs)
+        return await self._aanswer(start, reader)
 
     @llm_completion_callback()
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """Like :meth:`stream_complete`, without blocking the event loop. Leaving the stream stops the work."""
-        return await self._astream(self._completion(prompt, formatted, kwargs), Answer.to_completion)
+        reader, start = self._completion(prompt, formatted, kwargs)
+        return await self._astream(start, reader)
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -243,25 +258,25 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
             IncompleteAnswerError: a required tool call was cut off.
         """
         reader, start = self._conversation(messages, kwargs)
-        return reader.response(self._answer(start))
+        return self._answer(start, reader)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Like :meth:`chat`, with one chunk for each span as soon as it is decided."""
         reader, start = self._conversation(messages, kwargs)
-        return self._stream(start, reader.response)
+        return self._stream(start, reader)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Like :meth:`chat`, without blocking the event loop. Cancelling the task stops the work."""
         reader, start = self._conversation(messages, kwargs)
-        return reader.response(await self._aanswer(start))
+        return await self._aanswer(start, reader)
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Like :meth:`stream_chat`, without blocking the event loop. Leaving the stream stops the work."""
         reader, start = self._conversation(messages, kwargs)
-        return await self._astream(start, reader.response)
+        return await self._astream(start, reader)
 
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
@@ -278,6 +293,15 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
             ToolSelection(tool_id=block.tool_call_id or "", tool_name=block.tool_name, tool_kwargs=arguments_of(block))
             for block in blocks
         ]
+
+    def as_structured_llm(self, output_cls: type[BaseModel], **kwargs: Any) -> RiskStructuredLLM:
+        """This LLM with answers that are objects of a pydantic class. Responses have the risk of every field.
+
+        Args:
+            output_cls: the class.
+            **kwargs: options of LlamaIndex's ``StructuredLLM``.
+        """
+        return RiskStructuredLLM(llm=self, output_cls=output_cls, **kwargs)
 
     def _prepare_chat_with_tools(
         self,
@@ -344,7 +368,10 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
         """Whether messages_to_prompt was given; LlamaIndex fills in a default otherwise."""
         return self.messages_to_prompt not in (None, generic_messages_to_prompt)
 
-    def _completion(self, prompt: str, formatted: bool, options: Mapping[str, Any]) -> Start:
+    def _completion(self, prompt: str, formatted: bool, options: Mapping[str, Any]) -> tuple[Reader, Start]:
+        """The object that makes responses of the answer, and the function that starts it."""
+        delivery, options = self._delivery(options)
+
         def start(edit: Callable[[str], str] | None = None) -> SpanStream:
             decoding = self._decoding(options)
             assert self.completion_to_prompt is not None  # set by a validator of LLM
@@ -352,12 +379,13 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
             wrapped = text if formatted else self._extend_prompt(self.completion_to_prompt(text))
             return self._begin(wrapped, decoding)
 
-        return start
+        return Reader(delivery), start
 
     def _conversation(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> tuple[ChatReader, Start]:
         """The object that parses the answer, and the function that starts it."""
+        delivery, options = self._delivery(options)
         request, rest = split_tools(options)
-        reader = ChatReader(request, self._engine)
+        reader = ChatReader(request, self._engine, delivery)
 
         def start(edit: Callable[[str], str] | None = None) -> SpanStream:
             decoding = self._decoding(rest)
@@ -375,6 +403,13 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
             return self._begin(self.messages_to_prompt(opened), decoding)
 
         return reader, start
+
+    def _delivery(self, options: Mapping[str, Any]) -> tuple[Delivery, dict[str, Any]]:
+        """What the responses of a call carry besides their text, and the other options of the call."""
+        rest = dict(options)
+        given = {name: rest.pop(name, None) for name in ("risk_metadata", "logprobs")}
+        detail, logprobs = (getattr(self, name) if value is None else value for name, value in given.items())
+        return Delivery(detail, logprobs), rest
 
     def _decoding(self, options: Mapping[str, Any]) -> DecodeOptions:
         """The decode options of a call: the current settings and options, updated by those of the call."""
@@ -404,53 +439,59 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
         bos = self._engine.tokenizer.bos_token
         return self._engine.encode(prompt, add_special_tokens=not (bos and prompt.startswith(bos)))
 
-    def _answer(self, start: Start) -> Answer:
+    def _answer(self, start: Start, reader: Reader) -> Any:
         observers = Observers(start)
         with start() as stream:
             for span in stream:
                 observers.span_decided(span)
-        return self._complete_answer(stream.generation, observers)
+        return self._complete_answer(stream.generation, observers, reader)
 
-    async def _aanswer(self, start: Start) -> Answer:
+    async def _aanswer(self, start: Start, reader: Reader) -> Any:
         observers = Observers(start)
         stream = await in_worker(self._engine, start)  # encoding a long prompt takes time too
         async with AsyncStream(self._engine, stream) as spans:
             async for span in spans:
                 observers.span_decided(span)
-        return self._complete_answer(stream.generation, observers)
+        return self._complete_answer(stream.generation, observers, reader)
 
-    def _stream(self, start: Start, to_response: Callable[[Answer], Response]) -> Generator[Response, None, None]:
+    def _stream(self, start: Start, reader: Reader) -> Generator[Any, None, None]:
         observers, stream = Observers(start), start()
 
-        def responses() -> Generator[Response, None, None]:
-            chunks = Chunks(self._engine)
+        def responses() -> Generator[Any, None, None]:
+            chunks = Chunks(self._engine, reader.delivery)
             with stream:
                 for span in stream:
                     observers.span_decided(span)
-                    yield to_response(chunks.next(span))
-            yield to_response(self._complete_answer(stream.generation, observers, streamed=True))
+                    yield reader.response(chunks.next(span))
+            yield self._complete_answer(stream.generation, observers, reader, streamed=True)
 
         return responses()
 
-    async def _astream(self, start: Start, to_response: Callable[[Answer], Response]) -> AsyncGenerator[Response, None]:
+    async def _astream(self, start: Start, reader: Reader) -> AsyncGenerator[Any, None]:
         observers, stream = Observers(start), await in_worker(self._engine, start)
 
-        async def responses() -> AsyncGenerator[Response, None]:
-            chunks = Chunks(self._engine)
+        async def responses() -> AsyncGenerator[Any, None]:
+            chunks = Chunks(self._engine, reader.delivery)
             async with AsyncStream(self._engine, stream) as spans:
                 async for span in spans:
                     observers.span_decided(span)
-                    yield to_response(chunks.next(span))
-            yield to_response(self._complete_answer(stream.generation, observers, streamed=True))
+                    yield reader.response(chunks.next(span))
+            yield self._complete_answer(stream.generation, observers, reader, streamed=True)
 
         return responses()
 
     def _complete_answer(
-        self, generation: Generation | None, observers: Observers, *, streamed: bool = False
-    ) -> Answer:
+        self, generation: Generation | None, observers: Observers, reader: Reader, *, streamed: bool = False
+    ) -> Any:
+        """The response to a complete answer, after it has been reported."""
         assert generation is not None  # the stream has been read to its end
-        observers.answer_complete(generation)
-        return complete_answer(generation, self._engine, streamed=streamed)
+        content, parts = reader.parts(generation)
+        observers.answer_complete(generation, parts)
+        return reader.response(
+            complete_answer(
+                generation, self._engine, reader.delivery, streamed=streamed, content=content, parts=parts
+            )
+        )
 
 
 def _query_wrapper(given: BasePromptTemplate | str | None) -> BasePromptTemplate | None:

@@ -28,8 +28,16 @@ class SpanEntry(TypedDict):
         "`risk_point`: several candidates competed and this one was kept. `greedy`: no token competed. `given`: the "
         "text was scored, not generated.",
     ]
-    con_mlds: Annotated[float, "ConMLDS: disagreement of consecutive middle layers, between 0 and 2."]
-    f_mlds: Annotated[float, "fMLDS: disagreement of the middle layers with the final layer, between 0 and 2."]
+    con_mlds: Annotated[
+        NotRequired[float],
+        "ConMLDS: disagreement of consecutive middle layers, between 0 and 2. Left out in a compact report if it is the "
+        "risk.",
+    ]
+    f_mlds: Annotated[
+        NotRequired[float],
+        "fMLDS: disagreement of the middle layers with the final layer, between 0 and 2. Left out in a compact report if "
+        "it is the risk.",
+    ]
     log_prob: Annotated[float, "Log-probability of the span in nats: sum or mean over its tokens (`span_log_prob`)."]
     score: Annotated[
         NotRequired[float], "Score by which the method ranks candidates. Higher is better. Not in a compact report."
@@ -44,7 +52,9 @@ class SpanEntry(TypedDict):
         "Whether decoding stopped after this span because its risk reached `max_risk`. Left out in a compact report if "
         "it is false.",
     ]
-    candidates: Annotated[int, "Number of candidates that competed; 0 where none did."]
+    candidates: Annotated[
+        NotRequired[int], "Number of candidates that competed; 0 where none did. Left out in a compact report if it is 0."
+    ]
     chosen: Annotated[
         NotRequired[int | None],
         "Index of the kept candidate at a risk point, otherwise `None`. Not in a compact report.",

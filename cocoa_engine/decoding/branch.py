@@ -23,6 +23,7 @@ class Branch:
         track: decodes the tokens to text, up to the last token of the branch.
         token_ids, log_probs, entropies, margins: one entry for each token.
         contrasts: the contrast of each token, for a contrasting method.
+        top: for each token, the most probable tokens at its place, if they are recorded.
         hidden: ``[N + 1, d]`` float32, the states of layers m..n and the final one, summed over the fed tokens.
         next: the distribution after the last fed token; `None` if no token may follow.
         ended: why no further token may follow; `None` if one may.
@@ -36,6 +37,7 @@ class Branch:
     entropies: list[float] = field(default_factory=list)
     margins: list[float] = field(default_factory=list)
     contrasts: list[float] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
     hidden: Tensor | None = None
     next: NextTokens | None = None
     ended: FinishReason | None = None
@@ -63,6 +65,8 @@ class Branch:
         self.log_probs.append(log_prob)
         self.entropies.append(following.entropy)
         self.margins.append(following.margin)
+        if following.top:
+            self.top.append(list(following.top))
 
     def add_states(self, states: Tensor | None) -> None:
         """Add the states of a fed token, ``[N + 1, d]``."""
@@ -98,3 +102,4 @@ class DecidedSpan:
     text_end: int
     token_copied: list[int] = field(default_factory=list)
     preceding: Preceding = field(default_factory=Preceding)
+    top_log_probs: list[list[tuple[int, float]]] | None = None

@@ -243,6 +243,7 @@ class SpanDecoder:
             text_end=len(span.track.text),
             token_copied=copied,
             preceding=before,
+            top_log_probs=span.top or None,
         )
         self.decided.append(decided)
         if self.config.max_risk is None:

@@ -10,8 +10,10 @@ from cocoa_engine.messages import unknown
 Detail = Literal["full", "compact", "none"]
 """``full``: everything that is measured. ``compact``: one report, in which nothing is written twice. ``none``: no report."""
 
-NOT_KEPT = ("span", "score", "chosen", "reaches_max_risk")
-"""The keys of a span that a compact report leaves out; ``reaches_max_risk`` only where it is false."""
+NOT_KEPT = ("span", "score", "chosen")
+"""The keys of a span that a compact report leaves out. Further ones are left out if they can be derived."""
+
+MLDS = ("con_mlds", "f_mlds")
 
 MEMBERS = ("spans", "tool_calls", "fields")
 """The keys of a report that list its parts."""
@@ -30,7 +32,8 @@ def require_detail(detail: Any) -> None:
 def compact_report(report: dict[str, Any], text: str | None) -> dict[str, Any]:
     """A ``cocoa_risk`` report without what can be derived from the rest of the answer.
 
-    Spans have no texts if ``text`` is the concatenation of these texts. Spans without visible text keep theirs, so that
+    A span has no ``reaches_max_risk`` if it is false, no ``candidates`` if there were none, and no ``con_mlds`` or
+    ``f_mlds`` if it is the risk. Spans have no texts if ``text`` is the concatenation of these texts. Spans without visible text keep theirs, so that
     thresholds can still leave them out if the text of the answer is changed later.
 
     Args:
@@ -43,16 +46,15 @@ def compact_report(report: dict[str, Any], text: str | None) -> dict[str, Any]:
         kept = {key: value for key, value in span.items() if key not in NOT_KEPT}
         if derivable and span["text"].strip():
             del kept["text"]
-        if span.get("reaches_max_risk"):
-            kept["reaches_max_risk"] = True
-        spans.append(kept)
+        derived = {"reaches_max_risk": False, "candidates": 0, **dict.fromkeys(MLDS, span["risk"])}
+        spans.append({key: value for key, value in kept.items() if key not in derived or value != derived[key]})
     return {**report, "compact": True, "spans": spans}
 
 
 def expanded_report(report: dict[str, Any] | None, text: str) -> dict[str, Any] | None:
-    """A report with what can be derived for its spans: number, text and ``reaches_max_risk``.
+    """A report with what can be derived for its spans: all but ``score`` and ``chosen``.
 
-    A full report is returned as it is. ``score`` and ``chosen`` are only in a full report. If the text is no longer
+    A full report is returned as it is. If the text is no longer
     that of the answer, spans get no texts.
 
     Args:
@@ -65,7 +67,8 @@ def expanded_report(report: dict[str, Any] | None, text: str) -> dict[str, Any] 
     spans = []
     for number, span in enumerate(report["spans"]):
         derived = {} if "text" in span or not unchanged else {"text": text[span["start"] : span["end"]]}
-        spans.append({"span": number, **derived, "reaches_max_risk": False, **span})
+        values = {**dict.fromkeys(MLDS, span["risk"]), "reaches_max_risk": False, "candidates": 0}
+        spans.append({"span": number, **derived, **values, **span})
     return {**report, "spans": spans}
 
 

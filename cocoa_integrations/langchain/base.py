@@ -333,7 +333,7 @@ class CocoaModel(CallOptions, LoadOptions, BaseLanguageModel[Any]):
     @property
     def _keeps_logprobs(self) -> bool:
         """Whether answers carry log-probabilities even if their metadata is not full."""
-        return self.logprobs is True
+        return self.logprobs is True or (self.logprobs is None and self.top_logprobs > 0)
 
     def _metadata(self, generation: Generation) -> dict[str, Any]:
         """The full metadata of a complete answer. In a stream, only one chunk may carry it."""

@@ -128,7 +128,8 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
     )
     logprobs: bool | None = Field(
         None,
-        description="Whether responses carry the log-probabilities of their tokens. Default: where the risk is full.",
+        description="Whether responses carry the log-probabilities of their tokens. Default: where the risk is full, and where "
+        "`top_logprobs` asks for the most probable tokens at each place.",
     )
 
     _engine: CocoaEngine = PrivateAttr()
@@ -409,6 +410,9 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
         rest = dict(options)
         given = {name: rest.pop(name, None) for name in ("risk_metadata", "logprobs")}
         detail, logprobs = (getattr(self, name) if value is None else value for name, value in given.items())
+        top = rest.get("top_logprobs")
+        if logprobs is None and (self.top_logprobs if top is None else top):
+            logprobs = True
         return Delivery(detail, logprobs), rest
 
     def _decoding(self, options: Mapping[str, Any]) -> DecodeOptions:

@@ -198,6 +198,13 @@ class Chunks:
 
 
 def _log_probs(tokens: TokenLogprobs, span: Span) -> list[list[LogProb]]:
-    return [
-        [LogProb(token=token["token"], logprob=token["logprob"], bytes=token["bytes"])] for token in tokens.of(span)
-    ]
+    """The entries of each token: with ``top_logprobs`` the most probable tokens, as LlamaIndex's OpenAI LLM gives them,
+    and the token itself if it is not among them; otherwise the token alone.
+    """
+    found = []
+    for token in tokens.of(span):
+        entries = token["top_logprobs"]
+        if all((each["token"], each["logprob"]) != (token["token"], token["logprob"]) for each in entries):
+            entries = [*entries, token]
+        found.append([LogProb(token=each["token"], logprob=each["logprob"], bytes=each["bytes"] or []) for each in entries])
+    return found

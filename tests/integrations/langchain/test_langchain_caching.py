@@ -37,6 +37,7 @@ OTHER: dict[str, Any] = {
     "max_risk": 0.5,
     "temperature": 0.7,
     "seed": 1,
+    "top_logprobs": 2,
     "stop": ["x"],
 }
 

@@ -7,17 +7,16 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, ToolMessage
 
-from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.langchain import ChatCocoa, ToolRiskMiddleware, argument_risks, field_risks, get_risk
-from tests.helpers.structured import PATHS, Order, check_fields
+from tests.helpers.structured import PATHS, Order, check_fields, engine_for_schemas
 
 REQUEST = "An order of tea and milk."
 
 
 @pytest.fixture(scope="module")
-def chat(quick_engine: CocoaEngine) -> ChatCocoa:
-    return ChatCocoa(engine=quick_engine, max_tokens=120)
+def chat() -> ChatCocoa:
+    return ChatCocoa(engine=engine_for_schemas(), max_tokens=250)
 
 
 def generated(message: AIMessage) -> str:

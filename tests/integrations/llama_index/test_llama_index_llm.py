@@ -128,6 +128,7 @@ SETTINGS: dict[str, Any] = {
     "max_new_tokens": 3,
     "temperature": 0.5,
     "seed": 7,
+    "top_logprobs": 2,
     "stop": ("Rome",),
 }
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.metadata_size
 
-The results are counts, which are the same on every machine up to the digits of floats. Needs the extras ``langchain`` and
-``llama-index``.
+The results are counts, which are the same on every machine up to the digits of floats. Needs the extras ``langchain``
+and ``llama-index``.
 """
 
 from __future__ import annotations

@@ -30,13 +30,13 @@ class SpanEntry(TypedDict):
     ]
     con_mlds: Annotated[
         NotRequired[float],
-        "ConMLDS: disagreement of consecutive middle layers, between 0 and 2. Left out in a compact report if it is the "
-        "risk.",
+        "ConMLDS: disagreement of consecutive middle layers, between 0 and 2. Left out in a compact report if it is "
+        "the risk.",
     ]
     f_mlds: Annotated[
         NotRequired[float],
-        "fMLDS: disagreement of the middle layers with the final layer, between 0 and 2. Left out in a compact report if "
-        "it is the risk.",
+        "fMLDS: disagreement of the middle layers with the final layer, between 0 and 2. Left out in a compact report "
+        "if it is the risk.",
     ]
     log_prob: Annotated[float, "Log-probability of the span in nats: sum or mean over its tokens (`span_log_prob`)."]
     score: Annotated[
@@ -53,7 +53,8 @@ class SpanEntry(TypedDict):
         "it is false.",
     ]
     candidates: Annotated[
-        NotRequired[int], "Number of candidates that competed; 0 where none did. Left out in a compact report if it is 0."
+        NotRequired[int],
+        "Number of candidates that competed; 0 where none did. Left out in a compact report if it is 0.",
     ]
     chosen: Annotated[
         NotRequired[int | None],

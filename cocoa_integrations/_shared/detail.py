@@ -8,7 +8,8 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 
 Detail = Literal["full", "compact", "none"]
-"""``full``: everything that is measured. ``compact``: one report, in which nothing is written twice. ``none``: no report."""
+"""``full``: everything that is measured. ``compact``: one report, in which nothing is written twice. ``none``: no
+report."""
 
 NOT_KEPT = ("span", "score", "chosen")
 """The keys of a span that a compact report leaves out. Further ones are left out if they can be derived."""
@@ -33,8 +34,8 @@ def compact_report(report: dict[str, Any], text: str | None) -> dict[str, Any]:
     """A ``cocoa_risk`` report without what can be derived from the rest of the answer.
 
     A span has no ``reaches_max_risk`` if it is false, no ``candidates`` if there were none, and no ``con_mlds`` or
-    ``f_mlds`` if it is the risk. Spans have no texts if ``text`` is the concatenation of these texts. Spans without visible text keep theirs, so that
-    thresholds can still leave them out if the text of the answer is changed later.
+    ``f_mlds`` if it is the risk. Spans have no texts if ``text`` is the concatenation of these texts. Spans without
+    visible text keep theirs, so that thresholds can still leave them out if the text of the answer is changed later.
 
     Args:
         report: a report; it is not changed.

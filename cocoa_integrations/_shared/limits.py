@@ -81,8 +81,7 @@ class Limit:
         raw = "" if report["calibrated"] or self.metric != "risk" else " (raw MLDS: no calibrator was given)"
         named = repr(worst["text"]) if "text" in worst else f"characters {worst['start']} to {worst['end']}"
         return HallucinationRiskError(
-            f"{self.metric} of {named} is {value:.4g}, which reaches the threshold of "
-            f"{self.threshold:.4g}{raw}",
+            f"{self.metric} of {named} is {value:.4g}, which reaches the threshold of {self.threshold:.4g}{raw}",
             report=report,
             value=value,
             threshold=self.threshold,

@@ -21,7 +21,14 @@ from llama_index.core.base.llms.types import (
     MessageRole,
     ToolCallBlock,
 )
-from llama_index.core.bridge.pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_serializer
+from llama_index.core.bridge.pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_serializer,
+)
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.function_calling import FunctionCallingLLM
@@ -128,8 +135,8 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
     )
     logprobs: bool | None = Field(
         None,
-        description="Whether responses carry the log-probabilities of their tokens. Default: where the risk is full, and where "
-        "`top_logprobs` asks for the most probable tokens at each place.",
+        description="Whether responses carry the log-probabilities of their tokens. Default: where the risk is full, "
+        "and where `top_logprobs` asks for the most probable tokens at each place.",
     )
 
     _engine: CocoaEngine = PrivateAttr()
@@ -492,9 +499,7 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
         content, parts = reader.parts(generation)
         observers.answer_complete(generation, parts)
         return reader.response(
-            complete_answer(
-                generation, self._engine, reader.delivery, streamed=streamed, content=content, parts=parts
-            )
+            complete_answer(generation, self._engine, reader.delivery, streamed=streamed, content=content, parts=parts)
         )
 
 

@@ -206,5 +206,7 @@ def _log_probs(tokens: TokenLogprobs, span: Span) -> list[list[LogProb]]:
         entries = token["top_logprobs"]
         if all((each["token"], each["logprob"]) != (token["token"], token["logprob"]) for each in entries):
             entries = [*entries, token]
-        found.append([LogProb(token=each["token"], logprob=each["logprob"], bytes=each["bytes"] or []) for each in entries])
+        found.append(
+            [LogProb(token=each["token"], logprob=each["logprob"], bytes=each["bytes"] or []) for each in entries]
+        )
     return found

@@ -19,8 +19,8 @@ class RiskStructuredLLM(StructuredLLM):
     """What :meth:`CocoaLLM.as_structured_llm` returns: LlamaIndex's structured LLM, with the risk in its responses.
 
     ``additional_kwargs["cocoa_risk"]`` of a response is the report of the answer; see
-    :func:`~cocoa_integrations.llama_index.field_risks`. A streamed answer has it in a further response at the end, which
-    repeats the last object.
+    :func:`~cocoa_integrations.llama_index.field_risks`. A streamed answer has it in a further response at the end,
+    which repeats the last object.
     """
 
     @classmethod

@@ -50,10 +50,11 @@ def tool_call_risks(
 ) -> list[dict[str, Any]]:
     """The entries of ``cocoa_risk["tool_calls"]``, one for each call.
 
-    An argument is listed by its name, and every value in it by its path, such as ``$.people[0].age``. For a value, ``risk`` is the highest risk of the spans that overlap its value, ``con_mlds`` and ``f_mlds`` are
-    means over these spans, and ``log_prob`` is the sum over the tokens of the value. Tokens that the grammar forces
-    have log-probability 0. ``start`` and ``end`` are offsets in the generated text, which contains the tool calls; the
-    quotes of a string are not included. For a call, ``risk`` is the highest risk of all its spans, including those of
+    An argument is listed by its name, and every value in it by its path, such as ``$.people[0].age``. For a value,
+    ``risk`` is the highest risk of the spans that overlap it, ``con_mlds`` and ``f_mlds`` are means over these spans,
+    and ``log_prob`` is the sum over the tokens of the value. Tokens that the grammar forces have log-probability 0.
+    ``start`` and ``end`` are offsets in the generated text, which contains the tool calls; the quotes of a string are
+    not included. For a call, ``risk`` is the highest risk of all its spans, including those of
     its name, and ``error`` says why the call is invalid, or is ``None``.
 
     Args:

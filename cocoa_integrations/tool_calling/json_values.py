@@ -89,7 +89,7 @@ def members_at(text: str, at: int) -> Members:
 def field_offsets(text: str, at: int = 0, path: str = "$") -> dict[str, tuple[int, int]]:
     """Start and end of every value inside the object or list at an offset, by its JSON path.
 
-    The offsets of a string exclude its quotes, unless it is empty. Objects and lists have an entry as well as the values
+    The offsets of a string exclude its quotes, unless it is empty. Objects and lists have an entry, as have the values
     in them. A value that was cut off has none, but the complete values in it do. A text that is a single value other
     than an object or a list has the entry of this value.
 

@@ -90,7 +90,9 @@ def test_a_contrasting_method_records_the_model_s_own_distribution(engine: Cocoa
 
 
 def test_where_a_grammar_allows_one_token_there_is_one(engine: CocoaEngine) -> None:
-    answer = engine.generate("A number: ", logits_processor=engine.constrain(regex="ab"), top_logprobs=3, max_new_tokens=4)
+    answer = engine.generate(
+        "A number: ", logits_processor=engine.constrain(regex="ab"), top_logprobs=3, max_new_tokens=4
+    )
     first = answer.spans[0].top_log_probs
     assert first is not None
     assert len(first[0]) == 1

@@ -1,4 +1,4 @@
-"""How much of the risk the messages of each entry point carry, and that everything that reads it works on compact ones."""
+"""How much of the risk the messages of each entry point carry; everything that reads it works on compact ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def compact(compact_chat: ChatCocoa, question: str) -> AIMessage:
 
 def same_values(spans: list[dict[str, Any]], full: list[dict[str, Any]]) -> bool:
     """Whether every value of the spans is that of the full ones."""
-    return len(spans) == len(full) and all({**theirs, **ours} == theirs for ours, theirs in zip(spans, full, strict=True))
+    return len(spans) == len(full) and all(
+        {**theirs, **ours} == theirs for ours, theirs in zip(spans, full, strict=True)
+    )
 
 
 def test_a_message_of_invoke_says_nothing_twice(compact: AIMessage, quick_answer: AIMessage) -> None:
@@ -90,7 +92,9 @@ def test_callbacks_receive_everything(
         assert risk.reports == [get_risk(quick_answer)]
 
 
-def test_a_call_and_a_model_choose_the_detail(quick_engine: CocoaEngine, quick_answer: AIMessage, question: str) -> None:
+def test_a_call_and_a_model_choose_the_detail(
+    quick_engine: CocoaEngine, quick_answer: AIMessage, question: str
+) -> None:
     chat = ChatCocoa(engine=quick_engine, max_tokens=12, risk_metadata="none")
     silent = chat.invoke(question)
     assert set(silent.response_metadata) == {"model_name", "finish_reason", *silent.response_metadata} - {"cocoa_risk"}
@@ -104,7 +108,9 @@ def test_a_call_and_a_model_choose_the_detail(quick_engine: CocoaEngine, quick_a
         quick_answer.response_metadata,
     )
     assert chat.bind(risk_metadata="compact").invoke(question).response_metadata["cocoa_risk"]["compact"] is True
-    assert all(not chunk.additional_kwargs and "cocoa_risk" not in chunk.response_metadata for chunk in chat.stream("a"))
+    assert all(
+        not chunk.additional_kwargs and "cocoa_risk" not in chunk.response_metadata for chunk in chat.stream("a")
+    )
     with pytest.raises(ConfigError, match="risk_metadata"):
         chat.invoke(question, risk_metadata="some")
     with pytest.raises(ConfigError, match="risk_metadata"):
@@ -172,7 +178,9 @@ def test_an_agent_keeps_compact_messages_and_no_second_copy(compact_chat: ChatCo
     for streamed in (False, True):
         agent = create_agent(compact_chat, tools=[], middleware=[RiskMiddleware(0.0)])
         asked = {"messages": [("user", question)]}
-        state = list(agent.stream(asked, stream_mode=["values", "messages"]))[-1][1] if streamed else agent.invoke(asked)
+        state = (
+            list(agent.stream(asked, stream_mode=["values", "messages"]))[-1][1] if streamed else agent.invoke(asked)
+        )
         message, [entry] = state["messages"][-1], state["cocoa_risks"]
         assert message.additional_kwargs == {}
         assert message.response_metadata["cocoa_risk"]["compact"] is True
@@ -199,4 +207,6 @@ def test_a_text_model_has_full_metadata_unless_asked(quick_engine: CocoaEngine) 
     assert same_values(get_spans(small), get_spans(full))
     [[silent]] = llm.generate(["Once"], risk_metadata="none").generations
     assert "cocoa_risk" not in silent.generation_info
-    assert CocoaLLM(engine=quick_engine, max_tokens=12, risk_metadata="none").with_risk().invoke("Once")["risk"]["spans"]
+    assert (
+        CocoaLLM(engine=quick_engine, max_tokens=12, risk_metadata="none").with_risk().invoke("Once")["risk"]["spans"]
+    )

@@ -27,8 +27,8 @@ def context_lift(
 
     Every entry of the spans in ``cocoa_risk``, and of ``cocoa_spans`` if the message has them, gets ``context_lift``,
     ``con_mlds_lift`` and ``f_mlds_lift``. ``context_lift`` is log p of the span with the context minus log p without
-    it, in nats. A value near or below 0 means that the span does not come from the context. The text of the answer is tokenized again, and
-    its probabilities are those of the model without logits processors.
+    it, in nats. A value near or below 0 means that the span does not come from the context. The text of the answer is
+    tokenized again, and its probabilities are those of the model without logits processors.
 
     Args:
         chat: the model that answered, or one with the same engine.

@@ -48,7 +48,14 @@ from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.llama_index.callbacks import Observers, Start
 from cocoa_integrations.llama_index.messages import arguments_of, edited, require_text, to_entries
 from cocoa_integrations.llama_index.options import BESIDE_SETTINGS, DecodeOptions
-from cocoa_integrations.llama_index.responses import Chunks, Delivery, Reader, complete_answer
+from cocoa_integrations.llama_index.responses import (
+    Chunks,
+    CompletionReader,
+    Delivery,
+    Reader,
+    Response,
+    complete_answer,
+)
 from cocoa_integrations.llama_index.structured import RiskStructuredLLM
 from cocoa_integrations.llama_index.tools import ChatReader, split_tools
 
@@ -376,7 +383,7 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
         """Whether messages_to_prompt was given; LlamaIndex fills in a default otherwise."""
         return self.messages_to_prompt not in (None, generic_messages_to_prompt)
 
-    def _completion(self, prompt: str, formatted: bool, options: Mapping[str, Any]) -> tuple[Reader, Start]:
+    def _completion(self, prompt: str, formatted: bool, options: Mapping[str, Any]) -> tuple[CompletionReader, Start]:
         """The object that makes responses of the answer, and the function that starts it."""
         delivery, options = self._delivery(options)
 
@@ -387,7 +394,7 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
             wrapped = text if formatted else self._extend_prompt(self.completion_to_prompt(text))
             return self._begin(wrapped, decoding)
 
-        return Reader(delivery), start
+        return CompletionReader(delivery), start
 
     def _conversation(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> tuple[ChatReader, Start]:
         """The object that parses the answer, and the function that starts it."""
@@ -450,14 +457,14 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
         bos = self._engine.tokenizer.bos_token
         return self._engine.encode(prompt, add_special_tokens=not (bos and prompt.startswith(bos)))
 
-    def _answer(self, start: Start, reader: Reader) -> Any:
+    def _answer(self, start: Start, reader: Reader[Response]) -> Response:
         observers = Observers(start)
         with start() as stream:
             for span in stream:
                 observers.span_decided(span)
         return self._complete_answer(stream.generation, observers, reader)
 
-    async def _aanswer(self, start: Start, reader: Reader) -> Any:
+    async def _aanswer(self, start: Start, reader: Reader[Response]) -> Response:
         observers = Observers(start)
         stream = await in_worker(self._engine, start)  # encoding a long prompt takes time too
         async with AsyncStream(self._engine, stream) as spans:
@@ -465,10 +472,10 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
                 observers.span_decided(span)
         return self._complete_answer(stream.generation, observers, reader)
 
-    def _stream(self, start: Start, reader: Reader) -> Generator[Any, None, None]:
+    def _stream(self, start: Start, reader: Reader[Response]) -> Generator[Response, None, None]:
         observers, stream = Observers(start), start()
 
-        def responses() -> Generator[Any, None, None]:
+        def responses() -> Generator[Response, None, None]:
             chunks = Chunks(self._engine, reader.delivery)
             with stream:
                 for span in stream:
@@ -478,10 +485,10 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
 
         return responses()
 
-    async def _astream(self, start: Start, reader: Reader) -> AsyncGenerator[Any, None]:
+    async def _astream(self, start: Start, reader: Reader[Response]) -> AsyncGenerator[Response, None]:
         observers, stream = Observers(start), await in_worker(self._engine, start)
 
-        async def responses() -> AsyncGenerator[Any, None]:
+        async def responses() -> AsyncGenerator[Response, None]:
             chunks = Chunks(self._engine, reader.delivery)
             async with AsyncStream(self._engine, stream) as spans:
                 async for span in spans:
@@ -492,8 +499,8 @@ class CocoaLLM(DecodeSettings, LoadOptions, FunctionCallingLLM):
         return responses()
 
     def _complete_answer(
-        self, generation: Generation | None, observers: Observers, reader: Reader, *, streamed: bool = False
-    ) -> Any:
+        self, generation: Generation | None, observers: Observers, reader: Reader[Response], *, streamed: bool = False
+    ) -> Response:
         """The response to a complete answer, after it has been reported."""
         assert generation is not None  # the stream has been read to its end
         content, parts = reader.parts(generation)

@@ -7,10 +7,11 @@ compact; token counters read ``usage`` from it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, LogProb, MessageRole
 
@@ -18,6 +19,8 @@ from cocoa_engine import CocoaEngine, Generation, Span
 from cocoa_integrations._shared.detail import Detail, compact_report, require_detail
 from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, risk_report, span_metadata
+
+Response = TypeVar("Response", CompletionResponse, ChatResponse)
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ class Answer:
         )
 
 
-class Reader:
+class Reader(ABC, Generic[Response]):
     """Converts the answers of one call, or the partial answers of a stream, into responses.
 
     Args:
@@ -119,7 +122,15 @@ class Reader:
         """The text of the response to a complete answer, and what is added to its report."""
         return generation.text, {}
 
-    def response(self, answer: Answer) -> Any:
+    @abstractmethod
+    def response(self, answer: Answer) -> Response:
+        """The response for a complete or a partial answer."""
+
+
+class CompletionReader(Reader[CompletionResponse]):
+    """Converts the answers to a prompt."""
+
+    def response(self, answer: Answer) -> CompletionResponse:
         """The response for a complete or a partial answer."""
         return answer.to_completion()
 

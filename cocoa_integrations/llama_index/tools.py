@@ -30,7 +30,7 @@ def split_tools(options: Mapping[str, Any]) -> tuple[ToolRequest, dict[str, Any]
     return ToolRequest.of(asked.pop("tools", None), **asked), rest
 
 
-class ChatReader(Reader):
+class ChatReader(Reader[ChatResponse]):
     """Converts the answers of one chat call, or the partial answers of a stream, into responses with tool calls.
 
     Args:

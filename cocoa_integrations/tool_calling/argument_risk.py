@@ -10,7 +10,7 @@ from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations.tool_calling.json_values import field_offsets, member_path
 from cocoa_integrations.tool_calling.reading import Call, Reading, after_thinking
 
-ROOT = "$."
+ROOT = ("$.", "$[")
 """A key of ``arguments`` that begins so is the path of a value inside an argument; others are names of arguments."""
 
 

@@ -85,7 +85,8 @@ def fields_of_report(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
     if "fields" in report:
         return dict(report["fields"])
     for call in report.get("tool_calls", ()):
-        arguments = call["arguments"].items()
+        # in the order of the text, an object before the values in it
+        arguments = sorted(call["arguments"].items(), key=lambda each: (each[1]["start"], -each[1]["end"]))
         return {name if name.startswith(ROOT) else member_path("$", name): value for name, value in arguments}
     return {}
 

@@ -9,7 +9,7 @@ import torch
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation
-from tests.helpers.prompts import PROMPTS
+from tests.helpers.engines import prompt as random_prompt
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 COUNT = 5
@@ -58,7 +58,7 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_they_are_those_of_a_plain_forward_pass(engine: CocoaEngine, options: dict[str, Any]) -> None:
     settings = {**options, "max_new_tokens": 24}
-    prompt = engine.encode(PROMPTS[0])
+    prompt = random_prompt(0)
     penalty = options.get("repetition_penalty")
     processors = [RepetitionPenaltyLogitsProcessor(penalty)] if penalty else []
     answer = engine.generate(prompt, **settings, top_logprobs=COUNT)
@@ -70,7 +70,7 @@ def test_they_are_those_of_a_plain_forward_pass(engine: CocoaEngine, options: di
 
 
 def test_batch_and_stream_have_them(engine: CocoaEngine) -> None:
-    prompts = [engine.encode(text) for text in PROMPTS[:3]]
+    prompts = [random_prompt(seed) for seed in range(3)]
     config = CocoaConfig(max_new_tokens=16, top_logprobs=COUNT)
     for prompt, answer in zip(prompts, engine.generate_batch(prompts, config=config), strict=True):
         check(engine, prompt, answer)
@@ -82,7 +82,7 @@ def test_batch_and_stream_have_them(engine: CocoaEngine) -> None:
 
 
 def test_a_contrasting_method_records_the_model_s_own_distribution(engine: CocoaEngine) -> None:
-    prompt = engine.encode(PROMPTS[0])
+    prompt = random_prompt(0)
     answer = engine.generate(
         prompt, method="dola", dola_layers="1,2", repetition_penalty=1.0, max_new_tokens=12, top_logprobs=COUNT
     )

@@ -12,9 +12,10 @@ import argparse
 import json
 
 from cocoa_engine import CocoaEngine
+from cocoa_integrations._shared.detail import Detail
 
 PROMPT = "Tell me about the history of the telephone, from its invention until today."
-DETAILS = ("full", "compact", "none")
+DETAILS: tuple[Detail, ...] = ("full", "compact", "none")
 
 
 def sizes(engine: CocoaEngine, tokens: int = 200) -> dict[str, dict[str, int]]:

@@ -45,6 +45,8 @@ def _check(declared: dict[str, TypeAdapter[Any]], *holders: dict[str, Any]) -> s
 def test_langchain(engine: CocoaEngine, declared: dict[str, TypeAdapter[Any]]) -> None:
     chat = ChatCocoa(engine=engine, max_tokens=12)
     message = chat.invoke(QUESTION)
+    assert _check(declared, message.additional_kwargs, message.response_metadata) == {"cocoa_risk"}
+    message = chat.invoke(QUESTION, risk_metadata="full")
     assert _check(declared, message.additional_kwargs, message.response_metadata) == {"cocoa_spans", "cocoa_risk"}
     *chunks, last = list(chat.stream(QUESTION))
     assert _check(declared, *(chunk.additional_kwargs for chunk in chunks)) == {"cocoa_spans"}
@@ -73,7 +75,7 @@ def test_broken_off_answers_and_context(engine: CocoaEngine, declared: dict[str,
     (report,) = risk.reports
     assert report["partial"] is True
     assert _check(declared, {"cocoa_risk": report}) == {"cocoa_risk"}
-    message = chat.invoke(f"Dune is by Frank Herbert. {QUESTION}")
+    message = chat.invoke(f"Dune is by Frank Herbert. {QUESTION}", risk_metadata="full")
     lifted = context_lift(chat, message, f"Dune is by Frank Herbert. {QUESTION}", QUESTION)
     assert "context_lift" in lifted.response_metadata["cocoa_risk"]["spans"][0]
     assert _check(declared, lifted.additional_kwargs, lifted.response_metadata) == {"cocoa_spans", "cocoa_risk"}
@@ -111,6 +113,8 @@ class _Fixed(BaseRetriever):
 def test_llama_index(engine: CocoaEngine, declared: dict[str, TypeAdapter[Any]]) -> None:
     llm = LlamaCocoa(engine=engine, max_new_tokens=8)
     answer = llm.complete(QUESTION)
+    assert _check(declared, answer.additional_kwargs, answer.raw) == {"cocoa_risk"}
+    answer = llm.complete(QUESTION, risk_metadata="full")
     assert _check(declared, answer.additional_kwargs, answer.raw) == {"cocoa_spans", "cocoa_risk"}
     *chunks, last = list(llm.stream_complete(QUESTION))
     assert _check(declared, *(chunk.additional_kwargs for chunk in chunks)) == {"cocoa_spans"}

@@ -37,6 +37,7 @@ OTHER: dict[str, Any] = {
     "max_risk": 0.5,
     "temperature": 0.7,
     "seed": 1,
+    "top_logprobs": 2,
     "stop": ["x"],
 }
 
@@ -52,7 +53,7 @@ def cache() -> Iterator[InMemoryCache]:
 def answer(model: Any, **options: Any) -> Any:
     """The generation of a call: what a cache keeps."""
     inputs = [model._convert_input("Once upon a time")]
-    return model.generate_prompt(inputs, **options).generations[0][0]
+    return model.generate_prompt(inputs, risk_metadata="full", **options).generations[0][0]
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -35,7 +35,7 @@ def test_complete_answers_as_the_engine_does(llm: CocoaLLM, engine: CocoaEngine)
 def test_dola_answers_as_the_engine_does(llm: CocoaLLM, engine: CocoaEngine) -> None:
     expected = engine.generate(PROMPT, method="dola", max_new_tokens=8)
     assert expected.text != llm.complete(PROMPT).text
-    made_with = CocoaLLM(engine=engine, max_new_tokens=8, method="dola")
+    made_with = CocoaLLM(engine=engine, max_new_tokens=8, method="dola", risk_metadata="full")
     *_, streamed = made_with.stream_complete(PROMPT)
     for response in (made_with.complete(PROMPT), llm.complete(PROMPT, method="dola"), streamed):
         assert response.text == expected.text
@@ -128,6 +128,7 @@ SETTINGS: dict[str, Any] = {
     "max_new_tokens": 3,
     "temperature": 0.5,
     "seed": 7,
+    "top_logprobs": 2,
     "stop": ("Rome",),
 }
 

@@ -76,7 +76,7 @@ class Lookahead:
                 if output is None:
                     growing.append(path)
                     break
-                branch.add_states(output.hidden)
+                branch.add_output(output)
                 branch.next, branch.ended = output.next, "eos" if path[-1] in self._eos else None
                 following = None if output.next is None else self._competing(output.next)
                 at_end = branch.ended or len(branch.token_ids) == longest

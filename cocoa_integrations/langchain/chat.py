@@ -41,7 +41,8 @@ Result = TypeVar("Result")
 STRUCTURED_METHODS = ("json_schema", "function_calling", "json_mode")
 
 
-class ChatCocoa(ChatCallOptions, ChatRuns):
+# LangChain passes the prompt of a call by position, so CocoaModel need not name it as BaseChatModel does.
+class ChatCocoa(ChatCallOptions, ChatRuns):  # type: ignore[misc]
     """A local chat model, decoded with CoCoA-SIG, that reports the risk of every span of its answers.
 
     Messages are formatted with the chat template of the tokenizer. An answer has its report in

@@ -30,9 +30,6 @@ from cocoa_integrations.langchain.runnables import find_risk, get_risk
 OnRisk = Literal["keep", "raise", "mark", "abstain", "interrupt"]
 Retry = BaseChatModel | Mapping[str, Any]
 
-TASK = "risk_answer"
-"""Name of the task whose result keeps an answer in the checkpoint while a person decides."""
-
 
 class RiskState(AgentState[Any]):
     """The state of an agent with the risk of the answers of its model.
@@ -141,8 +138,12 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
 
         if self.on_risk != "interrupt":
             return self._response(choose())
-        answer = task(name=TASK)(lambda: choose().to_plain())
-        return self._reviewed(Chosen.from_plain(answer().result()))
+
+        @task  # its result is in the checkpoint, so that the model is not called again after the decision
+        def risk_answer() -> dict[str, Any]:
+            return choose().to_plain()
+
+        return self._reviewed(Chosen.from_plain(risk_answer().result()))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
@@ -159,11 +160,11 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         if self.on_risk != "interrupt":
             return self._response(await choose())
 
-        @task(name=TASK)
-        async def answer() -> dict[str, Any]:
+        @task
+        async def risk_answer() -> dict[str, Any]:
             return (await choose()).to_plain()
 
-        return self._reviewed(Chosen.from_plain(await answer()))
+        return self._reviewed(Chosen.from_plain(await risk_answer()))
 
     def _requests(self, request: ModelRequest[Any]) -> Iterator[ModelRequest[Any]]:
         """The original request, then the retries."""

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cocoa_engine.optional import need
+
+need("langchain.agents", extra="agents", what="RiskMiddleware")
+
 from langchain.agents.middleware import ExtendedModelResponse, ModelResponse
 from langchain_core.messages import AIMessage, message_to_dict, messages_from_dict
 from langgraph.types import Command, interrupt
@@ -112,7 +116,7 @@ def review(chosen: Chosen, limit: Limit) -> Mapping[str, Any]:
     request = ReviewRequest(
         type="risky_answer",
         answer=chosen.message.text,
-        tool_calls=[{key: call[key] for key in ("name", "args", "id")} for call in chosen.message.tool_calls],  # type: ignore[literal-required]
+        tool_calls=[{key: call[key] for key in ("name", "args", "id")} for call in chosen.message.tool_calls],
         spans=limit.risky(chosen.spans),
         report=chosen.required_report(),
         metric=limit.metric,

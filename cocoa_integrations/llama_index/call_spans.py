@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from llama_index.core.instrumentation.dispatcher import Dispatcher
+from llama_index.core.instrumentation.dispatcher import Dispatcher  # type: ignore[attr-defined]
 
 from cocoa_integrations._shared.tracing import is_traced, span_in
 

@@ -91,8 +91,22 @@ def merged_report(parts: Sequence[Part], reports: Sequence[dict[str, Any]]) -> d
         calibrated=all(report["calibrated"] for report in used if report["spans"]),
         answer_risk=used[0]["answer_risk"] if len(used) == 1 else None,
     )
+    if reasoned := [each["reasoning"] for each in used if "reasoning" in each]:
+        report["reasoning"] = _all_reasoning(reasoned)
     report["parts"] = [{"start": part.start, "end": part.end, "report": part.answer} for part in parts]
     return report
+
+
+def _all_reasoning(reasoned: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The risk of the reasoning of several answers. Its spans are not part of the shown text."""
+    counts = [len(one["spans"]) for one in reasoned]
+    total = sum(one["mean_risk"] * count for one, count in zip(reasoned, counts, strict=True))
+    return {
+        "max_risk": max(one["max_risk"] for one in reasoned),
+        "mean_risk": total / sum(counts) if sum(counts) else 0.0,
+        "risk_points": sum(one["risk_points"] for one in reasoned),
+        "spans": [],
+    }
 
 
 def _start(item: tuple[int, tuple[int, int]]) -> tuple[int, int]:

@@ -27,6 +27,7 @@ NAME = PROJECT["name"]
 
 EXTRA_OF_FOLDER = {
     "cocoa_integrations/langchain/middleware.py": "agents",
+    "cocoa_integrations/langchain/review.py": "agents",
     "cocoa_integrations/langchain/tool_risk.py": "agents",
     "cocoa_integrations/langchain/": "langchain",
     "cocoa_integrations/llama_index/": "llama-index",

@@ -33,6 +33,7 @@ SPAN = {
 REPORT = {
     "schema": int,
     "method": str,
+    "model_name": str,
     "max_risk": float,
     "mean_risk": float,
     "calibrated": bool,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -212,11 +213,14 @@ def test_a_span_that_has_ended_and_a_broken_stream_get_nothing(
 
 def test_without_a_span_nothing_happens_and_nothing_is_kept(chat: ChatCocoa, tracer: Tracer) -> None:
     assert not trace.get_current_span().is_recording()
+    gc.collect()
+    before = len(tracing._totals)  # of spans that other tests have left
     chat.invoke("a")
     with tracer.span("call"):
         chat.invoke("a")
     tracer.exporter.clear()
-    assert len(tracing._totals) == 0  # spans that are gone leave nothing
+    gc.collect()
+    assert len(tracing._totals) <= before  # spans that are gone leave nothing
 
 
 def test_opentelemetry_is_not_needed(

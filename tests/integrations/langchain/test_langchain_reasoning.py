@@ -13,7 +13,6 @@ from pydantic import BaseModel
 
 from cocoa_engine import CocoaEngine, ConfigError, HallucinationRiskError, PromptError
 from cocoa_integrations.langchain import (
-from tests.helpers.alike import token_counts
     ChatCocoa,
     CocoaLLM,
     context_lift,
@@ -23,7 +22,7 @@ from tests.helpers.alike import token_counts
     max_risk,
     risk_gate,
 )
-from tests.helpers.alike import close
+from tests.helpers.alike import close, token_counts
 from tests.helpers.reasoning_models import HYBRID, PLAIN, READS_REASONING, reasoning_engine, saying
 
 THOUGHT = 'I could <tool_call>{"name":"get_weather","arguments":{}}</tool_call> but…'

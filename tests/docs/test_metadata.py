@@ -58,7 +58,11 @@ def test_langchain(engine: CocoaEngine, declared: dict[str, TypeAdapter[Any]]) -
 def test_reasoning(declared: dict[str, TypeAdapter[Any]]) -> None:
     thinker = reasoning_engine()
     options = saying(thinker, "Well.</think>\n\nHello!")
-    message = ChatCocoa(engine=thinker, **options).invoke(QUESTION)
+    chat = ChatCocoa(engine=thinker, **options)
+    compact = chat.invoke(QUESTION)
+    assert {"reasoning_start", "answer_start"} <= compact.response_metadata["cocoa_risk"]["reasoning"].keys()
+    assert _check(declared, compact.additional_kwargs, compact.response_metadata) == {"cocoa_risk"}
+    message = chat.invoke(QUESTION, risk_metadata="full")
     assert message.response_metadata["cocoa_risk"]["reasoning"]["spans"]
     assert _check(declared, message.additional_kwargs, message.response_metadata) == {"cocoa_spans", "cocoa_risk"}
     *chunks, last = LlamaCocoa(engine=thinker).stream_chat([ChatMessage(content=QUESTION)], **options)

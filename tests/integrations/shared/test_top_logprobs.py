@@ -76,3 +76,13 @@ def test_llama_index(quick: CocoaEngine) -> None:
     assert streamed[-1].logprobs == response.logprobs
     assert [place for chunk in streamed[:-1] for place in chunk.logprobs or []] == response.logprobs
     assert [len(place) for place in llm.chat(asked, logprobs=True).logprobs or []] == [1] * len(content)
+
+
+@pytest.mark.parametrize("value", [None, 0])
+def test_without_them(quick: CocoaEngine, value: int | None) -> None:
+    """Frameworks pass options on that were not given."""
+    options = {"top_logprobs": value}
+    plain = ChatCocoa(engine=quick, max_tokens=2, **options).invoke(QUESTION, **options)
+    assert "logprobs" not in plain.response_metadata
+    llm = CocoaLLM(engine=quick, max_new_tokens=2, generate_kwargs=options)
+    assert llm.chat([ChatMessage(content=QUESTION)], **options).logprobs is None

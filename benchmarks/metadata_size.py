@@ -26,16 +26,17 @@ def sizes(engine: CocoaEngine, tokens: int = 200) -> dict[str, dict[str, int]]:
         tokens: length of the answer.
     """
     from langchain_core.caches import InMemoryCache
+    from llama_index.core.llms import ChatMessage
 
     from cocoa_integrations.langchain import ChatCocoa
-    from cocoa_integrations.llama_index.responses import Delivery, complete_answer
+    from cocoa_integrations.llama_index import CocoaLLM
 
     chat = ChatCocoa(engine=engine, max_tokens=tokens, cache=InMemoryCache())  # decodes once for all levels
-    generation = engine.chat([{"role": "user", "content": PROMPT}], max_new_tokens=tokens)
+    llm = CocoaLLM(engine=engine, max_new_tokens=tokens)
     found: dict[str, dict[str, int]] = {}
     for detail in DETAILS:
         message = chat.invoke(PROMPT, risk_metadata=detail)
-        response = complete_answer(generation, engine, Delivery(detail)).to_chat()
+        response = llm.chat([ChatMessage(content=PROMPT)], risk_metadata=detail)
         found[detail] = {
             "text": len(json.dumps(message.text, ensure_ascii=False).encode()) - 2,
             "LangChain: message": len(message.model_dump_json().encode()),

@@ -106,6 +106,12 @@ class CocoaConfig(BaseModel):
     seed: int | None = Field(
         None, ge=0, lt=2**63, description="Seed of the sampling. Default: a new seed for each call."
     )
+    top_logprobs: int = Field(
+        0,
+        ge=0,
+        le=20,
+        description="Number of most probable tokens to record, with their log-probabilities, for each decoded token.",
+    )
     stop: tuple[str, ...] = Field((), description="Texts that end the answer. They are not part of it.")
 
     if not TYPE_CHECKING:  # type checkers keep the field-by-field signature

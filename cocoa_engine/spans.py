@@ -107,6 +107,12 @@ class Span(Measured):
         "the prompt, at most 3; 0 if the token does not occur in the prompt.",
     )
     preceding: Preceding = Field(default_factory=Preceding, description="The tokens before the span.")
+    top_log_probs: list[list[tuple[int, float]]] | None = Field(
+        None,
+        description="With CocoaConfig.top_logprobs: for each token, the most probable tokens of the distribution that "
+        "its log-probability was taken from, as ids with log-probabilities, most probable first. Fewer if fewer tokens "
+        "are allowed. `None` without this setting, and for a text scored as given.",
+    )
     risk: float = Field(description="In [0, 1] if calibrated, otherwise the raw MLDS of the configured metric.")
     calibrated: bool = False
     reaches_max_risk: bool = Field(False, description="Whether the risk reaches CocoaConfig.max_risk.")

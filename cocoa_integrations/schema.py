@@ -16,6 +16,7 @@ __all__ = [
     "PartEntry",
     "ReasoningEntry",
     "RiskReport",
+    "RiskSummary",
     "SpanEntry",
     "ToolCallEntry",
     "TryEntry",
@@ -25,27 +26,51 @@ __all__ = [
 class SpanEntry(TypedDict):
     """One entry of ``cocoa_spans``, and of ``spans`` in ``cocoa_risk``."""
 
-    span: Annotated[int, "Number of the span in the answer, from 0."]
+    span: Annotated[NotRequired[int], "Number of the span in the answer, from 0. Not in a compact report."]
     start: Annotated[int, "Offset of the span's first character in the generated text."]
     end: Annotated[int, "Offset after the span's last character."]
-    text: Annotated[str, "Text of the span. The texts of all spans concatenate to the generated text."]
+    text: Annotated[
+        NotRequired[str],
+        "Text of the span. The texts of all spans concatenate to the generated text. Left out in a compact report if "
+        "the text of the answer has it at these offsets.",
+    ]
     kind: Annotated[
         Literal["greedy", "risk_point", "given"],
         "`risk_point`: several candidates competed and this one was kept. `greedy`: no token competed. `given`: the "
         "text was scored, not generated.",
     ]
-    con_mlds: Annotated[float, "ConMLDS: disagreement of consecutive middle layers, between 0 and 2."]
-    f_mlds: Annotated[float, "fMLDS: disagreement of the middle layers with the final layer, between 0 and 2."]
+    con_mlds: Annotated[
+        NotRequired[float],
+        "ConMLDS: disagreement of consecutive middle layers, between 0 and 2. Left out in a compact report if it is "
+        "the risk.",
+    ]
+    f_mlds: Annotated[
+        NotRequired[float],
+        "fMLDS: disagreement of the middle layers with the final layer, between 0 and 2. Left out in a compact report "
+        "if it is the risk.",
+    ]
     log_prob: Annotated[float, "Log-probability of the span in nats: sum or mean over its tokens (`span_log_prob`)."]
-    score: Annotated[float, "Score by which the method ranks candidates. Higher is better."]
+    score: Annotated[
+        NotRequired[float], "Score by which the method ranks candidates. Higher is better. Not in a compact report."
+    ]
     risk: Annotated[
         float,
         "Risk of the span. A probability in [0, 1] if the report's `calibrated` is true, otherwise the raw MLDS that "
         "the setting `metric` selects.",
     ]
-    reaches_max_risk: Annotated[bool, "Whether decoding stopped after this span because its risk reached `max_risk`."]
-    candidates: Annotated[int, "Number of candidates that competed; 0 where none did."]
-    chosen: Annotated[int | None, "Index of the kept candidate at a risk point, otherwise `None`."]
+    reaches_max_risk: Annotated[
+        NotRequired[bool],
+        "Whether decoding stopped after this span because its risk reached `max_risk`. Left out in a compact report if "
+        "it is false.",
+    ]
+    candidates: Annotated[
+        NotRequired[int],
+        "Number of candidates that competed; 0 where none did. Left out in a compact report if it is 0.",
+    ]
+    chosen: Annotated[
+        NotRequired[int | None],
+        "Index of the kept candidate at a risk point, otherwise `None`. Not in a compact report.",
+    ]
     part: Annotated[
         NotRequired[Literal["reasoning", "answer"]],
         "Only where the model reasoned: the part of the text that the span belongs to. A span with the tag `</think>` "
@@ -69,9 +94,9 @@ class SpanEntry(TypedDict):
 
 
 class ArgumentEntry(TypedDict):
-    """One value of ``arguments`` in an entry of ``tool_calls``, keyed by the name of the argument."""
+    """One value of ``fields`` in ``cocoa_risk``, or of ``arguments`` in an entry of ``tool_calls``."""
 
-    risk: Annotated[float, "Highest risk of any span that shares a character with the argument's value."]
+    risk: Annotated[float, "Highest risk of any span that shares a character with the value."]
     con_mlds: Annotated[float, "Mean ConMLDS of these spans."]
     f_mlds: Annotated[float, "Mean fMLDS of these spans."]
     log_prob: Annotated[float, "Sum of the log-probabilities of the value's own tokens. Forced tokens count 0."]
@@ -86,7 +111,10 @@ class ToolCallEntry(TypedDict):
     name: Annotated[str | None, "Name of the tool; `None` if the call ends before it is complete."]
     id: Annotated[str, "Id of the call, as in the framework's own list of tool calls."]
     risk: Annotated[float, "Highest risk of any span of the call, its name included."]
-    arguments: Annotated[dict[str, ArgumentEntry], "Risk of each argument, by name."]
+    arguments: Annotated[
+        dict[str, ArgumentEntry],
+        "Risk of each argument, by name, and of every value inside an argument, by its path (`$.people[0].age`).",
+    ]
     error: Annotated[str | None, "Why the call cannot be made; `None` if it can."]
 
 
@@ -96,7 +124,15 @@ class ReasoningEntry(TypedDict):
     max_risk: Annotated[float, "Highest risk of any span of the reasoning; 0.0 without spans."]
     mean_risk: Annotated[float, "Mean risk of these spans; 0.0 without spans."]
     risk_points: Annotated[int, "Number of these spans of kind `risk_point`."]
-    spans: Annotated[list[int], "Numbers of these spans."]
+    spans: Annotated[
+        NotRequired[list[int]], "Numbers of these spans. Not in a compact report, where `part` of the spans tells."
+    ]
+    reasoning_start: Annotated[
+        NotRequired[int],
+        "Only in a compact report: offset in the generated text of the reasoning that the message has, from which the "
+        "texts of spans are left out.",
+    ]
+    answer_start: Annotated[NotRequired[int], "Like `reasoning_start`, for the text of the answer."]
 
 
 class PartEntry(TypedDict):
@@ -107,8 +143,8 @@ class PartEntry(TypedDict):
     report: Annotated[int, "Index of the answer's own report in `cocoa_reports`."]
 
 
-class RiskReport(TypedDict):
-    """The ``cocoa_risk`` report of one answer."""
+class RiskSummary(TypedDict):
+    """What a ``cocoa_risk`` report says about the answer as a whole."""
 
     schema: Annotated[Literal[1], "Version of this schema. It changes when a key changes its meaning or is removed."]
     method: Annotated[str | None, "Decoding method, such as `cocoa-sig`; `None` in a partial report."]
@@ -126,10 +162,23 @@ class RiskReport(TypedDict):
         "Probability that the answer is wrong as a whole, from its spans after the reasoning; `None` without a "
         "calibrator for answers.",
     ]
-    spans: Annotated[list[SpanEntry], "Every span of the generated text, in order, reasoning included."]
     risk_points: Annotated[int, "Number of spans of kind `risk_point` of the answer, without reasoning."]
     reasoning: Annotated[NotRequired[ReasoningEntry], "Only where the model reasoned: the risk of its reasoning."]
+    compact: Annotated[
+        NotRequired[bool], "Only in a compact report, and then true: nothing is written twice. See `risk_metadata`."
+    ]
+
+
+class RiskReport(RiskSummary):
+    """The ``cocoa_risk`` report of one answer."""
+
+    spans: Annotated[list[SpanEntry], "Every span of the generated text, in order, reasoning included."]
     tool_calls: Annotated[NotRequired[list[ToolCallEntry]], "Only where the answer holds tool calls."]
+    fields: Annotated[
+        NotRequired[dict[str, ArgumentEntry]],
+        "Only where JSON was asked for: the risk of every object, list and value in it, by its path (`$.person.age`, "
+        "`$.items[0].name`, `$['other name']`). A value that was cut off has no entry.",
+    ]
     parts: Annotated[
         NotRequired[list[PartEntry]],
         "Only where a LlamaIndex response shows something else than one complete answer, such as several answers: the "
@@ -158,7 +207,11 @@ class CitationEntry(TypedDict):
 class AgentRiskEntry(TypedDict):
     """One entry of ``cocoa_risks`` in the state of an agent with ``RiskMiddleware``: one for each model call."""
 
-    report: Annotated[RiskReport | None, "Report of the answer that was kept; `None` if its model measures no risk."]
+    report: Annotated[
+        RiskReport | RiskSummary | None,
+        "Report of the answer that was kept; `None` if its model measures no risk. Without its lists if it is compact, "
+        "because the message in the same state has them.",
+    ]
     value: Annotated[float | None, "Highest value of the middleware's metric in that answer; `None` without a report."]
     action: Annotated[
         Literal["none", "keep", "mark", "abstain", "accept", "edit"],

@@ -24,6 +24,7 @@ class Branch:
         track: decodes the tokens to text, up to the last token of the branch.
         token_ids, log_probs, entropies, margins: one entry for each token.
         contrasts: the contrast of each token, for a contrasting method.
+        top: for each token, the most probable tokens at its place, if they are recorded.
         hidden: ``[N + 1, d]`` float32, the states of layers m..n and the final one, summed over the fed tokens.
         source_attention: the source attention of each fed token; empty if the backend does not measure it.
         next: the distribution after the last fed token; `None` if no token may follow.
@@ -38,6 +39,7 @@ class Branch:
     entropies: list[float] = field(default_factory=list)
     margins: list[float] = field(default_factory=list)
     contrasts: list[float] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
     hidden: Tensor | None = None
     source_attention: list[float] = field(default_factory=list)
     next: NextTokens | None = None
@@ -66,6 +68,8 @@ class Branch:
         self.log_probs.append(log_prob)
         self.entropies.append(following.entropy)
         self.margins.append(following.margin)
+        if following.top:
+            self.top.append(list(following.top))
 
     def add_output(self, output: TokenOutput) -> None:
         """Add the states and the source attention of a fed token."""
@@ -104,3 +108,4 @@ class DecidedSpan:
     token_copied: list[int] = field(default_factory=list)
     preceding: Preceding = field(default_factory=Preceding)
     token_source_attention: list[float] = field(default_factory=list)
+    top_log_probs: list[list[tuple[int, float]]] | None = None

@@ -44,7 +44,8 @@ class Distributions:
     def __init__(self, rules: Rules, *, native: bool = False) -> None:
         self._rules = rules
         self._method = METHODS[rules.config.method]
-        self._count = max(2, rules.config.max_candidates)
+        self._recorded = rules.config.top_logprobs
+        self._count = max(2, rules.config.max_candidates, self._recorded)
         self._native = native
 
     def outputs(self, step: StepOutput) -> list[TokenOutput]:
@@ -92,6 +93,15 @@ class Distributions:
         return result
 
     def _top(
+        self, logits: Tensor, others: Tensor | None = None, prefix: Sequence[int] = (), paths: Sequence[Path] = ()
+    ) -> list[NextTokens | None]:
+        """The distribution of each row, with the most probable tokens to record; see :meth:`_ranked`."""
+        ranked = self._ranked(logits, others, prefix, paths)
+        if not self._recorded:
+            return ranked
+        return [None if each is None else each.with_top(self._recorded) for each in ranked]
+
+    def _ranked(
         self, logits: Tensor, others: Tensor | None = None, prefix: Sequence[int] = (), paths: Sequence[Path] = ()
     ) -> list[NextTokens | None]:
         """The distribution of each row.

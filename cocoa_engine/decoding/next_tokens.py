@@ -33,6 +33,7 @@ class NextTokens:
         entropy: entropy in nats of the distribution over the whole vocabulary.
         margin: log p of the most probable token minus log p of the second; inf if only one token is allowed.
         contrasted: the token that a contrasting method chooses instead of the most probable one.
+        top: the most probable tokens to record, each with its log p; empty unless ``CocoaConfig.top_logprobs`` asks.
     """
 
     token_ids: tuple[int, ...]
@@ -40,6 +41,7 @@ class NextTokens:
     entropy: float
     margin: float
     contrasted: Contrasted | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
     @property
     def best(self) -> int:
@@ -55,7 +57,11 @@ class NextTokens:
             max_candidates = 1
         threshold = self.log_probs[0] + math.log(gamma)
         size = sum(log_prob >= threshold for log_prob in self.log_probs[:max_candidates])
-        return NextTokens(self.token_ids[:size], self.log_probs[:size], self.entropy, self.margin)
+        return NextTokens(self.token_ids[:size], self.log_probs[:size], self.entropy, self.margin, top=self.top)
+
+    def with_top(self, count: int) -> NextTokens:
+        """The same with the ``count`` most probable tokens to record."""
+        return replace(self, top=tuple(zip(self.token_ids[:count], self.log_probs[:count], strict=True)))
 
 
 def next_tokens(logits: Tensor, count: int, *, native: bool = False) -> list[NextTokens | None]:

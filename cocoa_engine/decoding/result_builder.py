@@ -112,6 +112,7 @@ def make_span(
         chosen=decided.chosen,
         token_copied=decided.token_copied,
         preceding=decided.preceding,
+        top_log_probs=decided.top_log_probs,
         risk=risk,
         calibrated=calibrates_spans(calibrator),
         reaches_max_risk=reaches_max_risk(config, risk),

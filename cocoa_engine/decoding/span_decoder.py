@@ -245,6 +245,7 @@ class SpanDecoder:
             token_copied=copied,
             preceding=before,
             token_source_attention=span.source_attention,
+            top_log_probs=span.top or None,
         )
         self.decided.append(decided)
         if self.config.max_risk is None:

@@ -38,9 +38,10 @@ def metric_of(span: dict[str, Any], metric: Metric) -> float:
 def visible_spans(spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The spans of the answer with visible text. A line break or an end-of-sequence token cannot be a hallucination.
 
-    The reasoning of a model does not count: it is not the answer.
+    The reasoning of a model does not count: it is not the answer. A span of a compact report has no text if it is
+    visible and the text of its message has been changed.
     """
-    return [span for span in spans if span["text"].strip() and not is_reasoning(span)]
+    return [span for span in spans if not is_reasoning(span) and ("text" not in span or span["text"].strip())]
 
 
 def covering(text: str, spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
@@ -53,6 +54,8 @@ def covering(text: str, spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
         spans: entries of ``cocoa_spans``, in order.
     """
     answer = [span for span in spans if not is_reasoning(span)]
+    if any("text" not in span for span in answer):
+        return None
     whole = "".join(span["text"] for span in answer)
     if whole == text:
         return answer
@@ -108,9 +111,9 @@ class Limit:
         worst = max(visible_spans(report["spans"]), key=lambda span: metric_of(span, self.metric))
         value = metric_of(worst, self.metric)
         raw = "" if report["calibrated"] or self.metric != "risk" else " (raw MLDS: no calibrator was given)"
+        named = repr(worst["text"]) if "text" in worst else f"characters {worst['start']} to {worst['end']}"
         return HallucinationRiskError(
-            f"{self.metric} of {worst['text']!r} is {value:.4g}, which reaches the threshold of "
-            f"{self.threshold:.4g}{raw}",
+            f"{self.metric} of {named} is {value:.4g}, which reaches the threshold of {self.threshold:.4g}{raw}",
             report=report,
             value=value,
             threshold=self.threshold,

@@ -17,15 +17,21 @@ class TokenLogprobs:
     """
 
     def __init__(self, engine: CocoaEngine) -> None:
+        self._engine = engine
         self._track = engine.detokenizer()
         self._special = frozenset(engine.tokenizer.all_special_ids)
 
     def of(self, span: Span) -> list[dict[str, Any]]:
-        """The entries of the next span: ``token``, ``logprob``, ``bytes`` and ``top_logprobs`` (empty)."""
+        """The entries of the next span: ``token``, ``logprob``, ``bytes`` and ``top_logprobs``.
+
+        ``top_logprobs`` has the most probable tokens of the distribution that the token was chosen from, most probable
+        first, as many as the setting ``top_logprobs`` says. Special tokens among them have their name and no bytes.
+        """
         entries = []
         shown = 0  # characters of the span's text that the tokens so far cover
         for number, (token_id, log_prob) in enumerate(zip(span.token_ids, span.token_log_probs, strict=True)):
             before = len(self._track.text)
+            top = [] if span.top_log_probs is None else [self._rival(*each) for each in span.top_log_probs[number]]
             self._track.push(token_id)
             piece = self._track.text[before:]
             if number == len(span.token_ids) - 1 and shown + len(piece) < len(span.text):
@@ -33,8 +39,18 @@ class TokenLogprobs:
             text = piece[: len(span.text) - shown]
             shown += len(text)
             if text or (not piece and token_id not in self._special):
-                entries.append({"token": text, "logprob": log_prob, "bytes": list(text.encode()), "top_logprobs": []})
+                entries.append({"token": text, "logprob": log_prob, "bytes": list(text.encode()), "top_logprobs": top})
         return entries
+
+    def _rival(self, token_id: int, log_prob: float) -> dict[str, Any]:
+        """The entry of a token that could have come next."""
+        if token_id in self._special:
+            return {"token": self._engine.tokenizer.convert_ids_to_tokens(token_id), "logprob": log_prob, "bytes": None}
+        track = self._track.fork()
+        before = len(track.text)
+        track.push(token_id)
+        text = track.text[before:]
+        return {"token": text, "logprob": log_prob, "bytes": list(text.encode())}
 
 
 def openai_logprobs(spans: Iterable[Span], engine: CocoaEngine) -> dict[str, Any]:

@@ -35,7 +35,6 @@ INSTEAD = {
     "stop_sequences": _STOP,
     "stop_strings": _STOP,
     "eos_token_id": "give stopping_criteria, or stop with the text of the token",
-    "top_logprobs": "logprobs holds the log-probability of the chosen tokens",
 }
 """By the name of the option. An adapter may support some of them."""
 
@@ -51,7 +50,6 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "logit_bias": ({},),
-    "top_logprobs": (0,),
     "use_cache": (True,),
 }
 """By the name of the option, the values that have no effect. They are accepted, and so is ``None``."""

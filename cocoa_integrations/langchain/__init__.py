@@ -19,7 +19,7 @@ from cocoa_integrations.langchain.llm import CocoaLLM
 from cocoa_integrations.langchain.parsers import RiskOutputParser
 from cocoa_integrations.langchain.retry import with_risk_retry
 from cocoa_integrations.langchain.risk_scores import RiskScores
-from cocoa_integrations.langchain.runnables import argument_risks, get_risk, get_spans, max_risk
+from cocoa_integrations.langchain.runnables import argument_risks, field_risks, get_risk, get_spans, max_risk
 
 if TYPE_CHECKING:
     from cocoa_integrations.langchain.middleware import RiskMiddleware as RiskMiddleware
@@ -37,6 +37,7 @@ __all__ = [
     "UnsupportedFeatureError",
     "argument_risks",
     "context_lift",
+    "field_risks",
     "get_risk",
     "get_risk_callback",
     "get_spans",

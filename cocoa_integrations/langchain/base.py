@@ -113,6 +113,8 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, BaseLanguageModel[Any]):
         if not_here := INSTEAD.keys() & rest.keys():
             hints = "; ".join(f"instead of {name} {INSTEAD[name]}" for name in sorted(not_here))
             raise ConfigError(f"{type(self).__name__}: {hints}")
+        if isinstance(rest.get("metadata"), str):
+            raise ConfigError(f"{type(self).__name__}: metadata is LangChain's; the option is named risk_metadata")
         refuse_unknown(rest, [*type(self).model_fields, "model", "config"], what=type(self).__name__)
         base = rest.pop("config", None)
         engine = rest.get("engine")
@@ -170,7 +172,8 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, BaseLanguageModel[Any]):
             }
         if not self.stream_usage:
             model["stream_usage"] = False
-        return {**model, "model_name": self._name, **config_of(self).model_dump(mode="json"), "logprobs": self.logprobs}
+        settings = config_of(self).model_dump(mode="json")
+        return {**model, "model_name": self._name, **settings, "logprobs": self.logprobs is not False}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         settings, rest = split_settings({name: value for name, value in kwargs.items() if name not in FRAMEWORK})
@@ -366,14 +369,19 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, BaseLanguageModel[Any]):
         trace.record(answered(stream.generation))
         return stream.generation
 
+    @property
+    def _keeps_logprobs(self) -> bool:
+        """Whether answers carry log-probabilities even if their metadata is not full."""
+        return self.logprobs is True or (self.logprobs is None and self.top_logprobs > 0)
+
     def _metadata(self, generation: Generation, split: Split | None = None) -> dict[str, Any]:
-        """The metadata of a complete answer. In a stream, only one chunk may carry it."""
+        """The full metadata of a complete answer. In a stream, only one chunk may carry it."""
         metadata = {
             RISK_KEY: risk_report(generation, split),
             "model_name": self._name,
             "finish_reason": generation.finish_reason,
         }
-        if self.logprobs:
+        if self.logprobs is not False:
             metadata["logprobs"] = openai_logprobs(generation.spans, self.load())
         return metadata
 

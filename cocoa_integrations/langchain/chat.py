@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -23,11 +23,12 @@ from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, all_spans, 
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations.langchain.base import usage_of
 from cocoa_integrations.langchain.chat_runs import ChatRuns
+from cocoa_integrations.langchain.detail import ReducedStream, reduced_result
 from cocoa_integrations.langchain.messages import chunk_content, message_content, to_chat, to_entries
 from cocoa_integrations.langchain.options import TOOL_DETAILS, TOOLS, ChatCallOptions
 from cocoa_integrations.langchain.structured import json_parser, json_schema_of, structured, tool_parser, with_title
 from cocoa_integrations.langchain.tools import ChunkWriter, openai_tool, tool_calls, tool_has_answered, tool_request
-from cocoa_integrations.tool_calling import Call, Plan, ToolRequest, new_id, tool_call_risks
+from cocoa_integrations.tool_calling import Call, Plan, ToolRequest, new_id, parts_of_report
 from cocoa_integrations.tool_calling.streaming import GrowingAnswer, Piece
 
 if TYPE_CHECKING:
@@ -44,10 +45,10 @@ STRUCTURED_METHODS = ("json_schema", "function_calling", "json_mode")
 class ChatCocoa(ChatCallOptions, ChatRuns):  # type: ignore[misc]
     """A local chat model, decoded with CoCoA-SIG, that reports the risk of every span of its answers.
 
-    Messages are formatted with the chat template of the tokenizer. An answer has its spans in
-    ``additional_kwargs["cocoa_spans"]`` and its report in ``response_metadata["cocoa_risk"]``. In a stream, each chunk
-    has the span it adds, and the last chunk has the report. See :func:`~cocoa_integrations.langchain.get_risk`. The
-    options are described in :class:`CocoaModel`.
+    Messages are formatted with the chat template of the tokenizer. An answer has its report in
+    ``response_metadata["cocoa_risk"]``: a compact one, unless ``risk_metadata="full"``. In a stream, each chunk has the
+    span it adds in ``additional_kwargs["cocoa_spans"]``, and the last chunk has the full report. See
+    :func:`~cocoa_integrations.langchain.get_risk`. The options are described in :class:`CocoaModel`.
 
     Tools are described by the chat template if it supports tools, and otherwise in the system message in the format of
     Hermes and Qwen. A tool call that ``tool_choice`` or ``strict=True`` asks for, and an answer with a schema, are
@@ -267,7 +268,8 @@ class ChatCocoa(ChatCallOptions, ChatRuns):  # type: ignore[misc]
     ) -> LLMResult:
         """As in LangChain. The options of the call are applied to the model first, so caches and traces see them."""
         model, framework = self._for_call(stop, kwargs)
-        return super(ChatCocoa, model).generate(messages, list(model.stop) or None, callbacks, **framework)
+        result = super(ChatCocoa, model).generate(messages, list(model.stop) or None, callbacks, **framework)
+        return model._returned(result)
 
     async def agenerate(
         self,
@@ -278,7 +280,48 @@ class ChatCocoa(ChatCallOptions, ChatRuns):  # type: ignore[misc]
     ) -> LLMResult:
         """See :meth:`generate`."""
         model, framework = self._for_call(stop, kwargs)
-        return await super(ChatCocoa, model).agenerate(messages, list(model.stop) or None, callbacks, **framework)
+        result = await super(ChatCocoa, model).agenerate(messages, list(model.stop) or None, callbacks, **framework)
+        return model._returned(result)
+
+    def stream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Iterator[AIMessageChunk]:
+        """As in LangChain. The chunks have full metadata unless ``risk_metadata`` says otherwise."""
+        reduced = self._reduced_stream(kwargs)
+        with closing(super().stream(input, config, stop=stop, **kwargs)) as chunks:  # type: ignore[type-var]
+            for chunk in chunks:
+                yield reduced.next(chunk) if reduced else chunk
+
+    async def astream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[AIMessageChunk]:
+        """See :meth:`stream`."""
+        reduced = self._reduced_stream(kwargs)
+        async with aclosing(super().astream(input, config, stop=stop, **kwargs)) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                yield reduced.next(chunk) if reduced else chunk
+
+    def _returned(self, result: LLMResult) -> LLMResult:
+        """The result with the detail that the messages of a call have."""
+        return reduced_result(result, self.risk_metadata or "compact", logprobs=self._keeps_logprobs)
+
+    def _reduced_stream(self, options: Mapping[str, Any]) -> ReducedStream | None:
+        """Reduces the chunks of a stream with these options; ``None`` if they have full metadata."""
+        detail = options.get("risk_metadata", self.risk_metadata)
+        if detail in (None, "full"):
+            return None
+        model = self._for_call(None, options)[0]
+        return ReducedStream(model.risk_metadata or "full", logprobs=model._keeps_logprobs)
 
     def _generate(
         self,
@@ -302,7 +345,7 @@ class ChatCocoa(ChatCallOptions, ChatRuns):  # type: ignore[misc]
             tool_calls=valid,
             invalid_tool_calls=invalid,
             additional_kwargs={SPANS_KEY: all_spans(generation, split)},
-            response_metadata=model._chat_metadata(generation, split, calls),
+            response_metadata=model._chat_metadata(generation, plan, split, calls),
             usage_metadata=usage_of(generation, split),
         )
         return ChatResult(generations=[ChatGeneration(message=message)])
@@ -335,7 +378,7 @@ class ChatCocoa(ChatCallOptions, ChatRuns):  # type: ignore[misc]
         usage = usage_of(generation, split) if self.stream_usage else None
         last = to_chunk(rest, usage_metadata=usage, chunk_position="last")
         calls = list(zip(writer.ids, reading.calls, strict=True))
-        last.message.response_metadata = self._chat_metadata(generation, split, calls)
+        last.message.response_metadata = self._chat_metadata(generation, plan, split, calls)
         yield last
 
     def _prepare(self, messages: Sequence[BaseMessage]) -> tuple[Plan, list[dict[str, Any]], dict[str, Any]]:
@@ -348,10 +391,11 @@ class ChatCocoa(ChatCallOptions, ChatRuns):  # type: ignore[misc]
         options["logits_processor"] = [*options["logits_processor"], *plan.processors()]
         return plan, chat, {"template_kwargs": template_kwargs, **options}
 
-    def _chat_metadata(self, generation: Generation, split: Split, calls: Sequence[tuple[str, Call]]) -> dict[str, Any]:
+    def _chat_metadata(
+        self, generation: Generation, plan: Plan, split: Split, calls: Sequence[tuple[str, Call]]
+    ) -> dict[str, Any]:
         metadata = {**self._metadata(generation, split), "model_provider": "cocoa"}
-        if calls:
-            metadata[RISK_KEY]["tool_calls"] = tool_call_risks(generation, calls, self.load())
+        metadata[RISK_KEY] |= parts_of_report(generation, plan, split, calls)
         return metadata
 
 

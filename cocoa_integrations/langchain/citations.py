@@ -19,10 +19,12 @@ from cocoa_integrations._shared.citations import (
     require_min_lift,
     with_markers,
 )
+from cocoa_integrations._shared.detail import compact_report
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY
 from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.langchain.base import in_worker_of, with_call_options
 from cocoa_integrations.langchain.chat import ChatCocoa
+from cocoa_integrations.langchain.detail import stored_in
 from cocoa_integrations.langchain.messages import to_chat
 from cocoa_integrations.langchain.retry import join_documents
 from cocoa_integrations.langchain.runnables import get_risk, get_spans
@@ -49,9 +51,9 @@ def with_citations(
     whose absence lowers the part's log p most. ``[n]`` is the n-th document of the input.
 
     ``cocoa_citations`` has an entry for each citation with ``source`` (from 1), ``id`` (of the document, or ``None``),
-    ``metadata`` (of the document), ``start``, ``end``, ``text``, ``lift`` (in nats) and ``spans``. Each entry of
-    ``cocoa_spans``, and of the spans in ``cocoa_risk``, has ``source`` and ``source_lifts``, by document. All offsets
-    refer to the text with markers.
+    ``metadata`` (of the document), ``start``, ``end``, ``text``, ``lift`` (in nats) and ``spans``. Each entry of the
+    spans in ``cocoa_risk``, and of ``cocoa_spans`` if the message has them, has ``source`` and ``source_lifts``, by
+    document. All offsets refer to the text with markers.
 
     A low lift does not mean that no document supports a part. If two documents say the same, leaving out one of them
     changes little, and neither may be cited. A high lift shows that the text depends on the document, not that it is
@@ -102,8 +104,11 @@ def with_citations(
         text = message.text
         if markers and not message.tool_calls and text == "".join(span["text"] for span in spans):
             message.content = with_markers(text, [spans], citations)
-        message.additional_kwargs[SPANS_KEY] = spans
         report["spans"] = [dict(span) for span in spans]
+        if report.get("compact"):
+            report = compact_report(report, stored_in(message))
+        else:
+            message.additional_kwargs[SPANS_KEY] = spans
         message.response_metadata |= {RISK_KEY: report, CITATIONS_KEY: citations}
         return message
 

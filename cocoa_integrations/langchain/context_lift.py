@@ -12,10 +12,12 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from cocoa_engine import context_lift_of_text
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations._shared.chat_template import template_options
+from cocoa_integrations._shared.detail import compact_report
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, add_context_lift
 from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.langchain.base import in_worker_of, with_call_options
 from cocoa_integrations.langchain.chat import ChatCocoa
+from cocoa_integrations.langchain.detail import stored_in
 from cocoa_integrations.langchain.messages import to_chat
 from cocoa_integrations.langchain.runnables import get_risk, get_spans
 from cocoa_integrations.tool_calling import Plan, ToolRequest
@@ -26,10 +28,10 @@ def context_lift(
 ) -> AIMessage:
     """Measure how much the context changed each span of an answer. Takes two forward passes.
 
-    Every entry of ``cocoa_spans``, and of the spans in ``cocoa_risk``, gets ``context_lift``, ``con_mlds_lift`` and
-    ``f_mlds_lift``. ``context_lift`` is log p of the span with the context minus log p without it, in nats. A value
-    near or below 0 means that the span does not come from the context. The text of the answer is tokenized again, and
-    its probabilities are those of the model without logits processors.
+    Every entry of the spans in ``cocoa_risk``, and of ``cocoa_spans`` if the message has them, gets ``context_lift``,
+    ``con_mlds_lift`` and ``f_mlds_lift``. ``context_lift`` is log p of the span with the context minus log p without
+    it, in nats. A value near or below 0 means that the span does not come from the context. The text of the answer is
+    tokenized again, and its probabilities are those of the model without logits processors.
 
     Args:
         chat: the model that answered, or one with the same engine.
@@ -48,6 +50,8 @@ def context_lift(
         raise ConfigError(f"context lift is measured with a ChatCocoa, not a {type(chat).__name__}.")
     measured = message.model_copy(deep=True)
     report, spans = get_risk(measured), get_spans(measured)
+    if any("text" not in span for span in spans):
+        raise ConfigError("the text of the message was changed after it was generated, so its spans are not known.")
     if not any(span["text"] for span in spans):
         return measured
     engine = chat.load()
@@ -60,7 +64,10 @@ def context_lift(
     lifts = context_lift_of_text(engine, texts, with_context, without_context, config_of(chat))
     add_context_lift(spans, lifts)
     add_context_lift(report["spans"], lifts)
-    measured.additional_kwargs[SPANS_KEY] = spans
+    if report.get("compact"):
+        report = compact_report(report, stored_in(measured))
+    else:
+        measured.additional_kwargs[SPANS_KEY] = spans
     measured.response_metadata[RISK_KEY] = report
     return measured
 

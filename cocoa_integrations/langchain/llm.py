@@ -19,6 +19,7 @@ from cocoa_engine.errors import PromptError, UnsupportedFeatureError
 from cocoa_engine.model.text import require_unicode
 from cocoa_integrations._shared.metadata import SPANS_KEY, all_spans, span_metadata
 from cocoa_integrations.langchain.base import CocoaModel, usage_of
+from cocoa_integrations.langchain.detail import reduced_result
 from cocoa_integrations.langchain.with_risk import LLMWithRisk
 
 
@@ -57,7 +58,7 @@ class CocoaLLM(CocoaModel, BaseLLM):
         Example:
             >>> chain = llm.with_risk() | risk_gate(0.5) | itemgetter("text")
         """
-        return LLMWithRisk(self)
+        return LLMWithRisk(self.model_copy(update={"risk_metadata": None}) if self.risk_metadata == "none" else self)
 
     def bind_tools(self, tools: Any, **kwargs: Any) -> Self:
         """The model itself, if there are no tools to bind.
@@ -117,7 +118,8 @@ class CocoaLLM(CocoaModel, BaseLLM):
     ) -> LLMResult:
         """As in LangChain. The options of the call are applied to the model first, so caches and traces see them."""
         model, framework = self._for_call(stop, kwargs)
-        return super(CocoaLLM, model).generate(prompts, list(model.stop) or None, callbacks, **framework)
+        result = super(CocoaLLM, model).generate(prompts, list(model.stop) or None, callbacks, **framework)
+        return model._returned(result)
 
     async def agenerate(
         self,
@@ -128,7 +130,12 @@ class CocoaLLM(CocoaModel, BaseLLM):
     ) -> LLMResult:
         """See :meth:`generate`."""
         model, framework = self._for_call(stop, kwargs)
-        return await super(CocoaLLM, model).agenerate(prompts, list(model.stop) or None, callbacks, **framework)
+        result = await super(CocoaLLM, model).agenerate(prompts, list(model.stop) or None, callbacks, **framework)
+        return model._returned(result)
+
+    def _returned(self, result: LLMResult) -> LLMResult:
+        """The result with the detail that the answers of a call have."""
+        return reduced_result(result, self.risk_metadata or "full", logprobs=self._keeps_logprobs)
 
     def _generate_helper(
         self, prompts: list[str], stop: list[str] | None, run_managers: list[CallbackManagerForLLMRun], **kwargs: Any

@@ -67,7 +67,7 @@ def _entry(message: BaseMessage, called: Mapping[str | None, str]) -> dict[str, 
         # an invalid call is part of the text, as the model wrote it
         invalid = [call["args"] for call in message.invalid_tool_calls if call["args"]]
         entry["content"] = "\n".join([*filter(None, [entry["content"]]), *invalid])
-        if reasoning := _reasoning(message):
+        if reasoning := reasoning_of(message):
             entry["reasoning_content"] = reasoning
     return entry
 
@@ -101,8 +101,8 @@ def _text(message: BaseMessage) -> str:
     return "".join(parts)
 
 
-def _reasoning(message: AIMessage) -> str:
-    """The text of the reasoning of an assistant message: of its blocks, or where other integrations put it."""
+def reasoning_of(message: BaseMessage) -> str:
+    """The text of the reasoning of a message: of its blocks, or where other integrations put it."""
     blocks = [block for block in message.content if isinstance(block, dict)]
     parts = [str(block.get(kind) or "") for block in blocks if (kind := block.get("type")) in ("reasoning", "thinking")]
     return "".join(parts) or str(message.additional_kwargs.get("reasoning_content") or "")

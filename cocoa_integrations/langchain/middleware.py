@@ -36,7 +36,8 @@ class RiskState(AgentState[Any]):
 
     ``cocoa_risks`` has one entry for each model call of the agent, in order:
 
-    - ``report``: the ``cocoa_risk`` report of the chosen answer; ``None`` if its model does not measure risk;
+    - ``report``: the ``cocoa_risk`` report of the chosen answer; ``None`` if its model does not measure risk. If the
+      report is compact, the lists that the message has (``spans``, ``tool_calls``, ``fields``) are left out;
     - ``value``: the highest value of its spans; ``None`` without a report;
     - ``action``: ``none`` if the answer is below the threshold, otherwise ``keep``, ``mark`` or ``abstain``, or what a
       person decided: ``accept``, ``edit`` or ``abstain``;

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions
+from cocoa_integrations._shared.detail import Detail
 from cocoa_integrations._shared.settings import DecodeSettings
 
 FRAMEWORK = frozenset({"tags", "metadata", "run_name", "run_id", "stream", "ls_structured_output_format"})
@@ -42,8 +43,15 @@ class CallOptions(DecodeSettings):
     stream_usage: bool = True
     """Whether the last chunk of a stream has the token counts of the answer."""
 
-    logprobs: bool = True
-    """Whether answers carry the log-probabilities of their tokens, in the format of OpenAI's ``logprobs``."""
+    logprobs: bool | None = None
+    """Whether answers carry the log-probabilities of their tokens, in the format of OpenAI's ``logprobs``. ``None``: in
+    full metadata only, and wherever ``top_logprobs`` asks for the most probable tokens at each place."""
+
+    risk_metadata: Detail | None = None
+    """How much of the risk the answers that a call returns carry. ``"full"``: everything, in ``cocoa_spans`` and in
+    ``cocoa_risk``. ``"compact"``: one report in which nothing is written twice, for messages that are stored.
+    ``"none"``: no report. ``None``: compact for the messages of a chat model's ``invoke``, ``batch`` and ``generate``,
+    which agents keep in their state, and full for streams and text models. Callbacks always receive everything."""
 
     logits_processor: Sequence[Callable[..., Any]] = Field(default=(), exclude=True, repr=False)
     """Logits processors of transformers, one or a list. Answers are then not cached, because a processor cannot be part

@@ -15,6 +15,7 @@ from langchain_core.messages import AIMessage, message_to_dict, messages_from_di
 from langgraph.types import Command, interrupt
 from typing_extensions import NotRequired, TypedDict
 
+from cocoa_integrations._shared.detail import summary
 from cocoa_integrations._shared.limits import Limit
 
 DecisionType = Literal["accept", "edit", "abstain"]
@@ -90,7 +91,8 @@ class Chosen:
             action: what was done about the risk.
             replaced: a message that takes the place of the answer. It gets a new id.
         """
-        update: dict[str, Any] = {"cocoa_risks": [{**self.entry, "action": action}]}
+        report = summary(self.entry["report"])  # the message, which is in the state too, has its spans
+        update: dict[str, Any] = {"cocoa_risks": [{**self.entry, "report": report, "action": action}]}
         response = self.model_response
         if replaced is not None:
             # a new id, because a different message was streamed under the old one

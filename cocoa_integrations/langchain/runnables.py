@@ -10,8 +10,11 @@ from langchain_core.outputs import ChatGeneration, Generation
 
 from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine.errors import ConfigError
+from cocoa_integrations._shared.detail import Stored, expanded_report
 from cocoa_integrations._shared.limits import Metric, highest, require_metric
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, all_spans, risk_report
+from cocoa_integrations.langchain.detail import stored_in
+from cocoa_integrations.tool_calling import fields_of_report
 
 Answer = BaseMessage | Generation | EngineGeneration | Mapping[str, Any]
 """A message of ``ChatCocoa`` (or the sum of its streamed chunks), a generation of ``CocoaLLM``, a
@@ -21,6 +24,9 @@ Answer = BaseMessage | Generation | EngineGeneration | Mapping[str, Any]
 
 def get_risk(answer: Answer) -> dict[str, Any]:
     """The risk report of a complete answer. In a chain use ``RunnableLambda(get_risk)``.
+
+    The spans of a compact report are completed with what can be derived; ``score`` and ``chosen`` are only in a full
+    report. See ``risk_metadata`` of the models.
 
     Args:
         answer: see :data:`Answer`.
@@ -39,7 +45,7 @@ def get_risk(answer: Answer) -> dict[str, Any]:
         )
     raise ConfigError(
         f"this {name} has no risk report; take it from ChatCocoa's message before it is parsed into text, from "
-        "CocoaLLM.with_risk(), or collect it with get_risk_callback()"
+        "CocoaLLM.with_risk(), or collect it with get_risk_callback(); with risk_metadata='none' answers have none"
     )
 
 
@@ -65,12 +71,18 @@ def get_spans(answer: Answer) -> list[dict[str, Any]]:
     if isinstance(answer, ChatGeneration):
         answer = answer.message
     if isinstance(answer, BaseMessage):
-        return list(answer.additional_kwargs.get(SPANS_KEY, ()))
+        return list(answer.additional_kwargs.get(SPANS_KEY) or _compact_spans(answer))
     if isinstance(answer, EngineGeneration):
         return all_spans(answer)
     if isinstance(answer, Mapping):
         return list((find_risk(answer) or {}).get("spans", ()))
-    return list((answer.generation_info or {}).get(SPANS_KEY, ()))
+    return list((answer.generation_info or {}).get(SPANS_KEY) or _compact_spans(answer))
+
+
+def _compact_spans(answer: Any) -> list[dict[str, Any]]:
+    """The spans of a compact report. Those of a full one are listed beside it, by chunk."""
+    report = find_risk(answer) or {}
+    return report.get("spans", []) if report.get("compact") else []
 
 
 def argument_risks(message: BaseMessage) -> dict[str, dict[str, dict[str, Any]]]:
@@ -79,7 +91,8 @@ def argument_risks(message: BaseMessage) -> dict[str, dict[str, dict[str, Any]]]
     Returns:
         By the id of the call, then by the name of the argument: ``risk`` (the highest of its spans; see ``calibrated``
         of the report), ``con_mlds`` and ``f_mlds`` (means over its spans), ``log_prob`` (of its tokens), ``start`` and
-        ``end`` (in the generated text) and the numbers of its ``spans``. Nested arguments are not listed separately.
+        ``end`` (in the generated text) and the numbers of its ``spans``. The values inside an argument follow by their
+        paths, such as ``$.people[0].age``. For an answer in JSON see :func:`field_risks`.
 
     Raises:
         ConfigError: the answer has no report, as for :func:`get_risk`.
@@ -87,14 +100,30 @@ def argument_risks(message: BaseMessage) -> dict[str, dict[str, dict[str, Any]]]
     return {call["id"]: call["arguments"] for call in get_risk(message).get("tool_calls", ())}
 
 
+def field_risks(message: BaseMessage) -> dict[str, dict[str, Any]]:
+    """The risk of each field of a structured answer, such as ``raw`` of ``with_structured_output(include_raw=True)``.
+
+    Works for every method: for an answer in JSON, and for one that is a tool call. Of several calls it is the first.
+
+    Returns:
+        By JSON path (``$.person.age``, ``$.items[0].name``, ``$['other name']``), in the order of the answer: the same
+        values as in :func:`argument_risks`. Objects and lists have an entry, and so has every value in them. Empty for
+        an answer without structure.
+
+    Raises:
+        ConfigError: the answer has no report, as for :func:`get_risk`.
+    """
+    return fields_of_report(get_risk(message))
+
+
 def find_risk(answer: Any) -> dict[str, Any] | None:
     """The risk report of an answer, or ``None``."""
     if isinstance(answer, ChatGeneration):
         answer = answer.message
     if isinstance(answer, BaseMessage):
-        return answer.response_metadata.get(RISK_KEY)
+        return expanded_report(answer.response_metadata.get(RISK_KEY), stored_in(answer))
     if isinstance(answer, Generation):
-        return (answer.generation_info or {}).get(RISK_KEY)
+        return expanded_report((answer.generation_info or {}).get(RISK_KEY), Stored(answer.text))
     if isinstance(answer, EngineGeneration):
         return risk_report(answer)
     if isinstance(answer, Mapping):

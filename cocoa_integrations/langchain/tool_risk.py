@@ -17,6 +17,7 @@ from langgraph.types import Command
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations._shared.limits import Limit, Metric, metric_of
 from cocoa_integrations.langchain.runnables import argument_risks, find_risk
+from cocoa_integrations.tool_calling import ROOT
 
 
 class RiskyToolCalls:
@@ -28,7 +29,7 @@ class RiskyToolCalls:
     Args:
         threshold: the value from which an argument is too risky, as in :class:`ToolRiskMiddleware`.
         metric: the value to compare, as in ``ToolRiskMiddleware``.
-        arguments: the names of the arguments to check. Default: all.
+        arguments: the names of the arguments to check, or paths, as in ``ToolRiskMiddleware``. Default: all arguments.
 
     Example:
         >>> risky = RiskyToolCalls(0.3)
@@ -63,14 +64,18 @@ class RiskyToolCalls:
         values = {
             name: metric_of(measured, self.limit.metric)
             for name, measured in _arguments_of(state, call["id"]).items()
-            if self.arguments is None or name in self.arguments
+            # the paths of values inside arguments count only if they are asked for
+            if (not name.startswith(ROOT) if self.arguments is None else name in self.arguments)
         }
         return {name: value for name, value in values.items() if value >= self.limit.threshold}
 
     def description(self, tool_call: Mapping[str, Any] | ToolCall, state: Any, runtime: Any = None) -> str:
         """Which arguments of a call are risky, for the ``description`` of ``HumanInTheLoopMiddleware``."""
         values = self.values(tool_call, state)
-        listed = ", ".join(f"{name}={tool_call['args'].get(name)!r} ({value:.2f})" for name, value in values.items())
+        listed = ", ".join(
+            f"{name}{'' if name.startswith(ROOT) else '=' + repr(tool_call['args'].get(name))} ({value:.2f})"
+            for name, value in values.items()
+        )
         metric = self.limit.metric.replace("_", " ")
         return f"the {metric} of these arguments reaches {self.limit.threshold:.3g}: {listed}"
 
@@ -88,7 +93,8 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
             have the same risk and MLDS; ``self_information`` (-log p, in nats) is computed from the tokens of the
             argument.
         tools: the names of the tools to check. Default: all.
-        arguments: the names of the arguments to check. Default: all.
+        arguments: the names of the arguments to check, or the paths of values inside them (``$.guests[0].name``).
+            Default: all arguments.
 
     Raises:
         ConfigError: ``threshold`` is not a finite number, or ``metric`` is unknown.

@@ -13,6 +13,7 @@ from cocoa_integrations.llama_index.events import CocoaRiskEvent, CocoaSpanEvent
 from cocoa_integrations.llama_index.llm import CocoaLLM
 from cocoa_integrations.llama_index.query_engine import RiskQueryEngine
 from cocoa_integrations.llama_index.retry import RiskRetryQueryEngine
+from cocoa_integrations.llama_index.risk import argument_risks, field_risks, get_risk
 from cocoa_integrations.llama_index.risk_scores import RiskScores
 
 __all__ = [
@@ -27,5 +28,8 @@ __all__ = [
     "RiskRetryQueryEngine",
     "RiskScores",
     "RiskStreamingChatResponse",
+    "argument_risks",
     "collect_risk",
+    "field_risks",
+    "get_risk",
 ]

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from copy import deepcopy
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -140,15 +141,23 @@ class Observers:
         _dispatcher.event(CocoaSpanEvent(number=self._spans, span=span, span_id=self._llama_index_span))
         self._spans += 1
 
-    def answer_complete(self, generation: Generation, split: Split | None = None) -> None:
-        """Report the complete answer; ``split`` separates its reasoning."""
+    def answer_complete(
+        self, generation: Generation, split: Split | None = None, parts: Mapping[str, Any] | None = None
+    ) -> None:
+        """Report the complete answer.
+
+        Args:
+            generation: the answer.
+            split: separates its reasoning.
+            parts: what is added to its reports: the risk of its tool calls or fields.
+        """
+        run_id, added = self._llama_index_span, dict(parts or {})
         self._trace.record(generation if split is None else split.answered)
         for collector in self._collectors:
-            collector.take(generation, self._start, request=self._request, run_id=self._llama_index_span, split=split)
-        report = _report(generation, split, self._llama_index_span)
+            report = collector.take(generation, self._start, request=self._request, run_id=run_id, split=split)
+            report.update(deepcopy(added))
+        report = {**_report(generation, split, run_id), **deepcopy(added)}
         spans = self._trace.spans
         _dispatcher.event(
-            CocoaRiskEvent(
-                report=report, generation=generation, span_id=self._llama_index_span, opentelemetry_spans=spans
-            )
+            CocoaRiskEvent(report=report, generation=generation, span_id=run_id, opentelemetry_spans=spans)
         )

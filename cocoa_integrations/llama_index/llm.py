@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
 from llama_index.core.base.llms.types import (
@@ -21,7 +21,14 @@ from llama_index.core.base.llms.types import (
     MessageRole,
     ToolCallBlock,
 )
-from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, ValidationError, field_serializer
+from llama_index.core.bridge.pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_serializer,
+)
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.function_calling import FunctionCallingLLM
@@ -34,7 +41,7 @@ from cocoa_engine.model.loading import ACCESS_OPTIONS
 from cocoa_engine.model.text import require_unicode
 from cocoa_integrations._shared.async_stream import AsyncStream
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions, given_options, text_ends_inside_reasoning
-from cocoa_integrations._shared.reasoning import Split
+from cocoa_integrations._shared.detail import Detail
 from cocoa_integrations._shared.settings import DecodeSettings, config_of, fields_of, refuse_unknown, split_settings
 from cocoa_integrations._shared.unsupported import refuse_unsupported
 from cocoa_integrations._shared.workers import in_worker
@@ -42,7 +49,15 @@ from cocoa_integrations.llama_index.callbacks import Observers, Start
 from cocoa_integrations.llama_index.engine_owner import EngineOwner
 from cocoa_integrations.llama_index.messages import arguments_of, edited, require_text, to_entries
 from cocoa_integrations.llama_index.options import BESIDE_SETTINGS, SUPPORTED, DecodeOptions, split_template_options
-from cocoa_integrations.llama_index.responses import Answer, Chunks, complete_answer
+from cocoa_integrations.llama_index.responses import (
+    Chunks,
+    CompletionReader,
+    Delivery,
+    Reader,
+    Response,
+    complete_answer,
+)
+from cocoa_integrations.llama_index.structured import RiskStructuredLLM
 from cocoa_integrations.llama_index.tools import ChatReader, split_tools
 
 if TYPE_CHECKING:
@@ -53,8 +68,6 @@ logger = logging.getLogger(__name__)
 
 FOLLOW_MODEL = ("context_window", "is_chat_model", "is_function_calling_model")
 """Options that follow from the model unless they are given."""
-
-Response = TypeVar("Response", CompletionResponse, ChatResponse)
 
 
 class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, FunctionCallingLLM):
@@ -132,6 +145,18 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, FunctionCalling
         False,
         description="Whether LlamaIndex uses it to call functions, as FunctionAgent and structured_predict do. "
         "Default: True if chat messages are formatted with the chat template and the extra `tools` is installed.",
+    )
+
+    risk_metadata: Detail | None = Field(
+        None,
+        description="How much of the risk responses carry: `full`; `compact`, one report in which nothing is written "
+        "twice; or `none`. Default: full in streams, compact in other responses and in the `raw` of every complete "
+        "answer, which agents keep. Events and collectors always receive everything.",
+    )
+    logprobs: bool | None = Field(
+        None,
+        description="Whether responses carry the log-probabilities of their tokens. Default: where the risk is full, "
+        "and where `top_logprobs` asks for the most probable tokens at each place.",
     )
 
     _follow_model: frozenset[str] = PrivateAttr(default=frozenset())
@@ -245,24 +270,28 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, FunctionCalling
             PromptError: the prompt is empty or does not fit the context window.
             ConfigError: an option is unknown, out of range or not supported.
         """
-        return self._answer(self._completion(prompt, formatted, kwargs)).to_completion()
+        reader, start = self._completion(prompt, formatted, kwargs)
+        return self._answer(start, reader)
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Like :meth:`complete`, with one chunk for each span as soon as it is decided."""
-        return self._stream(self._completion(prompt, formatted, kwargs), Answer.to_completion)
+        reader, start = self._completion(prompt, formatted, kwargs)
+        return self._stream(start, reader)
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Like :meth:`complete`, without blocking the event loop. Cancelling the task stops the work."""
         await self._follow_options_in_worker()
-        return (await self._aanswer(self._completion(prompt, formatted, kwargs))).to_completion()
+        reader, start = self._completion(prompt, formatted, kwargs)
+        return await self._aanswer(start, reader)
 
     @llm_completion_callback()
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """Like :meth:`stream_complete`, without blocking the event loop. Leaving the stream stops the work."""
         await self._follow_options_in_worker()
-        return await self._astream(self._completion(prompt, formatted, kwargs), Answer.to_completion)
+        reader, start = self._completion(prompt, formatted, kwargs)
+        return await self._astream(start, reader)
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -285,27 +314,27 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, FunctionCalling
             IncompleteAnswerError: a required tool call was cut off.
         """
         reader, start = self._conversation(messages, kwargs)
-        return reader.response(self._answer(start, reader))
+        return self._answer(start, reader)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Like :meth:`chat`, with one chunk for each span as soon as it is decided."""
         reader, start = self._conversation(messages, kwargs)
-        return self._stream(start, reader.response, reader)
+        return self._stream(start, reader)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Like :meth:`chat`, without blocking the event loop. Cancelling the task stops the work."""
         await self._follow_options_in_worker()
         reader, start = self._conversation(messages, kwargs)
-        return reader.response(await self._aanswer(start, reader))
+        return await self._aanswer(start, reader)
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Like :meth:`stream_chat`, without blocking the event loop. Leaving the stream stops the work."""
         await self._follow_options_in_worker()
         reader, start = self._conversation(messages, kwargs)
-        return await self._astream(start, reader.response, reader)
+        return await self._astream(start, reader)
 
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
@@ -322,6 +351,15 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, FunctionCalling
             ToolSelection(tool_id=block.tool_call_id or "", tool_name=block.tool_name, tool_kwargs=arguments_of(block))
             for block in blocks
         ]
+
+    def as_structured_llm(self, output_cls: type[BaseModel], **kwargs: Any) -> RiskStructuredLLM:
+        """This LLM with answers that are objects of a pydantic class. Responses have the risk of every field.
+
+        Args:
+            output_cls: the class.
+            **kwargs: options of LlamaIndex's ``StructuredLLM``.
+        """
+        return RiskStructuredLLM(llm=self, output_cls=output_cls, **kwargs)
 
     def _prepare_chat_with_tools(
         self,
@@ -371,7 +409,10 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, FunctionCalling
         """Whether messages_to_prompt was given; LlamaIndex fills in a default otherwise."""
         return self.messages_to_prompt not in (None, generic_messages_to_prompt)
 
-    def _completion(self, prompt: str, formatted: bool, options: Mapping[str, Any]) -> Start:
+    def _completion(self, prompt: str, formatted: bool, options: Mapping[str, Any]) -> tuple[CompletionReader, Start]:
+        """The object that makes responses of the answer, and the function that starts it."""
+        delivery, options = self._delivery(options)
+
         def start(edit: Callable[[str], str] | None = None) -> SpanStream:
             self._follow_options()
             decoding = self._decoding(options)
@@ -381,14 +422,15 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, FunctionCalling
             wrapped = text if formatted else self._extend_prompt(self.completion_to_prompt(text))
             return self._begin(wrapped, decoding)
 
-        return start
+        return CompletionReader(delivery), start
 
     def _conversation(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> tuple[ChatReader, Start]:
         """The object that parses the answer, and the function that starts it."""
         self._follow_options()
+        delivery, options = self._delivery(options)
         request, rest = split_tools(options)
         template, rest = split_template_options(self, rest)
-        reader = ChatReader(request, self._engine, template)
+        reader = ChatReader(request, self._engine, delivery, template)
 
         def start(edit: Callable[[str], str] | None = None) -> SpanStream:
             decoding = self._decoding(rest)
@@ -410,6 +452,16 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, FunctionCalling
             return self._begin(text, decoding)
 
         return reader, start
+
+    def _delivery(self, options: Mapping[str, Any]) -> tuple[Delivery, dict[str, Any]]:
+        """What the responses of a call carry besides their text, and the other options of the call."""
+        rest = dict(options)
+        given = {name: rest.pop(name, None) for name in ("risk_metadata", "logprobs")}
+        detail, logprobs = (getattr(self, name) if value is None else value for name, value in given.items())
+        top = rest.get("top_logprobs")
+        if logprobs is None and (self.top_logprobs if top is None else top):
+            logprobs = True
+        return Delivery(detail, logprobs), rest
 
     def _decoding(self, options: Mapping[str, Any]) -> DecodeOptions:
         """The decode options of a call: the current settings and options, updated by those of the call."""
@@ -439,14 +491,14 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, FunctionCalling
         bos = self._engine.tokenizer.bos_token
         return self._engine.encode(prompt, add_special_tokens=not (bos and prompt.startswith(bos)))
 
-    def _answer(self, start: Start, reader: ChatReader | None = None) -> Answer:
+    def _answer(self, start: Start, reader: Reader[Response]) -> Response:
         observers = Observers(start)
         with start() as stream:
             for span in stream:
                 observers.span_decided(span)
         return self._complete_answer(stream.generation, observers, reader)
 
-    async def _aanswer(self, start: Start, reader: ChatReader | None = None) -> Answer:
+    async def _aanswer(self, start: Start, reader: Reader[Response]) -> Response:
         observers = Observers(start)
         stream = await in_worker(self._engine, start)  # encoding a long prompt takes time too
         async with AsyncStream(self._engine, stream) as spans:
@@ -454,54 +506,50 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, FunctionCalling
                 observers.span_decided(span)
         return self._complete_answer(stream.generation, observers, reader)
 
-    def _stream(
-        self, start: Start, to_response: Callable[[Answer], Response], reader: ChatReader | None = None
-    ) -> Generator[Response, None, None]:
+    def _stream(self, start: Start, reader: Reader[Response]) -> Generator[Response, None, None]:
         observers, stream = Observers(start), start()
 
         def responses() -> Generator[Response, None, None]:
-            chunks = Chunks(self._engine, None if reader is None else reader.plan.splitter())
+            chunks = Chunks(self._engine, reader.delivery, reader.splitter())
             with stream:
                 for span in stream:
                     observers.span_decided(span)
                     for answer in chunks.next(span):
-                        yield to_response(answer)
+                        yield reader.response(answer)
             for answer in chunks.rest():
-                yield to_response(answer)
-            yield to_response(self._complete_answer(stream.generation, observers, reader, streamed=True))
+                yield reader.response(answer)
+            yield self._complete_answer(stream.generation, observers, reader, streamed=True)
 
         return responses()
 
-    async def _astream(
-        self, start: Start, to_response: Callable[[Answer], Response], reader: ChatReader | None = None
-    ) -> AsyncGenerator[Response, None]:
+    async def _astream(self, start: Start, reader: Reader[Response]) -> AsyncGenerator[Response, None]:
         observers, stream = Observers(start), await in_worker(self._engine, start)
 
         async def responses() -> AsyncGenerator[Response, None]:
-            chunks = Chunks(self._engine, None if reader is None else reader.plan.splitter())
+            chunks = Chunks(self._engine, reader.delivery, reader.splitter())
             async with AsyncStream(self._engine, stream) as spans:
                 async for span in spans:
                     observers.span_decided(span)
                     for answer in chunks.next(span):
-                        yield to_response(answer)
+                        yield reader.response(answer)
             for answer in chunks.rest():
-                yield to_response(answer)
-            yield to_response(self._complete_answer(stream.generation, observers, reader, streamed=True))
+                yield reader.response(answer)
+            yield self._complete_answer(stream.generation, observers, reader, streamed=True)
 
         return responses()
 
     def _complete_answer(
-        self,
-        generation: Generation | None,
-        observers: Observers,
-        reader: ChatReader | None = None,
-        *,
-        streamed: bool = False,
-    ) -> Answer:
+        self, generation: Generation | None, observers: Observers, reader: Reader[Response], *, streamed: bool = False
+    ) -> Response:
+        """The response to a complete answer, after it has been reported."""
         assert generation is not None  # the stream has been read to its end
-        split: Split | None = None if reader is None else reader.plan.split(generation)
-        observers.answer_complete(generation, split)
-        return complete_answer(generation, self._engine, split, streamed=streamed)
+        split = reader.split(generation)
+        content, parts = reader.parts(generation, split)
+        observers.answer_complete(generation, split, parts)
+        answer = complete_answer(
+            generation, self._engine, reader.delivery, split, streamed=streamed, content=content, parts=parts
+        )
+        return reader.response(answer)
 
 
 def _query_wrapper(given: BasePromptTemplate | str | None) -> BasePromptTemplate | None:

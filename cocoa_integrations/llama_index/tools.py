@@ -15,12 +15,12 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 
-from cocoa_engine import CocoaEngine
+from cocoa_engine import CocoaEngine, Generation
 from cocoa_engine.errors import IncompleteAnswerError
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions
-from cocoa_integrations._shared.metadata import RISK_KEY
-from cocoa_integrations.llama_index.responses import Answer
-from cocoa_integrations.tool_calling import Call, Plan, Reading, ToolRequest, new_id, tool_call_risks
+from cocoa_integrations._shared.reasoning import ReasoningSplitter, Split
+from cocoa_integrations.llama_index.responses import Answer, Delivery, Reader
+from cocoa_integrations.tool_calling import Call, Plan, Reading, ToolRequest, new_id, parts_of_report
 
 logger = logging.getLogger(__name__)
 
@@ -39,20 +39,39 @@ def split_tools(options: Mapping[str, Any]) -> tuple[ToolRequest, dict[str, Any]
     return ToolRequest.of(asked.pop("tools", None), **asked), rest
 
 
-class ChatReader:
-    """Converts the answers of one chat call, or the partial answers of a stream, into responses.
+class ChatReader(Reader[ChatResponse]):
+    """Converts the answers of one chat call, or the partial answers of a stream, into responses with tool calls.
 
     Args:
         request: the tools and the response format of the call.
         engine: the engine that answers.
+        delivery: what the responses carry besides their text.
         options: the options of the chat template.
     """
 
-    def __init__(self, request: ToolRequest, engine: CocoaEngine, options: ChatTemplateOptions) -> None:
+    def __init__(
+        self, request: ToolRequest, engine: CocoaEngine, delivery: Delivery, options: ChatTemplateOptions
+    ) -> None:
+        super().__init__(delivery)
         self.plan = Plan(request, engine, options)
         self._ids: list[str] = []
         self._content = ""  # of the previous partial answer
         self._reasoning = ""
+
+    def splitter(self) -> ReasoningSplitter:
+        """See :meth:`Plan.splitter`."""
+        return self.plan.splitter()
+
+    def split(self, generation: Generation) -> Split:
+        """See :meth:`Plan.split`."""
+        return self.plan.split(generation)
+
+    def parts(self, generation: Generation, split: Split | None) -> tuple[str, dict[str, Any]]:
+        """The text outside of the reasoning and of tool calls, and the risk of the calls or of the fields of JSON."""
+        assert split is not None
+        reading = self.plan.read(generation.text, start=split.answer_start)
+        calls = [(self._id(number), call) for number, call in enumerate(reading.calls)]
+        return _content(reading, generation.text), parts_of_report(generation, self.plan, split, calls)
 
     def response(self, answer: Answer) -> ChatResponse:
         """The response for a complete or a partial answer.
@@ -77,12 +96,11 @@ class ChatReader:
                 response.additional_kwargs["thinking_delta"], self._reasoning = new, answer.reasoning
         if answer.generation is None:
             return response
+        for call in reading.invalid:
+            logger.warning("invalid tool call: %s", call.error)
         if self.plan.request.required and not reading.valid:
             reason = next((call.error for call in reading.calls), "the answer contains no call")
             raise IncompleteAnswerError(f"a required tool call is missing or incomplete: {reason}")
-        if calls:
-            for metadata in (response.additional_kwargs, answer.raw):
-                metadata[RISK_KEY]["tool_calls"] = tool_call_risks(answer.generation, calls, self.plan.engine)
         return response
 
     def _id(self, number: int) -> str:
@@ -93,8 +111,6 @@ class ChatReader:
 
 def _content(reading: Reading, text: str) -> str:
     """The text outside of valid calls. It includes invalid calls."""
-    for call in reading.invalid:
-        logger.warning("invalid tool call: %s", call.error)
     return "".join([reading.content, *(text[slice(*call.offsets)] for call in reading.invalid)])
 
 

@@ -1,4 +1,4 @@
-"""The risk of the arguments of a tool call, from the spans that contain their values."""
+"""The risk of the values in a JSON answer and in the arguments of a tool call, from the spans that contain them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,44 @@ from typing import Any
 
 from cocoa_engine import CocoaEngine, Generation, Span
 from cocoa_integrations._shared.logprobs import TokenLogprobs
+from cocoa_integrations._shared.reasoning import Split
+from cocoa_integrations.tool_calling.json_values import field_offsets, member_path
+from cocoa_integrations.tool_calling.plan import Plan
 from cocoa_integrations.tool_calling.reading import Call
+
+ROOT = ("$.", "$[")
+"""A key of ``arguments`` that begins so is the path of a value inside an argument; others are names of arguments."""
+
+
+def parts_of_report(
+    generation: Generation, plan: Plan, split: Split, calls: Sequence[tuple[str, Call]]
+) -> dict[str, Any]:
+    """What the parsed answer adds to its report: ``tool_calls`` if it has calls, ``fields`` if JSON was asked for.
+
+    Args:
+        generation: the answer.
+        plan: the plan of the call.
+        split: separates the reasoning of the answer.
+        calls: each call of the parsed answer with its id.
+    """
+    if calls:
+        return {"tool_calls": tool_call_risks(generation, calls, plan.engine)}
+    if plan.request.schema is not None:
+        return {"fields": field_risks(generation, plan.engine, start=split.answer_start)}
+    return {}
+
+
+def field_risks(generation: Generation, engine: CocoaEngine, *, start: int = 0) -> dict[str, dict[str, Any]]:
+    """``cocoa_risk["fields"]``: the risk of every value of a JSON answer, by its path; see :func:`tool_call_risks`.
+
+    Args:
+        generation: the answer.
+        engine: the engine that answered.
+        start: the offset at which the JSON begins, after the reasoning of the model.
+    """
+    tokens = _token_offsets(generation, engine)
+    offsets = field_offsets(generation.text, start)
+    return {path: _value(generation, tokens, place) for path, place in offsets.items()}
 
 
 def tool_call_risks(
@@ -15,10 +52,11 @@ def tool_call_risks(
 ) -> list[dict[str, Any]]:
     """The entries of ``cocoa_risk["tool_calls"]``, one for each call.
 
-    For an argument, ``risk`` is the highest risk of the spans that overlap its value, ``con_mlds`` and ``f_mlds`` are
-    means over these spans, and ``log_prob`` is the sum over the tokens of the value. Tokens that the grammar forces
-    have log-probability 0. ``start`` and ``end`` are offsets in the generated text, which contains the tool calls; the
-    quotes of a string are not included. For a call, ``risk`` is the highest risk of all its spans, including those of
+    An argument is listed by its name, and every value in it by its path, such as ``$.people[0].age``. For a value,
+    ``risk`` is the highest risk of the spans that overlap it, ``con_mlds`` and ``f_mlds`` are means over these spans,
+    and ``log_prob`` is the sum over the tokens of the value. Tokens that the grammar forces have log-probability 0.
+    ``start`` and ``end`` are offsets in the generated text, which contains the tool calls; the quotes of a string are
+    not included. For a call, ``risk`` is the highest risk of all its spans, including those of
     its name, and ``error`` says why the call is invalid, or is ``None``.
 
     Args:
@@ -30,7 +68,8 @@ def tool_call_risks(
     report = []
     for call_id, call in calls:
         spans = _overlapping(generation.spans, call.offsets)
-        arguments = {name: _argument(generation, tokens, offsets) for name, offsets in call.values.items()}
+        offsets = {**call.values, **_inside_arguments(generation.text, call)}
+        arguments = {name: _value(generation, tokens, place) for name, place in offsets.items()}
         report.append(
             {
                 "name": call.name,
@@ -43,7 +82,28 @@ def tool_call_risks(
     return report
 
 
-def _argument(
+def fields_of_report(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The risk of every field of a structured answer, by path: of a JSON answer, or of its first tool call."""
+    if "fields" in report:
+        return dict(report["fields"])
+    for call in report.get("tool_calls", ()):
+        # in the order of the text, an object before the values in it
+        arguments = sorted(call["arguments"].items(), key=lambda each: (each[1]["start"], -each[1]["end"]))
+        return {name if name.startswith(ROOT) else member_path("$", name): value for name, value in arguments}
+    return {}
+
+
+def _inside_arguments(text: str, call: Call) -> dict[str, tuple[int, int]]:
+    """The offsets of the values inside the arguments that are objects or lists, by path."""
+    found: dict[str, tuple[int, int]] = {}
+    for name, (start, _) in call.values.items():
+        # arguments that were written as a string of JSON have no offsets of their own
+        if isinstance((call.arguments or {}).get(name), (dict, list)) and text.startswith(("{", "["), start):
+            found |= field_offsets(text, start, member_path("$", name))
+    return found
+
+
+def _value(
     generation: Generation, tokens: Sequence[tuple[int, int, float]], offsets: tuple[int, int]
 ) -> dict[str, Any]:
     spans = _overlapping(generation.spans, offsets)

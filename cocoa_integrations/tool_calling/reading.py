@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,25 +10,7 @@ from uuid import uuid4
 
 from cocoa_integrations._shared.reasoning import without_partial
 from cocoa_integrations.tool_calling.formats import CallFormat
-
-_SPACE = " \t\n\r"
-
-
-def _finite(number: str) -> float:
-    """The number as a float.
-
-    Raises:
-        ValueError: it is infinite or NaN, which JSON cannot represent.
-    """
-    value = float(number)
-    if not math.isfinite(value):
-        raise ValueError(f"{number} is not a JSON number")
-    return value
-
-
-_DECODER = json.JSONDecoder(strict=False, parse_float=_finite, parse_constant=_finite)
-"""Not strict, because models write line breaks into strings. It raises ``ValueError`` (also for an integer of thousands
-of digits) or ``RecursionError``."""
+from cocoa_integrations.tool_calling.json_values import DECODER, members_at, skip_space, without_quotes
 
 
 def new_id() -> str:
@@ -145,10 +126,10 @@ def _whole(
     text: str, style: CallFormat, names: Collection[str], done: bool, start: int
 ) -> tuple[list[Call], list[str]]:
     """The calls of an answer that consists of calls only."""
-    at = _skip(text, start)
+    at = skip_space(text, start)
     opened = bool(style.opening) and text.startswith(style.opening, at)
     if opened:  # decoding may have removed it as a special token
-        at = _skip(text, at + len(style.opening))
+        at = skip_space(text, at + len(style.opening))
     if opened and at == len(text) and not done:
         return [], [""]
     if at == len(text) or text[at] != ("[" if style.listed else "{"):
@@ -164,26 +145,26 @@ def _whole(
 
 def _calls_at(text: str, at: int) -> tuple[list[Call], int]:
     """The call or the list of calls at an offset, and the offset where it ends, or the end of the text."""
-    at = _skip(text, at)
+    at = skip_space(text, at)
     if not text.startswith("[", at):
         if not text.startswith("{", at):
             return [], at
         call, end = _call(text, at)
         return [replace(call, offsets=(at, end))], end
     calls: list[Call] = []
-    at = _skip(text, at + 1)
+    at = skip_space(text, at + 1)
     while text.startswith("{", at):
         call, end = _call(text, at)
         calls.append(replace(call, offsets=(at, end)))
-        at = _skip(text, end)
+        at = skip_space(text, end)
         if not text.startswith(",", at):
             break
-        at = _skip(text, at + 1)
+        at = skip_space(text, at + 1)
     return calls, at + text.startswith("]", at)
 
 
 def _call(text: str, at: int) -> tuple[Call, int]:
-    members = _members(text, at)
+    members = members_at(text, at)
     name = members.complete.get("name", (None,))[0]
     if name is not None and not isinstance(name, str):
         return Call(written=text[at : members.end], error="its name is not a string"), members.at
@@ -205,71 +186,16 @@ def _with_arguments(text: str, name: Any, value: Any, start: int, end: int) -> C
     offsets: dict[str, tuple[int, int]] = {}
     if isinstance(value, str):  # some models write the arguments as JSON in a string
         try:
-            value = _DECODER.decode(value)
+            value = DECODER.decode(value)
         except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):
             written, offsets = json.dumps(value, ensure_ascii=False), dict.fromkeys(value, (start, end))
     elif isinstance(value, dict):
-        for key, (inner, first, last) in _members(text, start).complete.items():
-            quotes = int(isinstance(inner, str) and inner != "")
-            offsets[key] = (first + quotes, last - quotes)
+        for key, (inner, first, last) in members_at(text, start).complete.items():
+            offsets[key] = without_quotes(inner, first, last)
     if not isinstance(value, dict):
         return Call(name, written, error="its arguments are not a JSON object")
     if name is None:
         return Call(written=written)
     return Call(name, written, value, values=offsets)
-
-
-@dataclass
-class _Members:
-    """The members of a JSON object, which may be incomplete.
-
-    Attributes:
-        complete: the value by key, with the start and the end of its text.
-        at: the offset up to which the object was parsed.
-        end: the end of the object, if it is complete.
-        open_key: the key of the incomplete value.
-        open_at: the start of the incomplete value.
-    """
-
-    complete: dict[str, tuple[Any, int, int]] = field(default_factory=dict)
-    at: int = 0
-    end: int | None = None
-    open_key: str | None = None
-    open_at: int = 0
-
-
-def _members(text: str, at: int) -> _Members:
-    """Parse the object at an offset as far as possible."""
-    members = _Members(at=len(text))
-    at = _skip(text, at + 1)
-    try:
-        while not text.startswith("}", at):
-            if not text.startswith('"', at):
-                return members
-            key, at = _DECODER.raw_decode(text, at)
-            at = _skip(text, at)
-            if not text.startswith(":", at):
-                return members
-            start = _skip(text, at + 1)
-            members.open_key, members.open_at = key, start
-            value, end = _DECODER.raw_decode(text, start)
-            at = _skip(text, end)
-            if at == len(text) and not isinstance(value, (str, dict, list)):  # a number may have more digits
-                return members
-            members.complete[key], members.open_key = (value, start, end), None
-            if text.startswith(",", at):
-                at = _skip(text, at + 1)
-            elif not text.startswith("}", at):
-                return members
-    except (ValueError, RecursionError):
-        return members
-    members.at = members.end = at + 1
-    return members
-
-
-def _skip(text: str, at: int) -> int:
-    while at < len(text) and text[at] in _SPACE:
-        at += 1
-    return at

@@ -45,6 +45,7 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "max_new_tokens": ("3", 3),
     "temperature": ("0.7", 0.7),
     "seed": ("11", 11),
+    "top_logprobs": ("2", 2),
     "stop": ("###", ("###",)),
 }
 

@@ -45,6 +45,8 @@ def _check(declared: dict[str, TypeAdapter[Any]], *holders: dict[str, Any]) -> s
 def test_langchain(engine: CocoaEngine, declared: dict[str, TypeAdapter[Any]]) -> None:
     chat = ChatCocoa(engine=engine, max_tokens=12)
     message = chat.invoke(QUESTION)
+    assert _check(declared, message.additional_kwargs, message.response_metadata) == {"cocoa_risk"}
+    message = chat.invoke(QUESTION, risk_metadata="full")
     assert _check(declared, message.additional_kwargs, message.response_metadata) == {"cocoa_spans", "cocoa_risk"}
     *chunks, last = list(chat.stream(QUESTION))
     assert _check(declared, *(chunk.additional_kwargs for chunk in chunks)) == {"cocoa_spans"}
@@ -56,7 +58,11 @@ def test_langchain(engine: CocoaEngine, declared: dict[str, TypeAdapter[Any]]) -
 def test_reasoning(declared: dict[str, TypeAdapter[Any]]) -> None:
     thinker = reasoning_engine()
     options = saying(thinker, "Well.</think>\n\nHello!")
-    message = ChatCocoa(engine=thinker, **options).invoke(QUESTION)
+    chat = ChatCocoa(engine=thinker, **options)
+    compact = chat.invoke(QUESTION)
+    assert {"reasoning_start", "answer_start"} <= compact.response_metadata["cocoa_risk"]["reasoning"].keys()
+    assert _check(declared, compact.additional_kwargs, compact.response_metadata) == {"cocoa_risk"}
+    message = chat.invoke(QUESTION, risk_metadata="full")
     assert message.response_metadata["cocoa_risk"]["reasoning"]["spans"]
     assert _check(declared, message.additional_kwargs, message.response_metadata) == {"cocoa_spans", "cocoa_risk"}
     *chunks, last = LlamaCocoa(engine=thinker).stream_chat([ChatMessage(content=QUESTION)], **options)
@@ -73,7 +79,7 @@ def test_broken_off_answers_and_context(engine: CocoaEngine, declared: dict[str,
     (report,) = risk.reports
     assert report["partial"] is True
     assert _check(declared, {"cocoa_risk": report}) == {"cocoa_risk"}
-    message = chat.invoke(f"Dune is by Frank Herbert. {QUESTION}")
+    message = chat.invoke(f"Dune is by Frank Herbert. {QUESTION}", risk_metadata="full")
     lifted = context_lift(chat, message, f"Dune is by Frank Herbert. {QUESTION}", QUESTION)
     assert "context_lift" in lifted.response_metadata["cocoa_risk"]["spans"][0]
     assert _check(declared, lifted.additional_kwargs, lifted.response_metadata) == {"cocoa_spans", "cocoa_risk"}
@@ -111,6 +117,8 @@ class _Fixed(BaseRetriever):
 def test_llama_index(engine: CocoaEngine, declared: dict[str, TypeAdapter[Any]]) -> None:
     llm = LlamaCocoa(engine=engine, max_new_tokens=8)
     answer = llm.complete(QUESTION)
+    assert _check(declared, answer.additional_kwargs, answer.raw) == {"cocoa_risk"}
+    answer = llm.complete(QUESTION, risk_metadata="full")
     assert _check(declared, answer.additional_kwargs, answer.raw) == {"cocoa_spans", "cocoa_risk"}
     *chunks, last = list(llm.stream_complete(QUESTION))
     assert _check(declared, *(chunk.additional_kwargs for chunk in chunks)) == {"cocoa_spans"}

@@ -25,7 +25,7 @@ def question() -> str:
 
 @pytest.fixture(scope="session")
 def chat(engine: CocoaEngine) -> ChatCocoa:
-    return ChatCocoa(engine=engine, max_tokens=12)
+    return ChatCocoa(engine=engine, max_tokens=12, risk_metadata="full")
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +51,7 @@ def quick_engine() -> CocoaEngine:
 
 @pytest.fixture(scope="session")
 def quick_chat(quick_engine: CocoaEngine) -> ChatCocoa:
-    return ChatCocoa(engine=quick_engine, max_tokens=12)
+    return ChatCocoa(engine=quick_engine, max_tokens=12, risk_metadata="full")
 
 
 @pytest.fixture(scope="session")

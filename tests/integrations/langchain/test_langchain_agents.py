@@ -47,7 +47,7 @@ def asked() -> dict[str, Any]:
 
 
 def agent_of(engine: CocoaEngine, *more: Any) -> Any:
-    chat = ChatCocoa(engine=engine, max_tokens=40, initial_tool_choice="any")
+    chat = ChatCocoa(engine=engine, max_tokens=40, initial_tool_choice="any", risk_metadata="full")
     return agents.create_agent(chat, tools=[double], middleware=more)
 
 
@@ -92,7 +92,7 @@ def test_a_tool_that_raises_loses_no_generation(engine: CocoaEngine, asked: dict
         raise OSError(f"no paper to write {number} on")
 
     memory = pytest.importorskip("langgraph.checkpoint.memory").InMemorySaver()
-    chat = ChatCocoa(engine=engine, max_tokens=40, initial_tool_choice="any")
+    chat = ChatCocoa(engine=engine, max_tokens=40, initial_tool_choice="any", risk_metadata="full")
     agent = agents.create_agent(chat, tools=[double], checkpointer=memory)
     thread = {"configurable": {"thread_id": "1"}}
     with get_risk_callback() as risk, pytest.raises(OSError, match="no paper"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from langchain_core.load import dumps, loads
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback
 from tests.helpers.made_up_risk import fitted
+from tests.helpers.rivals import heads_file
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 MODELS = [ChatCocoa, CocoaLLM]
@@ -29,7 +31,7 @@ OTHER: dict[str, Any] = {
     "final_layer": "pre_norm",
     "dola_layers": "low",
     "dola_relative_top": 0.2,
-    "decore_heads": "heads.json",
+    "decore_heads": "heads.json",  # written by the test
     "decore_masked_heads": 3,
     "diver_weight": 0.5,
     "repetition_penalty": 1.3,
@@ -37,6 +39,7 @@ OTHER: dict[str, Any] = {
     "max_risk": 0.5,
     "temperature": 0.7,
     "seed": 1,
+    "top_logprobs": 2,
     "stop": ["x"],
 }
 
@@ -52,7 +55,7 @@ def cache() -> Iterator[InMemoryCache]:
 def answer(model: Any, **options: Any) -> Any:
     """The generation of a call: what a cache keeps."""
     inputs = [model._convert_input("Once upon a time")]
-    return model.generate_prompt(inputs, **options).generations[0][0]
+    return model.generate_prompt(inputs, risk_metadata="full", **options).generations[0][0]
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -71,7 +74,13 @@ def test_every_setting_is_tried() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("setting", OTHER)
-def test_no_setting_replays_an_answer_of_another(kind: Any, setting: str, quick_engine: CocoaEngine, spy: Any) -> None:
+def test_no_setting_replays_an_answer_of_another(
+    kind: Any, setting: str, quick_engine: CocoaEngine, spy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = quick_engine.model.config
+    heads = heads_file(tmp_path, config.num_hidden_layers, config.num_attention_heads, [(0, 0)])
+    Path(heads).rename(tmp_path / "heads.json")
+    monkeypatch.chdir(tmp_path)
     model = kind(engine=quick_engine, max_new_tokens=4)
     other = {setting: OTHER[setting]}
     answer(model)

@@ -55,7 +55,7 @@ def test_dola_answers_as_the_engines_chat_does(
 ) -> None:
     expected = quick_engine.chat([{"role": "user", "content": question}], method="dola", max_new_tokens=12)
     assert expected.text != quick_answer.content
-    made_with = ChatCocoa(engine=quick_engine, max_tokens=12, method="dola")
+    made_with = ChatCocoa(engine=quick_engine, max_tokens=12, method="dola", risk_metadata="full")
     for message in (made_with.invoke(question), quick_chat.invoke(question, method="dola")):
         assert message.content == expected.text
         assert close(get_risk(message), risk_report(expected))
@@ -195,7 +195,7 @@ def test_every_setting_can_be_overridden_for_a_call(
 def test_settings_can_be_configured_in_a_chain(
     quick_engine: CocoaEngine, quick_answer: AIMessage, question: str
 ) -> None:
-    chat = ChatCocoa(engine=quick_engine, max_tokens=12).configurable_fields(
+    chat = ChatCocoa(engine=quick_engine, max_tokens=12, risk_metadata="full").configurable_fields(
         alpha=ConfigurableField(id="alpha"), max_new_tokens=ConfigurableField(id="length")
     )
     configured = chat.with_config(configurable={"alpha": 0.5, "length": 12})
@@ -391,7 +391,7 @@ def test_a_stream_that_began_is_not_begun_again(
 def test_invoke_hands_spans_to_callbacks_when_streaming_is_on(
     quick_engine: CocoaEngine, question: str, quick_answer: AIMessage, live: Any
 ) -> None:
-    chat = ChatCocoa(engine=quick_engine, max_tokens=12, streaming=True)
+    chat = ChatCocoa(engine=quick_engine, max_tokens=12, streaming=True, risk_metadata="full")
     message = chat.invoke(question, config={"callbacks": [live]})
     assert message.content == quick_answer.content
     assert get_risk(message) == get_risk(quick_answer)

@@ -128,7 +128,7 @@ def test_a_gate_opens_for_generations_and_dicts_too(quick_llm: CocoaLLM, quick_a
 def test_marks_stand_around_risky_spans(
     quick_engine: CocoaEngine, quick_answer: AIMessage, question: str, between: float, output_version: str
 ) -> None:
-    chat = ChatCocoa(engine=quick_engine, max_tokens=12, output_version=output_version)
+    chat = ChatCocoa(engine=quick_engine, max_tokens=12, output_version=output_version, risk_metadata="full")
     before = chat.invoke(question)
     marked = risk_gate(between, on_risk="mark").invoke(before)
     assert marked.text == with_riskiest_marked(quick_answer)

@@ -23,7 +23,7 @@ KEYS = ("context_lift", "con_mlds_lift", "f_mlds_lift")
 
 @pytest.fixture(scope="module")
 def long_chat(engine: CocoaEngine) -> ChatCocoa:
-    return ChatCocoa(engine=engine, max_tokens=24)
+    return ChatCocoa(engine=engine, max_tokens=24, risk_metadata="full")
 
 
 @pytest.fixture(scope="module")

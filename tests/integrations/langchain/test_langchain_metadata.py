@@ -167,7 +167,7 @@ async def test_async_v3_events_carry_spans_and_report(
 def test_both_output_versions_carry_it(
     quick_engine: CocoaEngine, quick_answer: AIMessage, question: str, version: str
 ) -> None:
-    chat = ChatCocoa(engine=quick_engine, max_tokens=12, output_version=version)
+    chat = ChatCocoa(engine=quick_engine, max_tokens=12, output_version=version, risk_metadata="full")
     whole = None
     for chunk in chat.stream(question):
         whole = chunk if whole is None else whole + chunk

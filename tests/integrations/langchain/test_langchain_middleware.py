@@ -86,7 +86,7 @@ def test_a_safe_answer_is_not_tried_again(quick_chat: ChatCocoa, question: str, 
 def test_another_model_is_tried(
     quick_chat: ChatCocoa, quick_engine: CocoaEngine, safer_answer: AIMessage, question: str, between: float
 ) -> None:
-    other = ChatCocoa(engine=quick_engine, **SAFER)
+    other = ChatCocoa(engine=quick_engine, risk_metadata="full", **SAFER)
     state = agent_of(quick_chat, RiskMiddleware(between, retry_with=other)).invoke(asked(question))
     assert state["messages"][-1].text == safer_answer.text
     assert other.tags is quick_chat.tags is None  # the models given are not changed

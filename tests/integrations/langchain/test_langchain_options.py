@@ -168,9 +168,9 @@ def test_nothing_is_loaded_for_an_empty_prompt(kind: Any) -> None:
 @each_model
 def test_none_is_not_given(kind: Any, quick_engine: CocoaEngine) -> None:
     model = kind(engine=quick_engine, max_tokens=1, max_retries=None, logprobs=None, logits_processor=None)
-    assert (model.max_retries, model.logprobs, model.logits_processor) == (2, True, ())
+    assert (model.max_retries, model.logprobs, model.logits_processor) == (2, None, ())
     asked = model._for_call(None, {"logprobs": None, "stopping_criteria": None, "timeout": None})[0]
-    assert (asked.logprobs, asked.stopping_criteria, asked.timeout) == (True, (), None)
+    assert (asked.logprobs, asked.stopping_criteria, asked.timeout) == (None, (), None)
 
 
 @each_model

@@ -16,6 +16,7 @@ from cocoa_integrations.langchain import (
     ChatCocoa,
     CocoaLLM,
     context_lift,
+    field_risks,
     get_risk,
     get_risk_callback,
     get_spans,
@@ -64,7 +65,7 @@ def test_nothing_is_called_before_the_end_of_the_reasoning(
     engines: dict[str, CocoaEngine], tags: str, version: str | None
 ) -> None:
     chat = ChatCocoa(engine=engines[tags], output_version=version, **saying(engines[tags], TEXT))
-    model = chat.bind_tools([get_weather])
+    model = chat.bind_tools([get_weather], risk_metadata="full")
     message = model.invoke("Hi")
     blocks = [{"type": "reasoning", "reasoning": THOUGHT}, {"type": "text", "text": "Hello!"}]
     assert message.content == blocks
@@ -278,6 +279,41 @@ def test_a_schema_holds_after_the_reasoning(engines: dict[str, CocoaEngine], tag
     assert answer["raw"].content[0] == {"type": "reasoning", "reasoning": "Up {or} down?"}
     if method == "json_schema":
         assert json.loads(answer["raw"].text).keys() == {"up"}
+    [(path, field)] = field_risks(answer["raw"]).items()
+    text = "".join(span["text"] for span in get_risk(answer["raw"])["spans"])
+    assert (path, json.loads(text[field["start"] : field["end"]])) == ("$.up", answer["parsed"].up)
+
+
+@pytest.mark.parametrize("tags", TAGS)
+def test_a_compact_message_has_no_text_twice(engines: dict[str, CocoaEngine], tags: str) -> None:
+    chat = ChatCocoa(engine=engines[tags], **saying(engines[tags], TEXT))
+    full = chat.invoke("Hi", risk_metadata="full")
+    for message in (chat.invoke("Hi"), added(list(chat.stream("Hi", risk_metadata="compact")))):
+        report = message.response_metadata["cocoa_risk"]
+        kept = [span["text"] for span in report["spans"] if "text" in span and span["text"].strip()]
+        assert len(kept) <= 4, kept  # those with a tag
+        assert {span["part"] for span in report["spans"]} == {"reasoning", "answer"}
+        assert "spans" not in report["reasoning"]
+        assert report["max_risk"] == pytest.approx(get_risk(full)["max_risk"])
+        ours, theirs = get_risk(message), get_risk(full)
+        assert ours["reasoning"].keys() == theirs["reasoning"].keys()
+        assert ours["reasoning"]["spans"] == theirs["reasoning"]["spans"]
+        assert all(close({**whole, **span}, whole) for span, whole in zip(ours["spans"], theirs["spans"], strict=True))
+        gate = risk_gate(max_risk(message), on_risk="mark")
+        assert gate.invoke(message).text == risk_gate(max_risk(full), on_risk="mark").invoke(full).text != "Hello!"
+
+
+def test_a_changed_text_after_the_reasoning_is_noticed(thinker: ChatCocoa) -> None:
+    message = thinker.invoke("Hi")
+    changed = message.model_copy(update={"content": [message.content[0], {"type": "text", "text": "Hello, you!"}]})
+    assert max_risk(changed) == max_risk(message)
+    with pytest.raises(HallucinationRiskError, match="characters"):
+        risk_gate(0.0).invoke(changed)
+    with pytest.raises(ConfigError, match="differs from the text of its spans"):
+        risk_gate(0.0, on_risk="mark").invoke(changed)
+    silent = message.model_copy(update={"content": message.text})  # without its reasoning
+    assert get_risk(silent)["max_risk"] == max_risk(silent) == max_risk(message)
+    assert "".join(span["text"] for span in get_risk(silent)["spans"] if span["part"] == "answer").endswith("Hello!")
 
 
 def test_context_lift_feeds_the_prompt_that_was_answered() -> None:

@@ -6,13 +6,12 @@ They are for chat models; there are none for text models. Every capability that 
 - ``supports_image_inputs``, ``supports_image_urls``, ``supports_pdf_inputs``, ``supports_audio_inputs``,
   ``supports_video_inputs``, ``supports_image_tool_message``, ``supports_pdf_tool_message``: the engine decodes language
   models, which read text only. Other content raises a ``PromptError``.
-- ``supports_anthropic_inputs``: content blocks of type ``thinking`` are refused.
 - ``supports_model_override``: an object has one model in memory. A call with another name raises a ``ConfigError``.
 - ``enable_vcr_tests``: there is no HTTP traffic to record.
 - ``init_from_env_params``: no option is read from the environment. The Hugging Face client itself reads ``HF_TOKEN``.
 - ``test_serdes``: LangChain skips it, because a model with weights is not ``lc_serializable``.
-- Of ``supported_usage_metadata_details`` only ``cache_read_input`` is declared: there is no audio, reasoning is not
-  counted apart from the answer, and writing to the prefix cache is not counted.
+- Of ``supported_usage_metadata_details``, audio is not declared, because there is none, and neither is
+  ``cache_creation_input``, because writing to the prefix cache is not counted.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from langchain_tests.unit_tests.chat_models import ChatModelTests
 
 from cocoa_engine import CocoaConfig, CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa
+from tests.helpers.reasoning_models import reasoning_engine, saying
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +85,12 @@ class _Declarations:
 
     @property
     def supported_usage_metadata_details(self) -> dict[Any, list[Any]]:
-        return {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}
+        details = ["cache_read_input", "reasoning_output"]
+        return {"invoke": details, "stream": details}
+
+    @property
+    def supports_anthropic_inputs(self) -> bool:
+        return True
 
     @property
     def supports_model_override(self) -> bool:
@@ -100,6 +105,12 @@ class _Declarations:
         assert answer.usage_metadata is not None
         assert answer.usage_metadata["input_token_details"]["cache_read"] > 10
         return answer
+
+    def invoke_with_reasoning_output(self, *, stream: bool = False) -> AIMessage:
+        """The answer of a model that reasons."""
+        engine = reasoning_engine()
+        chat = self.chat_model_class(engine=engine, **saying(engine, "Well.</think>Hello!"))
+        return cast("AIMessage", add(list(chat.stream("Hi")))) if stream else chat.invoke("Hi")
 
 
 class TestUnit(_Declarations, ChatModelUnitTests):

@@ -38,7 +38,7 @@ def get_time() -> str:
 
 @pytest.fixture(scope="module")
 def caller(engine: CocoaEngine) -> ChatCocoa:
-    return ChatCocoa(engine=engine, max_tokens=60)
+    return ChatCocoa(engine=engine, max_tokens=60, risk_metadata="full")
 
 
 @pytest.fixture(scope="module")

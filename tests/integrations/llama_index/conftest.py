@@ -16,7 +16,7 @@ from tests.helpers.llama_index_helpers import Listener
 @pytest.fixture
 def llm(engine: CocoaEngine) -> CocoaLLM:
     """Short answers from the shared engine."""
-    return CocoaLLM(engine=engine, max_new_tokens=8)
+    return CocoaLLM(engine=engine, max_new_tokens=8, risk_metadata="full")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine.errors import IncompleteAnswerError
-from cocoa_integrations.llama_index import CocoaLLM, collect_risk
+from cocoa_integrations.llama_index import CocoaLLM, collect_risk, get_risk
 from tests.helpers import tool_templates
 from tests.helpers.alike import close
 from tests.helpers.llama_index_helpers import Script
@@ -43,7 +43,7 @@ ABOUT = PromptTemplate("Describe the city {city}.")
 
 @pytest.fixture
 def caller(engine: CocoaEngine) -> CocoaLLM:
-    return CocoaLLM(engine=engine, max_new_tokens=50)
+    return CocoaLLM(engine=engine, max_new_tokens=50, risk_metadata="full")
 
 
 async def test_structured_predict_is_held_to_the_schema(caller: CocoaLLM) -> None:
@@ -170,7 +170,11 @@ async def test_react_agent_calls_a_tool_and_answers(engine: CocoaEngine) -> None
         output = await handler
     assert str(output) == "In France."
     assert len(reports) == 2
-    assert [output.raw["cocoa_risk"]] == without_run(reports[1:])
+    assert output.raw["cocoa_risk"]["compact"] is True  # agents keep it
+    [last] = without_run(reports[1:])
+    assert [{**theirs, **ours} for ours, theirs in zip(get_risk(output)["spans"], last["spans"], strict=True)] == last[
+        "spans"
+    ]
     spans = [raw["cocoa_spans"][0] for raw in live if "cocoa_spans" in raw]
     assert spans == reports[0]["spans"] + reports[1]["spans"]
 

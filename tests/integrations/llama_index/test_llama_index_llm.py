@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from llama_index.core import PromptTemplate
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.llms import ChatMessage, CompletionResponse
 
-from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, PromptError
+from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, PromptError, methods
 from cocoa_integrations._shared.metadata import all_spans, risk_report
 from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent
@@ -35,7 +36,7 @@ def test_complete_answers_as_the_engine_does(llm: CocoaLLM, engine: CocoaEngine)
 def test_dola_answers_as_the_engine_does(llm: CocoaLLM, engine: CocoaEngine) -> None:
     expected = engine.generate(PROMPT, method="dola", max_new_tokens=8)
     assert expected.text != llm.complete(PROMPT).text
-    made_with = CocoaLLM(engine=engine, max_new_tokens=8, method="dola")
+    made_with = CocoaLLM(engine=engine, max_new_tokens=8, method="dola", risk_metadata="full")
     *_, streamed = made_with.stream_complete(PROMPT)
     for response in (made_with.complete(PROMPT), llm.complete(PROMPT, method="dola"), streamed):
         assert response.text == expected.text
@@ -120,7 +121,7 @@ SETTINGS: dict[str, Any] = {
     "final_layer": "pre_norm",
     "dola_layers": "low",
     "dola_relative_top": 0.2,
-    "decore_heads": "heads.json",
+    "decore_heads": str(Path(methods.__file__).with_name("embedded_heads.json")),
     "decore_masked_heads": 3,
     "diver_weight": 0.5,
     "repetition_penalty": 1.3,
@@ -128,6 +129,7 @@ SETTINGS: dict[str, Any] = {
     "max_new_tokens": 3,
     "temperature": 0.5,
     "seed": 7,
+    "top_logprobs": 2,
     "stop": ("Rome",),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from llama_index.core.llms import ChatMessage, MessageRole
 from llama_index.core.tools import FunctionTool
 
 from cocoa_engine import CocoaEngine, ConfigError, PromptError
-from cocoa_integrations.llama_index import CocoaLLM, RiskChatEngine, collect_risk
+from cocoa_integrations.llama_index import CocoaLLM, RiskChatEngine, collect_risk, field_risks, get_risk
 from tests.helpers.alike import close
 from tests.helpers.reasoning_models import HYBRID, PLAIN, READS_REASONING, reasoning_engine, saying
 from tests.helpers.reports import without_run
@@ -54,7 +55,8 @@ def parts(response: ChatResponse) -> list[tuple[type, Any]]:
 def test_nothing_is_called_before_the_end_of_the_reasoning(
     engines: dict[str, CocoaEngine], tags: str, tools: dict[str, Any]
 ) -> None:
-    llm, options = CocoaLLM(engine=engines[tags]), {**tools, **saying(engines[tags], TEXT)}
+    llm = CocoaLLM(engine=engines[tags], risk_metadata="full")
+    options = {**tools, **saying(engines[tags], TEXT)}
     response = llm.chat(HI, **options)
     assert parts(response) == [(ThinkingBlock, THOUGHT), (TextBlock, "Hello!")]
     assert response.message.content == "Hello!"
@@ -92,7 +94,7 @@ def test_a_call_after_the_reasoning(thinker: CocoaLLM) -> None:
 
 def test_the_risk_is_that_of_the_answer(thinker: CocoaLLM) -> None:
     with collect_risk() as reports:
-        response = thinker.chat(HI)
+        response = thinker.chat(HI, risk_metadata="full")
     report = response.additional_kwargs["cocoa_risk"]
     assert without_run(reports) == [report]
     assert response.raw is not None
@@ -215,3 +217,37 @@ def test_the_final_message_is_continued() -> None:
     for call in (lambda: made.chat(HI), lambda: llm.chat(HI, continue_final_message=True)):
         with pytest.raises(PromptError, match="the last message has the role 'user'"):
             call()
+
+
+@pytest.mark.parametrize("tags", TAGS)
+def test_a_compact_response_has_no_text_twice(engines: dict[str, CocoaEngine], tags: str) -> None:
+    llm, options = CocoaLLM(engine=engines[tags]), saying(engines[tags], TEXT)
+    full = get_risk(llm.chat(HI, risk_metadata="full", **options))
+    for response in (llm.chat(HI, **options), list(llm.stream_chat(HI, risk_metadata="compact", **options))[-1]):
+        report = response.additional_kwargs["cocoa_risk"]
+        assert report["compact"] is True
+        assert len([span for span in report["spans"] if span.get("text", "").strip()]) <= 4  # those with a tag
+        assert "spans" not in report["reasoning"]
+        ours = get_risk(response)
+        assert ours["reasoning"]["spans"] == full["reasoning"]["spans"]
+        assert all(close({**whole, **span}, whole) for span, whole in zip(ours["spans"], full["spans"], strict=True))
+        assert response.raw is not None
+        in_raw = response.raw["cocoa_risk"]["spans"]  # agents keep it without the texts
+        assert "".join(span["text"] for span in in_raw) == "".join(span["text"] for span in full["spans"])
+
+
+def test_fields_after_the_reasoning(engines: dict[str, CocoaEngine]) -> None:
+    engine = engines["text"]
+    options = {**saying(engine, "Up {or} down?</think>\n", ends=False), "max_new_tokens": 200}
+    schema = {"type": "object", "properties": {"up": {"type": "boolean"}}, "required": ["up"]}
+    asked = {"type": "json_schema", "json_schema": {"name": "Move", "schema": schema}}
+    llm = CocoaLLM(engine=engine)
+    with collect_risk() as reports:
+        response = llm.chat(HI, response_format=asked, **options)
+        last = list(llm.stream_chat(HI, response_format=asked, **options))[-1]
+    for each, report in zip((response, last), reports, strict=True):
+        [(path, field)] = field_risks(each).items()
+        text = "".join(span["text"] for span in report["spans"])
+        assert path == "$.up"
+        assert json.loads(text[field["start"] : field["end"]]) == json.loads(str(each.message.content))["up"]
+        assert close(report["fields"], field_risks(each))

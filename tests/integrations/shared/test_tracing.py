@@ -239,7 +239,7 @@ def test_opentelemetry_is_not_needed(
 def test_the_report_is_in_the_outputs_of_runs(chat: ChatCocoa, text_model: CocoaLLM) -> None:
     """What LangSmith is sent."""
     runs = RunCollectorCallbackHandler()
-    report = get_risk(chat.invoke("a", {"callbacks": [runs]}))
+    report = get_risk(chat.invoke("a", {"callbacks": [runs]}, risk_metadata="full"))
     list(chat.stream("a", {"callbacks": [runs]}))
     text_report = text_model.with_risk().invoke("a", {"callbacks": [runs]})["risk"]
     *chat_runs, text_run = [run.outputs["generations"][0][0] for run in runs.traced_runs if run.outputs]

@@ -1,0 +1,130 @@
+"""How much of the risk of an answer its metadata has: the full report, a compact one, or none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.messages import unknown
+
+Detail = Literal["full", "compact", "none"]
+"""``full``: everything that is measured. ``compact``: one report, in which nothing is written twice. ``none``: no
+report."""
+
+NOT_KEPT = ("span", "score", "chosen")
+"""The keys of a span that a compact report leaves out. Further ones are left out if they can be derived."""
+
+MLDS = ("con_mlds", "f_mlds")
+
+PARTS = ("reasoning", "answer")
+
+MEMBERS = ("spans", "tool_calls", "fields")
+"""The keys of a report that list its parts."""
+
+
+def require_detail(detail: Any) -> None:
+    """Refuse an unknown level of detail.
+
+    Raises:
+        ConfigError: the level is unknown. The message names the closest one.
+    """
+    if detail is not None and detail not in get_args(Detail):
+        raise ConfigError(f"risk_metadata: {unknown([str(detail)], get_args(Detail), what='value')}")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The texts that a message has beside its report.
+
+    Attributes:
+        text: the text of the answer.
+        reasoning: the text of the reasoning.
+    """
+
+    text: str
+    reasoning: str = ""
+
+
+def compact_report(report: dict[str, Any], stored: Stored | None) -> dict[str, Any]:
+    """A ``cocoa_risk`` report without what can be derived from the rest of the answer.
+
+    A span has no ``reaches_max_risk`` if it is false, no ``candidates`` if there were none, and no ``con_mlds`` or
+    ``f_mlds`` if it is the risk. Spans have no texts if the stored texts have them. Spans without visible text keep
+    theirs, so that thresholds can still leave them out if the text of the answer is changed later.
+
+    Args:
+        report: a report; it is not changed.
+        stored: the texts that are stored with the report; ``None`` if there are none.
+    """
+    compact = {**report, "compact": True}
+    offsets = {} if stored is None else _offsets(report, stored)
+    if "reasoning" in report:  # the part of each span says which spans it has
+        of_parts = {f"{part}_start": start for part, start in offsets.items()}
+        kept = {key: value for key, value in report["reasoning"].items() if key != "spans"}
+        compact["reasoning"] = {**kept, **of_parts}
+    spans = []
+    for span in report["spans"]:
+        kept = {key: value for key, value in span.items() if key not in NOT_KEPT}
+        if stored is not None and span.get("text", "").strip() and _stored_text(span, offsets, stored) == span["text"]:
+            del kept["text"]
+        derived = {"reaches_max_risk": False, "candidates": 0, **dict.fromkeys(MLDS, span["risk"])}
+        spans.append({key: value for key, value in kept.items() if key not in derived or value != derived[key]})
+    return {**compact, "spans": spans}
+
+
+def expanded_report(report: dict[str, Any] | None, stored: Stored) -> dict[str, Any] | None:
+    """A report with what can be derived for its spans: all but ``score`` and ``chosen``.
+
+    A full report is returned as it is. If a text is no longer the one that was stored with the report, its spans get no
+    texts.
+
+    Args:
+        report: a report, or ``None``.
+        stored: the texts that are stored with it.
+    """
+    if report is None or not report.get("compact") or "spans" not in report:
+        return report
+    offsets = {"answer": 0}
+    expanded = dict(report)
+    if "reasoning" in report:
+        reasoning = dict(report["reasoning"])
+        offsets = {part: reasoning.pop(key) for part in PARTS if (key := f"{part}_start") in reasoning}
+        numbers = [number for number, span in enumerate(report["spans"]) if span.get("part") == "reasoning"]
+        expanded["reasoning"] = {**reasoning, "spans": numbers}
+    if not report["spans"] or report["spans"][-1]["end"] - offsets.get("answer", 0) != len(stored.text):
+        offsets.pop("answer", None)
+    spans = []
+    for number, span in enumerate(report["spans"]):
+        text = span.get("text", _stored_text(span, offsets, stored))
+        values = {**dict.fromkeys(MLDS, span["risk"]), "reaches_max_risk": False, "candidates": 0}
+        spans.append({"span": number, **({} if text is None else {"text": text}), **values, **span})
+    return {**expanded, "spans": spans}
+
+
+def _offsets(report: dict[str, Any], stored: Stored) -> dict[str, int]:
+    """The offsets at which the stored texts begin in the generated text, by part of the text."""
+    generated = "".join(span.get("text", "") for span in report["spans"])
+    if "reasoning" not in report:
+        return {"answer": 0} if generated == stored.text else {}
+    offsets = {"reasoning": generated.find(stored.reasoning)} if stored.reasoning else {}
+    if generated.endswith(stored.text):
+        offsets["answer"] = len(generated) - len(stored.text)
+    return {part: offset for part, offset in offsets.items() if offset >= 0}
+
+
+def _stored_text(span: dict[str, Any], offsets: dict[str, int], stored: Stored) -> str | None:
+    """The text of a span, from the stored text that has all of it; ``None`` if none has."""
+    for part, text in (("reasoning", stored.reasoning), ("answer", stored.text)):
+        if span.get("part", "answer") == part and part in offsets:
+            start, end = span["start"] - offsets[part], span["end"] - offsets[part]
+            if start >= 0 and end <= len(text):
+                return text[start:end]
+    return None
+
+
+def summary(report: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A compact report without its parts, for a place next to a message that has them. A full report is kept."""
+    if report is None or not report.get("compact"):
+        return report
+    return {key: value for key, value in report.items() if key not in MEMBERS}

@@ -1,0 +1,93 @@
+"""Functions that read the risk from responses and from the outputs of agents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llama_index.core.base.llms.types import ThinkingBlock
+
+from cocoa_engine.errors import ConfigError
+from cocoa_integrations._shared.detail import Stored, expanded_report
+from cocoa_integrations._shared.metadata import RISK_KEY
+from cocoa_integrations.tool_calling import fields_of_report
+
+
+def get_risk(answer: Any) -> dict[str, Any]:
+    """The risk report of a complete answer.
+
+    The spans of a compact report are completed with what can be derived; ``score`` and ``chosen`` are only in a full
+    report. See ``risk_metadata`` of :class:`CocoaLLM`.
+
+    Args:
+        answer: a ``ChatResponse`` or ``CompletionResponse`` (for a stream, the last one), the ``AgentOutput`` of an
+            agent, a response of :class:`RiskQueryEngine` or :class:`RiskChatEngine`, or a report, such as one of
+            :func:`collect_risk`.
+
+    Raises:
+        ConfigError: the answer has no report.
+    """
+    report = answer if isinstance(answer, Mapping) and "spans" in answer else _found(answer)
+    expanded = expanded_report(None if report is None else dict(report), _stored(answer))
+    if expanded is None:
+        raise ConfigError(
+            f"this {type(answer).__name__} has no risk report; take it from a response of CocoaLLM (for a stream, the "
+            "last one), wrap the engine in RiskQueryEngine or RiskChatEngine, or collect it with collect_risk(); with "
+            "risk_metadata='none' responses have none"
+        )
+    return expanded
+
+
+def argument_risks(answer: Any) -> dict[str, dict[str, dict[str, Any]]]:
+    """The risk of each argument of each tool call of an answer.
+
+    Args:
+        answer: as for :func:`get_risk`.
+
+    Returns:
+        By the id of the call, then by the name of the argument: ``risk`` (the highest of its spans; see ``calibrated``
+        of the report), ``con_mlds`` and ``f_mlds`` (means over its spans), ``log_prob`` (of its tokens), ``start`` and
+        ``end`` (in the generated text) and the numbers of its ``spans``. The values inside an argument follow by their
+        paths, such as ``$.people[0].age``.
+
+    Raises:
+        ConfigError: the answer has no report.
+    """
+    return {call["id"]: call["arguments"] for call in get_risk(answer).get("tool_calls", ())}
+
+
+def field_risks(answer: Any) -> dict[str, dict[str, Any]]:
+    """The risk of each field of a structured answer, such as a response of ``as_structured_llm(...)``.
+
+    ``structured_predict`` returns the object alone: collect its report with :func:`collect_risk`. Of several tool calls
+    it is the first.
+
+    Args:
+        answer: as for :func:`get_risk`.
+
+    Returns:
+        By JSON path (``$.person.age``, ``$.items[0].name``, ``$['other name']``), in the order of the answer: the same
+        values as in :func:`argument_risks`. Objects and lists have an entry, and so has every value in them. Empty for
+        an answer without structure.
+
+    Raises:
+        ConfigError: the answer has no report.
+    """
+    return fields_of_report(get_risk(answer))
+
+
+def _found(answer: Any) -> Mapping[str, Any] | None:
+    for name in ("additional_kwargs", "raw", "metadata"):
+        holder = getattr(answer, name, None)
+        if isinstance(holder, Mapping) and holder.get(RISK_KEY) is not None:
+            report: Mapping[str, Any] = holder[RISK_KEY]
+            return report
+    return None
+
+
+def _stored(answer: Any) -> Stored:
+    """The texts of a response: its own, or those of its message."""
+    message = getattr(answer, "message", None) or getattr(answer, "response", None)
+    text = getattr(answer, "text", None) if message is None else getattr(message, "content", message)
+    blocks = [block for block in getattr(message, "blocks", ()) if isinstance(block, ThinkingBlock)]
+    return Stored(text if isinstance(text, str) else "", "".join(block.content or "" for block in blocks))

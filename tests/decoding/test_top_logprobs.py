@@ -1,0 +1,107 @@
+"""``top_logprobs`` against a plain forward pass: the most probable tokens that each kept token was chosen among."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
+
+from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation
+from tests.helpers.engines import prompt as random_prompt
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+COUNT = 5
+
+
+@pytest.fixture(scope="module")
+def engine() -> CocoaEngine:
+    return CocoaEngine(tiny_model("llama", seed=6), tiny_tokenizer())
+
+
+@torch.inference_mode()
+def expected(engine: CocoaEngine, prompt: list[int], answer: Generation, processors: Any = ()) -> list[Any]:
+    """For each token of an answer: the most probable tokens and their log-probabilities, from one forward pass."""
+    ids = torch.tensor([[*prompt, *answer.token_ids]])
+    logits = engine.model(ids).logits[0].float()
+    found = []
+    for place in range(len(prompt) - 1, ids.shape[1] - 1):
+        scores = LogitsProcessorList(processors)(ids[:, : place + 1], logits[place][None])[0]
+        top = scores.log_softmax(-1).topk(COUNT)
+        found.append((top.indices.tolist(), top.values.tolist()))
+    return found
+
+
+def check(engine: CocoaEngine, prompt: list[int], answer: Generation, processors: Any = ()) -> None:
+    recorded = []
+    for span in answer.spans:
+        assert span.top_log_probs is not None
+        assert len(span.top_log_probs) == len(span.token_ids)
+        for token_id, log_prob, top in zip(span.token_ids, span.token_log_probs, span.top_log_probs, strict=True):
+            assert log_prob == pytest.approx(dict(top).get(token_id, log_prob), abs=1e-5)
+        recorded += span.top_log_probs
+    for top, (ids, values) in zip(recorded, expected(engine, prompt, answer, processors), strict=True):
+        assert [token_id for token_id, _ in top] == ids
+        assert [value for _, value in top] == pytest.approx(values, abs=1e-4)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"method": "greedy"},
+    {"max_candidates": 2},
+    {"max_candidates": 8, "span_boundary": "own"},
+    {"repetition_penalty": 1.4},
+    {"method": "greedy", "repetition_penalty": 1.4},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_they_are_those_of_a_plain_forward_pass(engine: CocoaEngine, options: dict[str, Any]) -> None:
+    settings = {**options, "max_new_tokens": 24}
+    prompt = random_prompt(0)
+    penalty = options.get("repetition_penalty")
+    processors = [RepetitionPenaltyLogitsProcessor(penalty)] if penalty else []
+    answer = engine.generate(prompt, **settings, top_logprobs=COUNT)
+    check(engine, prompt, answer, processors)
+    plain = engine.generate(prompt, **settings)
+    assert plain.token_ids == answer.token_ids  # recording changes nothing else
+    assert all(span.top_log_probs is None for span in plain.spans)
+    assert Generation.model_validate_json(answer.model_dump_json()) == answer
+
+
+def test_batch_and_stream_have_them(engine: CocoaEngine) -> None:
+    prompts = [random_prompt(seed) for seed in range(3)]
+    config = CocoaConfig(max_new_tokens=16, top_logprobs=COUNT)
+    for prompt, answer in zip(prompts, engine.generate_batch(prompts, config=config), strict=True):
+        check(engine, prompt, answer)
+    with engine.stream(prompts[0], config=config) as stream:
+        spans = list(stream)
+    assert stream.generation is not None
+    assert spans == stream.generation.spans
+    check(engine, prompts[0], stream.generation)
+
+
+def test_a_contrasting_method_records_the_model_s_own_distribution(engine: CocoaEngine) -> None:
+    prompt = random_prompt(0)
+    answer = engine.generate(
+        prompt, method="dola", dola_layers="1,2", repetition_penalty=1.0, max_new_tokens=12, top_logprobs=COUNT
+    )
+    check(engine, prompt, answer)
+
+
+def test_where_a_grammar_allows_one_token_there_is_one(engine: CocoaEngine) -> None:
+    answer = engine.generate(
+        "A number: ", logits_processor=engine.constrain(regex="ab"), top_logprobs=3, max_new_tokens=4
+    )
+    first = answer.spans[0].top_log_probs
+    assert first is not None
+    assert len(first[0]) == 1
+    assert first[0][0][1] == 0
+
+
+def test_given_texts_have_none_and_the_count_is_limited(engine: CocoaEngine) -> None:
+    scored = engine.score("One", " two", config=CocoaConfig(top_logprobs=3))
+    assert all(span.top_log_probs is None for span in scored.spans)
+    for wrong in (-1, 21):
+        with pytest.raises(ConfigError, match="top_logprobs"):
+            CocoaConfig(top_logprobs=wrong)

@@ -1,0 +1,213 @@
+"""How much of the risk the messages of each entry point carry; everything that reads it works on compact ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.caches import InMemoryCache
+from langchain_core.messages import AIMessage
+
+from cocoa_engine import CocoaEngine
+from cocoa_engine.errors import ConfigError, HallucinationRiskError
+from cocoa_integrations.langchain import (
+    ChatCocoa,
+    CocoaLLM,
+    RiskMiddleware,
+    context_lift,
+    get_risk,
+    get_risk_callback,
+    get_spans,
+    max_risk,
+    risk_gate,
+)
+from tests.helpers.reports import without_run
+
+COMPACT = {"start", "end", "kind", "con_mlds", "log_prob", "risk"}
+
+
+@pytest.fixture(scope="module")
+def compact_chat(quick_engine: CocoaEngine) -> ChatCocoa:
+    """A model with the defaults."""
+    return ChatCocoa(engine=quick_engine, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def compact(compact_chat: ChatCocoa, question: str) -> AIMessage:
+    return compact_chat.invoke(question)
+
+
+def same_values(spans: list[dict[str, Any]], full: list[dict[str, Any]]) -> bool:
+    """Whether every value of the spans is that of the full ones."""
+    return len(spans) == len(full) and all(
+        {**theirs, **ours} == theirs for ours, theirs in zip(spans, full, strict=True)
+    )
+
+
+def test_a_message_of_invoke_says_nothing_twice(compact: AIMessage, quick_answer: AIMessage) -> None:
+    assert compact.additional_kwargs == {}
+    assert set(compact.response_metadata) >= {"cocoa_risk", "model_name", "finish_reason"}
+    assert "logprobs" not in compact.response_metadata
+    spans = compact.response_metadata["cocoa_risk"]["spans"]
+    for span in spans:
+        expected = COMPACT | ({"candidates"} if span["kind"] == "risk_point" else set())
+        assert set(span) == expected | (set() if span_text(compact, span).strip() else {"text"})
+    assert len(compact.model_dump_json()) < len(quick_answer.model_dump_json()) / 2
+
+
+def span_text(message: AIMessage, span: dict[str, Any]) -> str:
+    return message.text[span["start"] : span["end"]]
+
+
+async def test_every_entry_point_has_its_default(
+    compact_chat: ChatCocoa, compact: AIMessage, quick_answer: AIMessage, question: str
+) -> None:
+    messages = [
+        compact_chat.batch([question])[0],
+        await compact_chat.ainvoke(question),
+        compact_chat.invoke(question, stream=True),
+        compact_chat.generate([[quick_human(question)]]).generations[0][0].message,
+    ]
+    for message in messages:
+        assert (message.additional_kwargs, message.response_metadata) == ({}, compact.response_metadata)
+    chunks = [list(compact_chat.stream(question)), [chunk async for chunk in compact_chat.astream(question)]]
+    for streamed in chunks:
+        assert [span for chunk in streamed for span in get_spans(chunk)] == get_spans(quick_answer)
+        assert streamed[-1].response_metadata == quick_answer.response_metadata
+
+
+def quick_human(text: str) -> Any:
+    from langchain_core.messages import HumanMessage
+
+    return HumanMessage(text)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_callbacks_receive_everything(
+    compact_chat: ChatCocoa, quick_answer: AIMessage, question: str, stream: bool
+) -> None:
+    for detail in ("compact", "none"):
+        with get_risk_callback() as risk:
+            compact_chat.invoke(question, risk_metadata=detail, stream=stream)
+        assert without_run(risk.reports) == [get_risk(quick_answer)]
+
+
+def test_a_call_and_a_model_choose_the_detail(
+    quick_engine: CocoaEngine, quick_answer: AIMessage, question: str
+) -> None:
+    chat = ChatCocoa(engine=quick_engine, max_tokens=12, risk_metadata="none")
+    silent = chat.invoke(question)
+    assert set(silent.response_metadata) == {"model_name", "finish_reason", *silent.response_metadata} - {"cocoa_risk"}
+    assert silent.additional_kwargs == {}
+    with pytest.raises(ConfigError, match="risk_metadata='none'"):
+        get_risk(silent)
+    assert get_spans(silent) == []
+    whole = chat.invoke(question, risk_metadata="full")
+    assert (whole.additional_kwargs, whole.response_metadata) == (
+        quick_answer.additional_kwargs,
+        quick_answer.response_metadata,
+    )
+    assert chat.bind(risk_metadata="compact").invoke(question).response_metadata["cocoa_risk"]["compact"] is True
+    assert all(
+        not chunk.additional_kwargs and "cocoa_risk" not in chunk.response_metadata for chunk in chat.stream("a")
+    )
+    with pytest.raises(ConfigError, match="risk_metadata"):
+        chat.invoke(question, risk_metadata="some")
+    with pytest.raises(ConfigError, match="risk_metadata"):
+        ChatCocoa(engine=quick_engine, metadata="compact")
+
+
+def test_a_compact_stream_adds_up_to_the_message(compact_chat: ChatCocoa, compact: AIMessage, question: str) -> None:
+    chunks = list(compact_chat.stream(question, risk_metadata="compact"))
+    whole = chunks[0]
+    for chunk in chunks[1:]:
+        whole += chunk
+    assert (whole.text, whole.additional_kwargs) == (compact.text, {})
+    assert whole.response_metadata == compact.response_metadata
+    with pytest.raises(HallucinationRiskError):
+        list((compact_chat.bind(risk_metadata="compact") | risk_gate(0.0)).stream(question))
+
+
+def test_log_probabilities_stay_where_they_were_asked_for(
+    compact_chat: ChatCocoa, quick_answer: AIMessage, question: str
+) -> None:
+    asked = compact_chat.invoke(question, logprobs=True)
+    assert asked.response_metadata["logprobs"] == quick_answer.response_metadata["logprobs"]
+    assert asked.response_metadata["cocoa_risk"]["compact"] is True
+    assert "logprobs" not in compact_chat.invoke(question, logprobs=False, risk_metadata="full").response_metadata
+
+
+def test_what_reads_the_risk_works_on_compact_messages(
+    compact_chat: ChatCocoa, compact: AIMessage, quick_answer: AIMessage, question: str
+) -> None:
+    assert same_values(get_spans(compact), get_spans(quick_answer))
+    assert same_values(get_risk(compact)["spans"], get_risk(quick_answer)["spans"])
+    assert "".join(span["text"] for span in get_spans(compact)) == compact.text
+    for metric in ("risk", "con_mlds", "f_mlds", "self_information"):
+        highest = max_risk(compact, metric)
+        assert highest == max_risk(quick_answer, metric)
+        assert risk_gate(highest + 1e-9, metric=metric).invoke(compact) == compact
+        with pytest.raises(HallucinationRiskError) as error:
+            risk_gate(highest, metric=metric).invoke(compact)
+        with pytest.raises(HallucinationRiskError) as expected:
+            risk_gate(highest, metric=metric).invoke(quick_answer)
+        assert str(error.value) == str(expected.value)
+    for on_risk in ("mark", "abstain"):
+        gate = risk_gate(max_risk(compact), on_risk=on_risk)
+        ours, theirs = gate.invoke(compact), gate.invoke(quick_answer)
+        assert ours.content == theirs.content
+        assert ours.content != compact.content
+        assert same_values(get_spans(ours), get_spans(theirs))  # the spans keep the original text
+        assert get_risk(ours)["gate"] == get_risk(theirs)["gate"]
+    lifted = context_lift(compact_chat, compact, question, "a")
+    values = [span["context_lift"] for span in get_spans(context_lift(compact_chat, quick_answer, question, "a"))]
+    assert [span["context_lift"] for span in get_spans(lifted)] == values
+    assert lifted.additional_kwargs == {}
+
+
+def test_a_changed_text_is_noticed(compact: AIMessage) -> None:
+    changed = compact.model_copy(update={"content": compact.text + " More."})
+    assert max_risk(changed) == max_risk(compact)
+    with pytest.raises(HallucinationRiskError, match="characters"):
+        risk_gate(0.0).invoke(changed)
+    with pytest.raises(ConfigError, match="differs from the text of its spans"):
+        risk_gate(0.0, on_risk="mark").invoke(changed)
+
+
+def test_an_agent_keeps_compact_messages_and_no_second_copy(compact_chat: ChatCocoa, question: str) -> None:
+    for streamed in (False, True):
+        agent = create_agent(compact_chat, tools=[], middleware=[RiskMiddleware(0.0)])
+        asked = {"messages": [("user", question)]}
+        state = (
+            list(agent.stream(asked, stream_mode=["values", "messages"]))[-1][1] if streamed else agent.invoke(asked)
+        )
+        message, [entry] = state["messages"][-1], state["cocoa_risks"]
+        assert message.additional_kwargs == {}
+        assert message.response_metadata["cocoa_risk"]["compact"] is True
+        assert "logprobs" not in message.response_metadata
+        assert entry["report"]["max_risk"] == get_risk(message)["max_risk"]
+        assert "spans" not in entry["report"]
+        assert entry["value"] == max_risk(message)
+
+
+def test_a_cached_answer_has_the_detail_of_its_call(quick_engine: CocoaEngine, question: str) -> None:
+    chat = ChatCocoa(engine=quick_engine, max_tokens=12, cache=InMemoryCache())
+    chat.invoke(question, risk_metadata="none")
+    assert chat.invoke(question).response_metadata["cocoa_risk"]["compact"] is True
+    assert len(chat.cache._cache) == 1
+    assert chat.invoke(question, risk_metadata="full").additional_kwargs["cocoa_spans"]
+
+
+def test_a_text_model_has_full_metadata_unless_asked(quick_engine: CocoaEngine) -> None:
+    llm = CocoaLLM(engine=quick_engine, max_tokens=12)
+    [[full]] = llm.generate(["Once"]).generations
+    assert {"cocoa_spans", "cocoa_risk", "logprobs"} <= full.generation_info.keys()
+    [[small]] = llm.generate(["Once"], risk_metadata="compact").generations
+    assert "cocoa_spans" not in small.generation_info
+    assert same_values(get_spans(small), get_spans(full))
+    [[silent]] = llm.generate(["Once"], risk_metadata="none").generations
+    assert "cocoa_risk" not in silent.generation_info
+    assert (
+        CocoaLLM(engine=quick_engine, max_tokens=12, risk_metadata="none").with_risk().invoke("Once")["risk"]["spans"]
+    )

@@ -181,14 +181,13 @@ def capture_spec(model: LanguageModel, config: CocoaConfig) -> CaptureSpec:
             f"choose 0 <= m < n <= {model.num_layers}."
         )
     method = METHODS[config.method]
-    num_heads = getattr(model.config, "num_attention_heads", None) or 0
     return CaptureSpec(
         first,
         last,
         config.final_layer,
         early=method.early_layers(config, model),
         masked=method.masked_heads(config, model),
-        source_heads=source_heads(config.decore_heads, model.num_layers, num_heads),
+        source_heads=source_heads(config.decore_heads, model),
     )
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import explain
+
+if TYPE_CHECKING:  # settings can be imported without torch
+    from cocoa_engine.model.language_model import LanguageModel
 
 _EMBEDDED = Path(__file__).parent / "embedded_heads.json"
 """The embedded model's heads, found by `cocoa heads`. Models fine-tuned from it have similar heads."""
@@ -88,13 +92,21 @@ def masked_heads(path: str | None, count: int | None, num_layers: int, num_heads
     return found.best(count)
 
 
-def source_heads(path: str | None, num_layers: int, num_heads: int) -> tuple[tuple[int, int], ...]:
-    """The heads whose attention on the source is measured; none if the model's retrieval heads are not known.
+def source_heads(path: str | None, model: LanguageModel) -> tuple[tuple[int, int], ...]:
+    """The heads whose attention on the source is measured.
 
-    Arguments and errors are those of :func:`known_heads`.
+    There are none if the model's retrieval heads are not known, or if tensor parallelism divides its heads among
+    processes.
+
+    Args:
+        path: as for :func:`known_heads`.
+        model: the model.
+
+    Raises:
+        ConfigError: as for :func:`known_heads`.
     """
-    found = known_heads(path, num_layers, num_heads)
-    return () if found is None else found.best(SOURCE_HEADS)
+    found = known_heads(path, model.num_layers, getattr(model.config, "num_attention_heads", None) or 0)
+    return () if found is None or model.is_divided else found.best(SOURCE_HEADS)
 
 
 def known_heads(path: str | None, num_layers: int, num_heads: int) -> RetrievalHeads | None:

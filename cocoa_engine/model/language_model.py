@@ -68,6 +68,11 @@ class LanguageModel:
         """The maximum number of tokens in a sequence; `None` if the model's config does not state it."""
         return context_window_of(self.config)
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether tensor parallelism divides the weights among processes."""
+        return any(hasattr(part, "device_mesh") for part in self.model.parameters())
+
     def fresh_seed(self) -> int:
         """A random seed. With tensor parallelism all processes get the same seed.
 

@@ -141,8 +141,7 @@ class Profiler:
         before = prompt_ids(model, tokens, prompt)
         ids = [text_ids(model, tokens, prompt, before, text)[0] for text in texts]
         # layers before the final norm; _normed applies the norm
-        num_heads = getattr(model.config, "num_attention_heads", None) or 0
-        heads = source_heads(self._config.decore_heads, model.num_layers, num_heads)
+        heads = source_heads(self._config.decore_heads, model)
         spec = CaptureSpec(0, model.num_layers, "pre_norm", source_heads=heads)
         profiles: dict[int, TextProfile] = {}
         with TextTree(self._session.backend, before, ids, spec) as tree:

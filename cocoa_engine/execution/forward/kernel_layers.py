@@ -57,7 +57,7 @@ class KernelLayers:
         states = x.new_empty(len(layers), *x.shape)
         size = x.numel() * x.element_size()
         taps = [(layer, states.data_ptr() + number * size) for number, layer in enumerate(layers)]
-        heads = wanted.source_heads if wanted is not None and all(each.source is not None for each in leaves) else ()
+        heads = wanted.source_heads if wanted is not None and any(each.source is not None for each in leaves) else ()
         masses = self.native(x, cos, sin, leaves, taps, heads)
         source = masses.mean(dim=0) if heads else None
         return states[-1], states[: len(kept)] if kept else None, list(states[len(kept) : -1]), source

@@ -19,14 +19,20 @@ from cocoa_engine.execution.forward.windows import Windows
 from cocoa_engine.model.language_model import LanguageModel
 
 
-class _Observer:
-    """The probe of the current pass, and what its masks depend on."""
+class Observer:
+    """Measures the layers of one pass.
+
+    Args:
+        probe: adds up the masses.
+        windows: the layers' sliding windows.
+        rows: the number of tokens at the end of the sequence that are measured.
+    """
 
     def __init__(self, probe: SourceProbe, windows: Windows, rows: int) -> None:
         self.probe = probe
         self._windows = windows
         self._rows = rows
-        self._masks: dict[int | None, Tensor] = {}
+        self._masks: dict[tuple[int | None, torch.dtype, torch.device], Tensor] = {}
 
     def see(self, layer: int, query: Tensor, keys: Tensor, scale: float, softcap: float | None) -> None:
         """Measure one layer.
@@ -41,20 +47,20 @@ class _Observer:
         self.probe.add(layer, query[:, -self._rows :], keys, visible, scale=scale, softcap=softcap)
 
     def _visible(self, window: int | None, keys: Tensor) -> Tensor:
-        if window not in self._masks:
+        key = (window, keys.dtype, keys.device)
+        if key not in self._masks:
             length = keys.shape[1]
             row = torch.arange(length - self._rows, length, device=keys.device)[:, None]
             slot = torch.arange(length, device=keys.device)
             hidden = slot > row if window is None else (slot > row) | (row - slot >= window)
             lowest = torch.finfo(keys.dtype).min
-            self._masks[window] = torch.zeros(hidden.shape, dtype=keys.dtype, device=keys.device).masked_fill_(
-                hidden, lowest
-            )
-        return self._masks[window]
+            visible = torch.zeros(hidden.shape, dtype=keys.dtype, device=keys.device)
+            self._masks[key] = visible.masked_fill_(hidden, lowest)
+        return self._masks[key]
 
 
 class _Current(threading.local):
-    observer: _Observer | None = None
+    observer: Observer | None = None
 
 
 _current = _Current()
@@ -64,7 +70,8 @@ _current = _Current()
 def observed_attention(model: LanguageModel, heads: Heads, source: range, rows: int) -> Iterator[SourceProbe]:
     """Measure the source attention of the pass over one whole sequence that this thread runs inside the context.
 
-    Nothing is measured if the model does not use transformers' ``AttentionInterface``.
+    Nothing is measured if the model does not use transformers' ``AttentionInterface``, or if the window of its layers is
+    not known.
 
     Args:
         model: the model. Hold its lock.
@@ -77,7 +84,12 @@ def observed_attention(model: LanguageModel, heads: Heads, source: range, rows: 
     if not heads or not source or original is None:
         yield probe
         return
-    _current.observer = _Observer(probe, Windows(model.config), rows)
+    try:
+        windows = Windows(model.config)
+    except NotImplementedError:
+        yield probe
+        return
+    _current.observer = Observer(probe, windows, rows)
     model.config._attn_implementation = _registered(original)
     try:
         yield probe
@@ -99,7 +111,7 @@ def _registered(original: str) -> str:
 def _observing(original: str) -> Callable[..., Any]:
     def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Any:
         observer = _current.observer
-        if observer is not None:
+        if observer is not None and options.get("s_aux") is None:  # sinks take mass that the keys do not show
             scale = options.get("scaling")
             scale = query.shape[-1] ** -0.5 if scale is None else scale
             layer: int = module.layer_idx  # type: ignore[assignment]

@@ -9,10 +9,14 @@ import torch
 from transformers import PreTrainedModel
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation
-from cocoa_engine.execution.forward.source_attention import source_mass
-from cocoa_engine.methods.retrieval_heads import SOURCE_HEADS, source_heads
+from cocoa_engine.execution.forward.observed_attention import Observer
+from cocoa_engine.execution.forward.source_attention import SourceProbe, source_mass
+from cocoa_engine.execution.forward.windows import Windows
+from cocoa_engine.methods.retrieval_heads import SOURCE_HEADS, known_heads, source_heads
+from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.scoring.text_profile import Profiler
 from tests.helpers.backends import PROMPTS, made
+from tests.helpers.in_threads import join, start
 from tests.helpers.inside import use_backend
 from tests.helpers.rivals import heads_file, heads_of
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -153,9 +157,56 @@ def test_soft_caps_and_masks() -> None:
 
 
 def test_the_best_heads_of_the_embedded_model() -> None:
-    heads = source_heads(None, 30, 9)
-    assert len(heads) == len(set(heads)) == SOURCE_HEADS
-    assert source_heads(None, 6, 4) == ()
+    embedded = known_heads(None, 30, 9)
+    assert embedded is not None
+    assert len(set(embedded.best(SOURCE_HEADS))) == SOURCE_HEADS
+    assert source_heads(None, LanguageModel(tiny_model("llama"))) == ()
+
+
+def test_heads_that_are_divided_among_processes_are_not_measured(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    file = config_of(model, tmp_path).decore_heads
+    assert source_heads(file, LanguageModel(model)) == tuple(heads_of(model))
+    model.lm_head.weight.device_mesh = object()
+    assert source_heads(file, LanguageModel(model)) == ()
+
+
+def test_methods_that_read_the_prompt_back_share_passes_with_others(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    config = config_of(model, tmp_path)
+    engine = use_backend(CocoaEngine(model, tiny_tokenizer(), config=config), made(model, "lean", "native"))
+    alone = engine.generate(PROMPT)
+    outcome: list[Generation] = []
+    other = start(lambda: [engine.generate(PROMPTS[0], method="diver") for _ in range(3)])
+    for _ in range(3):
+        outcome.append(engine.generate(PROMPT))
+    join([other])
+    for answer in outcome:
+        assert measured(answer) == pytest.approx(measured(alone), abs=1e-4)
+        assert all(len(span.token_source_attention) == len(span.token_ids) for span in answer.spans)
+
+
+def test_diver_alone(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    engine = use_backend(
+        CocoaEngine(model, tiny_tokenizer(), config=config_of(model, tmp_path)), made(model, "lean", "native")
+    )
+    for answer in engine.generate_batch(PROMPTS, method="diver"):
+        assert all(len(span.token_source_attention) == len(span.token_ids) for span in answer.spans)
+
+
+def test_layers_of_a_model_may_lie_on_several_devices_or_have_sinks() -> None:
+    """The masks are those of each layer's dtype; a layer with attention sinks is left out."""
+    probe = SourceProbe([(0, 0), (1, 0)], range(1, 4))
+    model = tiny_model("mistral-sliding")
+    observer = Observer(probe, Windows(model.config), 2)
+    torch.manual_seed(0)
+    for layer, dtype in enumerate((torch.float32, torch.bfloat16)):
+        observer.see(layer, torch.randn(4, 6, 8, dtype=dtype), torch.randn(2, 6, 8, dtype=dtype), 0.5, None)
+    found = probe.mean()
+    assert found is not None
+    assert found.shape == (2,)
+    assert found.isfinite().all()
 
 
 def test_a_prompt_of_one_token_has_no_source(tmp_path: Path) -> None:

@@ -70,8 +70,8 @@ _current = _Current()
 def observed_attention(model: LanguageModel, heads: Heads, source: range, rows: int) -> Iterator[SourceProbe]:
     """Measure the source attention of the pass over one whole sequence that this thread runs inside the context.
 
-    Nothing is measured if the model does not use transformers' ``AttentionInterface``, or if the window of its layers is
-    not known.
+    Nothing is measured if the model does not use transformers' ``AttentionInterface``, or if the window of its layers
+    is not known.
 
     Args:
         model: the model. Hold its lock.

@@ -45,6 +45,9 @@ class Stored:
     text: str
     reasoning: str = ""
 
+    def __add__(self, other: Stored) -> Stored:
+        return Stored(self.text + other.text, self.reasoning + other.reasoning)
+
 
 def compact_report(report: dict[str, Any], stored: Stored | None) -> dict[str, Any]:
     """A ``cocoa_risk`` report without what can be derived from the rest of the answer.

@@ -63,7 +63,7 @@ def covering(text: str, spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     before = whole[: max(cut, 0)].strip()
     if cut < 0 or not whole.endswith(text) or not any("part" in span for span in spans):
         return None
-    if before and not before.endswith(CLOSING):
+    if before and not (before.endswith(CLOSING) or CLOSING.endswith(before)):  # a span may begin inside the tag
         return None
     covered = []
     for span in answer:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cocoa_engine import __version__
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations._shared.limits import Limit, visible_spans
+from cocoa_integrations._shared.limits import Limit, highest, visible_spans
 from cocoa_integrations._shared.tracing import is_traced
 
 if TYPE_CHECKING:
@@ -42,11 +42,15 @@ class Scoring:
         if self.threshold is not None:
             Limit(self.threshold)
 
+    def score(self, report: dict[str, Any]) -> float:
+        """The highest risk of any span with visible text; the reasoning does not count."""
+        return highest(report["spans"], "risk")
+
     def label(self, report: dict[str, Any]) -> str | None:
         """``pass`` or ``fail``; ``None`` without a threshold."""
         if self.threshold is None:
             return None
-        return "fail" if report["max_risk"] >= self.threshold else "pass"
+        return "fail" if self.score(report) >= self.threshold else "pass"
 
     def explanation(self, report: dict[str, Any]) -> str:
         """What the score is, and the riskiest span."""
@@ -82,7 +86,7 @@ def emit_event(
 
     attributes = {
         "gen_ai.evaluation.name": scoring.name,
-        "gen_ai.evaluation.score.value": report["max_risk"],
+        "gen_ai.evaluation.score.value": scoring.score(report),
         "gen_ai.evaluation.score.label": scoring.label(report),
         "gen_ai.evaluation.explanation": scoring.explanation(report),
         "gen_ai.response.id": response_id,

@@ -24,6 +24,7 @@ from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
 from cocoa_engine.messages import explain
 from cocoa_engine.model.load_options import changed_options
 from cocoa_integrations._shared.async_stream import AsyncStream
+from cocoa_integrations._shared.detail import require_detail
 from cocoa_integrations._shared.load_options import refuse_beside
 from cocoa_integrations._shared.loading import settings_digest
 from cocoa_integrations._shared.logprobs import openai_logprobs
@@ -197,6 +198,7 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, BaseLanguageModel[Any]):
             ConfigError: an option is unknown or out of range, or names another model.
             UnsupportedFeatureError: a text model is asked for tools or structured output.
         """
+        require_detail(self.risk_metadata)  # it may have been set after construction
         _ = self._engine_or_lazy  # of the current options; the copy of this call shares it
         called = self._with_tools(options)
         framework = {name: value for name, value in options.items() if name in FRAMEWORK}

@@ -291,8 +291,12 @@ class ChatCocoa(ChatCallOptions, ChatRuns):  # type: ignore[misc]
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> Iterator[AIMessageChunk]:
-        """As in LangChain. The chunks have full metadata unless ``risk_metadata`` says otherwise."""
+        """As in LangChain. The chunks have full metadata unless ``risk_metadata`` says otherwise.
+
+        ``stream_events(version="v3")`` does not use this method: its events always have full metadata.
+        """
         reduced = self._reduced_stream(kwargs)
+        kwargs["risk_metadata"] = "full"  # reduced below; LangChain may call invoke instead
         with closing(super().stream(input, config, stop=stop, **kwargs)) as chunks:  # type: ignore[type-var]
             for chunk in chunks:
                 yield reduced.next(chunk) if reduced else chunk
@@ -307,6 +311,7 @@ class ChatCocoa(ChatCallOptions, ChatRuns):  # type: ignore[misc]
     ) -> AsyncIterator[AIMessageChunk]:
         """See :meth:`stream`."""
         reduced = self._reduced_stream(kwargs)
+        kwargs["risk_metadata"] = "full"
         async with aclosing(super().astream(input, config, stop=stop, **kwargs)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
                 yield reduced.next(chunk) if reduced else chunk
@@ -381,12 +386,21 @@ class ChatCocoa(ChatCallOptions, ChatRuns):  # type: ignore[misc]
         last.message.response_metadata = self._chat_metadata(generation, plan, split, calls)
         yield last
 
-    def _prepare(self, messages: Sequence[BaseMessage]) -> tuple[Plan, list[dict[str, Any]], dict[str, Any]]:
-        """The plan of a call, and the messages and the options for ``chat`` or ``stream_chat`` of the engine."""
+    def _prompt(self, messages: Sequence[BaseMessage]) -> tuple[Plan, list[dict[str, Any]], dict[str, Any]]:
+        """The plan of a call, and the messages and the arguments of the chat template of its prompt."""
         chat = to_chat(messages)
         request = self._tool_request if tool_has_answered(messages) else self._initial_request or self._tool_request
         plan = Plan(request, self.load(), template_options(self))
-        chat, template_kwargs = plan.prompt(chat)
+        return plan, *plan.prompt(chat)
+
+    def _prompt_ids(self, given: LanguageModelInput) -> list[int]:
+        """The token ids of the prompt of a call."""
+        plan, chat, template_kwargs = self._prompt(self._convert_input(given).to_messages())
+        return plan.engine.encode_chat(chat, **template_kwargs)
+
+    def _prepare(self, messages: Sequence[BaseMessage]) -> tuple[Plan, list[dict[str, Any]], dict[str, Any]]:
+        """The plan of a call, and the messages and the options for ``chat`` or ``stream_chat`` of the engine."""
+        plan, chat, template_kwargs = self._prompt(messages)
         options = self._decode_options()
         options["logits_processor"] = [*options["logits_processor"], *plan.processors()]
         return plan, chat, {"template_kwargs": template_kwargs, **options}

@@ -20,12 +20,13 @@ from cocoa_integrations._shared.citations import (
     with_markers,
 )
 from cocoa_integrations._shared.detail import compact_report
-from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY
+from cocoa_integrations._shared.limits import covering
+from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, is_reasoning
 from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.langchain.base import in_worker_of, with_call_options
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.detail import stored_in
-from cocoa_integrations.langchain.messages import to_chat
+from cocoa_integrations.langchain.gates import with_text
 from cocoa_integrations.langchain.retry import join_documents
 from cocoa_integrations.langchain.runnables import get_risk, get_spans
 
@@ -53,7 +54,8 @@ def with_citations(
     ``cocoa_citations`` has an entry for each citation with ``source`` (from 1), ``id`` (of the document, or ``None``),
     ``metadata`` (of the document), ``start``, ``end``, ``text``, ``lift`` (in nats) and ``spans``. Each entry of the
     spans in ``cocoa_risk``, and of ``cocoa_spans`` if the message has them, has ``source`` and ``source_lifts``, by
-    document. All offsets refer to the text with markers.
+    document. All offsets refer to the text with markers. If the model reasoned, its reasoning is not cited, and the
+    offsets of spans count from the beginning of the generated text.
 
     A low lift does not mean that no document supports a part. If two documents say the same, leaving out one of them
     changes little, and neither may be cited. A high lift shows that the text depends on the document, not that it is
@@ -93,17 +95,27 @@ def with_citations(
         lifts: list[list[float | None]] = [[None] * len(documents) for _ in spans]
         if any(span["text"] for span in spans):
             engine, config = called.load(), config_of(called)
-            full, *bare = (engine.encode_chat(to_chat(called._convert_input(one).to_messages())) for one in prompts)
+            full, *bare = (called._prompt_ids(one) for one in prompts)
             texts = [span["text"] for span in spans]
             columns = [context_lift_of_text(engine, texts, full, without, config) for without in bare]
             lifts = [[lift_in_nats(column[number]) for column in columns] for number in range(len(spans))]
-        citations = citations_of(spans, lifts, lowest)
+        numbers = [number for number, span in enumerate(spans) if not is_reasoning(span)]
+        shown = _shown(message.text, spans)
+        citations = citations_of(shown, [lifts[number] for number in numbers], lowest)
         for citation in citations:
             document = documents[citation["source"] - 1]
             citation |= {"id": document.id, "metadata": dict(document.metadata)}
-        text = message.text
-        if markers and not message.tool_calls and text == "".join(span["text"] for span in spans):
-            message.content = with_markers(text, [spans], citations)
+            citation["spans"] = [numbers[number] for number in citation["spans"]]
+        starts = [span["start"] for span in shown]
+        if markers and not message.tool_calls and message.text == "".join(span["text"] for span in shown):
+            message = with_text(message, with_markers(message.text, [shown], citations))
+        for span, of_span in zip(spans, lifts, strict=True):
+            span |= {"source": None, "source_lifts": list(of_span)}
+        for number, span, start in zip(numbers, shown, starts, strict=True):
+            moved = span["start"] - start
+            spans[number]["source"] = span["source"]
+            spans[number]["start"] += moved
+            spans[number]["end"] += moved
         report["spans"] = [dict(span) for span in spans]
         if report.get("compact"):
             report = compact_report(report, stored_in(message))
@@ -126,3 +138,20 @@ def with_citations(
         return await in_worker_of(called, cited, called, message, prompts, values[context])
 
     return RunnableLambda(answer, aanswer, name="with_citations")
+
+
+def _shown(text: str, spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Copies of the spans of the answer, with offsets in the text of the message.
+
+    If that is not the text of the spans, as in a message with tool calls, their offsets stay those in the generated
+    text.
+    """
+    covered = covering(text, spans)
+    if covered is None:
+        return [dict(span) for span in spans if not is_reasoning(span)]
+    begin = covered[-1]["end"] - len(text) if covered else 0
+    shown = []
+    for span in covered:
+        end = max(span["end"] - begin, 0)
+        shown.append({**span, "start": end - len(span["text"]), "end": end})
+    return shown

@@ -11,16 +11,13 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
 from cocoa_engine import context_lift_of_text
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations._shared.chat_template import template_options
 from cocoa_integrations._shared.detail import compact_report
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, add_context_lift
 from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.langchain.base import in_worker_of, with_call_options
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.detail import stored_in
-from cocoa_integrations.langchain.messages import to_chat
 from cocoa_integrations.langchain.runnables import get_risk, get_spans
-from cocoa_integrations.tool_calling import Plan, ToolRequest
 
 
 def context_lift(
@@ -55,11 +52,7 @@ def context_lift(
     if not any(span["text"] for span in spans):
         return measured
     engine = chat.load()
-    plan = Plan(ToolRequest(), engine, template_options(chat))
-    prompts = (
-        plan.prompt(to_chat(chat._convert_input(given).to_messages())) for given in (prompt, prompt_without_context)
-    )
-    with_context, without_context = (engine.encode_chat(messages, **kwargs) for messages, kwargs in prompts)
+    with_context, without_context = chat._prompt_ids(prompt), chat._prompt_ids(prompt_without_context)
     texts = [span["text"] for span in spans]
     lifts = context_lift_of_text(engine, texts, with_context, without_context, config_of(chat))
     add_context_lift(spans, lifts)

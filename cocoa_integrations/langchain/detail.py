@@ -86,6 +86,5 @@ class ReducedStream:
 
     def next(self, chunk: AIMessageChunk) -> AIMessageChunk:
         """The next chunk with the detail of the stream."""
-        new = stored_in(chunk)
-        self._stored = Stored(self._stored.text + new.text, self._stored.reasoning + new.reasoning)
+        self._stored += stored_in(chunk)
         return reduced_message(chunk, self._detail, logprobs=self._logprobs, stored=self._stored)

@@ -35,9 +35,9 @@ def risk_evaluator(
 
     It takes the dicts ``inputs`` and ``outputs``, or a ``Run`` and its ``Example``, and returns ``key``, ``score`` (the
     risk: lower is better), ``comment`` (the riskiest sentence) and, with a threshold, ``value`` (``"pass"`` or
-    ``"fail"``). See :class:`~cocoa_integrations.judging.AnswerJudge` for how far it goes: on the embedded model, the
-    raw fMLDS of given texts has an AUROC of 0.50 to 0.56 by span, and a calibrated risk 0.58 to 0.81 on data like that
-    of its fit.
+    ``"fail"``). An empty answer has the score ``None``. See
+    :class:`~cocoa_integrations.judging.AnswerJudge` for how far it goes: on the embedded model, the raw fMLDS of given
+    texts has an AUROC of 0.50 to 0.56 by span, and a calibrated risk 0.58 to 0.81 on data like that of its fit.
 
     Args:
         model: a :class:`ChatCocoa`, an engine, or an ``AnswerJudge``.
@@ -52,7 +52,7 @@ def risk_evaluator(
 
     Raises:
         ConfigError: an argument has a wrong type or is out of range. A call raises it if there is no question or no
-            answer.
+            answer, or none of the contexts that ``context`` names.
     """
     judge = judge_of(model.load() if isinstance(model, ChatCocoa) else model, options)
 
@@ -64,7 +64,10 @@ def risk_evaluator(
         inputs, outputs = inputs or {}, outputs or {}
         asked = _text(_value(inputs, question, QUESTION_KEYS, "question"))
         answered = _text(_value(outputs, answer, ANSWER_KEYS, "answer"))
-        judged = judge.judge(asked, answered, _contexts({**inputs, **outputs}, context))
+        contexts = _contexts({**inputs, **outputs}, context)
+        if not answered.strip():
+            return {"key": key, "score": None, "comment": "the answer is empty"}
+        judged = judge.judge(asked, answered, contexts)
         result = {"key": key, "score": judged.risk, "comment": judged.comment}
         return result if judged.passing is None else {**result, "value": "pass" if judged.passing else "fail"}
 
@@ -95,6 +98,6 @@ def _text(value: Any) -> str:
 
 def _contexts(values: Mapping[str, Any], key: str | None) -> list[str]:
     found = key if key is not None else next((one for one in CONTEXT_KEYS if one in values), None)
-    given = values.get(found) if found is not None else None
+    given = None if found is None else _value(values, found, CONTEXT_KEYS, "context")
     texts = [given] if isinstance(given, str) else list(given or ())
     return [one.page_content if isinstance(one, Document) else _text(one) for one in texts]

@@ -63,7 +63,8 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
     :class:`~cocoa_integrations.langchain.review.ReviewRequest`. Until the decision, the answer is neither in the state
     nor in a stream of messages. Resume with ``Command(resume={"type": "accept"})``, with ``{"type": "edit", "text":
     ...}``, which replaces the text and keeps tool calls, or with ``{"type": "abstain"}``. After another value, the
-    agent stops again, with an ``error``. The model is not called again: its answer is in the checkpoint.
+    agent stops again, with an ``error``. The model is not called again: its answer is in the checkpoint. In an async
+    agent this needs Python 3.11: only there does LangGraph set the context of async nodes.
 
     Args:
         threshold: as in :func:`~cocoa_integrations.langchain.risk_gate`. Without a calibrator it applies to the raw

@@ -17,6 +17,9 @@ Retriever = Runnable[str, list[Document]]
 _FIELDS = ("k", "top_k", "top_k_results", "max_results", "similarity_top_k")
 """The names under which retrievers keep the number of documents."""
 
+_FETCH_K = 20
+"""LangChain's default of ``fetch_k`` of max marginal relevance."""
+
 
 def top_k_of(retriever: Retriever) -> int | None:
     """The number of documents that a retriever is set to return, or ``None`` if it has no such setting."""
@@ -40,11 +43,10 @@ def with_top_k(retriever: Retriever, factor: float) -> Retriever:
         return retriever
     wanted = round(top_k * factor)
     if isinstance(retriever, VectorStoreRetriever):
-        # max marginal relevance chooses among fetch_k documents
-        fetch = (
-            {"fetch_k": max(retriever.search_kwargs["fetch_k"], wanted)} if "fetch_k" in retriever.search_kwargs else {}
-        )
-        return retriever.model_copy(update={"search_kwargs": {**retriever.search_kwargs, "k": wanted, **fetch}})
+        kwargs = {**retriever.search_kwargs, "k": wanted}
+        if retriever.search_type == "mmr":  # chooses among fetch_k documents
+            kwargs["fetch_k"] = max(kwargs.get("fetch_k", _FETCH_K), wanted)
+        return retriever.model_copy(update={"search_kwargs": kwargs})
     name = _field_of(retriever)
     assert name is not None
     return retriever.model_copy(update={name: wanted})

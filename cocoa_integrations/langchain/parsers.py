@@ -11,6 +11,9 @@ from langchain_core.outputs import Generation
 from langchain_core.runnables.utils import AddableDict
 
 from cocoa_engine.errors import ConfigError
+from cocoa_integrations._shared.detail import Stored, expanded_report
+from cocoa_integrations._shared.metadata import RISK_KEY
+from cocoa_integrations.langchain.detail import stored_in
 from cocoa_integrations.langchain.runnables import find_risk, get_risk
 
 
@@ -71,11 +74,14 @@ class _Chunks:
         self._parser = parser
         self._last: BaseMessage | None = None
         self._reported = False
+        self._stored = Stored("")
 
     def parsed(self, chunk: str | BaseMessage) -> AddableDict:
         if isinstance(chunk, str):
             self._parser.parse(chunk)
-        self._last, report = chunk, find_risk(chunk)
+        self._last = chunk
+        self._stored += stored_in(chunk)  # a compact report leaves out the texts of the whole answer
+        report = expanded_report(chunk.response_metadata.get(RISK_KEY), self._stored)
         self._reported |= report is not None
         return text_and_risk(chunk.text, report)
 

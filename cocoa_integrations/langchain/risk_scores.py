@@ -108,6 +108,12 @@ class RiskScores(BaseCallbackHandler, ReceivesSpans):
         """See :meth:`on_chat_model_start`."""
         self._start(run_id, parent_run_id)
 
+    def on_retriever_start(
+        self, serialized: Any, query: str, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
+    ) -> None:
+        """See :meth:`on_chat_model_start`."""
+        self._start(run_id, parent_run_id)
+
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Forget the run."""
         self._end(run_id)
@@ -121,6 +127,14 @@ class RiskScores(BaseCallbackHandler, ReceivesSpans):
         self._end(run_id)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Forget the run."""
+        self._end(run_id)
+
+    def on_retriever_end(self, documents: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Forget the run."""
+        self._end(run_id)
+
+    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """Forget the run."""
         self._end(run_id)
 
@@ -177,7 +191,7 @@ class RiskScores(BaseCallbackHandler, ReceivesSpans):
             trace_id=trace_id,
             session_id=self._project_id(client),
             key=self._scoring.name,
-            score=report["max_risk"],
+            score=self._scoring.score(report),
             value=self._scoring.label(report),
             comment=self._scoring.explanation(report),
             source_info={"calibrated": report["calibrated"], "method": report["method"], **model},

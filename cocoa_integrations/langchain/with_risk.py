@@ -13,6 +13,7 @@ from langchain_core.outputs import Generation, LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from langchain_core.runnables.config import merge_configs
 
+from cocoa_integrations._shared.detail import require_detail
 from cocoa_integrations.langchain.parsers import text_and_risk
 from cocoa_integrations.langchain.runnables import get_risk
 
@@ -29,21 +30,21 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
 
     def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:
         """The text and the report of the answer."""
-        prompt = self.llm._convert_input(input)
+        prompt, kwargs = self.llm._convert_input(input), _without_detail(kwargs)
         return _only_answer(self.llm.generate_prompt([prompt], **_of_run(config), **kwargs))
 
     async def ainvoke(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """See :meth:`invoke`."""
-        prompt = self.llm._convert_input(input)
+        prompt, kwargs = self.llm._convert_input(input), _without_detail(kwargs)
         return _only_answer(await self.llm.agenerate_prompt([prompt], **_of_run(config), **kwargs))
 
     def stream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[dict[str, Any]]:
         """One ``{"text": ...}`` per span, then one chunk with the report."""
-        answer = _ReportHandler()
+        answer, kwargs = _ReportHandler(), _without_detail(kwargs)
         with closing(self.llm.stream(input, answer.added_to(config), **kwargs)) as texts:  # type: ignore[type-var]
             for text in texts:
                 yield text_and_risk(text)
@@ -53,7 +54,7 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[dict[str, Any]]:
         """See :meth:`stream`."""
-        answer = _ReportHandler()
+        answer, kwargs = _ReportHandler(), _without_detail(kwargs)
         async with aclosing(self.llm.astream(input, answer.added_to(config), **kwargs)) as texts:  # type: ignore[type-var]
             async for text in texts:
                 yield text_and_risk(text)
@@ -80,6 +81,16 @@ def _only(result: LLMResult) -> Generation:
 
 def _only_answer(result: LLMResult) -> dict[str, Any]:
     return dict(text_and_risk(_only(result).text, get_risk(_only(result))))
+
+
+def _without_detail(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a call without ``risk_metadata``: the report is always full.
+
+    Raises:
+        ConfigError: its value is unknown.
+    """
+    require_detail(options.get("risk_metadata"))
+    return {name: value for name, value in options.items() if name != "risk_metadata"}
 
 
 def _of_run(config: RunnableConfig | None) -> dict[str, Any]:

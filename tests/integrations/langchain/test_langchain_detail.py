@@ -15,6 +15,7 @@ from cocoa_integrations.langchain import (
     ChatCocoa,
     CocoaLLM,
     RiskMiddleware,
+    RiskOutputParser,
     context_lift,
     get_risk,
     get_risk_callback,
@@ -22,6 +23,7 @@ from cocoa_integrations.langchain import (
     max_risk,
     risk_gate,
 )
+from tests.helpers.reasoning_models import PLAIN, reasoning_engine, saying
 from tests.helpers.reports import without_run
 
 COMPACT = {"start", "end", "kind", "con_mlds", "log_prob", "risk"}
@@ -211,3 +213,61 @@ def test_a_text_model_has_full_metadata_unless_asked(quick_engine: CocoaEngine) 
     assert (
         CocoaLLM(engine=quick_engine, max_tokens=12, risk_metadata="none").with_risk().invoke("Once")["risk"]["spans"]
     )
+
+
+@pytest.mark.parametrize("text", ["Hello!", "<think>It is a greeting.</think>\n\nHello!"])
+async def test_a_parsed_compact_stream_has_the_texts_of_its_spans(text: str) -> None:
+    engine = reasoning_engine(PLAIN)
+    chat = ChatCocoa(engine=engine, risk_metadata="compact", **saying(engine, text))
+    expected = (chat | RiskOutputParser()).invoke("Hi")
+    chain = chat | RiskOutputParser()
+    for chunks in (list(chain.stream("Hi")), [chunk async for chunk in chain.astream("Hi")]):
+        assert len(chunks) > 2
+        assert chunks[-1]["risk"] == expected["risk"]
+        assert "".join(span["text"] for span in chunks[-1]["risk"]["spans"]) == text
+
+
+@pytest.mark.parametrize("unstreamed", [{"streaming": False}, {"disable_streaming": True}])
+async def test_a_stream_in_one_piece_has_the_detail_of_streams(
+    quick_engine: CocoaEngine, quick_answer: AIMessage, question: str, unstreamed: dict[str, Any]
+) -> None:
+    chat = ChatCocoa(engine=quick_engine, max_tokens=12, **unstreamed)
+    for [chunk] in (list(chat.stream(question)), [chunk async for chunk in chat.astream(question)]):
+        assert chunk.response_metadata == quick_answer.response_metadata
+        assert chunk.additional_kwargs == quick_answer.additional_kwargs
+    [small] = chat.stream(question, risk_metadata="compact")
+    assert (small.additional_kwargs, small.response_metadata) == ({}, chat.invoke(question).response_metadata)
+    [silent] = chat.bind(risk_metadata="none").stream(question)
+    assert "cocoa_risk" not in silent.response_metadata
+
+
+@pytest.mark.filterwarnings("ignore:The method .*stream_v3")
+def test_v3_events_are_always_full(quick_engine: CocoaEngine, quick_answer: AIMessage, question: str) -> None:
+    chat = ChatCocoa(engine=quick_engine, max_tokens=12, risk_metadata="compact")
+    stream = chat.stream_events(question, version="v3", risk_metadata="none")
+    finish = list(stream)[-1]
+    assert finish["metadata"]["cocoa_risk"] == get_risk(quick_answer)
+    assert get_spans(stream.output) == get_spans(quick_answer)
+
+
+async def test_with_risk_is_full_whatever_the_detail(quick_engine: CocoaEngine) -> None:
+    expected = CocoaLLM(engine=quick_engine, max_tokens=12).with_risk().invoke("Once")
+    for detail in (None, "full", "compact", "none"):
+        model = CocoaLLM(engine=quick_engine, max_tokens=12, risk_metadata=detail).with_risk()
+        assert model.invoke("Once") == expected
+    for detail in ("compact", "none"):
+        assert model.invoke("Once", risk_metadata=detail) == expected
+        assert await model.ainvoke("Once", risk_metadata=detail) == expected
+        assert list(model.stream("Once", risk_metadata=detail))[-1]["risk"] == expected["risk"]
+        assert [one async for one in model.astream("Once", risk_metadata=detail)][-1]["risk"] == expected["risk"]
+    with pytest.raises(ConfigError, match="risk_metadata"):
+        model.invoke("Once", risk_metadata="some")
+
+
+def test_an_unknown_detail_that_is_set_later_is_refused(quick_engine: CocoaEngine) -> None:
+    for model in (ChatCocoa(engine=quick_engine, max_tokens=1), CocoaLLM(engine=quick_engine, max_tokens=1)):
+        model.risk_metadata = "ful"  # type: ignore[assignment]
+        with pytest.raises(ConfigError, match=r"risk_metadata.*'full'"):
+            model.invoke("Once")
+        with pytest.raises(ConfigError, match=r"risk_metadata.*'full'"):
+            list(model.stream("Once"))

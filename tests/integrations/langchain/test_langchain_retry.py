@@ -19,7 +19,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
 from pydantic import TypeAdapter
 
-from cocoa_engine import ConfigError
+from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_integrations.langchain import ChatCocoa, get_risk, get_risk_callback, with_risk_retry
 from cocoa_integrations.langchain.more_documents import top_k_of, with_top_k
 from cocoa_integrations.schema import TryEntry
@@ -182,3 +182,22 @@ def test_bad_arguments(changes: dict[str, Any], words: str, quick_chat: ChatCoco
 def test_an_input_without_a_question(quick_chat: ChatCocoa, retriever: Listed) -> None:
     with pytest.raises(ConfigError, match="needs a text under 'question'"):
         with_risk_retry(retriever, PROMPT, quick_chat, threshold=0.5).invoke({"query": QUESTION})
+
+
+def test_max_marginal_relevance_chooses_among_enough_documents() -> None:
+    store = InMemoryVectorStore(DeterministicFakeEmbedding(size=4))
+    store.add_documents([Document(str(number)) for number in range(30)])
+    diverse = store.as_retriever(search_type="mmr", search_kwargs={"k": 5})
+    grown = with_top_k(diverse, 5)
+    assert len(grown.invoke(QUESTION)) == 25
+    assert cast(Any, with_top_k(diverse, 2)).search_kwargs == {"k": 10, "fetch_k": 20}
+    similar = store.as_retriever(search_kwargs={"k": 5})
+    assert cast(Any, with_top_k(similar, 5)).search_kwargs == {"k": 25}
+
+
+@pytest.mark.parametrize("settings", [None, [{"alpha": 0.0}], [{"alpha": 0}, {"max_tokens": 12}]])
+def test_settings_that_change_nothing(settings: Any, quick_engine: CocoaEngine, retriever: Listed) -> None:
+    chat = ChatCocoa(engine=quick_engine, max_tokens=12, alpha=0.0)
+    with pytest.raises(ConfigError, match="every attempt would be the same"):
+        with_risk_retry(retriever, PROMPT, chat, threshold=0.5, settings=settings, top_k_growth=1)
+    with_risk_retry(retriever, PROMPT, chat, threshold=0.5, settings=[{"alpha": 1.0}], top_k_growth=1)

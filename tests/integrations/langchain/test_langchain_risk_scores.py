@@ -10,11 +10,14 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
+from langchain_core.callbacks import CallbackManagerForRetrieverRun
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from langsmith import Client
 
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, RiskScores, get_risk
+from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, RiskScores, max_risk
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -88,9 +91,8 @@ def test_langsmith_gets_feedback_on_every_run(quick_chat: ChatCocoa, client: Cli
     answer = quick_chat.invoke("a", {"run_id": run_id, "callbacks": [scores]}, max_tokens=4)
     scores.flush()
     [feedback] = server.feedback
-    report = get_risk(answer)
     assert feedback["key"] == "hallucination_risk"
-    assert feedback["score"] == pytest.approx(report["max_risk"], abs=1e-4)
+    assert feedback["score"] == pytest.approx(max_risk(answer), abs=1e-4)
     assert feedback["run_id"] == feedback["trace_id"] == str(run_id)
     assert feedback["session_id"] == str(PROJECT)
     assert feedback["value"] == "fail"
@@ -159,7 +161,7 @@ def test_opentelemetry_gets_an_event_in_the_span_of_the_run(
     )
     assert attributes == {
         "gen_ai.evaluation.name": "hallucination_risk",
-        "gen_ai.evaluation.score.value": get_risk(answer)["max_risk"],
+        "gen_ai.evaluation.score.value": max_risk(answer),
         "gen_ai.evaluation.score.label": "pass",
         "gen_ai.response.id": answer.id,
         "gen_ai.response.model": "quick",
@@ -192,3 +194,24 @@ def test_an_interrupted_answer_has_no_score(quick_chat: ChatCocoa, events: Event
 def test_invalid_options_are_refused(options: Any) -> None:
     with pytest.raises(ConfigError):
         RiskScores(**options)
+
+
+async def test_a_run_inside_a_retriever_is_in_its_trace(quick_llm: CocoaLLM, client: Client, server: Server) -> None:
+    class Rewrites(BaseRetriever):
+        """Asks a model before it searches."""
+
+        def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
+            text = quick_llm.invoke(query, {"callbacks": run_manager.get_child()}, max_tokens=1)
+            if query == "fail":
+                raise ValueError(f"nothing found: {text}")
+            return [Document(text)]
+
+    scores, run_id = RiskScores(client=client), uuid.uuid4()
+    chain = RunnableLambda(str) | Rewrites()
+    chain.invoke("a", {"run_id": run_id, "callbacks": [scores]})
+    with pytest.raises(ValueError, match="nothing found"):
+        Rewrites().invoke("fail", {"callbacks": [scores]})
+    scores.flush()
+    assert server.feedback[0]["trace_id"] == str(run_id)
+    assert server.feedback[1].get("trace_id") not in (None, server.feedback[1]["run_id"])
+    assert not vars(scores)["_roots"]

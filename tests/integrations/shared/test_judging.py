@@ -153,3 +153,16 @@ def test_refused(quick: CocoaEngine) -> None:
         RagasRisk(judge, threshold=0.5)
     with pytest.raises(ConfigError, match="no answer found"):
         risk_evaluator(judge)({"question": QUESTION}, {"x": 1, "y": 2})
+
+
+def test_langsmith_without_the_named_context(quick: CocoaEngine) -> None:
+    evaluator = risk_evaluator(quick, context="docs")
+    with pytest.raises(ConfigError, match=r"no context found .*context="):
+        evaluator({"question": QUESTION, "contexts": CONTEXTS}, {"answer": ANSWER})
+    assert evaluator({"question": QUESTION, "docs": []}, {"answer": ANSWER})["score"] is not None
+
+
+@pytest.mark.parametrize("answer", ["", " \n", AIMessage("")])
+def test_langsmith_gets_no_score_for_an_empty_answer(answer: Any, quick: CocoaEngine) -> None:
+    result = risk_evaluator(quick, key="risk", threshold=0.5)({"question": QUESTION}, {"answer": answer})
+    assert result == {"key": "risk", "score": None, "comment": "the answer is empty"}

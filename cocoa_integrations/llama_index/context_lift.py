@@ -50,7 +50,8 @@ class WithoutNodes:
 
     def __call__(self, text: str) -> str:
         """The next text of the prompt without the texts of the nodes."""
-        free, cuts = text, []  # free: with the texts of the nodes blacked out
+        free = text  # with the texts of the nodes blacked out
+        cuts: list[tuple[int, int]] = []
         for number, version in self._versions:
             if number in self._waiting and (start := free.find(version)) >= 0:
                 del self._waiting[number]

@@ -76,7 +76,7 @@ def field_risks(answer: Any) -> dict[str, dict[str, Any]]:
     return fields_of_report(_structured(answer))
 
 
-def _structured(answer: Any) -> Mapping[str, Any]:
+def _structured(answer: Any) -> dict[str, Any]:
     """The report with the fields or arguments of an answer.
 
     A response that shows a part of an answer has a report of that part. Its fields are in the report of the answer.

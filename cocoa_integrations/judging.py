@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation
-from cocoa_engine.errors import ConfigError
+from cocoa_engine import CalibrationWarning, CocoaConfig, CocoaEngine, Generation
+from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_integrations._shared.limits import Limit
 from cocoa_integrations._shared.metadata import report_of, span_metadata
 from cocoa_integrations._shared.workers import in_worker
@@ -98,6 +99,7 @@ class AnswerJudge:
         if measure is not None and measure not in get_args(JudgeMeasure):
             raise ConfigError(f"measure must be one of {', '.join(get_args(JudgeMeasure))} (got {measure!r}).")
         self.engine = engine
+        self._of_spans = _without_answer_risk(engine)
         self.threshold = None if threshold is None else Limit(threshold).threshold
         self._measure = measure
         self._prompt = prompt or self._default_prompt
@@ -114,12 +116,14 @@ class AnswerJudge:
         Raises:
             ConfigError: an argument is not text, or ``measure="answer_risk"`` and the engine has no calibrator for
                 answers.
-            PromptError: the answer is empty, or does not fit the context window after its prompt.
+            PromptError: the answer is empty or white space, or does not fit the context window after its prompt.
         """
         if not isinstance(question, str) or not isinstance(answer, str):
             raise ConfigError("a judge takes the question and the answer as texts.")
         if isinstance(contexts, str) or not all(isinstance(text, str) for text in contexts or ()):
             raise ConfigError("contexts takes a list of texts.")
+        if not answer.strip():
+            raise PromptError("the answer is empty; a judge needs the text of an answer.")
         prompt = self._prompt(question, list(contexts or ()))
         before = self.engine.encode(prompt) if isinstance(prompt, str) else self.engine.encode_chat(prompt)
         begins = isinstance(prompt, str) and not prompt[-1:].isspace() and not answer[:1].isspace()
@@ -129,6 +133,7 @@ class AnswerJudge:
             method=whole.config.method,
             calibrated=whole.calibrated,
             answer_risk=whole.answer_risk,
+            model_name=whole.model_name,
         )
         measure = self._measure or ("mean_risk" if report["answer_risk"] is None else "answer_risk")
         if report[measure] is None:
@@ -148,9 +153,12 @@ class AnswerJudge:
         """An entry of ``cocoa_spans`` for each sentence. A token belongs to the sentence in which it ends."""
         lead = len(whole.text) - len(answer)  # the space that a plain prompt needs
         ends = [match.end() for match in re.finditer(r"[.!?]+[\"')\]]*(?=\s)|(?=\n)", answer)]
-        ends = [end for end in ends if answer[:end].strip() and answer[end:].strip()]
+        kept = [0]
+        for end in ends:  # every sentence has visible text: a paragraph break is no sentence
+            if answer[kept[-1] : end].strip() and answer[end:].strip():
+                kept.append(end)
         track, cuts, offsets = self.engine.detokenizer(), [0], [0]
-        waiting = iter(ends)
+        waiting = iter(kept[1:])
         wanted = next(waiting, None)
         for number, token_id in enumerate(whole.token_ids, 1):
             track.push(token_id)
@@ -166,7 +174,7 @@ class AnswerJudge:
         entries = []
         for number, (start, end) in enumerate(zip(cuts, [*cuts[1:], len(whole.token_ids)], strict=True)):
             ids = whole.token_ids
-            span = self.engine.score([*before, *ids[:start]], ids[start:end], config=self._config).spans[0]
+            span = self._of_spans.score([*before, *ids[:start]], ids[start:end], config=self._config).spans[0]
             place = {"start": offsets[number], "end": offsets[number + 1]}
             entries.append({**span_metadata(span, number), **place, "text": answer[place["start"] : place["end"]]})
         return entries
@@ -206,11 +214,21 @@ class RagasRisk:
         """Nothing to prepare."""
 
     def single_turn_score(self, sample: Any, callbacks: Any = None) -> float:
-        """The risk of the response of a sample."""
+        """The risk of the response of a sample.
+
+        Raises:
+            ConfigError: as for :meth:`AnswerJudge.judge`.
+            PromptError: the response is empty or white space, or does not fit the context window after its prompt.
+        """
         return self.judge.judge(*_columns(sample)).risk
 
     async def single_turn_ascore(self, sample: Any, callbacks: Any = None, timeout: float | None = None) -> float:
-        """Like :meth:`single_turn_score`; raises ``TimeoutError`` after ``timeout`` seconds."""
+        """Like :meth:`single_turn_score`, with a time limit.
+
+        Raises:
+            ConfigError, PromptError: as for :meth:`single_turn_score`.
+            TimeoutError: it took more than ``timeout`` seconds.
+        """
         return (await asyncio.wait_for(self.judge.ajudge(*_columns(sample)), timeout)).risk
 
 
@@ -225,6 +243,18 @@ def judge_of(engine: CocoaEngine | AnswerJudge, options: Mapping[str, Any]) -> A
     if options:
         raise ConfigError(f"give {', '.join(sorted(options))} to the AnswerJudge.")
     return engine
+
+
+def _without_answer_risk(engine: CocoaEngine) -> CocoaEngine:
+    """The engine without its calibrator for answers, which would grow the candidates of every scored text."""
+    calibrator = engine.calibrator
+    if calibrator is None or calibrator.answer is None:
+        return engine
+    if calibrator.span is None:
+        return engine.without_calibrator()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CalibrationWarning)  # the engine has given it
+        return engine.with_calibrator(calibrator.model_copy(update={"answer": None}))
 
 
 def _columns(sample: Any) -> tuple[str, str, list[str]]:

@@ -69,9 +69,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 """Unsupported options of a generation config, each with the values that have no effect."""
 
-_APPLIED_BY_THE_ENGINE = (TemperatureLogitsWarper, TopKLogitsWarper)
-"""Processors of ``generate`` for sampling. A ``top_k`` that would remove a candidate is refused."""
-
 _PREPARED = {*ALL_CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep"}
 """Arguments that ``generate`` always prepares for the forward pass of the model."""
 
@@ -186,7 +183,7 @@ class Cocoa:
         )  # cheap: the analysis of the model is cached with the model
         ends = {int(end) for one in stopping_criteria if isinstance(one, EosTokenCriteria) for end in one.eos_token_id}
         only_ends = GenerationConfig(eos_token_id=sorted(ends) or None)  # generate's processors do everything else
-        processors = [one for one in logits_processor if not isinstance(one, _APPLIED_BY_THE_ENGINE)]
+        processors = [one for one in logits_processor if not _applied_by_the_engine(one, config)]
         criteria = [one for one in stopping_criteria if not isinstance(one, (MaxLengthCriteria, EosTokenCriteria))]
         batch_rows = [_Row(row, rows, padding) for row, padding in enumerate(paddings)]
         row_processors = [[row.processor(one) for one in processors] for row in batch_rows]
@@ -306,7 +303,7 @@ def _refuse(generation_config: GenerationConfig, options: Mapping[str, Any], con
         refused |= _SAMPLING
     values = {name: getattr(generation_config, name, None) for name in refused}
     top_k = values.get("top_k")
-    if top_k is not None and top_k >= config.max_candidates and METHODS[config.method].branches:
+    if top_k is not None and _keeps_all_candidates(top_k, config):
         del values["top_k"]
     unsupported = [f"{name}={value!r}" for name, value in values.items() if value not in refused[name]]
     caches = [name for name in ALL_CACHE_NAMES if name in options]
@@ -320,6 +317,17 @@ def _refuse(generation_config: GenerationConfig, options: Mapping[str, Any], con
                 "config may enable sampling), or top_p=1.0 and top_k=0 together with a temperature."
             )
         raise ConfigError(f"not supported by CoCoA decoding, leave out: {', '.join(unsupported)}.{hint}")
+
+
+def _keeps_all_candidates(top_k: int, config: CocoaConfig) -> bool:
+    return top_k >= config.max_candidates and METHODS[config.method].branches
+
+
+def _applied_by_the_engine(processor: LogitsProcessor, config: CocoaConfig) -> bool:
+    """Whether a processor is one of ``generate`` for sampling that the engine applies itself, or has no effect."""
+    if isinstance(processor, TopKLogitsWarper):
+        return _keeps_all_candidates(processor.top_k, config)
+    return isinstance(processor, TemperatureLogitsWarper)
 
 
 def _sampling(generation_config: GenerationConfig) -> dict[str, float]:

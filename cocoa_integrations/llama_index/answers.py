@@ -167,7 +167,7 @@ class Answers(RiskCollector):
 
 def _by_node(part: Part, answer: Answered, nodes: Sequence[NodeWithScore]) -> list[list[float | None]]:
     """For each span of a part, its lift by each node, in nats; ``None`` if the node was not in the prompt."""
-    of_nodes = [lift_of(answer.generation, answer.start, [node]) for node in nodes]
+    of_nodes = [lift_of(answer.generation, answer.start, nodes, only=number) for number in range(len(nodes))]
     return [[None if lifts is None else lift_in_nats(lifts[number]) for lifts in of_nodes] for number, _ in part.spans]
 
 

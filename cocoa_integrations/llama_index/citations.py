@@ -72,15 +72,24 @@ class RiskCitationQueryEngine(RiskQueryEngine):
         parts = [dict(part) for part in report.get("parts", ())]
         text = with_markers(str(response), [report["spans"]], citations)
         if parts:
-            report["parts"] = _around(parts, metadata[RISK_KEY]["spans"], report["spans"])
+            grown = len(text) - len(str(response))
+            report["parts"] = _around(parts, metadata[RISK_KEY]["spans"], report["spans"], grown)
         return replace(response, response=text, metadata={**metadata, RISK_KEY: report})
 
 
 def _around(
-    parts: list[dict[str, int]], before: list[dict[str, int]], after: list[dict[str, int]]
+    parts: list[dict[str, int]], before: list[dict[str, int]], after: list[dict[str, int]], grown: int
 ) -> list[dict[str, int]]:
-    """The parts with the offsets that their spans have after markers were inserted."""
+    """The parts with the offsets that their spans have after markers were inserted.
+
+    A part without spans, such as that of an empty answer, moves with the next span, or else by all that was inserted.
+    """
     for part in parts:
         within = [n for n, span in enumerate(before) if part["start"] <= span["start"] and span["end"] <= part["end"]]
-        part["start"], part["end"] = after[within[0]]["start"], after[within[-1]]["end"]
+        if within:
+            part["start"], part["end"] = after[within[0]]["start"], after[within[-1]]["end"]
+            continue
+        following = (n for n, span in enumerate(before) if span["start"] >= part["end"])
+        shift = next((after[n]["start"] - before[n]["start"] for n in following), grown)
+        part["start"], part["end"] = part["start"] + shift, part["end"] + shift
     return parts

@@ -17,58 +17,71 @@ from cocoa_integrations.llama_index.callbacks import Start
 _MIN_RUN = 8
 """A run of at least this many words that a prompt has in common with a node counts as part of the node."""
 
+_BLACK = "\uffff"
+"""A character that no text contains."""
+
 
 class WithoutNodes:
     """Removes the texts of nodes from the texts of a prompt.
 
     It works on the prompt that was sent, and is independent of templates and synthesizers. The text of each node is
-    removed once, at its first occurrence, so a question or an earlier turn that quotes it is kept. If a synthesizer has
-    split a node, the runs of its words that the prompt contains are removed.
+    removed once, at its first occurrence, so a question or an earlier turn that quotes it is kept. A node that stands
+    only inside the text of another is not removed by itself. If a synthesizer has split a node, the runs of its words
+    that the prompt contains are removed, outside the texts of the other nodes.
 
     Args:
         nodes: the retrieved nodes.
+        only: the index of the only node to remove. Default: all.
 
     Attributes:
         found: whether any text has been removed.
     """
 
-    def __init__(self, nodes: Sequence[NodeWithScore]) -> None:
-        # the text of each node with its metadata, and without
-        versions = [
-            [node.node.get_content(metadata_mode=mode).strip() for mode in (MetadataMode.LLM, MetadataMode.NONE)]
-            for node in nodes
-        ]
+    def __init__(self, nodes: Sequence[NodeWithScore], *, only: int | None = None) -> None:
+        contents = {number: node.node.get_content(MetadataMode.NONE).strip() for number, node in enumerate(nodes)}
+        self._waiting = {number: text for number, text in contents.items() if text}
+        # each node with its metadata, and without
+        versions = [(number, nodes[number].node.get_content(MetadataMode.LLM).strip()) for number in self._waiting]
         # the longest first: it may contain a shorter one
-        self._nodes = sorted((texts for texts in versions if texts[-1]), key=lambda texts: len(texts[0]), reverse=True)
+        versions = [version for version in (*versions, *self._waiting.items()) if version[1]]
+        self._versions = sorted(versions, key=lambda version: len(version[1]), reverse=True)
+        self._only = only
         self.found = False
 
     def __call__(self, text: str) -> str:
         """The next text of the prompt without the texts of the nodes."""
-        remaining = []
-        for versions in self._nodes:
-            complete = next((version for version in versions if version in text), None)
-            if complete is not None:
-                text = text.replace(complete, "", 1)
-                self.found = True
-                continue
-            remaining.append(versions)
-            if (shorter := _without_runs(text, versions[-1])) != text:
-                text, self.found = shorter, True
-        self._nodes = remaining
+        free = text  # with the texts of the nodes blacked out
+        cuts: list[tuple[int, int]] = []
+        for number, version in self._versions:
+            if number in self._waiting and (start := free.find(version)) >= 0:
+                del self._waiting[number]
+                place = start, start + len(version)
+                free = _blacked_out(free, *place)
+                cuts += [place] if self._only in (None, number) else []
+        for number, content in self._waiting.items():
+            for place in _runs(free, content) if self._only in (None, number) else ():
+                free = _blacked_out(free, *place)
+                cuts.append(place)
+        self.found = self.found or bool(cuts)
+        for start, end in sorted(cuts, reverse=True):
+            text = text[:start] + text[end:]
         return text
 
 
-def lift_of(generation: Generation, start: Start | None, nodes: Sequence[NodeWithScore]) -> list[ContextLift] | None:
+def lift_of(
+    generation: Generation, start: Start | None, nodes: Sequence[NodeWithScore], *, only: int | None = None
+) -> list[ContextLift] | None:
     """The context lift of every span of an answer, or ``None`` if its prompt contains no text of the nodes.
 
     Args:
         generation: the answer.
         start: the function that repeats the request.
         nodes: the retrieved nodes.
+        only: the index of the only node to leave out. Default: all.
     """
     if start is None:
         return None
-    without = WithoutNodes(nodes)
+    without = WithoutNodes(nodes, only=only)
     try:
         bare = start(without)
     except PromptError:  # the prompt had no other text
@@ -79,11 +92,13 @@ def lift_of(generation: Generation, start: Start | None, nodes: Sequence[NodeWit
     return context_lift(full.engine, generation, bare.prompt, with_context=full.prompt if full.processed else None)
 
 
-def _without_runs(text: str, part: str) -> str:
-    """A text without the runs of words that it has in common with ``part``."""
+def _blacked_out(text: str, start: int, end: int) -> str:
+    return text[:start] + _BLACK * (end - start) + text[end:]
+
+
+def _runs(text: str, part: str) -> list[tuple[int, int]]:
+    """The places of the runs of words that a text has in common with ``part``."""
     words = list(re.finditer(r"\S+", text))
     matcher = SequenceMatcher(None, [word.group() for word in words], part.split(), autojunk=False)
-    for block in reversed(matcher.get_matching_blocks()):
-        if block.size >= _MIN_RUN:
-            text = text[: words[block.a].start()] + text[words[block.a + block.size - 1].end() :]
-    return text
+    long = [block for block in matcher.get_matching_blocks() if block.size >= _MIN_RUN]
+    return [(words[block.a].start(), words[block.a + block.size - 1].end()) for block in long]

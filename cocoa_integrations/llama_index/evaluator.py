@@ -10,6 +10,8 @@ from llama_index.core.evaluation import BaseEvaluator, EvaluationResult
 from llama_index.core.prompts.mixin import PromptDictType
 
 from cocoa_engine import CocoaEngine, ConfigError
+from cocoa_integrations._shared.settings import config_of
+from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.judging import AnswerJudge, judge_of
 from cocoa_integrations.llama_index.llm import CocoaLLM
 
@@ -27,15 +29,29 @@ class RiskEvaluator(BaseEvaluator):
     calibrated risk 0.58 to 0.81 on data like that of its fit.
 
     Args:
-        model: a :class:`CocoaLLM`, an engine, or an ``AnswerJudge``.
-        **options: options of ``AnswerJudge``: ``threshold``, ``measure``, ``prompt``, ``config``.
+        model: a :class:`CocoaLLM`, an engine, or an ``AnswerJudge``. Options of a ``CocoaLLM`` that are set later apply
+            from the next call.
+        **options: options of ``AnswerJudge``: ``threshold``, ``measure``, ``prompt``, ``config``. Default of
+            ``config``: the settings of the ``CocoaLLM``, otherwise those of the engine.
 
     Raises:
         ConfigError: an argument has a wrong type or is out of range. A call raises it without a query and a response.
     """
 
     def __init__(self, model: CocoaLLM | CocoaEngine | AnswerJudge, **options: Any) -> None:
+        self._llm = model if isinstance(model, CocoaLLM) else None
+        self._options, self._config = options, options.get("config")
         self._judge = judge_of(model.engine if isinstance(model, CocoaLLM) else model, options)
+
+    def _current(self) -> AnswerJudge:
+        """The judge with the engine and the settings that the LLM has now."""
+        judge = self._judge
+        if self._llm is not None:
+            engine, config = self._llm.engine, self._options.get("config") or config_of(self._llm)
+            if (judge.engine, self._config) != (engine, config):
+                judge = AnswerJudge(engine, **{**self._options, "config": config})
+                self._judge, self._config = judge, config
+        return judge
 
     def _get_prompts(self) -> PromptDictType:
         return {}
@@ -65,6 +81,7 @@ class RiskEvaluator(BaseEvaluator):
         result = EvaluationResult(query=query, response=response, contexts=contexts)
         if not response.strip():
             return result.model_copy(update={"invalid_result": True, "invalid_reason": "the response is empty"})
-        judged = await self._judge.ajudge(query, response, contexts)
+        judge = await in_worker(self._judge.engine, self._current)  # it may load another model
+        judged = await judge.ajudge(query, response, contexts)
         found = {"score": judged.risk, "passing": judged.passing, "feedback": judged.comment}
         return result.model_copy(update=found)

@@ -98,7 +98,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         _refuse_unknown(options)
         require_llm(options.get("response_mode"))
         growth = growth_of(top_k_growth, has_second=second_retriever is not None)
-        if growth > 1 and top_k_of(retriever) is None:
+        if growth > 1 and max_tries > 1 and top_k_of(retriever) is None:
             raise ConfigError(
                 f"a {type(retriever).__name__} has no similarity_top_k to increase; give a second_retriever, or "
                 "top_k_growth=1 to change only alpha."

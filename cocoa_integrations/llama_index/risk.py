@@ -9,7 +9,7 @@ from llama_index.core.base.llms.types import ThinkingBlock
 
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations._shared.detail import Stored, expanded_report
-from cocoa_integrations._shared.metadata import RISK_KEY
+from cocoa_integrations._shared.metadata import REPORTS_KEY, RISK_KEY
 from cocoa_integrations.tool_calling import fields_of_report
 
 
@@ -53,7 +53,7 @@ def argument_risks(answer: Any) -> dict[str, dict[str, dict[str, Any]]]:
     Raises:
         ConfigError: the answer has no report.
     """
-    return {call["id"]: call["arguments"] for call in get_risk(answer).get("tool_calls", ())}
+    return {call["id"]: call["arguments"] for call in _structured(answer).get("tool_calls", ())}
 
 
 def field_risks(answer: Any) -> dict[str, dict[str, Any]]:
@@ -73,7 +73,24 @@ def field_risks(answer: Any) -> dict[str, dict[str, Any]]:
     Raises:
         ConfigError: the answer has no report.
     """
-    return fields_of_report(get_risk(answer))
+    return fields_of_report(_structured(answer))
+
+
+def _structured(answer: Any) -> dict[str, Any]:
+    """The report with the fields or arguments of an answer.
+
+    A response that shows a part of an answer has a report of that part. Its fields are in the report of the answer.
+
+    Raises:
+        ConfigError: the answer has no report.
+    """
+    report = get_risk(answer)
+    parts, metadata = report.get("parts", ()), getattr(answer, "metadata", None)
+    if "fields" in report or "tool_calls" in report or len(parts) != 1 or not isinstance(metadata, Mapping):
+        return report
+    reports: list[dict[str, Any]] = metadata.get(REPORTS_KEY) or []
+    number = parts[0]["report"]
+    return reports[number] if number < len(reports) else report
 
 
 def _found(answer: Any) -> Mapping[str, Any] | None:

@@ -79,18 +79,22 @@ def parts_of(
 
 
 def merged_report(parts: Sequence[Part], reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The report of a shown text. ``answer_risk`` is that of its only answer; several answers have none together."""
+    """The report of a shown text. ``answer_risk`` and ``run_id`` are those of its only answer; several have neither."""
     entries = [entry for part in parts for _, entry in part.spans]
     for number, entry in enumerate(entries):
         entry["span"] = number
     used = [reports[part.answer] for part in parts]
     methods = {report["method"] for report in used}
+    names = {report.get("model_name") for report in used}
     report = report_of(
         entries,
         method=methods.pop() if len(methods) == 1 else None,
         calibrated=all(report["calibrated"] for report in used if report["spans"]),
         answer_risk=used[0]["answer_risk"] if len(used) == 1 else None,
+        model_name=names.pop() if len(names) == 1 else None,
     )
+    if len(used) == 1 and "run_id" in used[0]:
+        report["run_id"] = used[0]["run_id"]
     if reasoned := [each["reasoning"] for each in used if "reasoning" in each]:
         report["reasoning"] = _all_reasoning(reasoned)
     report["parts"] = [{"start": part.start, "end": part.end, "report": part.answer} for part in parts]

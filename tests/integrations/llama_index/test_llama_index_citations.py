@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from pydantic import TypeAdapter
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_integrations.llama_index import CocoaLLM, RiskCitationQueryEngine, RiskQueryEngine
 from cocoa_integrations.schema import CitationEntry, RiskReport
+from tests.helpers.reasoning_models import Says, reasoning_engine
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 QUESTION = "Who?"
@@ -104,6 +106,59 @@ def test_of_accumulated_answers(quick_llm: CocoaLLM) -> None:
         for span in inside:
             assert [lift is not None for lift in span["source_lifts"]] == [node == number for node in range(3)]
             assert span["source"] in (None, number + 1)
+
+
+BUILT = "The tower on the hill was built by nine men in"
+
+
+class FoundOverlapping(BaseRetriever):
+    """A node, a part of it, and one that begins as they do."""
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        texts = (f"{BUILT} May. It is red.", f"{BUILT} May.", f"{BUILT} June.")
+        return [NodeWithScore(node=TextNode(text=text, id_=text)) for text in texts]
+
+
+def test_nodes_that_share_words(quick_llm: CocoaLLM) -> None:
+    """What a prompt has of a node's words is no source if another node brought them."""
+    inner = RetrieverQueryEngine.from_args(
+        FoundOverlapping(), llm=quick_llm, text_qa_template=TEMPLATE, response_mode=ResponseMode.ACCUMULATE
+    )
+    report = RiskCitationQueryEngine(inner, min_lift=0.0).query(QUESTION).metadata["cocoa_risk"]  # type: ignore[index]
+    for number, part in enumerate(report["parts"]):
+        inside = [span for span in report["spans"] if part["start"] <= span["start"] and span["end"] <= part["end"]]
+        assert inside
+        for span in inside:
+            assert [lift is not None for lift in span["source_lifts"]] == [node == number for node in range(3)]
+
+
+class SaysOfText(Says):
+    """Answers one text; about the others it is still thinking when the answer is cut off."""
+
+    def __init__(self, engine: CocoaEngine) -> None:
+        super().__init__(engine, "")
+        self._engine = engine
+
+    def for_prompt(self, prompt: Sequence[int]) -> Says:
+        answers = TEXTS[1] in self._engine.decode(prompt)
+        return Says(self._engine, "Hm</think>At nine." if answers else "H" * 60, 3, True, len(prompt))
+
+
+def test_parts_without_spans() -> None:
+    thinker = reasoning_engine()
+    options = {"logits_processor": [SaysOfText(thinker)]}
+    llm = CocoaLLM(engine=thinker, max_new_tokens=40, alpha=0.0, max_span_tokens=3, generate_kwargs=options)
+    inner = over(llm, response_mode=ResponseMode.ACCUMULATE)
+    response = RiskCitationQueryEngine(inner, min_lift=-1e9).query(QUESTION)
+    report = response.metadata["cocoa_risk"]  # type: ignore[index]
+    assert "[2]" in str(response)
+    assert shown_at(str(response), report["spans"])
+    shown = str(response)
+    places = [(part["start"], part["end"]) for part in report["parts"]]
+    assert places[0] == (len("Response 1: "),) * 2
+    assert shown[slice(*places[1])].startswith("At nine")
+    assert places[2] == (shown.index("Response 3: ") + len("Response 3: "),) * 2
+    assert shown.count("Empty Response") == 2
 
 
 def test_streams_and_texts_without_markers(quick_llm: CocoaLLM) -> None:

@@ -9,10 +9,19 @@ import pytest
 from llama_index.core.base.llms.types import ChatResponse, TextBlock, ThinkingBlock, ToolCallBlock
 from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.llms import ChatMessage, MessageRole
+from llama_index.core.query_engine import CustomQueryEngine
 from llama_index.core.tools import FunctionTool
 
 from cocoa_engine import CocoaEngine, ConfigError, PromptError
-from cocoa_integrations.llama_index import CocoaLLM, RiskChatEngine, collect_risk, field_risks, get_risk
+from cocoa_integrations.llama_index import (
+    CocoaLLM,
+    RiskChatEngine,
+    RiskQueryEngine,
+    argument_risks,
+    collect_risk,
+    field_risks,
+    get_risk,
+)
 from tests.helpers.alike import close
 from tests.helpers.reasoning_models import HYBRID, PLAIN, READS_REASONING, reasoning_engine, saying
 from tests.helpers.reports import without_run
@@ -251,3 +260,14 @@ def test_fields_after_the_reasoning(engines: dict[str, CocoaEngine]) -> None:
         assert path == "$.up"
         assert json.loads(text[field["start"] : field["end"]]) == json.loads(str(each.message.content))["up"]
         assert close(report["fields"], field_risks(each))
+
+    class AsksForJson(CustomQueryEngine):
+        def custom_query(self, query_str: str) -> str:
+            return str(llm.chat(HI, response_format=asked, **options).message.content)
+
+    shown = RiskQueryEngine(AsksForJson()).query("Hi")
+    metadata = shown.metadata or {}
+    assert metadata["cocoa_risk"]["model_name"] == "thinker"
+    assert metadata["cocoa_risk"]["run_id"] == metadata["cocoa_reports"][0]["run_id"]
+    assert close(field_risks(shown), field_risks(response))
+    assert argument_risks(shown) == {}

@@ -307,7 +307,8 @@ def reports_of(*texts: str) -> list[dict[str, Any]]:
             start, end = cuts[index : index + 2]
             spans.append({"span": index, "start": start, "end": end, "text": text[start:end], "kind": "greedy",
                           "risk": number + index / 10})  # fmt: skip
-        reports.append({"spans": spans, "method": "cocoa-sig", "calibrated": False, "answer_risk": 0.1 * number})
+        reports.append({"spans": spans, "method": "cocoa-sig", "calibrated": False, "answer_risk": 0.1 * number,
+                        "model_name": "quick", "run_id": f"run {number}"})  # fmt: skip
     return reports
 
 
@@ -340,4 +341,8 @@ def test_places_of_answers(shown: str, answers: list[str], expected: list[int] |
     report = merged_report(parts, reports)
     assert all(shown[span["start"] : span["end"]] == span["text"] for span in report["spans"])
     assert report["answer_risk"] == (reports[expected[0]]["answer_risk"] if len(expected) == 1 else None)
+    assert report.get("model_name") == reports[0]["model_name"]
+    assert report.get("run_id") == (reports[expected[0]]["run_id"] if len(expected) == 1 else None)
+    other = [{**one, "model_name": str(number)} for number, one in enumerate(reports)]
+    assert ("model_name" in merged_report(parts, other)) == (len(expected) == 1)
     assert "".join(text_of(report).split()) in "".join("".join(answers[number] for number in expected).split())

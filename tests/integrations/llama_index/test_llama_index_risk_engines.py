@@ -266,6 +266,9 @@ def test_nodes_are_cut_out_of_a_prompt() -> None:
     assert without("The tower is red.") == "The tower is red."  # a later turn that quotes it
     assert without(f"begin\n{long[:48]}\n-- the rest is elsewhere") == "begin\n\n-- the rest is elsewhere"
     assert without("one two three four") == "one two three four"
+    child, parent = (WithoutNodes(found, only=number) for number in range(2))
+    assert parent(prompt) == "\n\nThe tower is red.\n\nWhy is it so: The tower is red."
+    assert child("The tower is red. It is old.\n\n The tower is red.") == "The tower is red. It is old.\n\n "
 
 
 @pytest.mark.parametrize("how", ["query", "aquery"])
@@ -323,6 +326,13 @@ def test_retry_with_other_alphas_and_a_second_retriever(
     assert [one["source_nodes"] for one in tries] == [2, 3, 3]  # the two that both found are there once
     answer = asyncio.run(strict.aquery(QUESTION))
     assert [one["answer"] for one in answer.metadata["cocoa_tries"]] == [one["answer"] for one in tries]  # type: ignore[index]
+
+
+def test_one_try_needs_nothing_to_grow(llm: CocoaLLM) -> None:
+    engine = RiskRetryQueryEngine(NothingFound(), llm, threshold=0.5, max_tries=1)
+    with pytest.warns(MissingRiskWarning):
+        response = engine.query(QUESTION)
+    assert [one["top_k"] for one in response.metadata["cocoa_tries"]] == [None]  # type: ignore[index]
 
 
 def test_retry_from_nothing_to_something(llm: CocoaLLM, retriever: BM25Retriever) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +16,13 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from pydantic import TypeAdapter
 
 from cocoa_engine import CocoaEngine, ConfigError, PromptError
+from cocoa_engine.calibration.calibrator import Settings
+from cocoa_engine.scoring import given_texts
 from cocoa_integrations.judging import AnswerJudge, RagasRisk
 from cocoa_integrations.langchain import ChatCocoa, risk_evaluator
 from cocoa_integrations.llama_index import CocoaLLM, RiskEvaluator
 from cocoa_integrations.schema import RiskReport
+from tests.helpers.made_up_risk import fitted
 from tests.helpers.tiny_models import sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
 
 QUESTION, CONTEXTS = "Who is it?", ["the red one", "it rains"]
@@ -57,6 +61,37 @@ def test_sentences(quick: CocoaEngine) -> None:
     assert judged.risk != AnswerJudge(quick).judge(QUESTION, ANSWER).risk  # the contexts matter
 
 
+def test_a_paragraph_break_is_no_sentence(quick: CocoaEngine) -> None:
+    answer = "\n\nIt is Otto.\n\nHe is old!\n \n\nYes"
+    spans = AnswerJudge(quick).judge(QUESTION, answer).report["spans"]
+    assert [span["text"].strip() for span in spans] == ["It is Otto.", "He is old!", "Yes"]
+    assert "".join(span["text"] for span in spans) == answer
+
+
+def test_only_the_whole_answer_grows_candidates(quick: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings.of(quick.config, quick.num_layers)
+    of_spans, of_both, of_answers = (
+        quick.with_calibrator(fitted(model_name="quick", settings=settings, levels=levels))
+        for levels in (("span",), ("span", "answer"), ("answer",))
+    )
+    grown: list[Any] = []
+    grow = given_texts.with_answer_risk
+
+    def counted(generation: Any, calibrator: Any) -> Any:
+        grown.append(calibrator is not None and calibrator.answer is not None)
+        return grow(generation, calibrator)
+
+    monkeypatch.setattr(given_texts, "with_answer_risk", counted)
+    report = AnswerJudge(of_both).judge(QUESTION, ANSWER, CONTEXTS).report
+    assert grown == [True, False, False, False]
+    assert (report["model_name"], report["calibrated"]) == ("quick", True)
+    assert report["answer_risk"] is not None
+    assert report["spans"] == AnswerJudge(of_spans).judge(QUESTION, ANSWER, CONTEXTS).report["spans"]
+    raw = AnswerJudge(of_answers).judge(QUESTION, ANSWER, CONTEXTS).report
+    assert raw["answer_risk"] is not None
+    assert raw["spans"] == AnswerJudge(quick).judge(QUESTION, ANSWER, CONTEXTS).report["spans"]
+
+
 @pytest.mark.parametrize("tokenizer", [tiny_tokenizer, sentencepiece_like_tokenizer])
 def test_without_a_chat_template(tokenizer: Any) -> None:
     engine = CocoaEngine(tiny_model("llama", seed=6), tokenizer())
@@ -88,9 +123,31 @@ def test_llama_index(quick: CocoaEngine, expected: float) -> None:
     assert "riskiest" in (result.feedback or "")
     again = asyncio.run(evaluator.aevaluate(QUESTION, ANSWER, CONTEXTS))
     assert again == result
-    assert evaluator.evaluate(QUESTION, "  ").invalid_result
+    for empty in ("", "  ", "\n\n"):
+        assert evaluator.evaluate(QUESTION, empty).invalid_result
     with pytest.raises(ConfigError, match="needs both query and response"):
         evaluator.evaluate(QUESTION)
+
+
+def test_options_of_a_llama_index_llm_apply_later(quick: CocoaEngine, tmp_path: Path) -> None:
+    llm = CocoaLLM(model=quick.model, tokenizer=quick.tokenizer, metric="con_mlds")
+    evaluator, fixed = RiskEvaluator(llm), RiskEvaluator(llm, config=quick.config)
+
+    def score(one: RiskEvaluator) -> float | None:
+        return one.evaluate(QUESTION, ANSWER, CONTEXTS).score
+
+    con_mlds, f_mlds = (
+        AnswerJudge(quick, config=quick.config.replace(metric=metric)).judge(QUESTION, ANSWER, CONTEXTS).risk
+        for metric in ("con_mlds", "f_mlds")
+    )
+    assert (score(evaluator), score(fixed)) == (pytest.approx(con_mlds), pytest.approx(f_mlds))
+    assert con_mlds != pytest.approx(f_mlds)
+    llm.metric = "f_mlds"
+    assert score(evaluator) == pytest.approx(f_mlds)
+    settings = Settings.of(quick.config, quick.num_layers)
+    fitted(model_name=llm.engine.model_name, settings=settings).save(tmp_path / "risk.json")
+    llm.calibrator = str(tmp_path / "risk.json")
+    assert score(evaluator) == AnswerJudge(llm.engine).judge(QUESTION, ANSWER, CONTEXTS).risk != f_mlds
 
 
 @pytest.mark.parametrize(
@@ -147,8 +204,13 @@ def test_refused(quick: CocoaEngine) -> None:
         judge.judge(QUESTION, ANSWER, "text")
     with pytest.raises(ConfigError, match="calibrator for answers"):
         AnswerJudge(quick, measure="answer_risk").judge(QUESTION, ANSWER)
-    with pytest.raises(PromptError):
-        judge.judge(QUESTION, "")
+    for empty in ("", " \n"):
+        with pytest.raises(PromptError, match="the answer is empty"):
+            judge.judge(QUESTION, empty)
+        with pytest.raises(PromptError, match="the answer is empty"):
+            RagasRisk(judge).single_turn_score(
+                SimpleNamespace(user_input=QUESTION, response=empty, retrieved_contexts=None)
+            )
     with pytest.raises(ConfigError, match="to the AnswerJudge"):
         RagasRisk(judge, threshold=0.5)
     with pytest.raises(ConfigError, match="no answer found"):

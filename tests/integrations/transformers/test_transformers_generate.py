@@ -16,6 +16,7 @@ from transformers import (
     NoBadWordsLogitsProcessor,
     StoppingCriteriaList,
     TextIteratorStreamer,
+    TopKLogitsWarper,
 )
 
 from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, ConfigError, Generation, PromptError
@@ -133,6 +134,19 @@ def test_processors_and_criteria_of_the_user() -> None:
     lengths.clear()
     answers(model.generate(**padded(rows), custom_generate=cocoa, **options), rows, expected, PAD)
     assert min(lengths) > max(map(len, rows))  # they see the padding, too
+
+
+@pytest.mark.parametrize("sampled", [{}, {"do_sample": True, "top_k": 0, "temperature": 3.0}])
+def test_a_top_k_of_the_user_applies(sampled: dict[str, Any]) -> None:
+    model, rows = tiny_model("llama", seed=6), prompts(1)
+    only = TopKLogitsWarper(1)
+    options = {**SHORT, **sampled, "logits_processor": LogitsProcessorList([only])}
+    greedy = CocoaEngine(model, tiny_tokenizer()).generate(rows[0], method="greedy", max_new_tokens=16)
+    answers(model.generate(**padded(rows), custom_generate=cocoa, **options), rows, [greedy], PAD)
+    wide = {**SHORT, "logits_processor": LogitsProcessorList([TopKLogitsWarper(50)])}
+    plain = model.generate(**padded(rows), custom_generate=cocoa, **SHORT)
+    assert torch.equal(model.generate(**padded(rows), custom_generate=cocoa, **wide), plain)
+    assert plain.tolist()[0][len(rows[0]) :] != greedy.token_ids
 
 
 def test_dola_s_repetition_penalty_gives_way() -> None:

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from typer.testing import Result
 
-from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, Span
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, Span, methods
 from cocoa_engine.cli.prefill_progress import bar
 from tests.helpers.alike import assert_alike
 
@@ -24,6 +24,8 @@ QUESTION = "What is the capital of France?"
 SHORT = ("--max-new-tokens", "12")
 
 # an option and a value for every setting, none of them the default
+HEADS = str(Path(methods.__file__).with_name("embedded_heads.json"))
+
 OPTIONS: dict[str, tuple[str, Any]] = {
     "method": ("cocoa", "cocoa"),
     "metric": ("con_mlds", "con_mlds"),
@@ -37,7 +39,7 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "final_layer": ("pre_norm", "pre_norm"),
     "dola_layers": ("16,18", "16,18"),
     "dola_relative_top": ("0.2", 0.2),
-    "decore_heads": ("heads.json", "heads.json"),
+    "decore_heads": (HEADS, HEADS),
     "decore_masked_heads": ("3", 3),
     "diver_weight": ("0.5", 0.5),
     "repetition_penalty": ("1.3", 1.3),

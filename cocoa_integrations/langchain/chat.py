@@ -25,7 +25,7 @@ from cocoa_integrations.langchain.base import usage_of
 from cocoa_integrations.langchain.chat_runs import ChatRuns
 from cocoa_integrations.langchain.detail import ReducedStream, reduced_result
 from cocoa_integrations.langchain.messages import chunk_content, message_content, to_chat, to_entries
-from cocoa_integrations.langchain.options import TOOL_DETAILS, TOOLS, ChatCallOptions
+from cocoa_integrations.langchain.options import PER_CALL, TOOL_DETAILS, TOOLS, ChatCallOptions
 from cocoa_integrations.langchain.structured import json_parser, json_schema_of, structured, tool_parser, with_title
 from cocoa_integrations.langchain.tools import ChunkWriter, openai_tool, tool_calls, tool_has_answered, tool_request
 from cocoa_integrations.tool_calling import Call, Plan, ToolRequest, new_id, parts_of_report
@@ -393,10 +393,21 @@ class ChatCocoa(ChatCallOptions, ChatRuns):  # type: ignore[misc]
         plan = Plan(request, self.load(), template_options(self))
         return plan, *plan.prompt(chat)
 
-    def _prompt_ids(self, given: LanguageModelInput) -> list[int]:
-        """The token ids of the prompt of a call."""
+    def prompt_ids(self, given: LanguageModelInput) -> list[int]:
+        """The token ids of the prompt of a call, as the chat template and the tools of this model make it.
+
+        Raises:
+            PromptError: the messages have no text, or unsupported content.
+            ChatTemplateError: the tokenizer has no chat template, or it refuses the messages.
+        """
         plan, chat, template_kwargs = self._prompt(self._convert_input(given).to_messages())
         return plan.engine.encode_chat(chat, **template_kwargs)
+
+    def calls_like(self, other: ChatCocoa) -> bool:
+        """Whether calls of both models have the same options and tools."""
+        return self._tool_request == other._tool_request and all(
+            getattr(self, name) == getattr(other, name) for name in PER_CALL
+        )
 
     def _prepare(self, messages: Sequence[BaseMessage]) -> tuple[Plan, list[dict[str, Any]], dict[str, Any]]:
         """The plan of a call, and the messages and the options for ``chat`` or ``stream_chat`` of the engine."""

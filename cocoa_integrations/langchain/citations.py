@@ -19,13 +19,12 @@ from cocoa_integrations._shared.citations import (
     require_min_lift,
     with_markers,
 )
-from cocoa_integrations._shared.detail import compact_report
 from cocoa_integrations._shared.limits import covering
-from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, is_reasoning
+from cocoa_integrations._shared.metadata import is_reasoning
 from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.langchain.base import in_worker_of, with_call_options
 from cocoa_integrations.langchain.chat import ChatCocoa
-from cocoa_integrations.langchain.detail import stored_in
+from cocoa_integrations.langchain.detail import set_report
 from cocoa_integrations.langchain.gates import with_text
 from cocoa_integrations.langchain.retry import join_documents
 from cocoa_integrations.langchain.runnables import get_risk, get_spans
@@ -95,7 +94,7 @@ def with_citations(
         lifts: list[list[float | None]] = [[None] * len(documents) for _ in spans]
         if any(span["text"] for span in spans):
             engine, config = called.load(), config_of(called)
-            full, *bare = (called._prompt_ids(one) for one in prompts)
+            full, *bare = (called.prompt_ids(one) for one in prompts)
             texts = [span["text"] for span in spans]
             columns = [context_lift_of_text(engine, texts, full, without, config) for without in bare]
             lifts = [[lift_in_nats(column[number]) for column in columns] for number in range(len(spans))]
@@ -117,11 +116,8 @@ def with_citations(
             spans[number]["start"] += moved
             spans[number]["end"] += moved
         report["spans"] = [dict(span) for span in spans]
-        if report.get("compact"):
-            report = compact_report(report, stored_in(message))
-        else:
-            message.additional_kwargs[SPANS_KEY] = spans
-        message.response_metadata |= {RISK_KEY: report, CITATIONS_KEY: citations}
+        set_report(message, report, spans)
+        message.response_metadata[CITATIONS_KEY] = citations
         return message
 
     def answer(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:

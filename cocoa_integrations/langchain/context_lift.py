@@ -11,12 +11,11 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
 from cocoa_engine import context_lift_of_text
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations._shared.detail import compact_report
-from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, add_context_lift
+from cocoa_integrations._shared.metadata import add_context_lift
 from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations.langchain.base import in_worker_of, with_call_options
 from cocoa_integrations.langchain.chat import ChatCocoa
-from cocoa_integrations.langchain.detail import stored_in
+from cocoa_integrations.langchain.detail import set_report
 from cocoa_integrations.langchain.runnables import get_risk, get_spans
 
 
@@ -52,16 +51,12 @@ def context_lift(
     if not any(span["text"] for span in spans):
         return measured
     engine = chat.load()
-    with_context, without_context = chat._prompt_ids(prompt), chat._prompt_ids(prompt_without_context)
+    with_context, without_context = chat.prompt_ids(prompt), chat.prompt_ids(prompt_without_context)
     texts = [span["text"] for span in spans]
     lifts = context_lift_of_text(engine, texts, with_context, without_context, config_of(chat))
     add_context_lift(spans, lifts)
     add_context_lift(report["spans"], lifts)
-    if report.get("compact"):
-        report = compact_report(report, stored_in(measured))
-    else:
-        measured.additional_kwargs[SPANS_KEY] = spans
-    measured.response_metadata[RISK_KEY] = report
+    set_report(measured, report, spans)
     return measured
 
 

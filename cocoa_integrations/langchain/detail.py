@@ -19,6 +19,21 @@ def stored_in(message: BaseMessage) -> Stored:
     return Stored(message.text, reasoning_of(message))
 
 
+def set_report(message: AIMessage, report: dict[str, Any], spans: list[dict[str, Any]]) -> None:
+    """Replace the report and the spans of a message, in the detail that its report has.
+
+    Args:
+        message: the message, which is changed.
+        report: the changed report, as :func:`~cocoa_integrations.langchain.get_risk` returned it.
+        spans: the changed ``cocoa_spans``, which a compact message does not have.
+    """
+    if report.get("compact"):
+        report = compact_report(report, stored_in(message))
+    else:
+        message.additional_kwargs[SPANS_KEY] = spans
+    message.response_metadata[RISK_KEY] = report
+
+
 def reduced_result(result: LLMResult, detail: Detail, *, logprobs: bool) -> LLMResult:
     """A result whose answers have the given detail. The given result is not changed: callbacks keep it.
 

@@ -17,7 +17,6 @@ from cocoa_integrations.langchain.base import with_call_options
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.context_lift import with_context_lift
 from cocoa_integrations.langchain.more_documents import Retriever, top_k_of, with_top_k, without_duplicates
-from cocoa_integrations.langchain.options import PER_CALL
 from cocoa_integrations.langchain.runnables import get_risk
 
 
@@ -98,7 +97,12 @@ def with_risk_retry(
             "top_k_growth=1 to change only the settings."
         )
     steps = _settings(chat, settings, max_tries)
-    if growth == 1 and second_retriever is None and max_tries > 1 and not any(_changes(chat, one) for one in steps[1:]):
+    if (
+        growth == 1
+        and second_retriever is None
+        and max_tries > 1
+        and all(with_call_options(chat, one).calls_like(chat) for one in steps[1:])
+    ):
         raise ConfigError(
             "every attempt would be the same: the settings do not change and nothing more is retrieved. Give settings, "
             "a top_k_growth above 1 or a second_retriever."
@@ -159,14 +163,6 @@ def with_risk_retry(
         return result(tries, values)
 
     return cast(Runnable[str | Mapping[str, Any], Any], RunnableLambda(answer, aanswer, name="with_risk_retry"))
-
-
-def _changes(chat: ChatCocoa, options: Mapping[str, Any]) -> bool:
-    """Whether a call with these options differs from one without them."""
-    called = with_call_options(chat, options)
-    return called._tool_request != chat._tool_request or any(
-        getattr(called, name) != getattr(chat, name) for name in PER_CALL
-    )
 
 
 def _settings(chat: ChatCocoa, given: Sequence[Mapping[str, Any]] | None, max_tries: int) -> list[Mapping[str, Any]]:

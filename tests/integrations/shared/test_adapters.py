@@ -120,7 +120,6 @@ def engine_imports(source: str) -> Iterator[tuple[str, str]]:
             yield from ((name.name, "") for name in node.names if name.name.partition(".")[0] == "cocoa_engine")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", MODULES, ids=module_id)
 def test_adapters_read_no_private_attributes_of_other_modules(path: Path) -> None:
     assert list(foreign_private_attributes(path.read_text(encoding="utf-8"))) == []
@@ -136,7 +135,6 @@ def test_adapters_import_public_names_of_the_engine(path: Path) -> None:
     assert not found
 
 
-@pytest.mark.slow
 def test_the_list_of_modules_is_no_longer_than_needed() -> None:
     sources = [path.read_text(encoding="utf-8") for path in MODULES]
     assert {module for source in sources for module, _ in engine_imports(source)} >= ENGINE_MODULES

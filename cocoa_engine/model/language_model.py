@@ -71,7 +71,12 @@ class LanguageModel:
     @property
     def is_divided(self) -> bool:
         """Whether tensor parallelism divides the weights among processes."""
-        return any(hasattr(part, "device_mesh") for part in self.model.parameters())
+        return self._device_mesh is not None
+
+    @property
+    def _device_mesh(self) -> Any:
+        """The mesh of the processes that share the weights, or `None`."""
+        return next((part.device_mesh for part in self.model.parameters() if hasattr(part, "device_mesh")), None)
 
     def fresh_seed(self) -> int:
         """A random seed. With tensor parallelism all processes get the same seed.
@@ -79,7 +84,7 @@ class LanguageModel:
         With different seeds the processes would keep different branches, and wait for each other forever.
         """
         seed = [torch.Generator().seed()]
-        mesh = next((part.device_mesh for part in self.model.parameters() if hasattr(part, "device_mesh")), None)
+        mesh = self._device_mesh
         if mesh is not None:
             group = mesh.get_group() if mesh.ndim == 1 else mesh.get_group("tp")
             distributed.broadcast_object_list(seed, distributed.get_global_rank(group, 0), group, device=self.device)

@@ -6,7 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cocoa_engine import RiskCalibrator
+import pytest
+
+from cocoa_engine import CocoaEngine, RiskCalibrator
 from cocoa_engine.calibration.calibrator import Settings
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.tiny_models import NUM_LAYERS, tiny_model, tiny_tokenizer
@@ -43,3 +45,17 @@ def _fitted() -> RiskCalibrator:
     middle = (NUM_LAYERS // 3, 2 * NUM_LAYERS // 3)
     settings = Settings(final_layer="post_norm", middle_layers=middle, gamma=0.3, max_candidates=8)
     return fitted(settings=settings, draws=2)
+
+
+def counted_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list that receives the name of each model whose weights are loaded from now on."""
+    names: list[str] = []
+    load = CocoaEngine.from_pretrained.__func__  # type: ignore[attr-defined]
+
+    def counted(kind: Any, model_name: str | None = None, **options: Any) -> CocoaEngine:
+        names.append(str(model_name))
+        engine: CocoaEngine = load(kind, model_name, **options)
+        return engine
+
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", classmethod(counted))
+    return names

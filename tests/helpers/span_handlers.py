@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from opentelemetry.context import Context
 from opentelemetry.sdk._logs import LoggerProvider
@@ -85,3 +88,12 @@ class Events:
     def records(self) -> list[Any]:
         """The log records of OpenTelemetry's API, in order."""
         return [finished.log_record for finished in self.exporter.get_finished_logs()]
+
+
+@contextmanager
+def instrumented(package: str, instrumentor: str, spans: Spans) -> Iterator[None]:
+    """Use an instrumentor of OpenInference inside the context; skips the test if its package is not installed."""
+    made = getattr(pytest.importorskip(package), instrumentor)()
+    made.instrument(tracer_provider=spans.provider, skip_dep_check=True)
+    yield
+    made.uninstrument()

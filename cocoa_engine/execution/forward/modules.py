@@ -164,6 +164,13 @@ def _registered(original: str) -> str:
     return name
 
 
+def usual_attention(module: nn.Module, implementation: str) -> Callable[..., Any]:
+    """The function that computes the attention of a module under one of transformers' implementations."""
+    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager)
+    return function
+
+
 def _attention_over(original: str) -> Callable[..., Any]:
     def attention(
         module: nn.Module,
@@ -177,8 +184,7 @@ def _attention_over(original: str) -> Callable[..., Any]:
     ) -> Any:
         plan = _current.plan
         if plan is None:  # a pass of another thread
-            own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-            function = ALL_ATTENTION_FUNCTIONS.get_interface(original, own)
+            function = usual_attention(module, original)
             if softcap is not None:
                 options["softcap"] = softcap
             return function(module, query, key, value, attention_mask, scaling=scaling, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from cocoa_engine.execution.forward.modules import usual_attention
 from cocoa_engine.execution.forward.source_attention import Heads, SourceProbe
 from cocoa_engine.execution.forward.windows import Windows
 from cocoa_engine.model.language_model import LanguageModel
@@ -116,7 +116,6 @@ def _observing(original: str) -> Callable[..., Any]:
             scale = query.shape[-1] ** -0.5 if scale is None else scale
             layer: int = module.layer_idx  # type: ignore[assignment]
             observer.see(layer, query[0], key[0], scale, options.get("softcap"))
-        own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-        return ALL_ATTENTION_FUNCTIONS.get_interface(original, own)(module, query, key, value, *args, **options)
+        return usual_attention(module, original)(module, query, key, value, *args, **options)
 
     return attention

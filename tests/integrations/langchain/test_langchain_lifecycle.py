@@ -19,7 +19,7 @@ from cocoa_engine.errors import ConfigError, PromptError, UnsupportedFeatureErro
 from cocoa_engine.model.embedded import CONTEXT_WINDOW
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk
 from tests.helpers.inside import sequences_running
-from tests.helpers.model_folders import save_calibrator, save_model
+from tests.helpers.model_folders import counted_loads, save_calibrator, save_model
 from tests.helpers.processors import Meets
 
 MODELS = [ChatCocoa, CocoaLLM]
@@ -44,17 +44,7 @@ def calibrator(folder: str, tmp_path: Path) -> str:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the models whose weights are loaded."""
-    names: list[str] = []
-    load = CocoaEngine.from_pretrained.__func__  # type: ignore[attr-defined]
-
-    def counted(kind: Any, model_name: str | None = None, **options: Any) -> CocoaEngine:
-        names.append(str(model_name))
-        engine: CocoaEngine = load(kind, model_name, **options)
-        return engine
-
-    monkeypatch.setattr(CocoaEngine, "from_pretrained", classmethod(counted))
-    return names
+    return counted_loads(monkeypatch)
 
 
 def generation(model: Any, prompt: str = "Once upon a time", **options: Any) -> Any:

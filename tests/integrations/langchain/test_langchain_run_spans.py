@@ -12,7 +12,7 @@ from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk_callback
 
 pytest.importorskip("opentelemetry.sdk")
 
-from tests.helpers.span_handlers import AzureLike, Spans  # it needs the SDK
+from tests.helpers.span_handlers import AzureLike, Spans, instrumented  # it needs the SDK
 
 PROMPT = "Who invented the telephone?"
 Config = dict[str, Any]
@@ -57,11 +57,8 @@ def spans() -> Spans:
 @pytest.fixture
 def openinference(spans: Spans) -> Iterator[None]:
     """OpenInference's instrumentation of LangChain."""
-    package = pytest.importorskip("openinference.instrumentation.langchain")
-    instrumentor = package.LangChainInstrumentor()
-    instrumentor.instrument(tracer_provider=spans.provider, skip_dep_check=True)
-    yield
-    instrumentor.uninstrument()
+    with instrumented("openinference.instrumentation.langchain", "LangChainInstrumentor", spans):
+        yield
 
 
 def _risk_in(spans: Spans, risk: Any) -> None:

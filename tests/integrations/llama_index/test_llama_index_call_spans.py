@@ -20,7 +20,7 @@ pytest.importorskip("opentelemetry.sdk")
 
 from opentelemetry.context import Context
 
-from tests.helpers.span_handlers import Spans  # it needs the SDK
+from tests.helpers.span_handlers import Spans, instrumented  # it needs the SDK
 
 PROMPT = "Once upon a time"
 
@@ -40,11 +40,8 @@ def spans() -> Spans:
 @pytest.fixture
 def openinference(spans: Spans) -> Iterator[None]:
     """OpenInference's instrumentation of LlamaIndex."""
-    package = pytest.importorskip("openinference.instrumentation.llama_index")
-    instrumentor = package.LlamaIndexInstrumentor()
-    instrumentor.instrument(tracer_provider=spans.provider, skip_dep_check=True)
-    yield
-    instrumentor.uninstrument()
+    with instrumented("openinference.instrumentation.llama_index", "LlamaIndexInstrumentor", spans):
+        yield
 
 
 class OTelSpan(SimpleSpan):

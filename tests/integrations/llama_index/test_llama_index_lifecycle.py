@@ -14,7 +14,7 @@ from llama_index.core.llms import ChatMessage
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.errors import ConfigError, PromptError, UnsupportedFeatureError
 from cocoa_integrations.llama_index import CocoaLLM
-from tests.helpers.model_folders import save_calibrator, save_model
+from tests.helpers.model_folders import counted_loads, save_calibrator, save_model
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 PROMPT = "Once upon a time"
@@ -38,17 +38,7 @@ def calibrator(folder: str, tmp_path: Path) -> str:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the models whose weights are loaded."""
-    names: list[str] = []
-    load = CocoaEngine.from_pretrained.__func__  # type: ignore[attr-defined]
-
-    def counted(kind: Any, model_name: str | None = None, **options: Any) -> CocoaEngine:
-        names.append(str(model_name))
-        engine: CocoaEngine = load(kind, model_name, **options)
-        return engine
-
-    monkeypatch.setattr(CocoaEngine, "from_pretrained", classmethod(counted))
-    return names
+    return counted_loads(monkeypatch)
 
 
 def report(llm: CocoaLLM) -> dict[str, Any]:

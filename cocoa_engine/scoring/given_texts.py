@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cocoa_engine.calibration import RiskCalibrator
+from cocoa_engine.calibration.risk_measure import RiskMeasure
 from cocoa_engine.calibration.features import competition
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.answer_history import AnswerHistory
@@ -30,20 +30,19 @@ def score(
     prompt: Prompt,
     text: str | Sequence[int] | Texts,
     config: CocoaConfig,
-    calibrator: RiskCalibrator | None = None,
+    measure: RiskMeasure,
 ) -> Generation | list[Generation]:
     """Score a text, or each of several texts; see :meth:`CocoaEngine.score`."""
-    scorer = _Scorer(session, prompt, config, calibrator)
+    scorer = _Scorer(session, prompt, config, measure)
     return scorer.many(text) if is_many(text) else scorer.one(text)
 
 
 class _Scorer:
     """Scores texts after one prompt."""
 
-    def __init__(
-        self, session: Session, prompt: Prompt, config: CocoaConfig, calibrator: RiskCalibrator | None
-    ) -> None:
-        self._session, self._config, self._calibrator = session, config, calibrator
+    def __init__(self, session: Session, prompt: Prompt, config: CocoaConfig, measure: RiskMeasure) -> None:
+        self._session, self._config, self._measure = session, config, measure
+        self._calibrator = measure.calibrator
         self._capture = capture_spec(session.model, config)
         self._prompt = prompt
         self._before = prompt_ids(session.model, session.tokens, prompt)
@@ -113,7 +112,7 @@ class _Scorer:
         generation = Generation(
             text=shown,
             token_ids=decided.token_ids,
-            spans=[make_span(decided, (0, len(shown), shown), self._config, self._calibrator, given=True)],
+            spans=[make_span(decided, (0, len(shown), shown), self._config, self._measure, given=True)],
             finish_reason=None,
             usage=Usage(
                 prompt_tokens=len(self._before),
@@ -124,5 +123,6 @@ class _Scorer:
             config=self._config,
             model_name=self._session.model_name,
             competition=competed,
+            threshold=self._measure.threshold,
         )
         return with_answer_risk(generation, self._calibrator)

@@ -33,7 +33,7 @@ from cocoa_engine.methods import METHODS
 from cocoa_engine.optional import quiet_torchao
 from cocoa_engine.results import Generation, LayerCurve
 from cocoa_engine.runtime import Runtime
-from cocoa_engine.spans import Candidate, Competition, Preceding, Span, Usage
+from cocoa_engine.spans import Candidate, Competition, Preceding, RiskSource, Span, Usage
 
 if TYPE_CHECKING:
     from cocoa_engine.calibration import CalibrationWarning, RiskCalibrator
@@ -78,6 +78,7 @@ __all__ = [
     "PromptError",
     "RequestCancelledError",
     "RiskCalibrator",
+    "RiskSource",
     "Runtime",
     "Span",
     "SpanStream",

@@ -200,8 +200,8 @@ class CocoaConfig(BaseModel):
     def _limit_on_the_scale_of_the_risk(self) -> CocoaConfig:
         if self.max_risk is not None and self.max_risk > 1 and self.risk not in ("f_mlds", "con_mlds"):
             raise ValueError(
-                f"max_risk={self.max_risk:g} is outside the scale of the risk, which is in [0, 1]. To limit the raw MLDS, "
-                "set risk='f_mlds' too"
+                f"max_risk={self.max_risk:g} is outside the scale of the risk, which is in [0, 1]. To limit the raw "
+                "MLDS, set risk='f_mlds' too"
             )
         return self
 

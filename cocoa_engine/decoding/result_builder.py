@@ -121,4 +121,10 @@ def with_answer_risk(generation: Generation, calibrator: RiskCalibrator | None) 
     """The answer with ``answer_risk`` set, if the calibrator was fitted on answers."""
     if calibrator is None or calibrator.answer is None or not generation.spans:
         return generation
-    return generation.model_copy(update={"answer_risk": calibrator.answer_risk(generation)})
+    chosen = calibrator.answer.threshold
+    return generation.model_copy(
+        update={
+            "answer_risk": calibrator.answer_risk(generation),
+            "answer_threshold": None if chosen is None else chosen.value,
+        }
+    )

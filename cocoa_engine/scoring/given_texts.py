@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cocoa_engine.calibration.risk_measure import RiskMeasure
 from cocoa_engine.calibration.features import competition
+from cocoa_engine.calibration.risk_measure import RiskMeasure
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.answer_history import AnswerHistory
 from cocoa_engine.decoding.request import capture_spec

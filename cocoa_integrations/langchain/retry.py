@@ -55,7 +55,8 @@ def with_risk_retry(
 
     Retrievers and model are not changed; each attempt works on copies. The input is a question, or a mapping
     with the question and further variables of the prompt. Options of a call, such as ``max_tokens=64``, apply to every
-    attempt; ``settings`` take precedence. The chain returns its answer in one piece, because it must be complete before it can be returned.
+    attempt; ``settings`` take precedence. The chain returns its answer in one piece, because it must be complete before
+    it can be returned.
 
     Args:
         retriever: the retriever of the first attempt, or another runnable from a question to documents.

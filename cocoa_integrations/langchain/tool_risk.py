@@ -94,8 +94,8 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
     """Refuses to run a tool if the risk of one of its arguments reaches the threshold.
 
     ``create_agent(ChatCocoa(), tools, middleware=[ToolRiskMiddleware()])``. Instead of the result of the tool, the
-    model receives a ``ToolMessage`` with status ``"error"`` that names the arguments, so that it can ask the user or call
-    again. Calls without a report, such as those of another model, are run.
+    model receives a ``ToolMessage`` with status ``"error"`` that names the arguments, so that it can ask the user or
+    call again. Calls without a report, such as those of another model, are run.
 
     Args:
         threshold: the value from which an argument is too risky. Default: ``threshold`` of the report of the answer.

@@ -120,7 +120,7 @@ def test_a_calibrator_of_one_level_leaves_the_other_as_it_is(engine: CocoaEngine
     assert scored.calibrated == (level == "span")
     assert (scored.answer_risk is None) == (level == "span")
     if level == "answer":
-        assert span.risk == span.f_mlds
+        assert scored.risk_source == "token_probability"
         with pytest.raises(CalibrationError, match="no risk of a span"):
             calibrator.risk(span)
     else:

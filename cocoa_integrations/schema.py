@@ -170,12 +170,10 @@ class RiskSummary(TypedDict):
     calibrated: Annotated[bool, "Whether the risks of spans are calibrated probabilities."]
     threshold: Annotated[
         float | None,
-        "Risk from which spans are flagged: the calibrator's threshold, or a measured default of `risk_source`. `None` "
-        "if there is none.",
+        "Risk from which spans are flagged: the calibrator's threshold, or the default of `risk_source`. `None` for a "
+        "raw MLDS, and where answers with different sources are joined.",
     ]
-    answer_threshold: Annotated[
-        float | None, "Threshold of `answer_risk`; `None` if the calibrator has none, or without one."
-    ]
+    answer_threshold: Annotated[float | None, "Threshold of `answer_risk`; `None` without a calibrator for answers."]
     answer_risk: Annotated[
         float | None,
         "Probability that the answer is wrong as a whole, from its spans after the reasoning; `None` without a "

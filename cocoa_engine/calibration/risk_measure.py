@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cocoa_engine.calibration.calibrator import RiskCalibrator
+from cocoa_engine.calibration.calibrator import FittedRisk, RiskCalibrator
 from cocoa_engine.calibration.features import SpanStatistics
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
@@ -13,6 +13,10 @@ from cocoa_engine.spans import RiskSource
 
 TOKEN_THRESHOLD = 0.9
 """The risk from which a span is flagged by its least probable token: a token of probability 0.1 or less."""
+
+
+PROBABILITY_THRESHOLD = 0.5
+"""The risk from which spans and answers are flagged by a calibrator without a threshold of its own."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,11 @@ def reaches(risk: float | None, threshold: float | None) -> bool:
     return threshold is not None and risk is not None and not risk < threshold
 
 
+def threshold_of(fitted: FittedRisk) -> float:
+    """The threshold that was chosen with the fit; otherwise 0.5, from which an error is more likely than not."""
+    return PROBABILITY_THRESHOLD if fitted.threshold is None else fitted.threshold.value
+
+
 def risk_measure(config: CocoaConfig, calibrator: RiskCalibrator | None = None) -> RiskMeasure:
     """The risk of a call's spans, by ``CocoaConfig.risk``.
 
@@ -73,5 +82,5 @@ def risk_measure(config: CocoaConfig, calibrator: RiskCalibrator | None = None) 
                 "risk='calibrator' needs a calibrator that was fitted on spans for this model and these settings; fit "
                 "one with `cocoa calibrate` and pass it as calibrator, or leave risk at 'auto'."
             )
-        return RiskMeasure(source, None if fitted.threshold is None else fitted.threshold.value, calibrator)
+        return RiskMeasure(source, threshold_of(fitted), calibrator)
     return RiskMeasure(source, TOKEN_THRESHOLD if source == "token_probability" else None, calibrator)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cocoa_engine.calibration import RiskCalibrator
-from cocoa_engine.calibration.risk_measure import RiskMeasure, reaches
+from cocoa_engine.calibration.risk_measure import RiskMeasure, reaches, threshold_of
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import DecidedSpan
 from cocoa_engine.decoding.span_decoder import SpanDecoder
@@ -121,10 +121,5 @@ def with_answer_risk(generation: Generation, calibrator: RiskCalibrator | None) 
     """The answer with ``answer_risk`` set, if the calibrator was fitted on answers."""
     if calibrator is None or calibrator.answer is None or not generation.spans:
         return generation
-    chosen = calibrator.answer.threshold
-    return generation.model_copy(
-        update={
-            "answer_risk": calibrator.answer_risk(generation),
-            "answer_threshold": None if chosen is None else chosen.value,
-        }
-    )
+    risk, threshold = calibrator.answer_risk(generation), threshold_of(calibrator.answer)
+    return generation.model_copy(update={"answer_risk": risk, "answer_threshold": threshold})

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, RiskCalibrator
 from cocoa_engine.calibration import embedded_calibrator
-from cocoa_engine.calibration.risk_measure import TOKEN_THRESHOLD, reaches, risk_measure, token_risk
+from cocoa_engine.calibration.risk_measure import (
+    PROBABILITY_THRESHOLD,
+    TOKEN_THRESHOLD,
+    reaches,
+    risk_measure,
+    threshold_of,
+    token_risk,
+)
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -104,6 +111,16 @@ def test_other_models_have_no_default_calibrator(tiny: CocoaEngine) -> None:
     assert named.generate(PROMPT, **SHORT).risk_source == "token_probability"  # other layers
 
 
-def _threshold(calibrator: RiskCalibrator) -> float | None:
+def test_a_calibrator_has_the_threshold_that_was_chosen_or_the_middle() -> None:
+    chosen = fitted(threshold=("recall", 0.8)).span
+    assert chosen is not None
+    assert chosen.threshold is not None
+    assert threshold_of(chosen) == chosen.threshold.value != PROBABILITY_THRESHOLD
+    plain = fitted().span
+    assert plain is not None
+    assert threshold_of(plain) == PROBABILITY_THRESHOLD
+
+
+def _threshold(calibrator: RiskCalibrator) -> float:
     assert calibrator.span is not None
-    return None if calibrator.span.threshold is None else calibrator.span.threshold.value
+    return threshold_of(calibrator.span)

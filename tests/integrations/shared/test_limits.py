@@ -55,7 +55,7 @@ def test_without_a_number_the_threshold_is_that_of_the_report() -> None:
     assert not limit.reached(report([0.1, 0.5], threshold=0.6))
     assert limit.threshold_for(report([0.1], threshold=0.6)) == 0.6
     assert not limit.reached(report([]))
-    with pytest.raises(ConfigError, match=r"has no threshold of risk.*--recall"):
+    with pytest.raises(ConfigError, match="has no threshold of risk"):
         limit.reached(report([0.9]))
     assert limit.error(report([0.1, 0.7], threshold=0.6)).threshold == 0.6
 

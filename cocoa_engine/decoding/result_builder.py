@@ -104,6 +104,7 @@ def make_span(
         token_entropies=decided.token_entropies,
         token_margins=decided.token_margins,
         token_source_attention=decided.token_source_attention,
+        passage_attention=decided.passage_attention,
         log_prob=decided.log_prob,
         con_mlds=decided.con_mlds,
         f_mlds=decided.f_mlds,

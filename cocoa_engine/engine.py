@@ -172,7 +172,8 @@ class CocoaEngine(LoadedModel):
             **settings: fields of :class:`CocoaConfig` that override the settings.
 
         Raises:
-            ConfigError: a setting is unknown, out of range or does not fit the model, or a passage is not in the prompt.
+            ConfigError: a setting is unknown, out of range or does not fit the model, or a passage is not in the
+                prompt.
             PromptError: the prompt is empty or leaves no room in the context window.
             NonFiniteLogitsError: the model's logits are NaN.
             EngineBusyError: ``Runtime.max_queue`` calls are waiting already.
@@ -350,11 +351,10 @@ class CocoaEngine(LoadedModel):
         self, messages: Messages, template_kwargs: Mapping[str, Any] | None, source: Source | None
     ) -> tuple[list[int], Passages | None]:
         """Token ids of chat messages, and the positions of the passages in them."""
-        text = self.render_chat(messages, **(template_kwargs or {}))
-        token_ids = self.encode(text, add_special_tokens=False)
         if source is None:
-            return token_ids, None
-        tokens = self.session.tokens
+            return self.encode_chat(messages, **(template_kwargs or {})), None
+        text, tokens = self.render_chat(messages, **(template_kwargs or {})), self.session.tokens
+        token_ids = tokens.encode(text, add_special_tokens=False)
         return token_ids, Passages(passage_positions(tokens, text, token_ids, source, add_special_tokens=False))
 
     def _settings(self, config: CocoaConfig | None, settings: dict[str, Any]) -> CocoaConfig:

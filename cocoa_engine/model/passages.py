@@ -21,7 +21,7 @@ class Passages(NamedTuple):
 
 
 Source = Sequence[str] | Sequence[tuple[int, int]] | Passages
-"""The passages of a prompt: texts that it contains, (start, end) ranges of its characters, or passages already found."""
+"""The passages of a prompt: texts that it contains, (start, end) ranges of its characters, or known passages."""
 
 
 def passage_positions(
@@ -162,8 +162,8 @@ def _moved(ranges: Sequence[tuple[int, int]], text: str, decoded: _Decoded) -> l
         found = _found(decoded.text, text[start:end], before) or _found(decoded.text, text[start:end].strip(), before)
         if found is None:
             raise ConfigError(
-                f"passage {number} of source cannot be found in the tokens of the prompt, because the tokenizer changes "
-                "its text. Use the fast version of the tokenizer, which knows where each token comes from."
+                f"passage {number} of source cannot be found in the tokens of the prompt, because the tokenizer "
+                "changes its text. Use the fast version of the tokenizer, which knows where each token comes from."
             )
         moved.append(found)
         before = found[1]

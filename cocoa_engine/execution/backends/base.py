@@ -79,7 +79,7 @@ class TokenTree(ABC):
         prompt_read: number of prompt tokens fed so far, if the prompt is fed in chunks.
         forward_passes: number of forward passes.
         fed_tokens: number of tokens fed after the prompt.
-        passages: positions of passages of the prompt whose attention mass is measured too. Set it before the first step.
+        passages: positions of passages of the prompt whose attention mass is measured. Set it before the first step.
     """
 
     keeps_rest: ClassVar[bool] = False

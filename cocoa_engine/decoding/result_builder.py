@@ -67,7 +67,7 @@ class ResultBuilder:
             config=self._config,
             model_name=self._model_name,
             processed=bool(decoder.rules.processors),
-            threshold=self._measure.threshold,
+            threshold=self._measure.threshold_of(self._spans[0].risk_source) if self._spans else None,
         )
         return with_answer_risk(generation, self._measure.calibrator)
 
@@ -101,6 +101,7 @@ def make_span(
         token_entropies=decided.token_entropies,
         token_margins=decided.token_margins,
         token_source_attention=decided.token_source_attention,
+        passage_attention=decided.passage_attention,
         log_prob=decided.log_prob,
         con_mlds=decided.con_mlds,
         f_mlds=decided.f_mlds,
@@ -110,10 +111,10 @@ def make_span(
         token_copied=decided.token_copied,
         preceding=decided.preceding,
         top_log_probs=decided.top_log_probs,
-        risk=risk,
-        risk_source=measure.source,
-        flagged=measure.flags(risk),
-        reaches_max_risk=reaches(risk, config.max_risk),
+        risk=risk.value,
+        risk_source=risk.source,
+        flagged=risk.flagged,
+        reaches_max_risk=reaches(risk.value, config.max_risk),
     )
 
 

@@ -16,6 +16,7 @@ from cocoa_engine.errors import PromptError
 from cocoa_engine.execution.session import Session
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.model.passages import Source, passage_positions
 from cocoa_engine.model.prompts import Prompt, Texts, is_many, prompt_ids, text_ids
 from cocoa_engine.results import Generation
 from cocoa_engine.scoring.candidates import CandidateGrower, risk_points
@@ -31,26 +32,32 @@ def score(
     text: str | Sequence[int] | Texts,
     config: CocoaConfig,
     measure: RiskMeasure,
+    source: Source | None = None,
 ) -> Generation | list[Generation]:
     """Score a text, or each of several texts; see :meth:`CocoaEngine.score`."""
-    scorer = _Scorer(session, prompt, config, measure)
+    scorer = _Scorer(session, prompt, config, measure, source)
     return scorer.many(text) if is_many(text) else scorer.one(text)
 
 
 class _Scorer:
     """Scores texts after one prompt."""
 
-    def __init__(self, session: Session, prompt: Prompt, config: CocoaConfig, measure: RiskMeasure) -> None:
+    def __init__(
+        self, session: Session, prompt: Prompt, config: CocoaConfig, measure: RiskMeasure, source: Source | None
+    ) -> None:
         self._session, self._config, self._measure = session, config, measure
         self._calibrator = measure.calibrator
         self._capture = capture_spec(session.model, config)
         self._prompt = prompt
         self._before = prompt_ids(session.model, session.tokens, prompt)
+        self._passages = passage_positions(session.tokens, prompt, self._before, source)
 
     def one(self, text: str | Sequence[int] | Texts) -> Generation:
         """A single text, in one forward pass."""
         ids, shown = self._ids(text, "text to score")
-        decided = score_text(self._session.model, self._before, ids, self._config, self._plain, len(shown))
+        decided = score_text(
+            self._session.model, self._before, ids, self._config, self._plain, len(shown), self._passages
+        )
         (scored,) = self._by_method([ScoredText(decided, 1)])
         (competed,) = self._competition([ids])
         return self._generation(shown, scored, competed)
@@ -59,7 +66,8 @@ class _Scorer:
         """Several texts; the prompt is encoded once."""
         given = [self._ids(text, f"text to score at index {number}") for number, text in enumerate(texts)]
         lengths = [GivenText(ids, len(shown)) for ids, shown in given]
-        scored = self._by_method(score_texts(self._session.backend, self._before, lengths, self._config, self._plain))
+        backend, config = self._session.backend, self._config
+        scored = self._by_method(score_texts(backend, self._before, lengths, config, self._plain, self._passages))
         competed = self._competition([ids for ids, _ in given])
         return [
             self._generation(shown, one, among) for (_, shown), one, among in zip(given, scored, competed, strict=True)
@@ -109,10 +117,11 @@ class _Scorer:
         copied, _ = history.extend(decided.token_ids, decided.token_log_probs, decided.token_entropies)
         decided = replace(decided, token_copied=copied)
         count = len(decided.token_ids)
+        span = make_span(decided, (0, len(shown), shown), self._config, self._measure, given=True)
         generation = Generation(
             text=shown,
             token_ids=decided.token_ids,
-            spans=[make_span(decided, (0, len(shown), shown), self._config, self._measure, given=True)],
+            spans=[span],
             finish_reason=None,
             usage=Usage(
                 prompt_tokens=len(self._before),
@@ -123,6 +132,6 @@ class _Scorer:
             config=self._config,
             model_name=self._session.model_name,
             competition=competed,
-            threshold=self._measure.threshold,
+            threshold=self._measure.threshold_of(span.risk_source),
         )
         return with_answer_risk(generation, self._calibrator)

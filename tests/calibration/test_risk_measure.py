@@ -14,12 +14,14 @@ from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, Risk
 from cocoa_engine.calibration import embedded_calibrator
 from cocoa_engine.calibration.risk_measure import (
     PROBABILITY_THRESHOLD,
+    RANK_THRESHOLD,
     TOKEN_THRESHOLD,
     reaches,
     risk_measure,
     threshold_of,
     token_risk,
 )
+from cocoa_engine.methods.retrieval_heads import known_heads
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -61,6 +63,38 @@ def test_without_a_calibrator_it_is_the_least_probable_token(tiny: CocoaEngine) 
             assert span.risk == pytest.approx(1 - math.exp(min(span.token_log_probs)))
             assert span.flagged == (span.risk >= TOKEN_THRESHOLD)
         assert Generation.model_validate_json(answer.model_dump_json()) == answer
+
+
+def test_with_a_source_it_is_the_rank_of_the_source_attention(engine: CocoaEngine) -> None:
+    plain = engine.without_calibrator()
+    heads = known_heads(None, engine.num_layers, engine.model.config.num_attention_heads)
+    assert heads is not None
+    prompt = "The lighthouse was built in 1874 by Marta Lindqvist.\nQuestion: Who built it?\nAnswer:"
+    source = ["The lighthouse was built in 1874 by Marta Lindqvist."]
+    answers = [
+        plain.generate(prompt, source=source, **SHORT),
+        plain.generate_batch([prompt], source=[source], **SHORT)[0],
+        plain.score(prompt, " Marta Lindqvist", source=source),
+        plain.generate(prompt, risk="source_attention", **SHORT),
+    ]
+    for answer in answers:
+        assert (answer.risk_source, answer.threshold) == ("source_attention", RANK_THRESHOLD)
+        assert [span.risk for span in answer.spans] == [heads.rank(span.source_attention) for span in answer.spans]
+    with plain.stream(prompt, source=source, **SHORT) as stream:
+        assert {span.risk_source for span in stream} == {"source_attention"}
+    assert plain.generate(prompt, **SHORT).risk_source == "token_probability"
+    assert engine.generate(prompt, source=source, **SHORT).risk_source == "calibrator"
+
+
+def test_where_source_attention_is_not_measured(tiny: CocoaEngine, engine: CocoaEngine) -> None:
+    with pytest.raises(ConfigError, match="cocoa heads"):
+        tiny.generate(PROMPT, risk="source_attention")
+    assert tiny.generate(PROMPT, source=["ring"], **SHORT).risk_source == "token_probability"
+    heads = known_heads(None, engine.num_layers, engine.model.config.num_attention_heads)
+    unmeasured = tiny.score(PROMPT, "a thing").spans[0]
+    auto = risk_measure(CocoaConfig(), heads=heads, has_source=True)
+    assert auto(unmeasured).source == "token_probability"
+    assert risk_measure(CocoaConfig(risk="source_attention"), heads=heads)(unmeasured).value is None
 
 
 @pytest.mark.parametrize("name", ["f_mlds", "con_mlds"])

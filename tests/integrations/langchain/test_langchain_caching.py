@@ -21,6 +21,7 @@ MODELS = [ChatCocoa, CocoaLLM]
 OTHER: dict[str, Any] = {
     "method": "cocoa",
     "metric": "con_mlds",
+    "risk": "f_mlds",
     "alpha": 0.9,
     "gamma": 0.5,
     "max_candidates": 2,

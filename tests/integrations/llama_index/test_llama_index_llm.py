@@ -111,6 +111,7 @@ async def test_token_counters_read_the_usage(method: str, asynchronous: bool, en
 SETTINGS: dict[str, Any] = {
     "method": "cocoa",
     "metric": "con_mlds",
+    "risk": "f_mlds",
     "alpha": 0.5,
     "gamma": 0.2,
     "max_candidates": 3,

@@ -10,8 +10,6 @@ a passage in which the answer was swapped.
 
 from __future__ import annotations
 
-import re
-import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 
 from cocoa_engine.datasets.files import field, read_json_lines, read_parquet
 from cocoa_engine.errors import DataError
+from cocoa_engine.text_matching import normalized
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,8 @@ class Question:
 
     def is_right(self, answer: str) -> bool:
         """Whether an answer contains a known answer word for word, ignoring case, punctuation and articles."""
-        words = f" {_normalized(answer)} "
-        return any(f" {_normalized(known)} " in words for known in self.answers)
+        words = f" {normalized(answer)} "
+        return any(f" {normalized(known)} " in words for known in self.answers)
 
 
 def read_questions(path: str | Path) -> list[Question]:
@@ -61,7 +60,7 @@ def read_questions(path: str | Path) -> list[Question]:
     path = Path(path)
     questions: dict[tuple[str, str | None], Question] = {}
     for where, question in _nq_swap(path) if path.suffix == ".parquet" else _json_lines(path):
-        if not question.text.strip() or not any(_normalized(answer) for answer in question.answers):
+        if not question.text.strip() or not any(normalized(answer) for answer in question.answers):
             raise DataError(f"{where}: the question is empty, or none of its answers contains a word.")
         questions.setdefault((question.text, question.context), question)
     if not questions:
@@ -93,9 +92,3 @@ def _strings(row: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
     if not values or not all(isinstance(value, str) for value in values):
         raise DataError(f"{where}: {name} must be a non-empty list of strings.")
     return tuple(values)
-
-
-def _normalized(text: str) -> str:
-    """The text as SQuAD's evaluation compares it: lower case, without punctuation, articles and extra white space."""
-    text = "".join(letter for letter in text.lower() if letter not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())

@@ -1,6 +1,7 @@
 """Questions with known answers. The model answers them, and its answers are labelled by comparison.
 
-A file has either JSON lines with ``question``, ``answers`` and optionally the ``context`` to answer from:
+A file has either JSON lines with ``question``, ``answers`` and optionally the ``context`` to answer from (or ``ctxs``,
+a list of passages with a ``text`` each):
 
 >>> {"question": "Who wrote Dune?", "context": "Dune is a novel by Frank Herbert.", "answers": ["Frank Herbert"]}
 
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cocoa_engine.datasets.files import field, read_json_lines, read_parquet
+from cocoa_engine.datasets.files import as_object, field, read_json_lines, read_parquet
 from cocoa_engine.errors import DataError
 from cocoa_engine.text_matching import normalized
 
@@ -71,8 +72,15 @@ def read_questions(path: str | Path) -> list[Question]:
 def _json_lines(path: Path) -> Iterator[tuple[str, Question]]:
     for where, row in read_json_lines(path):
         text = field(row, "question", str, where)
-        context = field(row, "context", str, where) if row.get("context") is not None else None
+        context = field(row, "context", str, where) if row.get("context") is not None else _passages(row, where)
         yield where, Question(text, context, _strings(row, "answers", where), str(row.get("group", text)))
+
+
+def _passages(row: Mapping[str, Any], where: str) -> str | None:
+    """The texts of ``ctxs``, as in files of Natural Questions with their passages."""
+    if not row.get("ctxs"):
+        return None
+    return "\n\n".join(field(as_object(each, where), "text", str, where) for each in field(row, "ctxs", list, where))
 
 
 def _nq_swap(path: Path) -> Iterator[tuple[str, Question]]:

@@ -8,7 +8,6 @@ answer without a verdict never counts as true or informative.
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,9 @@ from cocoa_engine.errors import ConfigError
 from cocoa_integrations.evaluation.agreement import agreement, in_words, read_labels
 from cocoa_integrations.evaluation.folder import RunFolder, append_lines, read_lines, reopen_folder
 from cocoa_integrations.evaluation.judge_prompts import QUESTIONS
-from cocoa_integrations.evaluation.table import markdown
+from cocoa_integrations.evaluation.statistics import statistics
+from cocoa_integrations.evaluation.table import report
+from cocoa_integrations.evaluation.table_text import Report, markdown
 from cocoa_integrations.evaluation.tasks import TASKS, Column
 
 if TYPE_CHECKING:
@@ -127,12 +128,22 @@ def judge_run(
                 for criterion, labelled in people.items()
             }
         run.write(JUDGED, dumps(results, indent=2, ensure_ascii=False) + "\n")
-        table = markdown(replace(TASKS[task], columns=_COLUMNS.get(task, (_TRUTH,))), results, paper_model)
-        unjudged = sum(arm["unjudged"] for arm in results["arms"])
-        note = f"Judge: {name}. Answers without a verdict, which count as neither true nor informative: {unjudged}.\n"
-        agreed = [f"\n{in_words(results['agreement'][criterion], criterion)}" for criterion in people]
-        run.write(JUDGED_TABLE, "".join([table, note, *agreed]))
+        run.write(JUDGED_TABLE, markdown(judged_report(results, paper_model)))
     return results
+
+
+def judged_report(results: Mapping[str, Any], paper_model: str | None = None) -> Report:
+    """The tables and notes of the result of :func:`judge_run`."""
+    task = str(results["settings"]["task"])
+    made = report(replace(TASKS[task], columns=_COLUMNS.get(task, (_TRUTH,))), results, paper_model)
+    unjudged = sum(arm["unjudged"] for arm in results["arms"])
+    made.notes.append(
+        f"Judge: {results['judge']}. Answers without a verdict, which count as neither true nor informative: "
+        f"{unjudged}."
+    )
+    for criterion, agreed in results.get("agreement", {}).items():
+        made.notes.extend(["", in_words(agreed, criterion).rstrip("\n")])
+    return made
 
 
 def _name(judge: BaseChatModel) -> str:
@@ -212,7 +223,8 @@ def _reply(judge: Judge, prompt: str, timeout: float, stopped: threading.Event) 
 
 
 def _summary(task: str, run: RunFolder, judged: Mapping[tuple[str, str, str], bool | None]) -> list[dict[str, Any]]:
-    summary = []
+    summary: list[dict[str, Any]] = []
+    first: dict[str, dict[str, float]] = {}
     criteria = [question.criterion for question in QUESTIONS[task]]
     for arm in dict.fromkeys(arm for arm, _ in run.rows):
         rows = [row for row in run.rows.values() if row["arm"] == arm]
@@ -225,7 +237,13 @@ def _summary(task: str, run: RunFolder, judged: Mapping[tuple[str, str, str], bo
             truth, info = means["truth" + suffix], means.get("info" + suffix)
             if truth is not None and info is not None:
                 means["truth_and_info" + suffix] = truth * info  # as in the paper, the product of the two shares
-        means["rejected"] = math.fsum(row["metrics"].get("rejected", 0.0) for row in rows) / len(rows)
+        each = {
+            name: {row["id"]: float(judged.get((arm, row["id"], name)) is True) for row in rows} for name in criteria
+        }
+        each["rejected"] = {row["id"]: row["metrics"].get("rejected", 0.0) for row in rows}
+        metrics = {name: {"mean": means.get(name)} for name in (*means, "truth_and_info", "truth_and_info_kept")}
+        metrics |= {name: statistics(values, first.get(name)) for name, values in each.items()}
+        first = first or each
         summary.append(
             {
                 **{name: rows[0][name] for name in ("method", "metric", "alpha")},
@@ -236,9 +254,7 @@ def _summary(task: str, run: RunFolder, judged: Mapping[tuple[str, str, str], bo
                     any(judged.get((arm, row["id"], name)) is None for name in criteria) and bool(row["answer"])
                     for row in rows
                 ),
-                "metrics": {
-                    name: {"mean": means.get(name)} for name in (*means, "truth_and_info", "truth_and_info_kept")
-                },
+                "metrics": metrics,
             }
         )
     return summary

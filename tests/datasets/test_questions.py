@@ -31,7 +31,7 @@ def test_json_lines(tmp_path: Path) -> None:
 
 
 def test_passages_of_natural_questions(tmp_path: Path) -> None:
-    row = {"question": "q", "answers": ["a"], "ctxs": [{"title": "t", "text": "One."}, {"text": "Two."}]}
+    row = {"question": "q", "answers": ["one"], "ctxs": [{"title": "t", "text": "One."}, {"text": "Two."}]}
     (own,) = read_questions(write(tmp_path / "q.jsonl", [row]))
     assert own.context == "One.\n\nTwo."
     (without,) = read_questions(write(tmp_path / "q.jsonl", [{**row, "ctxs": []}]))

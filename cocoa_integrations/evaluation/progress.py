@@ -53,7 +53,8 @@ def _lines(name: str) -> Reports:
     before = done = total = 0
 
     def begin(already: int, of: int) -> None:
-        nonlocal before, done, total
+        nonlocal started, before, done, total
+        started = time.monotonic()
         before, done, total = already, already, of
 
     def advance(count: int) -> None:

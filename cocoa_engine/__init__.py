@@ -37,6 +37,7 @@ from cocoa_engine.spans import Candidate, Competition, Preceding, RiskSource, Sp
 
 if TYPE_CHECKING:
     from cocoa_engine.calibration import CalibrationWarning, RiskCalibrator
+    from cocoa_engine.consistency import Consistency
     from cocoa_engine.decoding.grammar import GrammarProcessor, json_rule
     from cocoa_engine.decoding.request import PerPrompt
     from cocoa_engine.engine import CocoaEngine
@@ -61,6 +62,7 @@ __all__ = [
     "CocoaError",
     "Competition",
     "ConfigError",
+    "Consistency",
     "ContextLift",
     "DataError",
     "Detokenizer",
@@ -97,6 +99,7 @@ __all__ = [
 _LAZY = {
     "CalibrationWarning": "calibration",
     "CocoaEngine": "engine",
+    "Consistency": "consistency",
     "ContextLift": "scoring.context_lift",
     "Detokenizer": "model.detokenizer",
     "GrammarProcessor": "decoding.grammar",

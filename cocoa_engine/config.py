@@ -12,7 +12,7 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import explain, unknown
 from cocoa_engine.spans import RiskSource
 
-MethodName = Literal["greedy", "cocoa", "cocoa-sig", "dola", "decore", "diver"]
+MethodName = Literal["greedy", "cocoa", "cocoa-sig", "dola", "decore", "diver", "sample"]
 """The decoding methods. Each is a file of :mod:`cocoa_engine.methods`, which builds its registry from these names."""
 
 _LAYERS = r"^(high|low|\d+(,\d+)*)$"
@@ -109,7 +109,18 @@ class CocoaConfig(BaseModel):
     temperature: float = Field(
         0.0,
         ge=0,
-        description="0 keeps the best branch. Above 0, a branch is sampled from softmax(score / temperature).",
+        description="0 keeps the best branch. Above 0, a branch is sampled from softmax(score / temperature). sample: "
+        "every token is drawn from softmax(logits / temperature); 0 is greedy, 1 the model's distribution.",
+    )
+    top_k: int = Field(
+        0, ge=0, description="sample: tokens are drawn among this many most probable ones. 0 allows all, 1 is greedy."
+    )
+    top_p: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="sample: tokens are drawn among the fewest most probable ones that have at least this probability "
+        "together. 1 allows all.",
     )
     seed: int | None = Field(
         None, ge=0, lt=2**63, description="Seed of the sampling. Default: a new seed for each call."

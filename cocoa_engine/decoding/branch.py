@@ -58,12 +58,13 @@ class Branch:
 
         Args:
             following: the distribution.
-            rank: the rank of the token among the most probable ones, from 0. `None` takes the best token, which a
-                contrasting method chooses by its contrast.
+            rank: the rank of the token among the most probable ones, from 0. `None` takes the token that the method
+                chooses: the most probable one, the one with the highest contrast, or a sampled one.
         """
-        if rank is None and following.contrasted is not None:
-            token_id, log_prob, contrast = following.contrasted
-            self.contrasts.append(contrast)
+        if rank is None and following.chosen is not None:
+            token_id, log_prob, contrast = following.chosen
+            if contrast is not None:
+                self.contrasts.append(contrast)
         else:
             token_id, log_prob = following.token_ids[rank or 0], following.log_probs[rank or 0]
         self.token_ids.append(token_id)

@@ -12,11 +12,12 @@ from transformers import GenerationConfig
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.rules import Rules
+from cocoa_engine.decoding.sampler import Sampler
 from cocoa_engine.equations import middle_layers
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.execution.backends.shared_cache import SPARE_SLOTS
 from cocoa_engine.execution.session import Session
-from cocoa_engine.methods import METHODS
+from cocoa_engine.methods import METHODS, SamplingMethod
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts
 from cocoa_engine.model.hidden_states import CaptureSpec
@@ -144,11 +145,13 @@ def make_request(
             )
         config = config.replace(max_new_tokens=min(config.max_new_tokens, left))
     eos = eos_token_ids(model.model, tokens.tokenizer, generation_config)
-    generator = None
+    generator, sampler, method = None, None, METHODS[config.method]
     if config.temperature > 0:
         generator = torch.Generator()
         generator.manual_seed(model.fresh_seed() if config.seed is None else config.seed)
-    penalty = config.repetition_penalty or METHODS[config.method].repetition_penalty
+        if isinstance(method, SamplingMethod) and config.top_k != 1:  # 1 is greedy, also between equal tokens
+            sampler = Sampler(method, config, generator, len(ids))
+    penalty = config.repetition_penalty or method.repetition_penalty
     texts = (*config.stop, *stop_texts(model.model, generation_config))
     stops = {stop: tokens.special_token_id(stop) for stop in texts}
     rules = Rules(
@@ -162,8 +165,9 @@ def make_request(
         ],
         criteria=_as_list("stopping_criteria", criteria),
         generator=generator,
+        sampler=sampler,
     )
-    branching = METHODS[config.method].branches and config.gamma < 1 and config.max_candidates > 1
+    branching = method.branches and config.gamma < 1 and config.max_candidates > 1
     span = min(config.max_span_tokens, config.max_new_tokens)
     branches = min(config.max_candidates, model.vocab_size) if branching else 0
     reserve = config.max_new_tokens + min(branches * span, SPARE_SLOTS)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decoding.sampler import Sampler
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.backends import Path
 
@@ -26,6 +27,7 @@ class Rules:
         processors: transformers logits processors, called as ``(ids [1, t], logits [1, V])`` before the softmax.
         criteria: transformers stopping criteria, called as ``(ids [1, t], None)`` after each token. True ends the text.
         generator: the random generator that samples a branch if ``temperature`` is above 0, otherwise `None`.
+        sampler: draws the tokens of the answer, for a sampling method with ``temperature`` above 0.
     """
 
     config: CocoaConfig
@@ -35,6 +37,7 @@ class Rules:
     processors: Sequence[Callable[..., Any]] = ()
     criteria: Sequence[Callable[..., Any]] = ()
     generator: torch.Generator | None = None
+    sampler: Sampler | None = None
 
     def processed(self, prefix: Sequence[int], paths: Sequence[Path], scores: Tensor) -> Tensor:
         """Apply the logits processors, in order, to each row of scores.

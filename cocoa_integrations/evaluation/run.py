@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
@@ -15,7 +14,10 @@ from cocoa_engine.errors import ConfigError, DataError, PromptError
 from cocoa_integrations.evaluation.arms import Arm
 from cocoa_integrations.evaluation.files import fingerprint
 from cocoa_integrations.evaluation.folder import RESULTS, SAMPLES, TABLE, RunFolder, open_folder
-from cocoa_integrations.evaluation.table import markdown
+from cocoa_integrations.evaluation.metrics import rejected
+from cocoa_integrations.evaluation.statistics import statistics
+from cocoa_integrations.evaluation.table import report
+from cocoa_integrations.evaluation.table_text import markdown
 from cocoa_integrations.evaluation.tasks import EvalTask, Sample
 
 if TYPE_CHECKING:
@@ -102,32 +104,32 @@ def evaluate(
                 advance(len(rows))
         results = {"settings": settings, "samples": len(samples), "arms": summarise(task, arms, folder.rows.values())}
         folder.write(RESULTS, dumps(results, indent=2, ensure_ascii=False) + "\n")
-        folder.write(TABLE, markdown(task, results, paper_model))
+        folder.write(TABLE, markdown(report(task, results, paper_model)))
     return results
 
 
 def summarise(task: EvalTask, arms: Sequence[Arm], rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The mean and the standard error of every metric, for each arm."""
+    """For each arm, the counts of failed, empty and rejected answers, and the statistics of every metric.
+
+    See :func:`~cocoa_integrations.evaluation.statistics.statistics`.
+    """
     rows = list(rows)
-    summary = []
+    summary: list[dict[str, Any]] = []
+    first: dict[str, dict[str, float]] = {}
     for arm in arms:
         own = [row for row in rows if row["arm"] == str(arm)]
-        statistics = {}
-        for column in task.columns:
-            values = [row["metrics"][column.metric] for row in own]
-            mean = math.fsum(values) / len(values)
-            spread = math.fsum((value - mean) ** 2 for value in values)
-            error = math.sqrt(spread / (len(values) - 1) / len(values)) if len(values) > 1 else None
-            statistics[column.metric] = {"mean": mean, "standard_error": error}
+        values = {column.metric: {row["id"]: row["metrics"][column.metric] for row in own} for column in task.columns}
         summary.append(
             {
                 **arm._asdict(),
                 "samples": len(own),
                 "errors": sum("error" in row for row in own),
                 "empty": sum(not row["answer"] for row in own),
-                "metrics": statistics,
+                "rejected": sum(rejected(row["answer"]) == 1 for row in own),
+                "metrics": {name: statistics(each, first.get(name)) for name, each in values.items()},
             }
         )
+        first = first or values
     return summary
 
 

@@ -177,7 +177,8 @@ async def test_an_event_belongs_to_the_current_span_otherwise(quick_llm: CocoaLL
     [event] = events.records()
     assert event.span_id == outer.get_span_context().span_id
     assert event.attributes["gen_ai.evaluation.name"] == "risk"
-    assert event.attributes["gen_ai.evaluation.explanation"] == "highest risk of any span (1 - p of the least probable token)"
+    explanation = event.attributes["gen_ai.evaluation.explanation"]
+    assert explanation == "highest risk of any span (1 - p of the least probable token)"
     assert "gen_ai.evaluation.score.label" not in event.attributes
 
 

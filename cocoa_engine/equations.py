@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # settings and results can be imported without torch
 
 Number = TypeVar("Number", float, "Tensor", "NDArray[float64]")
 
-SpanLogProb = Literal["sum", "mean", "common_length", "end_mean", "gnmt", "sqrt"]
+SpanLogProb = Literal["sum", "mean", "common_length", "end_mean", "greedy_end", "gnmt", "sqrt"]
 
 GNMT_EXPONENT = 0.6
 """The exponent a of GNMT's length penalty that Wu et al. (2016) tuned to between 0.6 and 0.7."""
@@ -113,7 +113,7 @@ def _total(values: Any) -> Any:
 def span_log_prob(token_log_probs: Sequence[float], rule: SpanLogProb = "sum") -> float:
     """log p_S of a span that is compared with no other; see :func:`span_log_probs`.
 
-    Without rivals, ``"common_length"`` and ``"end_mean"`` are the sum.
+    Without rivals, ``"common_length"``, ``"end_mean"`` and ``"greedy_end"`` are the sum.
 
     Raises:
         ValueError: the span has no token.
@@ -133,6 +133,8 @@ def span_log_probs(
     - ``"common_length"``: the sum over the first k tokens, where k is the length of the shortest candidate.
     - ``"end_mean"``: the sum; for a candidate that ends the answer, N times its mean, where N is the length of the
       longest candidate that does not (of all, if all end). It therefore beats rivals of N tokens only by its mean.
+    - ``"greedy_end"``: the sum. Of the candidates that end the answer only the first may be kept; see
+      :func:`may_be_kept`.
     - ``"gnmt"``: sum_i log p_i / ((5 + n) / 6)^a with a = 0.6 (Wu et al., 2016, equation 14).
     - ``"sqrt"``: sum_i log p_i / n^0.5, between the sum (exponent 0) and the mean (exponent 1).
 
@@ -162,8 +164,22 @@ def span_log_probs(
         longest = max((n for n, end in zip(lengths, ends, strict=True) if not end), default=max(lengths))
         scales = [longest / n if end else 1.0 for n, end in zip(lengths, ends, strict=True)]
         return [total * scale for total, scale in zip(totals, scales, strict=True)]
-    penalties = {"sum": _one, "mean": float, "gnmt": gnmt_penalty, "sqrt": math.sqrt}
+    penalties = {"sum": _one, "greedy_end": _one, "mean": float, "gnmt": gnmt_penalty, "sqrt": math.sqrt}
     return [total / penalties[rule](n) for total, n in zip(totals, lengths, strict=True)]
+
+
+def may_be_kept(rule: SpanLogProb, ended: Sequence[bool]) -> list[bool]:
+    """Which candidates of a risk point may be kept.
+
+    log p of a candidate that ends the answer counts all that will be said, log p of another only a beginning. Under
+    ``"greedy_end"`` the comparison therefore does not decide to end the answer: a candidate that ends it may be kept
+    only if it is the first, which greedy decoding takes. All other rules allow all candidates.
+
+    Args:
+        rule: the rule.
+        ended: whether each candidate ends the answer, the one with the most probable first token first.
+    """
+    return [rule != "greedy_end" or number == 0 or not end for number, end in enumerate(ended)]
 
 
 def gnmt_penalty(length: int, exponent: float = GNMT_EXPONENT) -> float:

@@ -21,6 +21,7 @@ from cocoa_engine.decoding.distributions import Distributions, TokenOutput
 from cocoa_engine.decoding.next_tokens import NextTokens
 from cocoa_engine.decoding.rules import Rules
 from cocoa_engine.decoding.span_scoring import (
+    best_candidate,
     log_prob_and_score,
     log_probs_and_scores,
     reaches_max_risk,
@@ -28,6 +29,7 @@ from cocoa_engine.decoding.span_scoring import (
 )
 from cocoa_engine.decoding.speculation import FreeRows, Speculation
 from cocoa_engine.decoding.token_feed import TokenFeed
+from cocoa_engine.equations import may_be_kept
 from cocoa_engine.execution.backends import FeedRequest, Path, StepOutput, TokenTree
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.detokenizer import Detokenizer
@@ -165,6 +167,7 @@ class SpanDecoder:
                     f_mlds=f[number],
                     score=score,
                     is_greedy=number == 0,
+                    ends_answer=ended[number],
                 )
             )
         return candidates
@@ -220,13 +223,15 @@ class SpanDecoder:
         The chosen branch is cut where the answer reaches ``max_new_tokens``. Its candidates are not.
         """
         candidates = self.score_candidates(branches, pmi)
-        scores = [candidate.score for candidate in candidates]
+        scores, ended = [one.score for one in candidates], [one.ends_answer for one in candidates]
         if self.config.temperature > 0:
-            below_best = torch.tensor(scores, dtype=torch.float64) - max(scores)  # <= 0: dividing it cannot give +inf
+            allowed = torch.tensor(may_be_kept(self.config.span_log_prob, ended))
+            values = torch.tensor(scores, dtype=torch.float64).masked_fill(~allowed, -torch.inf)
+            below_best = values - values.max()  # <= 0: dividing it cannot give +inf
             weights = torch.softmax(below_best / self.config.temperature, dim=0)
             chosen = int(torch.multinomial(weights, 1, generator=self.rules.generator))
         else:
-            chosen = scores.index(max(scores))  # ties: the candidate with the more probable first token
+            chosen = best_candidate(self.config, scores, ended)  # ties: the more probable first token
         for branch in branches:
             if branch is not branches[chosen]:
                 self._speculation.index_dropped(branch.token_ids)

@@ -73,6 +73,16 @@ def _score(config: CocoaConfig, log_prob: float, con_mlds: float, f_mlds: float,
     return score + config.diver_weight * pmi
 
 
+def best_candidate(config: CocoaConfig, scores: Sequence[float], ended: Sequence[bool]) -> int:
+    """The index of the candidate with the highest score of those that may be kept; in a tie, the first.
+
+    Args:
+        ended: whether each candidate ends the answer.
+    """
+    allowed = equations.may_be_kept(config.span_log_prob, ended)
+    return max((index for index, may in enumerate(allowed) if may), key=lambda index: (scores[index], -index))
+
+
 def ranking_mlds(config: CocoaConfig, con_mlds: float, f_mlds: float) -> float:
     """The MLDS by the configured metric. It ranks the candidates, and is the risk without a calibrator."""
     return f_mlds if config.metric == "f_mlds" else con_mlds

@@ -7,16 +7,16 @@ that no other rule has reached.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.span_scoring import log_probs_and_scores
+from cocoa_engine.decoding.span_scoring import best_candidate, log_probs_and_scores
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.generation_config import eos_token_ids
-from cocoa_engine.spans import Candidate, FinishReason, Span
+from cocoa_engine.spans import FinishReason, Span
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
@@ -44,11 +44,19 @@ class ReplayedAnswer:
     decoded_tokens: int
 
 
-class _Fork(NamedTuple):
-    """The candidates of a risk point, and whether each ends the answer."""
+class KnownStep(NamedTuple):
+    """What follows a prefix of an answer: a greedy run, or the candidates of a risk point. Plain data.
 
-    candidates: list[Candidate]
-    ended: list[bool]
+    Attributes:
+        prefix: the tokens of the answer before it.
+        run: the tokens of the greedy run; empty at a risk point.
+        candidates: for each candidate, its token ids, their log-probabilities, ConMLDS, fMLDS and whether it ends the
+            answer.
+    """
+
+    prefix: list[int]
+    run: list[int]
+    candidates: list[tuple[list[int], list[float], float, float, bool]]
 
 
 class Replay:
@@ -59,6 +67,10 @@ class Replay:
         prompt: text or token ids.
         config: the settings that all rules share: risk points, branches, layers and limits.
         is_complete: whether a text is an answer to which nothing can be added. Decoding stops there.
+        known: the ``steps`` of an earlier replay of the same prompt with the same shared settings.
+
+    Attributes:
+        steps: what is known, by prefix.
 
     Raises:
         ConfigError: the settings sample, or stop at a risk.
@@ -71,6 +83,7 @@ class Replay:
         prompt: str | Sequence[int],
         config: CocoaConfig,
         is_complete: Callable[[str], bool] = lambda text: False,
+        known: Iterable[KnownStep] = (),
     ) -> None:
         if config.temperature > 0 or config.max_risk is not None:
             raise ConfigError("a replay needs temperature=0 and max_risk=None: it has to be told by its rule alone")
@@ -82,7 +95,7 @@ class Replay:
         self._limit = min(config.max_new_tokens, room)  # of tokens in an answer
         self._decode = engine.session.tokens.decode
         self._eos = eos_token_ids(engine.session.model.model, engine.session.tokens.tokenizer)
-        self._known: dict[Prefix, list[int] | _Fork] = {}  # by prefix: a greedy run, or the candidates
+        self.steps: dict[Prefix, KnownStep] = {tuple(step.prefix): step for step in known}
 
     def answer(self, config: CocoaConfig) -> ReplayedAnswer:
         """The answer under a rule.
@@ -98,7 +111,7 @@ class Replay:
         prefix: Prefix = ()
         known_to = 0
         while (ended := self._ended(prefix)) is None:
-            step = self._known.get(prefix)
+            step = self.steps.get(prefix)
             if step is None:
                 known_to = len(prefix)
                 break
@@ -141,28 +154,24 @@ class Replay:
     def _remember(self, prefix: Prefix, span: Span, config: CocoaConfig) -> Prefix:
         """Remember a decoded span, and return the prefix after it."""
         if span.candidates:
-            ends = [self._is_end((*prefix, *one.token_ids)) is not None for one in span.candidates]
-            self._known[prefix] = _Fork(span.candidates, ends)
+            candidates = [
+                (one.token_ids, one.token_log_probs, one.con_mlds, one.f_mlds, one.ends_answer)
+                for one in span.candidates
+            ]
+            self.steps[prefix] = KnownStep(list(prefix), [], candidates)
         elif METHODS[config.method].branches:  # other methods pass risk points in greedy runs
-            self._known[prefix] = span.token_ids
+            self.steps[prefix] = KnownStep(list(prefix), span.token_ids, [])
         return (*prefix, *span.token_ids)
 
-    def _chosen(self, step: list[int] | _Fork, config: CocoaConfig) -> list[int]:
+    def _chosen(self, step: KnownStep, config: CocoaConfig) -> list[int]:
         """The tokens that a rule takes."""
-        if not isinstance(step, _Fork):
-            return step
-        candidates, ended = step
+        if not step.candidates:
+            return step.run
         if not METHODS[config.method].branches:
-            return candidates[0].token_ids  # it continues greedily
-        scored = log_probs_and_scores(
-            config,
-            [one.token_log_probs for one in candidates],
-            ended,
-            [one.con_mlds for one in candidates],
-            [one.f_mlds for one in candidates],
-        )
-        scores = [score for _, score in scored]
-        return candidates[scores.index(max(scores))].token_ids
+            return step.candidates[0][0]  # it continues greedily
+        token_ids, log_probs, con, f, ended = zip(*step.candidates, strict=True)
+        scores = [score for _, score in log_probs_and_scores(config, log_probs, ended, con, f)]
+        return list(token_ids[best_candidate(config, scores, ended)])
 
     def _is_end(self, prefix: Prefix) -> FinishReason | None:
         """Whether an answer ends by itself after its last token."""

@@ -16,8 +16,9 @@ from cocoa_engine import CocoaConfig, __version__
 from cocoa_engine.equations import SpanLogProb
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.messages import unknown
+from cocoa_engine.studies.replay import KnownStep, Replay
 from cocoa_integrations.evaluation.arms import Arm, make_arms
-from cocoa_integrations.evaluation.folder import RESULTS, TABLE, RunFolder, open_folder
+from cocoa_integrations.evaluation.folder import RESULTS, TABLE, RunFolder, append_lines, open_folder, read_lines
 from cocoa_integrations.evaluation.length_table import summarise, table
 from cocoa_integrations.evaluation.run import identity, require_same_samples, shared_settings
 from cocoa_integrations.evaluation.tasks import EvalTask, Sample
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
 
 FORMAT = 1
+CANDIDATES = "candidates.jsonl"
+"""What is known about the candidates of each sample, so that a later run can add rules at little cost."""
+
 RULES: tuple[SpanLogProb, ...] = get_args(SpanLogProb)
 
 
@@ -78,7 +82,7 @@ def study(
         tasks: tasks that generate answers, each with its samples.
         arms: from :func:`make_rule_arms`.
         out: the folder for the results. Each task has a folder in it, with one line for each prompt and arm in
-            ``samples.jsonl``.
+            ``samples.jsonl``. A later run may add arms, and reuses the candidates in ``candidates.jsonl``.
         config: the settings that all arms share.
         model: the description of the model.
         data: by task, the source of its samples.
@@ -100,6 +104,7 @@ def study(
     shared = {task.name: shared_settings(task, config or CocoaConfig()) for task, _ in tasks}
     with ExitStack() as stack:
         folders: dict[str, RunFolder] = {}
+        known: dict[str, dict[str, list[KnownStep]]] = {}
         for task, samples in tasks:
             settings = {
                 "format": FORMAT,
@@ -107,7 +112,6 @@ def study(
                 "version": __version__,
                 "task": task.name,
                 "model": dict(model),
-                "arms": list(map(str, arms)),
                 "decoding": shared[task.name].model_dump(
                     mode="json", exclude={"method", "metric", "alpha", "span_log_prob"}
                 ),
@@ -116,7 +120,12 @@ def study(
             }
             folders[task.name] = stack.enter_context(open_folder(out / task.name, settings))
             require_same_samples(folders[task.name], samples)
-        done = sum(len(folder.rows) for folder in folders.values())
+            known[task.name] = {
+                line["id"]: [KnownStep(*step) for step in line["steps"]]  # the last line of a sample knows the most
+                for line in read_lines(out / task.name / CANDIDATES)
+            }
+        names = set(map(str, arms))
+        done = sum(name in names for folder in folders.values() for name, _ in folder.rows)
         total = len(arms) * sum(len(samples) for _, samples in tasks)
         begin(done, total)
         loaded = engine() if callable(engine) and done < total else engine
@@ -124,7 +133,11 @@ def study(
             folder = folders[task.name]
             missing = [arm for arm in arms if (str(arm), sample.id) not in folder.rows]
             if missing:
-                folder.append(_rows(loaded, task, sample, missing, shared[task.name]))  # type: ignore[arg-type]
+                steps = known[task.name].get(sample.id, [])
+                rows, found = _answered(loaded, task, sample, missing, shared[task.name], steps)  # type: ignore[arg-type]
+                if len(found) > len(steps):
+                    append_lines(folder.path / CANDIDATES, [{"id": sample.id, "steps": found}])
+                folder.append(rows)
                 advance(len(missing))
         results = {
             "model": dict(model),
@@ -143,18 +156,23 @@ def _in_turn(tasks: Sequence[tuple[EvalTask, Sequence[Sample]]]) -> Iterator[tup
                 yield task, samples[number]
 
 
-def _rows(
-    engine: CocoaEngine, task: EvalTask, sample: Sample, arms: Sequence[RuleArm], shared: CocoaConfig
-) -> Iterator[dict[str, Any]]:
-    from cocoa_engine.studies.replay import Replay  # loads torch, which is not needed to read a finished run
-
+def _answered(
+    engine: CocoaEngine,
+    task: EvalTask,
+    sample: Sample,
+    arms: Sequence[RuleArm],
+    shared: CocoaConfig,
+    known: Sequence[KnownStep],
+) -> tuple[list[dict[str, Any]], list[KnownStep]]:
+    """The rows of some arms, and all that is known about the candidates of the sample then."""
     # the greedy answer last, when most of it is known as the first candidates of the others
     order = sorted(arms, key=lambda arm: arm.rule is None)
     try:
-        replay = Replay(engine, sample.prompt, shared, task.is_complete)
+        replay = Replay(engine, sample.prompt, shared, task.is_complete, known)
     except PromptError as error:
         failed = {"answer": "", "error": str(error), "metrics": {column.metric: 0.0 for column in task.columns}}
         answers = {str(arm): failed | {"tokens": 0, "decoded_tokens": 0, "finish_reason": None} for arm in arms}
+        steps = []
     else:
         answers = {}
         for arm in order:
@@ -167,8 +185,9 @@ def _rows(
                 "decoded_tokens": found.decoded_tokens,
                 "finish_reason": found.finish_reason,
             }
-    for arm in arms:
-        yield {
+        steps = list(replay.steps.values())
+    rows = [
+        {
             "arm": str(arm),
             "id": sample.id,
             **arm.arm._asdict(),
@@ -177,3 +196,6 @@ def _rows(
             **sample.model_dump(include={"question", "references", "incorrect", "context"}),
             **answers[str(arm)],
         }
+        for arm in arms
+    ]
+    return rows, steps

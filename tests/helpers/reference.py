@@ -280,7 +280,8 @@ class Reference:
             branches.append(stages[min(length, len(stages)) - 1])
 
         candidates = [self.measure(branch, branches) for branch in branches]
-        chosen = self.choose([candidate.score for candidate in candidates])
+        ends = [branch.end is not None for branch in branches]
+        chosen = self.choose([candidate.score for candidate in candidates], ends)
         self.limit = self.config.max_new_tokens
         left = self.config.max_new_tokens - len(here.before)
         kept, figures = branches[chosen], candidates[chosen]
@@ -291,8 +292,12 @@ class Reference:
             kept = replace(kept, end=kept.end or "length")
         return ReferenceSpan("risk_point", figures, candidates, chosen), kept
 
-    def choose(self, scores: list[float]) -> int:
+    def choose(self, scores: list[float], ends: list[bool]) -> int:
         """The best score; a tie goes to the more probable first token."""
+        if self.config.span_log_prob == "greedy_end":  # an end is kept only if it is greedy decoding's
+            scores = [
+                -math.inf if b and end else score for b, (score, end) in enumerate(zip(scores, ends, strict=True))
+            ]
         if self.choices is not None:
             return next(self.choices)
         best = max(range(len(scores)), key=lambda b: (scores[b], -b))

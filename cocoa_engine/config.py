@@ -59,7 +59,7 @@ class CocoaConfig(BaseModel):
         "each at its own next risk point (own), or all after max_span_tokens (fixed).",
     )
     span_log_prob: SpanLogProb = Field(
-        "sum",
+        "greedy_end",
         description="log p_S from log p of the span's tokens, for candidates of unequal length: their sum (the paper) "
         "or mean; the sum over as many tokens as the shortest candidate has (common_length); the sum, but the mean for "
         "candidates that end the answer (end_mean); the sum, but such candidates are kept only where greedy decoding "

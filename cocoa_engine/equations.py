@@ -8,7 +8,6 @@ Scores compare the pooled states of layers. They are computed in float32 for eve
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -164,8 +163,7 @@ def span_log_probs(
         longest = max((n for n, end in zip(lengths, ends, strict=True) if not end), default=max(lengths))
         scales = [longest / n if end else 1.0 for n, end in zip(lengths, ends, strict=True)]
         return [total * scale for total, scale in zip(totals, scales, strict=True)]
-    penalties = {"sum": _one, "greedy_end": _one, "mean": float, "gnmt": gnmt_penalty, "sqrt": math.sqrt}
-    return [total / penalties[rule](n) for total, n in zip(totals, lengths, strict=True)]
+    return [total / length_penalty(n, rule) for total, n in zip(totals, lengths, strict=True)]
 
 
 def may_be_kept(rule: SpanLogProb, ended: Sequence[bool]) -> list[bool]:
@@ -182,16 +180,29 @@ def may_be_kept(rule: SpanLogProb, ended: Sequence[bool]) -> list[bool]:
     return [rule != "greedy_end" or number == 0 or not end for number, end in enumerate(ended)]
 
 
-def gnmt_penalty(length: int, exponent: float = GNMT_EXPONENT) -> float:
-    """The length penalty of Wu et al. (2016), "Google's Neural Machine Translation System", equation 14.
+def length_penalty(length: Number, rule: SpanLogProb, exponent: float = GNMT_EXPONENT) -> Number:
+    """What the summed log p of a span without rivals is divided by.
 
-    ((5 + n) / 6)^a for n tokens and the exponent a; 1 for one token, or if a = 0.
+    1 for rules that are then the sum, n for ``"mean"``, n^0.5 for ``"sqrt"``. For ``"gnmt"``, ((5 + n) / 6)^a: Wu et
+    al. (2016), "Google's Neural Machine Translation System", equation 14.
+
+    Args:
+        length: n, the number of tokens.
+        rule: the rule.
+        exponent: a.
     """
-    return ((5 + length) / 6) ** exponent
+    powers: dict[SpanLogProb, tuple[Number, float]] = {
+        "mean": (length, 1.0),
+        "sqrt": (length, 0.5),
+        "gnmt": ((5 + length) / 6, exponent),
+    }
+    base, power = powers.get(rule, (length, 0.0))
+    return base**power
 
 
-def _one(length: int) -> float:
-    return 1.0
+def rule_without_rivals(rule: SpanLogProb) -> SpanLogProb:
+    """The rule that gives the same log p_S for a span without rivals: ``"sum"`` for rules that compare candidates."""
+    return rule if rule in ("mean", "sqrt", "gnmt") else "sum"
 
 
 def cocoa(log_prob: Number, mlds: Number, alpha: float) -> Number:

@@ -6,6 +6,7 @@ import math
 from itertools import pairwise
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -237,9 +238,20 @@ def test_penalties_lie_between_the_sum_and_the_mean(candidates):
     for at in range(len(candidates)):
         for between in (gnmt[at], root[at]):
             assert total[at] - 1e-9 <= between <= mean[at] + 1e-9
-    assert equations.gnmt_penalty(1) == 1.0
-    assert equations.gnmt_penalty(7, exponent=0) == 1.0
-    assert equations.gnmt_penalty(7, exponent=1) == 2.0
+    assert equations.length_penalty(1, "gnmt") == 1.0
+    assert equations.length_penalty(7, "gnmt", exponent=0) == 1.0
+    assert equations.length_penalty(7, "gnmt", exponent=1) == 2.0
+
+
+def test_the_penalty_of_many_spans_is_that_of_each():
+    lengths = np.array([1.0, 4.0, 7.0])
+    for rule in RULES:
+        alone = [equations.length_penalty(n, rule) for n in lengths.tolist()]
+        assert equations.length_penalty(lengths, rule) == pytest.approx(alone)
+        for n, penalty in zip(range(1, 8, 3), alone, strict=True):
+            assert equations.span_log_prob([-0.5] * n, rule) == pytest.approx(-0.5 * n / penalty)
+        same = equations.rule_without_rivals(rule)
+        assert equations.span_log_prob([-0.5, -2.0], rule) == equations.span_log_prob([-0.5, -2.0], same)
 
 
 @given(rivals, st.lists(negative, max_size=5))

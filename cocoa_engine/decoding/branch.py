@@ -78,6 +78,27 @@ class Branch:
         if output.source is not None:
             self.source_attention.append(output.source)
 
+    def cut(self, track: Detokenizer, outputs: Sequence[TokenOutput]) -> Branch:
+        """The first tokens of the branch with their statistics, as a branch that no token may follow.
+
+        Args:
+            track: decodes its tokens; none of them has been pushed yet.
+            outputs: the output of each token to keep.
+        """
+        end = len(outputs)
+        kept = Branch(
+            track,
+            token_ids=self.token_ids[:end],
+            log_probs=self.log_probs[:end],
+            entropies=self.entropies[:end],
+            margins=self.margins[:end],
+            top=self.top[:end],
+        )
+        for token_id, output in zip(kept.token_ids, outputs, strict=True):
+            track.push(token_id)
+            kept.add_output(output)
+        return kept
+
 
 def branch_mlds(branches: Sequence[Branch]) -> tuple[list[float], list[float]]:
     """ConMLDS and fMLDS of each branch, from its states averaged over its tokens."""

@@ -121,7 +121,8 @@ class SpanDecoder:
         changes no choice. The generator yields the paths to feed, and receives the output of the pass or a
         :class:`TokenOutput` for each path. It returns the finished branches.
         """
-        longest = self._longest_branch
+        left = self._window_left
+        longest = self.config.max_span_tokens if left is None else min(self.config.max_span_tokens, left)
         branches = [Branch(self.track.fork()) for _ in candidates.token_ids]
         for rank, branch in enumerate(branches):
             self._append(branch, candidates, rank)
@@ -131,7 +132,7 @@ class SpanDecoder:
             growing = [branch.path for branch in live if not branch.ended]
             finished = [branch for branch in branches if branch.own_boundary is not None]
             outputs = yield from self._feed.feed(paths, growing, finished, max(longest, self._tokens_left))
-            self._add_outputs(live, outputs, paths, self._window_left)
+            self._add_outputs(live, outputs, paths, left)
             for branch in live:
                 if branch.own_boundary is None and (length == longest or self._at_own_boundary(branch)):
                     branch.own_boundary = length
@@ -183,12 +184,6 @@ class SpanDecoder:
         left = self.rules.window_left
         return None if left is None else left - (len(self._token_ids) - len(self.prompt))
 
-    @property
-    def _longest_branch(self) -> int:
-        """The maximum number of tokens of a branch that begins now."""
-        left = self._window_left
-        return self.config.max_span_tokens if left is None else min(self.config.max_span_tokens, left)
-
     def _begin(self, tree: TokenTree, first: Tensor | None) -> Generator[FeedRequest, StepOutput, NextTokens]:
         """The next-token distribution after the prompt. Feeds the prompt's last token if ``first`` is `None`."""
         self._speculation.enabled = tree.keeps_rest and not self.method.reads_back
@@ -239,26 +234,12 @@ class SpanDecoder:
         if len(one.token_ids) <= self._tokens_left:
             self._record(branches[chosen], one.con_mlds, one.f_mlds, candidates, chosen, (one.log_prob, one.score))
             return branches[chosen]
-        kept = self._cut(branches[chosen], self._tokens_left)
+        path = one.token_ids[: self._tokens_left]
+        outputs = [self._feed.output(tuple(path[:end])) for end in range(1, len(path) + 1)]
+        kept = branches[chosen].cut(self.track.fork(), outputs)
         (con,), (f,) = branch_mlds([kept])
         scored = log_prob_and_score(self.config, kept.log_probs, con, f, pmi=pmi[chosen])
         self._record(kept, con, f, candidates, chosen, scored)
-        return kept
-
-    def _cut(self, branch: Branch, length: int) -> Branch:
-        """The first tokens of a branch of this risk point, with their statistics. No token may follow."""
-        path = branch.path[:length]
-        kept = Branch(
-            self.track.fork(),
-            token_ids=branch.token_ids[:length],
-            log_probs=branch.log_probs[:length],
-            entropies=branch.entropies[:length],
-            margins=branch.margins[:length],
-            top=branch.top[:length],
-        )
-        for end, token_id in enumerate(path, start=1):
-            kept.track.push(token_id)
-            kept.add_output(self._feed.output(path[:end]))
         return kept
 
     def _record_run(self, run: Branch) -> Branch:

@@ -16,10 +16,11 @@ from cocoa_engine import CocoaConfig, __version__
 from cocoa_engine.equations import SpanLogProb
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.messages import unknown
+from cocoa_engine.studies.machine import describe
 from cocoa_engine.studies.replay import KnownStep, Replay
 from cocoa_integrations.evaluation.arms import Arm, make_arms
 from cocoa_integrations.evaluation.folder import RESULTS, TABLE, RunFolder, append_lines, open_folder, read_lines
-from cocoa_integrations.evaluation.length_table import summarise, table
+from cocoa_integrations.evaluation.length_table import answers_csv, summarise, table
 from cocoa_integrations.evaluation.run import identity, require_same_samples, shared_settings
 from cocoa_integrations.evaluation.tasks import EvalTask, Sample
 
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 FORMAT = 1
 CANDIDATES = "candidates.jsonl"
 """What is known about the candidates of each sample, so that a later run can add rules at little cost."""
+
+ANSWERS = "answers.csv"
+"""The measures of every answer, without texts."""
+
+MACHINE = "machine.json"
 
 RULES: tuple[SpanLogProb, ...] = get_args(SpanLogProb)
 
@@ -128,23 +134,32 @@ def study(
         done = sum(name in names for folder in folders.values() for name, _ in folder.rows)
         total = len(arms) * sum(len(samples) for _, samples in tasks)
         begin(done, total)
-        loaded = engine() if callable(engine) and done < total else engine
-        for task, sample in _in_turn(tasks):
-            folder = folders[task.name]
-            missing = [arm for arm in arms if (str(arm), sample.id) not in folder.rows]
-            if missing:
-                steps = known[task.name].get(sample.id, [])
-                rows, found = _answered(loaded, task, sample, missing, shared[task.name], steps)  # type: ignore[arg-type]
-                if len(found) > len(steps):
-                    append_lines(folder.path / CANDIDATES, [{"id": sample.id, "steps": found}])
-                folder.append(rows)
-                advance(len(missing))
-        results = {
-            "model": dict(model),
-            "tasks": {task.name: summarise(task, list(map(str, arms)), folders[task.name].rows) for task, _ in tasks},
-        }
-        for name, text in ((RESULTS, dumps(results, indent=2) + "\n"), (TABLE, table(results))):
-            (out / name).write_text(text, encoding="utf-8")
+        try:
+            if done < total:
+                loaded = engine() if callable(engine) else engine
+                (out / MACHINE).write_text(dumps(describe(), indent=2) + "\n", encoding="utf-8")
+                for task, sample in _in_turn(tasks):
+                    folder = folders[task.name]
+                    missing = [arm for arm in arms if (str(arm), sample.id) not in folder.rows]
+                    if missing:
+                        steps = known[task.name].get(sample.id, [])
+                        rows, found = _answered(loaded, task, sample, missing, shared[task.name], steps)
+                        if len(found) > len(steps):
+                            append_lines(folder.path / CANDIDATES, [{"id": sample.id, "steps": found}])
+                        folder.append(rows)
+                        advance(len(missing))
+        finally:  # an interrupted run has results, too
+            rows_of = {task.name: folders[task.name].rows for task, _ in tasks}
+            results = {
+                "model": dict(model),
+                "tasks": {task.name: summarise(task, list(map(str, arms)), rows_of[task.name]) for task, _ in tasks},
+            }
+            for name, text in (
+                (RESULTS, dumps(results, indent=2) + "\n"),
+                (TABLE, table(results)),
+                (ANSWERS, answers_csv(rows_of)),
+            ):
+                (out / name).write_text(text, encoding="utf-8")
     return results
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,8 +43,8 @@ def summarise(task: EvalTask, arms: Sequence[str], rows: Rows) -> dict[str, Any]
 
     Returns:
         ``prompts``, ``errors`` and ``arms``: by arm, for each metric the ``mean`` and the paired ``difference`` to the
-        baseline, the numbers of ``empty`` and ``rejected`` answers and of those that ``differ`` from the baseline's,
-        and the mean number of ``tokens``.
+        baseline, the numbers of answers that are ``empty``, that are ``lost`` (empty, and the baseline's is not), that
+        are ``rejected``, and that ``differ`` from the baseline's, and the mean number of ``tokens``.
     """
     answered = [{key for name, key in rows if name == arm} for arm in arms]
     prompts = sorted(set.intersection(*answered))
@@ -61,11 +63,30 @@ def summarise(task: EvalTask, arms: Sequence[str], rows: Rows) -> dict[str, Any]
                 for column in task.columns
             },
             "empty": sum(not row["answer"] for row in own),
+            "lost": sum(bool(other["answer"]) and not row["answer"] for row, other in zip(own, first, strict=True)),
             "rejected": sum(int(metrics.rejected(row["answer"])) for row in own),
             "differ": sum(row["answer"] != other["answer"] for row, other in zip(own, first, strict=True)),
             "tokens": float(np.mean([row["tokens"] for row in own])),
         }
     return result
+
+
+def answers_csv(rows: Mapping[str, Rows]) -> str:
+    """One line of CSV for each answer: its metrics, whether it is empty or rejects the question, and its tokens.
+
+    Args:
+        rows: by task, the rows of :func:`summarise`.
+    """
+    written = io.StringIO()
+    lines = csv.writer(written, lineterminator="\n")
+    lines.writerow(("task", "id", "arm", "metrics", "empty", "rejected", "tokens", "decoded_tokens", "finish_reason"))
+    for task, of_task in rows.items():
+        for (arm, key), row in of_task.items():
+            measured = " ".join(f"{name}={value:.6g}" for name, value in row["metrics"].items())
+            judged = int(not row["answer"]), int(metrics.rejected(row["answer"]))
+            cost = (row[name] for name in ("tokens", "decoded_tokens", "finish_reason"))
+            lines.writerow((task, key, arm, measured, *judged, *cost))
+    return written.getvalue()
 
 
 def table(results: Mapping[str, Any]) -> str:
@@ -80,8 +101,8 @@ def _task_table(name: str, found: Mapping[str, Any]) -> str:
     headings = [part for column in columns for part in (column.heading, "minus greedy (95 %)")]
     lines = [
         f"## {name}, {found['prompts']} prompts\n",
-        "| arm | " + " | ".join(headings) + " | empty | rejected | not greedy's answer | tokens |",
-        "| --- | " + "---: | " * (len(headings) + 4),
+        "| arm | " + " | ".join(headings) + " | empty | only here | rejected | not greedy's answer | tokens |",
+        "| --- | " + "---: | " * (len(headings) + 5),
     ]
     for arm, values in found["arms"].items():
         cells = []
@@ -90,7 +111,7 @@ def _task_table(name: str, found: Mapping[str, Any]) -> str:
             shown = Interval(**{key: _scaled(part, column.scale) for key, part in of_metric["difference"].items()})
             mean = column.scale * of_metric["mean"]
             cells += [f"{mean:.{column.decimals}f}", "" if arm == BASELINE else shown.shown(f"+.{column.decimals}f")]
-        cells += [str(values[key]) for key in ("empty", "rejected", "differ")]
+        cells += [str(values[key]) for key in ("empty", "lost", "rejected", "differ")]
         lines.append(f"| {' | '.join([arm, *cells, format(values['tokens'], '.1f')])} |")
     return "\n".join(lines) + "\n"
 

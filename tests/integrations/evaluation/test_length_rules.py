@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,14 @@ def test_the_command_answers_as_the_engine_generates(
     assert "| greedy |" in shown.stdout
     assert (out / "table.md").read_text() == shown.stdout
 
+    with (out / "answers.csv").open() as file:
+        measured = {(row["task"], row["arm"], row["id"]): row for row in csv.DictReader(file)}
+    for (arm, key), row in rows_of(out / "nq").items():
+        line = measured["nq", arm, key]
+        assert line["metrics"] == f"em={row['metrics']['em']:.6g} f1={row['metrics']['f1']:.6g}"
+        assert line["empty"] == str(int(not row["answer"]))
+    assert json.loads((out / "machine.json").read_text())["torch_threads"] >= 1
+
     # a later run with more rules measures those only, and uses the candidates of the first
     before = rows_of(out / "nq")
     passes = record(engine)
@@ -79,6 +88,33 @@ def test_the_command_answers_as_the_engine_generates(
     refused = cocoa(*arguments, "--rules", "sum", "--gamma", "0.5")
     assert refused.exit_code != 0
     assert "decoding.gamma is 0.3 there, 0.5 now" in refused.output.replace("\n", " ")
+
+
+def test_an_interrupted_run_has_results_and_goes_on(
+    engine: CocoaEngine, data: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = load_samples("nq", tmp_path / "nq.jsonl")
+    arguments: dict[str, Any] = {
+        "tasks": [(TASKS["nq"], samples)],
+        "arms": make_rule_arms(["cocoa-sig"], ["sum"]),
+        "out": tmp_path / "out",
+        "config": CocoaConfig(max_new_tokens=4),
+        "model": {},
+        "data": {"nq": {}},
+    }
+
+    def interrupt(count: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        study(engine, **arguments, advance=interrupt)
+    table_of_one = (tmp_path / "out" / "table.md").read_text()
+    assert table_of_one.startswith("## nq, 1 prompts")
+    counted: list[int] = []
+    results = study(lambda: engine, **arguments, begin=lambda done, total: counted.extend((done, total)))
+    assert counted == [2, 4]
+    assert results["tasks"]["nq"]["prompts"] == 2
+    assert study(lambda: pytest.fail("loaded"), **arguments) == results
 
 
 def test_what_is_given_is_checked_before_the_model_is_loaded(cocoa: Cocoa, data: list[str], tmp_path: Path) -> None:
@@ -123,6 +159,7 @@ def test_the_table_counts_what_a_rule_loses() -> None:
     found = summarise(TASKS["nq"], list(texts), rows)
     assert found["prompts"] == 3
     assert [found["arms"][arm]["empty"] for arm in texts] == [0, 1]
+    assert [found["arms"][arm]["lost"] for arm in texts] == [0, 1]
     assert [found["arms"][arm]["rejected"] for arm in texts] == [1, 1]
     assert [found["arms"][arm]["differ"] for arm in texts] == [0, 2]
     assert found["arms"]["cocoa-sig, sum"]["metrics"]["em"]["mean"] == pytest.approx(1 / 3)

@@ -52,7 +52,7 @@ def test_the_first_tokens_do_not_depend_on_the_limit(architecture: str, method: 
     config = config_of(method, engine.model, tmp_path, max_new_tokens=LONGEST, gamma=0.15, max_span_tokens=6)
     asked = prompts(2)
     whole = [engine.generate(prompt, config=config) for prompt in asked]
-    assert any(len(answer.token_ids) == LONGEST for answer in whole)
+    assert any(len(answer.token_ids) > 8 for answer in whole)
     for most in (1, 2, 3, 5, 8, 13, LONGEST - 1):
         shorter = config.replace(max_new_tokens=most)
         for prompt, answer, in_batch in zip(asked, whole, engine.generate_batch(asked, config=shorter), strict=True):

@@ -108,7 +108,9 @@ def _task_table(name: str, found: Mapping[str, Any]) -> str:
         cells = []
         for column in columns:
             of_metric = values["metrics"][column.metric]
-            shown = Interval(**{key: _scaled(part, column.scale) for key, part in of_metric["difference"].items()})
+            difference = of_metric["difference"]
+            low, high = (_scaled(difference[end], column.scale) for end in ("low", "high"))
+            shown = Interval(column.scale * difference["estimate"], low, high)
             mean = column.scale * of_metric["mean"]
             cells += [f"{mean:.{column.decimals}f}", "" if arm == BASELINE else shown.shown(f"+.{column.decimals}f")]
         cells += [str(values[key]) for key in ("empty", "lost", "rejected", "differ")]

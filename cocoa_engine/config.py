@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from cocoa_engine.equations import SpanLogProb
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import explain, unknown
 from cocoa_engine.spans import RiskSource
@@ -65,8 +66,13 @@ class CocoaConfig(BaseModel):
         description="Where branches end: all at the latest (right) or the earliest (left) of their next risk points, "
         "each at its own next risk point (own), or all after max_span_tokens (fixed).",
     )
-    span_log_prob: Literal["sum", "mean"] = Field(
-        "sum", description="log p_S as the sum (the paper) or the mean of log p over the span's tokens."
+    span_log_prob: SpanLogProb = Field(
+        "greedy_end",
+        description="log p_S from log p of the span's tokens, for candidates of unequal length: their sum (the paper) "
+        "or mean; the sum over as many tokens as the shortest candidate has (common_length); the sum, but the mean for "
+        "candidates that end the answer (end_mean); the sum, but such candidates are kept only where greedy decoding "
+        "would take them (greedy_end); the sum divided by GNMT's length penalty (gnmt) or by the square root of the "
+        "length (sqrt).",
     )
     middle_layers: tuple[int, int] | None = Field(
         None, description="Window m,n of the middle layers, both inclusive, 0 <= m < n <= L. Default: L//3, 2L//3."

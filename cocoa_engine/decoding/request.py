@@ -130,7 +130,7 @@ def make_request(
     capture = capture_spec(model, config)
     ids = prompt_ids(model, tokens, prompt)
     passages = passage_positions(tokens, prompt, ids, source)
-    window = model.context_window
+    window, left = model.context_window, None
     if window is not None:
         if len(ids) >= window:
             raise PromptError(
@@ -164,12 +164,13 @@ def make_request(
             *(_for_prompt(processor, ids) for processor in _as_list("logits_processor", processors)),
         ],
         criteria=_as_list("stopping_criteria", criteria),
+        window_left=left,
         generator=generator,
         sampler=sampler,
     )
     branching = method.branches and config.gamma < 1 and config.max_candidates > 1
-    span = min(config.max_span_tokens, config.max_new_tokens)
     branches = min(config.max_candidates, model.vocab_size) if branching else 0
+    span = config.max_span_tokens if left is None else min(config.max_span_tokens, left)
     reserve = config.max_new_tokens + min(branches * span, SPARE_SLOTS)
     return Request(ids, rules, capture, reserve, Cancellation() if cancellation is None else cancellation, passages)
 

@@ -77,7 +77,7 @@ def evaluate(
         )
     if not samples or not arms:
         raise ConfigError("an evaluation needs at least one sample and one arm")
-    shared = _shared(task, config or CocoaConfig())
+    shared = shared_settings(task, config or CocoaConfig())
     if model is None:
         if callable(engine):
             raise ConfigError("give model=... to describe the model that the function loads")
@@ -94,7 +94,7 @@ def evaluate(
         "limit": limit,
     }
     with open_folder(Path(out), settings) as folder:
-        _require_same_samples(folder, samples)
+        require_same_samples(folder, samples)
         _require_metrics(folder, task)
         begin(len(folder.rows), len(samples) * len(arms))
         if len(folder.rows) < len(samples) * len(arms):
@@ -133,7 +133,8 @@ def summarise(task: EvalTask, arms: Sequence[Arm], rows: Iterable[Mapping[str, A
     return summary
 
 
-def _shared(task: EvalTask, config: CocoaConfig) -> CocoaConfig:
+def shared_settings(task: EvalTask, config: CocoaConfig) -> CocoaConfig:
+    """The settings of a task: its length limit, unless ``config`` has one, and its stop texts."""
     given = config.model_fields_set
     length = config.max_new_tokens if "max_new_tokens" in given else task.max_new_tokens
     return config.replace(max_new_tokens=length, stop=tuple(dict.fromkeys((*task.until, *config.stop))))
@@ -149,8 +150,13 @@ def _heads(arms: Sequence[Arm], config: CocoaConfig) -> str | None:
         raise ConfigError(f"decore_heads: {config.decore_heads} cannot be read ({error})") from None
 
 
-def _require_same_samples(folder: RunFolder, samples: Sequence[Sample]) -> None:
-    now = {sample.id: _identity(sample) for sample in samples}
+def require_same_samples(folder: RunFolder, samples: Sequence[Sample]) -> None:
+    """Check that the rows of a folder are of these samples.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    now = {sample.id: identity(sample) for sample in samples}
     for (_, key), row in folder.rows.items():
         if now.get(key) != row["sample"]:
             raise ConfigError(
@@ -169,7 +175,8 @@ def _require_metrics(folder: RunFolder, task: EvalTask) -> None:
                 )
 
 
-def _identity(sample: Sample) -> str:
+def identity(sample: Sample) -> str:
+    """A digest of a sample."""
     return sha256(sample.model_dump_json().encode()).hexdigest()[:16]
 
 
@@ -197,7 +204,7 @@ def _rows(
                         "arm": str(arm),
                         "id": sample.id,
                         **arm._asdict(),
-                        "sample": _identity(sample),
+                        "sample": identity(sample),
                         **sample.model_dump(include={"question", "references", "incorrect", "context"}),
                         **measured,
                     }

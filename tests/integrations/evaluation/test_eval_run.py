@@ -206,7 +206,7 @@ def test_settings_are_not_mixed(engine: CocoaEngine, truthfulqa: Path, tmp_path:
     before = (out / "samples.jsonl").read_bytes()
     for changes, message in [
         ({"arms": ARMS[:1]}, "arms is"),
-        ({"config": CocoaConfig(span_log_prob="mean")}, 'decoding.span_log_prob is "sum" there, "mean" now'),
+        ({"config": CocoaConfig(span_log_prob="mean")}, 'decoding.span_log_prob is "greedy_end" there, "mean" now'),
         ({"model": {"name": "another"}}, "model.name is"),
         ({"task": TASKS["truthfulqa_gen"]}, "task is"),
         ({"limit": 1, "samples": samples[:1]}, "limit is 2 there, 1 now"),

@@ -13,8 +13,6 @@ from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from cocoa_engine.calibration.calibrator import Level
 from cocoa_engine.calibration.features import answer_features, span_features
 from cocoa_engine.config import CocoaConfig
@@ -22,7 +20,7 @@ from cocoa_engine.datasets import Question
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.results import Generation
 from cocoa_engine.studies.fitting.fit import LabelledFeatures
-from cocoa_engine.studies.fitting.measured import FEATURES
+from cocoa_engine.studies.fitting.measured import _Rows
 from cocoa_engine.studies.invented import passages
 
 if TYPE_CHECKING:
@@ -166,7 +164,7 @@ def self_made_features(
         config: the settings of the decodes.
         advance: called with the number of questions answered since the last call.
     """
-    rows: dict[Level, list[tuple[list[float], bool, str]]] = {"span": [], "answer": []}
+    rows: dict[Level, _Rows] = {"span": _Rows(), "answer": _Rows()}
     config = config.replace(max_risk=None)  # only complete answers can be judged
     size = engine.runtime.max_batch_size
     for start in range(0, len(made), size):
@@ -176,11 +174,11 @@ def self_made_features(
             if not generation.spans:
                 continue
             group = one.question.group
-            rows["answer"].append((answer_features(generation), not one.is_right(generation.text), group))
+            rows["answer"].add(answer_features(generation), not one.is_right(generation.text), group)
             for number, label in span_labels(one, generation):
-                rows["span"].append((span_features(generation.spans[number]), label, group))
+                rows["span"].add(span_features(generation.spans[number]), label, group)
         advance(len(batch))
-    return {level: _labelled(level, found) for level, found in rows.items() if found}
+    return {level: found.labelled(level) for level, found in rows.items() if found.labels}
 
 
 def span_labels(made: MadeQuestion, generation: Generation) -> list[tuple[int, bool]]:
@@ -223,9 +221,3 @@ def _prompt(engine: CocoaEngine, request: str) -> str | list[int]:
     if not engine.has_chat_template:
         return f"{request}\nAnswer:"
     return engine.encode_chat([{"role": "user", "content": request}])
-
-
-def _labelled(level: Level, rows: Sequence[tuple[list[float], bool, str]]) -> LabelledFeatures:
-    features = np.array([values for values, _, _ in rows], dtype=np.float64)
-    labels = np.array([label for _, label, _ in rows], dtype=bool)
-    return LabelledFeatures(FEATURES[level], features, labels, [group for _, _, group in rows])

@@ -88,9 +88,9 @@ class CocoaConfig(BaseModel):
     )
     decore_heads: str | None = Field(
         None,
-        description="File with the model's retrieval heads, written by `cocoa heads`. DeCoRe masks them, and the "
-        "attention of the best 20 on the prompt is the source attention. Default: the embedded model's heads, for "
-        "models of its shape.",
+        description="File with the model's retrieval heads. DeCoRe masks them, and the attention of the best 20 on the "
+        "prompt is the source attention. Default: the file that `cocoa heads` has written for this model to the cache "
+        "directory, or else the embedded model's heads, for models of its shape.",
     )
     decore_masked_heads: int | None = Field(
         None,

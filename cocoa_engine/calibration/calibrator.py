@@ -323,6 +323,7 @@ class RiskCalibrator(_Part):
         *,
         count: int = 300,
         config: CocoaConfig | None = None,
+        chat: bool = False,
         isotonic: bool = False,
         threshold: tuple[Rule, float] | None = None,
         folds: int = 5,
@@ -332,14 +333,15 @@ class RiskCalibrator(_Part):
         """Fit a calibrator without labelled data, as ``cocoa calibrate --self`` does.
 
         The model answers questions about invented passages and about the user's documents, some of which have no answer
-        in their passage. Its answers are labelled by comparison. The documentation, under "Calibrate without labels",
-        says how far such a calibrator was right on other texts.
+        in their passage. Its answers are labelled by comparison. The risk of spans is fitted on retellings of invented
+        passages with planted errors, which the model reads. The documentation, under "Calibrate without labels", says
+        how far such a calibrator was right on other texts.
 
         Args:
             engine: the engine with the model.
             documents: texts to ask about as well, such as those that the model will answer from.
-            count: the number of questions.
-            config, isotonic, threshold, folds, draws: as for :meth:`fit`.
+            count: the number of questions; there are half as many texts with planted errors.
+            config, chat, isotonic, threshold, folds, draws: as for :meth:`fit`.
             seed: seed of the questions, of the bootstrap, and of the prompts of a conformal threshold.
 
         Raises:
@@ -353,6 +355,7 @@ class RiskCalibrator(_Part):
             documents,
             count=count,
             config=config,
+            chat=chat,
             isotonic=isotonic,
             threshold=threshold,
             folds=folds,

@@ -34,6 +34,7 @@ from cocoa_engine.optional import quiet_torchao
 from cocoa_engine.results import Generation, LayerCurve
 from cocoa_engine.runtime import Runtime
 from cocoa_engine.spans import Candidate, Competition, Preceding, Span, Usage
+from cocoa_engine.units import Check, Unit
 
 if TYPE_CHECKING:
     from cocoa_engine.calibration import CalibrationWarning, RiskCalibrator
@@ -55,6 +56,7 @@ __all__ = [
     "Cancellation",
     "Candidate",
     "ChatTemplateError",
+    "Check",
     "CocoaConfig",
     "CocoaEngine",
     "CocoaError",
@@ -81,6 +83,7 @@ __all__ = [
     "Runtime",
     "Span",
     "SpanStream",
+    "Unit",
     "UnsupportedModelError",
     "Usage",
     "__version__",

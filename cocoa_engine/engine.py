@@ -236,28 +236,49 @@ class CocoaEngine(LoadedModel):
 
     @overload
     def score(
-        self, prompt: Prompt, text: str | Sequence[int], *, config: CocoaConfig | None = None, **settings: Any
+        self,
+        prompt: Prompt,
+        text: str | Sequence[int],
+        *,
+        config: CocoaConfig | None = None,
+        divide: bool = False,
+        **settings: Any,
     ) -> Generation: ...
 
     @overload
     def score(
-        self, prompt: Prompt, text: Texts, *, config: CocoaConfig | None = None, **settings: Any
+        self,
+        prompt: Prompt,
+        text: Texts,
+        *,
+        config: CocoaConfig | None = None,
+        divide: bool = False,
+        **settings: Any,
     ) -> list[Generation]: ...
 
     def score(
-        self, prompt: Prompt, text: str | Sequence[int] | Texts, *, config: CocoaConfig | None = None, **settings: Any
+        self,
+        prompt: Prompt,
+        text: str | Sequence[int] | Texts,
+        *,
+        config: CocoaConfig | None = None,
+        divide: bool = False,
+        **settings: Any,
     ) -> Generation | list[Generation]:
         """Measure log-probability and disagreement of a given text after a prompt, by teacher forcing.
 
-        The text is one span of kind ``"given"``. Its calibrated risk is computed as if no other token competed where it
-        begins. Probabilities are the model's own: no processor applies. If the engine has a calibrator of answers, the
-        candidates at the text's risk points are grown for the answer's risk; the usage does not count that.
+        The text is one span of kind ``"given"``, unless ``divide`` is set. Its calibrated risk is computed as if no
+        other token competed where it begins. Probabilities are the model's own: no processor applies. If the engine has
+        a calibrator of answers, the candidates at the text's risk points are grown for the answer's risk; the usage
+        does not count that.
 
         Args:
             prompt: text or token ids.
             text: a text or its token ids, or a list of these, such as the options of a question. Each is scored as it
                 would be alone, but the prompt is encoded once (by ``dola``, ``decore`` and ``diver`` twice).
             config: settings to use instead of the engine's.
+            divide: divide the text at its risk points, as decoding divides an answer, so that each part has a risk of
+                its own. With a calibrator, the candidates at the risk points are grown for it.
             **settings: as for :meth:`generate`.
 
         Returns:
@@ -265,11 +286,12 @@ class CocoaEngine(LoadedModel):
             counts in the usage of each, and so do the prompt's passes; ``fed_tokens`` is the length of the text.
 
         Raises:
-            ConfigError: as for :meth:`generate`.
+            ConfigError: as for :meth:`generate`; or ``divide`` with a method that reads a text several times.
             PromptError: prompt or text is empty, or the two do not fit the context window.
             NonFiniteLogitsError: the model's logits are NaN.
         """
-        return given_texts.score(self.session, prompt, text, self._settings(config, settings), self.calibrator)
+        config = self._settings(config, settings)
+        return given_texts.score(self.session, prompt, text, config, self.calibrator, divide=divide)
 
     def layer_profile(self, prompt: Prompt | Messages, generation: Generation, span: Span | int) -> LayerCurve:
         """How the layers disagree about one span of an answer, layer by layer. Both MLDS are means of these values.

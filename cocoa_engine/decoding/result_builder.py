@@ -111,12 +111,21 @@ def make_span(
         candidates=decided.candidates,
         chosen=decided.chosen,
         token_copied=decided.token_copied,
+        token_ends=_token_ends(decided, start, end),
         preceding=decided.preceding,
         top_log_probs=decided.top_log_probs,
         risk=risk,
         calibrated=calibrates_spans(calibrator),
         reaches_max_risk=reaches_max_risk(config, risk),
     )
+
+
+def _token_ends(decided: DecidedSpan, start: int, end: int) -> list[int]:
+    """Where each token ends in the text that the span reports. The last one ends with the span."""
+    if len(decided.token_ends) < len(decided.token_ids):
+        return []
+    ends = [min(max(at, start), end) for at in decided.token_ends[: len(decided.token_ids)]]
+    return [*ends[:-1], end]
 
 
 def with_answer_risk(generation: Generation, calibrator: RiskCalibrator | None) -> Generation:

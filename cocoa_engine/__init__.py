@@ -33,7 +33,7 @@ from cocoa_engine.methods import METHODS
 from cocoa_engine.optional import quiet_torchao
 from cocoa_engine.results import Generation, LayerCurve
 from cocoa_engine.runtime import Runtime
-from cocoa_engine.spans import Candidate, Competition, Preceding, Span, Usage
+from cocoa_engine.spans import Candidate, Competition, Preceding, RiskSource, Span, Usage
 from cocoa_engine.units import Check, Unit
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ __all__ = [
     "PromptError",
     "RequestCancelledError",
     "RiskCalibrator",
+    "RiskSource",
     "Runtime",
     "Span",
     "SpanStream",

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import explain, unknown
+from cocoa_engine.spans import RiskSource
 
 MethodName = Literal["greedy", "cocoa", "cocoa-sig", "dola", "decore", "diver"]
 """The decoding methods. Each is a file of :mod:`cocoa_engine.methods`, which builds its registry from these names."""
@@ -39,7 +40,13 @@ class CocoaConfig(BaseModel):
 
     method: MethodName = Field("cocoa-sig", description="Decoding method, which ranks candidate spans.")
     metric: Literal["f_mlds", "con_mlds"] = Field(
-        "f_mlds", description="The MLDS that ranks spans and is reported as their raw risk. Both are always measured."
+        "f_mlds", description="The MLDS that ranks spans. Both are always measured."
+    )
+    risk: Literal["auto", RiskSource] = Field(
+        "auto",
+        description="Where the risk of a span comes from. auto: the calibrator if there is one for spans that fits the "
+        "model and the settings, otherwise 1 - p of the span's least probable token. "
+        "f_mlds and con_mlds report a raw MLDS, which is not in [0, 1], as the risk.",
     )
     alpha: float = Field(2.5, ge=0, le=1e6, description="Weight of the disagreement penalty (alpha in the paper).")
     gamma: float = Field(
@@ -94,8 +101,8 @@ class CocoaConfig(BaseModel):
         None,
         ge=0,
         le=2,
-        description="Decoding stops after the first span whose risk reaches this. The risk is calibrated if there is a "
-        "calibrator for spans, otherwise it is the raw MLDS. Default: no limit.",
+        description="Decoding stops after the first span whose risk reaches this. It must be in [0, 1] unless the risk "
+        "is a raw MLDS. Default: no limit.",
     )
     max_new_tokens: int = Field(256, ge=1, description="Maximum number of new tokens.")
     temperature: float = Field(
@@ -188,6 +195,15 @@ class CocoaConfig(BaseModel):
         if isinstance(value, str) and value not in get_args(MethodName):
             raise ValueError(unknown([value], get_args(MethodName), what="method"))
         return value
+
+    @model_validator(mode="after")
+    def _limit_on_the_scale_of_the_risk(self) -> CocoaConfig:
+        if self.max_risk is not None and self.max_risk > 1 and self.risk not in ("f_mlds", "con_mlds"):
+            raise ValueError(
+                f"max_risk={self.max_risk:g} is outside the scale of the risk, which is in [0, 1]. To limit the raw "
+                "MLDS, set risk='f_mlds' too"
+            )
+        return self
 
     @field_validator("middle_layers")
     @classmethod

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from cocoa_engine.calibration import CalibrationWarning, RiskCalibrator
+from cocoa_engine.calibration import CalibrationWarning, RiskCalibrator, embedded_calibrator
+from cocoa_engine.calibration.risk_measure import RiskMeasure, risk_measure
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.batch import decode_batch
@@ -43,8 +44,10 @@ class CocoaEngine(LoadedModel):
         runtime: how the model is run. It changes speed and memory, not what is decoded.
         model_name: the name in results. Default: the model's ``name_or_path``.
         calibrator: a calibrator, its JSON file, or ``"embedded"`` for the embedded model's. It gives every span, or the
-            answer, or both, a risk in [0, 1], depending on what it was fitted on. Without one, risk is the raw MLDS. A
-            calibrator that was fitted for another model or other settings is used with a :class:`CalibrationWarning`.
+            answer, or both, a probability, depending on what it was fitted on. A calibrator that was fitted for another
+            model or other settings is used with a :class:`CalibrationWarning`. ``"auto"`` is the embedded model's
+            calibrator, used only for that model, and only with the settings that it was fitted for. `None` is no
+            calibrator.
 
     Raises:
         UnsupportedModelError: the model is not a causal language model, or has fewer than 3 layers.
@@ -59,12 +62,13 @@ class CocoaEngine(LoadedModel):
         config: CocoaConfig | None = None,
         runtime: Runtime | None = None,
         model_name: str | None = None,
-        calibrator: RiskCalibrator | str | Path | None = None,
+        calibrator: RiskCalibrator | str | Path | None = "auto",
     ) -> None:
         runtime = Runtime() if runtime is None else _checked(runtime, Runtime)
         super().__init__(Session(model, tokenizer, runtime, model_name))
         self.config = CocoaConfig() if config is None else _checked(config, CocoaConfig)
-        self.calibrator = RiskCalibrator.of(calibrator)
+        self._automatic = calibrator == "auto"
+        self.calibrator = self._embedded() if calibrator == "auto" else RiskCalibrator.of(calibrator)
         self._warned: set[str] = set()
         self._warn_of_mismatch(config)  # default settings are checked with each call, which may replace them
 
@@ -76,7 +80,7 @@ class CocoaEngine(LoadedModel):
         tokenizer_name: str | None = None,
         config: CocoaConfig | None = None,
         runtime: Runtime | None = None,
-        calibrator: RiskCalibrator | str | Path | None = None,
+        calibrator: RiskCalibrator | str | Path | None = "auto",
         dtype: str | torch.dtype = "auto",
         device_map: DeviceMap = None,
         trust_remote_code: bool = False,
@@ -92,7 +96,7 @@ class CocoaEngine(LoadedModel):
             tokenizer_name: folder or Hub id of the tokenizer. Default: that of the model.
             config: the engine's default settings.
             runtime: how the model is run.
-            calibrator: a calibrator or its JSON file; ``"embedded"`` is the embedded model's.
+            calibrator: as for the constructor.
             dtype: ``"auto"`` (as stored), a name such as ``"bfloat16"``, or a ``torch.dtype``.
             device_map: as in transformers, e.g. ``"auto"`` or ``"cuda:0"``. `None` is the CPU.
             trust_remote_code: run code that comes with the checkpoint.
@@ -107,7 +111,7 @@ class CocoaEngine(LoadedModel):
         """
         from cocoa_engine.model.loading import load_pretrained
 
-        calibrator = RiskCalibrator.of(calibrator)  # before the weights are read
+        calibrator = "auto" if calibrator == "auto" else RiskCalibrator.of(calibrator)  # before the weights are read
         model, tokenizer, name = load_pretrained(
             model_name,
             tokenizer_name=tokenizer_name,
@@ -131,7 +135,7 @@ class CocoaEngine(LoadedModel):
             CalibrationError: the calibrator's file cannot be read.
         """
         other = copy.copy(self)
-        other.calibrator, other._warned = RiskCalibrator.of(calibrator), set()
+        other.calibrator, other._automatic, other._warned = RiskCalibrator.of(calibrator), False, set()
         other._warn_of_mismatch(None)
         return other
 
@@ -201,7 +205,7 @@ class CocoaEngine(LoadedModel):
         request = make_request(
             self.session, prompt, config, logits_processor, stopping_criteria, generation_config, cancellation
         )
-        return SpanStream(self, request, config, self.calibrator)
+        return SpanStream(self, request, config, self._measure(config))
 
     def generate_batch(
         self,
@@ -290,8 +294,9 @@ class CocoaEngine(LoadedModel):
             PromptError: prompt or text is empty, or the two do not fit the context window.
             NonFiniteLogitsError: the model's logits are NaN.
         """
-        config = self._settings(config, settings)
-        return given_texts.score(self.session, prompt, text, config, self.calibrator, divide=divide)
+        settled = self._settings(config, settings)
+        measure = self._measure(settled, given=True)
+        return given_texts.score(self.session, prompt, text, settled, measure, divide=divide)
 
     def layer_profile(self, prompt: Prompt | Messages, generation: Generation, span: Span | int) -> LayerCurve:
         """How the layers disagree about one span of an answer, layer by layer. Both MLDS are means of these values.
@@ -331,9 +336,31 @@ class CocoaEngine(LoadedModel):
         self._warn_of_mismatch(config)
         return config
 
+    def calibrator_for(self, config: CocoaConfig) -> RiskCalibrator | None:
+        """The calibrator that applies to a call with these settings, if any.
+
+        The default calibrator applies only to the settings that it was fitted for.
+        """
+        found = self.calibrator
+        if found is None or not self._automatic:
+            return found
+        return None if found.mismatches(self.model_name, config, self.num_layers) else found
+
+    def _embedded(self) -> RiskCalibrator | None:
+        """The embedded model's calibrator, if this is that model."""
+        found = embedded_calibrator()
+        return found if found.model_name == self.model_name else None
+
+    def _measure(self, config: CocoaConfig, *, given: bool = False) -> RiskMeasure:
+        """How the risks of a call are computed. The embedded risk of answers is not used for given texts."""
+        calibrator = self.calibrator_for(config)
+        if given and self._automatic and calibrator is not None:
+            calibrator = calibrator.spans_only()
+        return risk_measure(config, calibrator)
+
     def _warn_of_mismatch(self, config: CocoaConfig | None) -> None:
         """Warn, once for each difference, that the calibrator was fitted with another model or other settings."""
-        if self.calibrator is None:
+        if self.calibrator is None or self._automatic:
             return
         found = self.calibrator.mismatches(self.model_name, config, self.num_layers)
         if fresh := [difference for difference in found if difference not in self._warned]:
@@ -343,9 +370,10 @@ class CocoaEngine(LoadedModel):
     def _decode(
         self, requests: Sequence[Request], config: CocoaConfig, batch_size: int | None, *, keep_errors: bool = False
     ) -> list[Generation | Exception]:
+        measure = self._measure(config)
         return decode_batch(
             requests,
-            lambda request: DecodeTask(request, config, self.session, self.calibrator),
+            lambda request: DecodeTask(request, config, self.session, measure),
             self.session.scheduler,
             self.runtime.max_batch_size if batch_size is None else batch_size,
             keep_errors=keep_errors,

@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import con_mlds_of, f_mlds_of
-from cocoa_engine.spans import Competition, FinishReason, Span, Usage
+from cocoa_engine.spans import Competition, FinishReason, RiskSource, Span, Usage
 from cocoa_engine.units import Check, MeasuredText, Unit
 
 if TYPE_CHECKING:
@@ -37,6 +37,14 @@ class Generation(BaseModel):
     answer_risk: float | None = Field(
         None, description="Probability that the answer is wrong as a whole. `None` without a calibrator for answers."
     )
+    threshold: float | None = Field(
+        None,
+        description="The risk from which spans are flagged: the calibrator's chosen threshold, or a measured default "
+        "of ``risk_source``. `None` if there is none, as for a raw MLDS.",
+    )
+    answer_threshold: float | None = Field(
+        None, description="The threshold of ``answer_risk``, if the calibrator has one."
+    )
     processed: bool = Field(
         False,
         description="Whether logits processors, such as a repetition penalty, changed the model's distribution. The "
@@ -51,17 +59,26 @@ class Generation(BaseModel):
     @property
     def calibrated(self) -> bool:
         """Whether the spans' risks are calibrated."""
-        return bool(self.spans) and all(span.calibrated for span in self.spans)
+        return self.risk_source == "calibrator"
+
+    @property
+    def risk_source(self) -> RiskSource | None:
+        """Where the spans' risks come from; `None` without spans."""
+        return self.spans[0].risk_source if self.spans else None
 
     @property
     def max_risk(self) -> float:
         """The highest risk of any span, 0.0 without spans."""
-        return max((span.risk for span in self.spans), default=0.0)
+        return max(self._risks, default=0.0)
 
     @property
     def mean_risk(self) -> float:
         """The mean risk of the spans, 0.0 without spans."""
-        return sum(span.risk for span in self.spans) / len(self.spans) if self.spans else 0.0
+        return sum(self._risks) / len(self._risks) if self._risks else 0.0
+
+    @property
+    def _risks(self) -> list[float]:
+        return [span.risk for span in self.spans if span.risk is not None]
 
     @property
     def words(self) -> list[Unit]:

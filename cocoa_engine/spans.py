@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 FinishReason = Literal["stop", "eos", "length", "risk"]
 
+RiskSource = Literal["calibrator", "source_attention", "token_probability", "f_mlds", "con_mlds"]
+"""The value that a risk was computed from. The first three lie in [0, 1], the raw MLDS in [0, 2]."""
+
 
 class Measured(BaseModel):
     """The statistics that spans and candidates share. Logarithms are natural; scores are those of the method.
@@ -118,9 +121,26 @@ class Span(Measured):
         "its log-probability was taken from, as ids with log-probabilities, most probable first. Fewer if fewer tokens "
         "are allowed. `None` without this setting, and for a text scored as given.",
     )
-    risk: float = Field(description="In [0, 1] if calibrated, otherwise the raw MLDS of the configured metric.")
-    calibrated: bool = False
+    risk: float | None = Field(
+        description="How likely the span is to be hallucinated, by ``risk_source``: in [0, 1], unless a raw MLDS was "
+        "asked for. `None` if it was not measured."
+    )
+    risk_source: RiskSource | None = Field(
+        None,
+        description="Where the risk comes from. calibrator: an estimated probability; source_attention: the rank of "
+        "the span's source attention among spans of the same model; token_probability: 1 - p of its least probable "
+        "token; f_mlds, con_mlds: the raw MLDS, because ``CocoaConfig.risk`` asks for it.",
+    )
+    flagged: bool = Field(
+        False, description="Whether the risk reaches the threshold of its source (``Generation.threshold``)."
+    )
     reaches_max_risk: bool = Field(False, description="Whether the risk reaches CocoaConfig.max_risk.")
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def calibrated(self) -> bool:
+        """Whether the risk is an estimated probability."""
+        return self.risk_source == "calibrator"
 
 
 class Usage(BaseModel):

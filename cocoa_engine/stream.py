@@ -10,7 +10,7 @@ from typing import Generic
 
 from typing_extensions import TypeVar
 
-from cocoa_engine.calibration import RiskCalibrator
+from cocoa_engine.calibration.risk_measure import RiskMeasure
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.request import Request
@@ -30,15 +30,13 @@ class SpanStream(Iterator[Span], Generic[EngineT_co]):
         engine: the engine that decodes.
         request: the validated request.
         config: the settings of the call.
-        calibrator: computes the risk of spans and of the answer. With `None`, the risk is the raw MLDS.
+        measure: computes the risk of spans and of the answer.
     """
 
-    def __init__(
-        self, engine: EngineT_co, request: Request, config: CocoaConfig, calibrator: RiskCalibrator | None
-    ) -> None:
+    def __init__(self, engine: EngineT_co, request: Request, config: CocoaConfig, measure: RiskMeasure) -> None:
         self._state = _State()
         self._engine, self._request = engine, request
-        self._spans = _decoded(self._state, engine.session, request, config, calibrator)
+        self._spans = _decoded(self._state, engine.session, request, config, measure)
 
     @property
     def engine(self) -> EngineT_co:
@@ -109,7 +107,7 @@ class _State:
 
 
 def _decoded(
-    state: _State, session: Session, request: Request, config: CocoaConfig, calibrator: RiskCalibrator | None
+    state: _State, session: Session, request: Request, config: CocoaConfig, measure: RiskMeasure
 ) -> Generator[Span, None, None]:
     """Decode one request. It has a place in the batch only while a span is requested.
 
@@ -124,7 +122,7 @@ def _decoded(
             while task is None or task.work is not None:
                 with session.scheduler.place(may_refuse=task is None, cancellation=state.closing):
                     if task is None:
-                        task = DecodeTask(replace(request, cancellation=state.closing), config, session, calibrator)
+                        task = DecodeTask(replace(request, cancellation=state.closing), config, session, measure)
                         state.task = task
                     spans: list[Span] = []
                     while not spans and task.work is not None:

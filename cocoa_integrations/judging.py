@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from cocoa_engine import CalibrationWarning, CocoaConfig, CocoaEngine, Generation
 from cocoa_engine.errors import ConfigError, PromptError
-from cocoa_integrations._shared.limits import Limit
+from cocoa_integrations._shared.limits import SOURCES, Limit
 from cocoa_integrations._shared.metadata import report_of, span_metadata
 from cocoa_integrations._shared.workers import in_worker
 
@@ -53,8 +53,8 @@ class Judgement:
     def comment(self) -> str:
         """One sentence about the riskiest span."""
         worst = max(self.report["spans"], key=lambda span: span["risk"])
-        raw = "" if self.report["calibrated"] or self.measure == "answer_risk" else ", raw MLDS"
-        return f"{self.measure} {self.risk:.3f}{raw}; riskiest: {worst['text'].strip()!r} ({worst['risk']:.3f})"
+        source = "" if self.measure == "answer_risk" else f" ({SOURCES.get(self.report['risk_source'], 'unknown')})"
+        return f"{self.measure} {self.risk:.3f}{source}; riskiest: {worst['text'].strip()!r} ({worst['risk']:.3f})"
 
 
 class AnswerJudge:
@@ -131,8 +131,10 @@ class AnswerJudge:
         report = report_of(
             self._sentences(before, answer, whole),
             method=whole.config.method,
-            calibrated=whole.calibrated,
+            risk_source=whole.risk_source,
+            threshold=whole.threshold,
             answer_risk=whole.answer_risk,
+            answer_threshold=whole.answer_threshold,
             model_name=whole.model_name,
         )
         measure = self._measure or ("mean_risk" if report["answer_risk"] is None else "answer_risk")

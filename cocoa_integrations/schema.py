@@ -54,9 +54,13 @@ class SpanEntry(TypedDict):
         NotRequired[float], "Score by which the method ranks candidates. Higher is better. Not in a compact report."
     ]
     risk: Annotated[
-        float,
-        "Risk of the span. A probability in [0, 1] if the report's `calibrated` is true, otherwise the raw MLDS that "
-        "the setting `metric` selects.",
+        float | None,
+        "Risk of the span, in [0, 1] unless a raw MLDS was asked for. `risk_source` of the report says what it is. "
+        "`None` if it was not measured.",
+    ]
+    flagged: Annotated[
+        NotRequired[bool],
+        "Whether the risk reaches `threshold` of the report. Left out in a compact report if it is false.",
     ]
     reaches_max_risk: Annotated[
         NotRequired[bool],
@@ -156,7 +160,22 @@ class RiskSummary(TypedDict):
     ]
     max_risk: Annotated[float, "Highest risk of any span of the answer, without reasoning; 0.0 without spans."]
     mean_risk: Annotated[float, "Mean risk of the spans of the answer, without reasoning; 0.0 without spans."]
+    risk_source: Annotated[
+        Literal["calibrator", "source_attention", "token_probability", "f_mlds", "con_mlds"] | None,
+        "Where the risks of spans come from: `calibrator`, an estimated probability; `source_attention`, the rank of "
+        "the span's source attention among spans of the model; `token_probability`, 1 - p of its least probable token; "
+        "`f_mlds` or `con_mlds`, a raw MLDS, which the setting `risk` asks for. `None` without spans, in a partial "
+        "report, and where answers with different sources are joined.",
+    ]
     calibrated: Annotated[bool, "Whether the risks of spans are calibrated probabilities."]
+    threshold: Annotated[
+        float | None,
+        "Risk from which spans are flagged: the calibrator's threshold, or a measured default of `risk_source`. `None` "
+        "if there is none.",
+    ]
+    answer_threshold: Annotated[
+        float | None, "Threshold of `answer_risk`; `None` if the calibrator has none, or without one."
+    ]
     answer_risk: Annotated[
         float | None,
         "Probability that the answer is wrong as a whole, from its spans after the reasoning; `None` without a "

@@ -107,7 +107,7 @@ class Cocoa:
             ``stop_strings``: give ``stop`` instead.
         config: the settings to start from.
         runtime: how the model is run.
-        calibrator: a risk calibrator, or its JSON file. Risks are then in [0, 1].
+        calibrator: a risk calibrator, its JSON file, or `None`; as for :class:`~cocoa_engine.CocoaEngine`.
         **settings: single fields of :class:`~cocoa_engine.CocoaConfig`.
 
     Raises:
@@ -121,7 +121,7 @@ class Cocoa:
         tokenizer: PreTrainedTokenizerBase | None = None,
         config: CocoaConfig | None = None,
         runtime: Runtime | None = None,
-        calibrator: RiskCalibrator | str | Path | None = None,
+        calibrator: RiskCalibrator | str | Path | None = "auto",
         **settings: Any,
     ) -> None:
         if not_known := settings.keys() - _SETTINGS - {*GIVEN_BY_GENERATE}:
@@ -131,7 +131,7 @@ class Cocoa:
         self._decoder = _Decoder(tokenizer)
         self._config = (config or CocoaConfig()).replace(**settings)
         self._runtime = runtime
-        self._calibrator = RiskCalibrator.load(calibrator) if isinstance(calibrator, (str, Path)) else calibrator
+        self._calibrator = "auto" if calibrator == "auto" else RiskCalibrator.of(calibrator)
         self._refuse_stop_without_tokenizer(self._config)
         # generate inspects the signature to find the keyword arguments for this loop
         own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in sorted(_SETTINGS)]

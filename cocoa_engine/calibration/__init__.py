@@ -5,7 +5,7 @@ Fitting needs scikit-learn (the extra ``risk``). A fitted calibrator needs nothi
 
 from __future__ import annotations
 
-from cocoa_engine.calibration.calibrator import CalibrationWarning, RiskCalibrator
+from cocoa_engine.calibration.calibrator import CalibrationWarning, RiskCalibrator, embedded_calibrator
 from cocoa_engine.calibration.features import ANSWER_FEATURES, SPAN_FEATURES, answer_features, span_features
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "CalibrationWarning",
     "RiskCalibrator",
     "answer_features",
+    "embedded_calibrator",
     "span_features",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -350,6 +351,10 @@ class RiskCalibrator(_Part):
         """Write the calibrator as JSON."""
         Path(path).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
+    def spans_only(self) -> RiskCalibrator | None:
+        """This calibrator without its risk of answers; `None` if nothing is left."""
+        return None if self.span is None else self.model_copy(update={"answer": None})
+
     def risk(self, span: SpanStatistics) -> float:
         """The risk of a span, in [0, 1]: the estimated probability that a part of it is hallucinated.
 
@@ -405,6 +410,12 @@ class RiskCalibrator(_Part):
             else:
                 found.append(f"{name} is {getattr(actual, name)}, not {getattr(wanted, name)}")
         return found
+
+
+@lru_cache(maxsize=1)
+def embedded_calibrator() -> RiskCalibrator:
+    """The embedded model's calibrator."""
+    return RiskCalibrator.load(EMBEDDED)
 
 
 def logistic(z: float) -> float:

@@ -46,6 +46,13 @@ def load_engine(model: str | None, options: LoadOptions, calibrator: Path | None
             runtime=runtime,
             allow_pickle=options.allow_pickle,
             trust_remote_code=options.trust_remote_code,
-            calibrator=None if calibrator is None else str(calibrator),
+            calibrator=_calibrator(calibrator),
         )
         return CocoaEngine.from_pretrained(**load_options.loading_arguments(declared))
+
+
+def _calibrator(given: Path | None) -> str | None:
+    """The option ``--calibrator``: by default ``"auto"``; `None` for the word none."""
+    if given is None:
+        return "auto"
+    return None if str(given) == "none" else str(given)

@@ -38,7 +38,8 @@ Calibrator = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="A calibrator written by cocoa calibrate; risks are then in \\[0, 1]. 'embedded': the embedded model's.",
+        help="A calibrator written by cocoa calibrate. 'embedded': the embedded model's, which is used for that model "
+        "by default. 'none': no calibrator.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")]

@@ -14,7 +14,7 @@ from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import OTHER_METHODS, Calibrator, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.rendering.wording import visible
+from cocoa_engine.rendering.wording import SOURCES, visible
 from cocoa_engine.results import Generation
 
 
@@ -56,8 +56,8 @@ def _statistics(generation: Generation) -> Table:
     table.add_row("self-information", f"{span.self_information:.4f}", "-log p")
     table.add_row("ConMLDS", f"{span.con_mlds:.4f}", "disagreement of consecutive middle layers")
     table.add_row("fMLDS", f"{span.f_mlds:.4f}", "disagreement of the middle layers with the final one")
-    if span.calibrated:
-        table.add_row("risk", f"{span.risk:.4f}", "calibrated, 0 to 1")
+    if span.risk is not None and span.risk_source is not None:
+        table.add_row("risk", f"{span.risk:.4f}", SOURCES[span.risk_source])
     if generation.answer_risk is not None:
         table.add_row("answer's risk", f"{generation.answer_risk:.4f}", "calibrated, of the text as a whole")
     table.add_row("score", f"{span.score:.4f}", f"{config.method}, by {config.metric}, alpha {config.alpha:g}")

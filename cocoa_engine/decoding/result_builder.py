@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from cocoa_engine.calibration import RiskCalibrator
+from cocoa_engine.calibration.risk_measure import RiskMeasure, reaches
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import DecidedSpan
 from cocoa_engine.decoding.span_decoder import SpanDecoder
-from cocoa_engine.decoding.span_scoring import (
-    calibrates_spans,
-    reaches_max_risk,
-    reported_risk,
-)
 from cocoa_engine.execution.backends import TokenTree
 from cocoa_engine.model.detokenizer import SpanTexts
 from cocoa_engine.results import Generation
@@ -24,7 +20,7 @@ class ResultBuilder:
         config: the settings as the user gave them.
         prompt_tokens: length of the prompt.
         model_name: the model name to store in the result.
-        calibrator: computes the risk of the spans and of the answer. With `None` the risk is the raw MLDS.
+        measure: computes the risk of the spans and of the answer.
     """
 
     def __init__(
@@ -32,12 +28,12 @@ class ResultBuilder:
         config: CocoaConfig,
         prompt_tokens: int,
         model_name: str | None,
-        calibrator: RiskCalibrator | None = None,
+        measure: RiskMeasure,
     ) -> None:
         self._config = config
         self._prompt_tokens = prompt_tokens
         self._model_name = model_name
-        self._calibrator = calibrator
+        self._measure = measure
         self._texts = SpanTexts()
         self._spans: list[Span] = []
 
@@ -46,7 +42,7 @@ class ResultBuilder:
         ends = [decided.text_end for decided in decoder.decided]
         ranges = self._texts.ready(decoder.track, ends, decoder.has_ended())
         fresh = [
-            make_span(decided, text_range, self._config, self._calibrator)
+            make_span(decided, text_range, self._config, self._measure)
             for decided, text_range in zip(decoder.decided[len(self._spans) :], ranges, strict=False)
         ]
         self._spans.extend(fresh)
@@ -71,15 +67,16 @@ class ResultBuilder:
             config=self._config,
             model_name=self._model_name,
             processed=bool(decoder.rules.processors),
+            threshold=self._measure.threshold,
         )
-        return with_answer_risk(generation, self._calibrator)
+        return with_answer_risk(generation, self._measure.calibrator)
 
 
 def make_span(
     decided: DecidedSpan,
     text_range: tuple[int, int, str],
     config: CocoaConfig,
-    calibrator: RiskCalibrator | None = None,
+    measure: RiskMeasure,
     *,
     given: bool = False,
 ) -> Span:
@@ -88,12 +85,12 @@ def make_span(
     Args:
         decided: the span.
         text_range: ``(start, end, text)`` of the span in the answer.
-        config: the settings that determine the risk and its limit.
-        calibrator: computes the risk. With `None` the risk is the raw MLDS.
+        config: the settings that determine the limit of the risk.
+        measure: computes the risk.
         given: whether the span is a given text that was scored, rather than decoded.
     """
     start, end, text = text_range
-    risk = reported_risk(config, calibrator, decided)
+    risk = measure(decided)
     return Span(
         text=text,
         start=start,
@@ -115,8 +112,9 @@ def make_span(
         preceding=decided.preceding,
         top_log_probs=decided.top_log_probs,
         risk=risk,
-        calibrated=calibrates_spans(calibrator),
-        reaches_max_risk=reaches_max_risk(config, risk),
+        risk_source=measure.source,
+        flagged=measure.flags(risk),
+        reaches_max_risk=reaches(risk, config.max_risk),
     )
 
 
@@ -132,4 +130,10 @@ def with_answer_risk(generation: Generation, calibrator: RiskCalibrator | None) 
     """The answer with ``answer_risk`` set, if the calibrator was fitted on answers."""
     if calibrator is None or calibrator.answer is None or not generation.spans:
         return generation
-    return generation.model_copy(update={"answer_risk": calibrator.answer_risk(generation)})
+    chosen = calibrator.answer.threshold
+    return generation.model_copy(
+        update={
+            "answer_risk": calibrator.answer_risk(generation),
+            "answer_threshold": None if chosen is None else chosen.value,
+        }
+    )

@@ -14,13 +14,13 @@ from collections.abc import Generator, Sequence
 import torch
 from torch import Tensor
 
-from cocoa_engine.calibration import RiskCalibrator
+from cocoa_engine.calibration.risk_measure import RiskMeasure, reaches
 from cocoa_engine.decoding.answer_history import AnswerHistory
 from cocoa_engine.decoding.branch import Branch, DecidedSpan, branch_mlds
 from cocoa_engine.decoding.distributions import Distributions, TokenOutput
 from cocoa_engine.decoding.next_tokens import NextTokens
 from cocoa_engine.decoding.rules import Rules
-from cocoa_engine.decoding.span_scoring import log_prob_and_score, reaches_max_risk, reported_risk
+from cocoa_engine.decoding.span_scoring import log_prob_and_score
 from cocoa_engine.decoding.speculation import FreeRows, Speculation
 from cocoa_engine.decoding.token_feed import Feeding, TokenFeed
 from cocoa_engine.execution.backends import FeedRequest, Path, StepOutput, TokenTree
@@ -39,7 +39,7 @@ class SpanDecoder:
         draft_tokens: the maximum number of guessed tokens fed after each leaf.
         free_rows: see :data:`~cocoa_engine.decoding.speculation.FreeRows`.
         native: rank tokens with the native kernel.
-        calibrator: computes the risk of a span, which ``max_risk`` limits. With `None` the risk is the raw MLDS.
+        measure: computes the risk of a span, which ``max_risk`` limits; `None` if there is no limit.
 
     Attributes:
         decided: the finished spans, in order.
@@ -55,7 +55,7 @@ class SpanDecoder:
         draft_tokens: int = 0,
         free_rows: FreeRows = lambda: 1,
         native: bool = False,
-        calibrator: RiskCalibrator | None = None,
+        measure: RiskMeasure | None = None,
     ) -> None:
         self.prompt = list(prompt)
         self.rules = rules
@@ -65,7 +65,7 @@ class SpanDecoder:
         self.decided: list[DecidedSpan] = []
         self.finish_reason: FinishReason | None = None
         self._token_ids = list(prompt)  # the prompt and the committed tokens
-        self._calibrator = calibrator
+        self._measure = measure
         self._history = AnswerHistory(self.prompt)
         self._distributions = Distributions(rules, native=native)
         self._speculation = Speculation(prompt, rules, draft_tokens, free_rows)
@@ -249,9 +249,9 @@ class SpanDecoder:
             top_log_probs=span.top or None,
         )
         self.decided.append(decided)
-        if self.config.max_risk is None:
+        if self.config.max_risk is None or self._measure is None:
             return  # the risk is only reported, and is computed when the result is built
-        if reaches_max_risk(self.config, reported_risk(self.config, self._calibrator, decided)):
+        if reaches(self._measure(decided), self.config.max_risk):
             self.finish_reason = "risk"
 
     def _commit(self, tree: TokenTree, kept: Branch, taken: Path) -> None:

@@ -1,16 +1,13 @@
-"""The log-probability, MLDS, score and risk of a span under given settings."""
+"""The log-probability, MLDS and score of a span under given settings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from cocoa_engine import equations
-from cocoa_engine.calibration import RiskCalibrator
-from cocoa_engine.calibration.features import SpanStatistics
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.methods import METHODS
 
@@ -52,22 +49,5 @@ def log_prob_and_score(
 
 
 def ranking_mlds(config: CocoaConfig, con_mlds: float, f_mlds: float) -> float:
-    """The MLDS by the configured metric. It ranks the candidates, and is the risk without a calibrator."""
+    """The MLDS by the configured metric. It ranks the candidates."""
     return f_mlds if config.metric == "f_mlds" else con_mlds
-
-
-def calibrates_spans(calibrator: RiskCalibrator | None) -> TypeGuard[RiskCalibrator]:
-    """Whether there is a calibrator that was fitted on spans."""
-    return calibrator is not None and calibrator.span is not None
-
-
-def reported_risk(config: CocoaConfig, calibrator: RiskCalibrator | None, span: SpanStatistics) -> float:
-    """The risk of a span: a probability in [0, 1] if the calibrator was fitted on spans, otherwise its raw MLDS."""
-    if calibrates_spans(calibrator):
-        return calibrator.risk(span)
-    return ranking_mlds(config, span.con_mlds, span.f_mlds)
-
-
-def reaches_max_risk(config: CocoaConfig, risk: float) -> bool:
-    """Whether a risk is at least ``CocoaConfig.max_risk``. Always `False` if no limit is set."""
-    return config.max_risk is not None and risk >= config.max_risk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from cocoa_engine.calibration import RiskCalibrator
+from cocoa_engine.calibration.risk_measure import RiskMeasure
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.request import Request
 from cocoa_engine.decoding.result_builder import ResultBuilder
@@ -46,7 +46,7 @@ class DecodeTask:
         request: the checked request.
         config: the settings as the user gave them.
         session: the model and the scheduler.
-        calibrator: computes the risk of spans and of the answer. With `None` the risk is the raw MLDS.
+        measure: computes the risk of spans and of the answer.
 
     Attributes:
         work: what to feed next; `None` once the answer is complete.
@@ -55,9 +55,7 @@ class DecodeTask:
         UnsupportedModelError: the method needs an ability that the backend of this model lacks.
     """
 
-    def __init__(
-        self, request: Request, config: CocoaConfig, session: Session, calibrator: RiskCalibrator | None = None
-    ) -> None:
+    def __init__(self, request: Request, config: CocoaConfig, session: Session, measure: RiskMeasure) -> None:
         backend, scheduler = session.backend, session.scheduler
         # a contrasting method also needs the other logits at the prompt's last token, which is therefore fed as a step
         contrasts = isinstance(METHODS[config.method], ContrastingMethod)
@@ -77,9 +75,9 @@ class DecodeTask:
             draft_tokens=session.runtime.draft_tokens,
             free_rows=lambda: FREE_LEAVES // max(1, scheduler.running),
             native=backend.native,
-            calibrator=calibrator,
+            measure=measure,
         )
-        self._builder = ResultBuilder(config, len(request.prompt), session.model_name, calibrator)
+        self._builder = ResultBuilder(config, len(request.prompt), session.model_name, measure)
         self._loop: Generator[FeedRequest, StepOutput, None] | None = None
         self._request, self._backend, self._scheduler, self._contrasts = request, backend, scheduler, contrasts
         self.work: Work | None = self._new_work(None)

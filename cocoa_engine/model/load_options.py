@@ -53,9 +53,10 @@ class LoadOptions(BaseModel):
     )
     runtime: Runtime | None = Field(None, description="How the model is run: speed and memory.")
     calibrator: str | None = Field(
-        None,
-        description="JSON file of a risk calibrator, or 'embedded' for the embedded model's: risks are then "
-        "probabilities in [0, 1].",
+        "auto",
+        description="JSON file of a risk calibrator, or 'embedded' for the embedded model's: risks are then estimated "
+        "probabilities. auto: the embedded model's, used only for that model with the settings that it was fitted for. "
+        "None: no calibrator.",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.spans import Span, Usage
+from cocoa_engine.spans import RiskSource, Span, Usage
 
 
 class Answer(Protocol):
@@ -34,7 +34,7 @@ class Answer(Protocol):
     def answer_risk(self) -> float | None: ...
 
     @property
-    def calibrated(self) -> bool: ...
+    def risk_source(self) -> RiskSource | None: ...
 
     @property
     def max_risk(self) -> float: ...

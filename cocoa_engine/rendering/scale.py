@@ -9,6 +9,7 @@ from itertools import pairwise
 from cocoa_engine.spans import Span
 
 LEVELS = 4
+RAW = ("f_mlds", "con_mlds")
 SMALLEST_SHOWN = 0.001  # risks are shown with three decimals, so the legend cannot show smaller differences
 NARROWEST = 0.02  # least width of a relative scale, so that nearly equal risks are not drawn as far apart
 
@@ -19,25 +20,25 @@ class RiskScale:
 
     Attributes:
         low, high: the range, divided into four equal steps.
-        calibrated: whether the range is the absolute [0, 1] of a calibrated risk, or relative to the texts.
+        absolute: whether the range is the [0, 1] of a risk, or relative to the texts.
     """
 
     low: float
     high: float
-    calibrated: bool
+    absolute: bool
 
     @classmethod
     def of(cls, spans: Iterable[Span]) -> RiskScale:
-        """The scale of some spans: absolute if every risk is calibrated, otherwise relative.
+        """The scale of some spans: absolute, or relative if risks are a raw MLDS.
 
         A relative scale reaches from the lowest to the highest risk of the visible spans, because raw MLDS has no
         absolute scale: some models put every span near 0.9. A range below :data:`SMALLEST_SHOWN` is left
         empty. Other ranges are widened to at least :data:`NARROWEST`.
         """
         spans = [span for span in spans if span.text.strip()]
-        if spans and all(span.calibrated for span in spans):
+        if not any(span.risk_source in RAW for span in spans):
             return cls(0.0, 1.0, True)
-        risks = [span.risk for span in spans] or [0.0]
+        risks = [span.risk for span in spans if span.risk is not None] or [0.0]
         low, high = min(risks), max(risks)
         return cls(low, high if high - low < SMALLEST_SHOWN else max(high, low + NARROWEST), False)
 
@@ -59,6 +60,6 @@ class RiskScale:
             return []
         return [f"{low:.3f}–{high:.3f}" for low, high in pairwise(self.bounds)]
 
-    def level(self, risk: float) -> int:
-        """The level of a risk; always 0 if the scale is empty."""
-        return 0 if self.empty else sum(risk >= bound for bound in self.bounds[1:-1])
+    def level(self, risk: float | None) -> int:
+        """The level of a risk; always 0 if the scale is empty, or the risk was not measured."""
+        return 0 if self.empty or risk is None else sum(risk >= bound for bound in self.bounds[1:-1])

@@ -11,6 +11,13 @@ from cocoa_engine.rendering.scale import RiskScale
 from cocoa_engine.spans import Candidate, Measured, Span
 
 METRIC_NAMES = {"f_mlds": "fMLDS", "con_mlds": "ConMLDS"}
+SOURCES = {
+    "calibrator": "estimated probability",
+    "source_attention": "rank of the source attention",
+    "token_probability": "1 - p of the least probable token",
+    "f_mlds": "raw fMLDS",
+    "con_mlds": "raw ConMLDS",
+}
 FINISH_REASONS = {
     "stop": "ended by a stop condition",
     "eos": "ended by the model",
@@ -84,9 +91,10 @@ def answer_names(answers: Sequence[Answer]) -> list[str]:
 
 def describe_scale(answers: Sequence[Answer], scale: RiskScale) -> str:
     """What the levels of a scale mean in these answers."""
-    if scale.calibrated:
-        return "Risk, calibrated (0 to 1):"
-    metric = " and ".join(dict.fromkeys(METRIC_NAMES[one.config.metric] for one in answers))
+    sources = dict.fromkeys(one.risk_source for one in answers if one.risk_source is not None)
+    if scale.absolute:
+        return f"Risk, 0 to 1 ({' and '.join(SOURCES[source] for source in sources) or 'no spans'}):"
+    metric = " and ".join(METRIC_NAMES[source] for source in sources if source in METRIC_NAMES)
     own = len(answers) == 1 and scale == RiskScale.of(answers[0].spans)
     texts = "this text's own range" if own else "the range of these texts"
     words = f"Risk by raw {metric}, not a probability, relative to {texts}:"
@@ -113,7 +121,7 @@ def describe_answer(answer: Answer) -> str:
 
 def describe_risk(answer: Answer) -> str:
     """The highest and the mean risk of an answer's spans, and whether they are calibrated."""
-    kind = "calibrated" if answer.calibrated else f"raw {METRIC_NAMES[answer.config.metric]}"
+    kind = "no spans" if answer.risk_source is None else SOURCES[answer.risk_source]
     return f"highest risk {answer.max_risk:.3f}, mean {answer.mean_risk:.3f} ({kind})"
 
 
@@ -146,8 +154,8 @@ def statistics(span: Measured, config: CocoaConfig) -> list[Statistic]:
     """Every statistic of a span or a candidate. Fields without a title here are listed under their own name."""
     rows = []
     if isinstance(span, Span):
-        what = "calibrated, 0 to 1" if span.calibrated else f"raw {METRIC_NAMES[config.metric]}, not a probability"
-        rows.append(Statistic("risk", f"{span.risk:.3f}", what))
+        what = "not measured" if span.risk_source is None else SOURCES[span.risk_source]
+        rows.append(Statistic("risk", "–" if span.risk is None else f"{span.risk:.3f}", what))
     kind = type(span)
     meanings = {name: field.description for name, field in kind.model_fields.items()}
     meanings |= {name: field.description for name, field in kind.model_computed_fields.items()}

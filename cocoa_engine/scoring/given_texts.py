@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.calibration.features import competition
+from cocoa_engine.calibration.risk_measure import RiskMeasure
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.answer_history import AnswerHistory
 from cocoa_engine.decoding.branch import DecidedSpan
@@ -32,12 +32,12 @@ def score(
     prompt: Prompt,
     text: str | Sequence[int] | Texts,
     config: CocoaConfig,
-    calibrator: RiskCalibrator | None = None,
+    measure: RiskMeasure,
     *,
     divide: bool = False,
 ) -> Generation | list[Generation]:
     """Score a text, or each of several texts; see :meth:`CocoaEngine.score`."""
-    scorer = _Scorer(session, prompt, config, calibrator)
+    scorer = _Scorer(session, prompt, config, measure)
     if divide:
         return [scorer.divided(one) for one in text] if is_many(text) else scorer.divided(text)
     return scorer.many(text) if is_many(text) else scorer.one(text)
@@ -46,10 +46,9 @@ def score(
 class _Scorer:
     """Scores texts after one prompt."""
 
-    def __init__(
-        self, session: Session, prompt: Prompt, config: CocoaConfig, calibrator: RiskCalibrator | None
-    ) -> None:
-        self._session, self._config, self._calibrator = session, config, calibrator
+    def __init__(self, session: Session, prompt: Prompt, config: CocoaConfig, measure: RiskMeasure) -> None:
+        self._session, self._config, self._measure = session, config, measure
+        self._calibrator = measure.calibrator
         self._capture = capture_spec(session.model, config)
         self._prompt = prompt
         self._before = prompt_ids(session.model, session.tokens, prompt)
@@ -173,7 +172,7 @@ class _Scorer:
                 chosen=next(chosen, None),
             )
             place = (start, end, shown[start:end])
-            spans.append(make_span(measured, place, self._config, self._calibrator, given=True))
+            spans.append(make_span(measured, place, self._config, self._measure, given=True))
             start = end
         generation = Generation(
             text=shown,
@@ -189,6 +188,7 @@ class _Scorer:
             config=self._config,
             model_name=self._session.model_name,
             competition=competed,
+            threshold=self._measure.threshold,
         )
         return with_answer_risk(generation, self._calibrator)
 

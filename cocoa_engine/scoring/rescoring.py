@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import torch
 
+from cocoa_engine.calibration.risk_measure import reaches
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.span_scoring import log_prob_and_score, ranking_mlds, reaches_max_risk
+from cocoa_engine.decoding.span_scoring import log_prob_and_score
 from cocoa_engine.equations import span_log_prob
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.backends import Backend
@@ -23,12 +24,11 @@ def rescore(span: Span, config: CocoaConfig) -> Span:
     """A scored text under another method, metric, alpha or ``span_log_prob``, without a forward pass.
 
     Args:
-        span: the span of :meth:`CocoaEngine.score`. Its log-probabilities and MLDS stay as they are, and so does a
-            calibrated risk.
+        span: the span of :meth:`CocoaEngine.score`. Its log-probabilities, MLDS and risk stay as they are.
         config: the settings that give the new score. The layers must be those of ``span``.
 
     Returns:
-        A copy with the new ``log_prob`` and ``score``, and the raw risk of the new metric.
+        A copy with the new ``log_prob`` and ``score``.
 
     Raises:
         ConfigError: the method's score takes forward passes of its own (``dola``, ``decore``, ``diver``).
@@ -36,9 +36,8 @@ def rescore(span: Span, config: CocoaConfig) -> Span:
     if METHODS[config.method].needs_own_passes:
         raise ConfigError(f"method={config.method!r} takes forward passes of its own; use CocoaEngine.score.")
     log_prob, score = log_prob_and_score(config, span.token_log_probs, span.con_mlds, span.f_mlds)
-    risk = span.risk if span.calibrated else ranking_mlds(config, span.con_mlds, span.f_mlds)
-    reaches = reaches_max_risk(config, risk)
-    return span.model_copy(update={"log_prob": log_prob, "score": score, "risk": risk, "reaches_max_risk": reaches})
+    limited = reaches(span.risk, config.max_risk)
+    return span.model_copy(update={"log_prob": log_prob, "score": score, "reaches_max_risk": limited})
 
 
 def rescored(

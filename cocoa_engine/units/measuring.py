@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import exp, log
+from math import exp, inf, isfinite, log
 from statistics import median
 from typing import Literal
 
@@ -167,6 +167,8 @@ class MeasuredText:
 def combined_risk(parts: Sequence[Part], start: int, end: int, *, by_mean: bool) -> float | None:
     """The risk of a unit from the risks of the spans that it overlaps; `None` if none of them has one.
 
+    A risk that is not a finite number is the highest.
+
     Args:
         parts: the spans.
         start, end: the unit's offsets.
@@ -180,7 +182,7 @@ def combined_risk(parts: Sequence[Part], start: int, end: int, *, by_mean: bool)
     if not shared:
         return None
     if not by_mean:
-        return max(risk for risk, _ in shared)
+        return max((risk for risk, _ in shared), key=lambda risk: risk if isfinite(risk) else inf)
     return sum(risk * size for risk, size in shared) / sum(size for _, size in shared)
 
 

@@ -15,24 +15,46 @@ from cocoa_integrations._shared.reasoning import CLOSING
 Metric = Literal["risk", "con_mlds", "f_mlds", "self_information"]
 """The values of a span that a threshold can be compared with; higher is riskier."""
 
+GateMetric = Literal["risk", "con_mlds", "f_mlds", "self_information", "answer_risk"]
+"""A value of a span, or the risk of the answer as a whole."""
+
+SOURCES = {
+    "calibrator": "estimated probability",
+    "source_attention": "rank of the source attention",
+    "token_probability": "1 - p of the least probable token",
+    "f_mlds": "raw fMLDS",
+    "con_mlds": "raw ConMLDS",
+}
+"""What a risk is, by ``risk_source`` of its report."""
+
 Mark = str | Callable[[str, dict[str, Any]], str]
 """How a risky span is marked: a template with ``{text}`` and ``{value}``, or a function of the text and its entry of
 ``cocoa_spans``."""
 
 
-def require_metric(metric: str) -> None:
+def require_metric(metric: str, known: Any = Metric) -> None:
     """Refuse an unknown metric.
+
+    Args:
+        metric: the given name.
+        known: the names that are allowed, as a ``Literal``.
 
     Raises:
         ConfigError: the metric is unknown. The message names the closest one.
     """
-    if metric not in get_args(Metric):
-        raise ConfigError(unknown([metric], get_args(Metric), what="metric"))
+    if metric not in get_args(known):
+        raise ConfigError(unknown([metric], get_args(known), what="metric"))
 
 
 def metric_of(span: dict[str, Any], metric: Metric) -> float:
     """The value of a metric for an entry of ``cocoa_spans``; ``self_information`` is -log p of the span, in nats."""
-    return float(-span["log_prob"] if metric == "self_information" else span[metric])
+    value = -span["log_prob"] if metric == "self_information" else span[metric]
+    return 0.0 if value is None else float(value)
+
+
+def reaches(value: float, threshold: float) -> bool:
+    """Whether a value is at least a threshold. A value that is not a number reaches every threshold."""
+    return not value < threshold
 
 
 def visible_spans(spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -80,45 +102,117 @@ def highest(spans: Sequence[dict[str, Any]], metric: Metric) -> float:
 
 @dataclass(frozen=True)
 class Limit:
-    """A threshold for the spans of an answer. An answer is too risky if one of its spans reaches the threshold.
+    """A threshold for answers. An answer is too risky if one of its spans, or the answer as a whole, reaches it.
 
     Spans that contain only whitespace do not count.
 
     Attributes:
-        threshold: in the unit of the metric. ``risk`` is a probability with a calibrator; without one it is the raw
-            MLDS, whose typical level depends on the model.
-        metric: the value that is compared.
+        threshold: in the unit of the metric. `None` is the threshold that the report of the answer has: the
+            calibrator's, or the measured default of its ``risk_source``.
+        metric: the value that is compared. ``risk`` and ``answer_risk`` are in [0, 1].
 
     Raises:
-        ConfigError: the threshold is not a finite number, or the metric is unknown.
+        ConfigError: the threshold is not a finite number, is outside the scale of the metric, or is missing for a
+            metric without a default; or the metric is unknown.
     """
 
-    threshold: float
-    metric: Metric = "risk"
+    threshold: float | None = None
+    metric: GateMetric = "risk"
 
     def __post_init__(self) -> None:
-        require_metric(self.metric)
+        require_metric(self.metric, GateMetric)
+        if self.threshold is None:
+            if not self._in_unit_interval:
+                raise ConfigError(f"metric={self.metric!r} has no default threshold; give one")
+            return
         is_number = isinstance(self.threshold, (int, float)) and not isinstance(self.threshold, bool)
         if not is_number or not math.isfinite(self.threshold):
             raise ConfigError(f"threshold takes a finite number, not {self.threshold!r}")
+        if self._in_unit_interval and not 0 <= self.threshold <= 1:
+            raise ConfigError(
+                f"{self.metric} is in [0, 1], so a threshold of {self.threshold:g} has no meaning; leave it out for "
+                "the measured default, or give metric='f_mlds' to compare the raw MLDS"
+            )
 
     def risky(self, spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The spans that reach the threshold."""
-        return [span for span in visible_spans(spans) if metric_of(span, self.metric) >= self.threshold]
+        """The spans that reach the threshold; none if the metric is that of whole answers."""
+        return [span for span in visible_spans(spans) if self._reached_by(span)]
+
+    def reached(self, report: dict[str, Any]) -> bool:
+        """Whether an answer is too risky.
+
+        Raises:
+            ConfigError: the report has no such risk, no default threshold, or a risk on another scale.
+        """
+        threshold = self.threshold_for(report)
+        if self.metric == "answer_risk":
+            return reaches(self.value(report), threshold)
+        return bool(self.risky(report["spans"]))
+
+    def value(self, report: dict[str, Any]) -> float:
+        """The value of an answer: its risk as a whole, or the highest value of its spans.
+
+        Raises:
+            ConfigError: the report has no risk of the answer as a whole.
+        """
+        if self.metric != "answer_risk":
+            return highest(report["spans"], self.metric)
+        if report["answer_risk"] is None:
+            raise ConfigError(
+                "this answer has no answer_risk, because its model has no calibrator for answers; fit one with `cocoa "
+                "calibrate --questions`, or compare metric='risk', the risk of its spans"
+            )
+        return float(report["answer_risk"])
+
+    def threshold_for(self, report: dict[str, Any]) -> float:
+        """The threshold that applies to an answer.
+
+        Raises:
+            ConfigError: there is no default, or the risks of the answer are on another scale.
+        """
+        source = report.get("risk_source")
+        if self.metric == "risk" and source in ("f_mlds", "con_mlds"):
+            raise ConfigError(
+                f"the risk of this answer is its raw MLDS, because risk={source!r} was set; give metric={source!r} "
+                "and a threshold that was measured for this model"
+            )
+        if self.threshold is not None:
+            return self.threshold
+        default = report.get("answer_threshold" if self.metric == "answer_risk" else "threshold")
+        if default is None and report["spans"]:
+            raise ConfigError(
+                f"the calibrator of this answer has no threshold of {self.metric}; choose one when you fit it (`cocoa "
+                "calibrate --precision`, `--recall` or `--miss`), or give a number here"
+            )
+        return math.inf if default is None else float(default)
 
     def error(self, report: dict[str, Any]) -> HallucinationRiskError:
         """The error for an answer that is too risky."""
-        worst = max(visible_spans(report["spans"]), key=lambda span: metric_of(span, self.metric))
-        value = metric_of(worst, self.metric)
-        raw = "" if report["calibrated"] or self.metric != "risk" else " (raw MLDS: no calibrator was given)"
-        named = repr(worst["text"]) if "text" in worst else f"characters {worst['start']} to {worst['end']}"
+        value, threshold = self.value(report), self.threshold_for(report)
+        named, source = "the answer", ""
+        if self.metric != "answer_risk":
+            worst = max(visible_spans(report["spans"]), key=lambda span: metric_of(span, self.metric))
+            named = repr(worst["text"]) if "text" in worst else f"characters {worst['start']} to {worst['end']}"
+        if self.metric == "risk" and (known := SOURCES.get(report.get("risk_source") or "")):
+            source = f" ({known})"
         return HallucinationRiskError(
-            f"{self.metric} of {named} is {value:.4g}, which reaches the threshold of {self.threshold:.4g}{raw}",
+            f"{self.metric} of {named} is {value:.4g}{source}, which reaches the threshold of {threshold:.4g}",
             report=report,
             value=value,
-            threshold=self.threshold,
+            threshold=threshold,
             metric=self.metric,
         )
+
+    @property
+    def _in_unit_interval(self) -> bool:
+        return self.metric in ("risk", "answer_risk")
+
+    def _reached_by(self, span: dict[str, Any]) -> bool:
+        if self.metric == "answer_risk":
+            return False
+        if self.threshold is None:
+            return bool(span.get("flagged"))
+        return reaches(metric_of(span, self.metric), self.threshold)
 
     def with_marks(self, text: str, spans: Sequence[dict[str, Any]], mark: Mark) -> str:
         """The text with each risky span marked. Whitespace at the ends of a span stays outside the mark.
@@ -140,7 +234,7 @@ class Limit:
     def _marked(self, span: dict[str, Any], mark: Mark) -> str:
         core = span["text"].strip()
         before, _, after = span["text"].partition(core)
-        value = metric_of(span, self.metric)
+        value = 0.0 if self.metric == "answer_risk" else metric_of(span, self.metric)
         marked = mark.format(text=core, value=value) if isinstance(mark, str) else mark(core, span)
         return f"{before}{marked}{after}"
 

@@ -34,9 +34,9 @@ class LazyEngine:
         self._engine: CocoaEngine | None = None
         self._as_loaded: str | None = None
         self._lock = threading.Lock()
-        calibrator = arguments.get("calibrator")
+        calibrator = arguments.get("calibrator", "auto")
         # engines that differ in the calibrator share their batch and their prefix cache too
-        self._uncalibrated = None if calibrator is None else _lazy_engine({**arguments, "calibrator": None}, weights)
+        self._default = None if calibrator == "auto" else _lazy_engine({**arguments, "calibrator": "auto"}, weights)
 
     @property
     def loaded(self) -> CocoaEngine | None:
@@ -68,11 +68,14 @@ class LazyEngine:
         """
         with self._lock:
             if self._engine is None:
-                if self._uncalibrated is None:
+                calibrator = self._arguments.get("calibrator", "auto")
+                if self._default is None:
                     engine = self._weights.engine(self._arguments.get("runtime"))
+                elif calibrator is None:
+                    engine = self._default.get().without_calibrator()
                 else:
-                    calibrator = RiskCalibrator.load(self._arguments["calibrator"])  # before the weights are read
-                    engine = self._uncalibrated.get().with_calibrator(calibrator)
+                    calibrator = RiskCalibrator.of(calibrator)  # before the weights are read
+                    engine = self._default.get().with_calibrator(calibrator)
                 self._as_loaded = _digest(self._weights.settings, engine)
                 self._engine = engine
             return self._engine

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cocoa_engine import ContextLift, Generation, Span
+from cocoa_engine import ContextLift, Generation, RiskSource, Span
 from cocoa_integrations._shared.reasoning import Part, Split
 
 SCHEMA = 1
@@ -22,9 +22,9 @@ def span_metadata(span: Span, number: int, part: Part | None = None) -> dict[str
     """One entry of ``cocoa_spans``; ``number`` counts the spans of the answer from 0.
 
     ``part`` says whether the span belongs to the reasoning or the answer; it is left out if the model did not reason.
-    ``start`` and ``end`` are character offsets in the returned text. ``risk`` is in [0, 1] if ``calibrated`` of the
-    report is true; otherwise it is the raw MLDS of the configured metric. ``reaches_max_risk`` is true for the span at
-    which ``max_risk`` stopped the answer; it is the last span.
+    ``start`` and ``end`` are character offsets in the returned text. ``risk`` is in [0, 1]; ``risk_source`` of the
+    report says where it comes from. ``flagged`` says whether it reaches ``threshold`` of the report.
+    ``reaches_max_risk`` is true for the span at which ``max_risk`` stopped the answer; it is the last span.
     """
     entry: dict[str, Any] = {
         "span": number,
@@ -37,6 +37,7 @@ def span_metadata(span: Span, number: int, part: Part | None = None) -> dict[str
         "log_prob": span.log_prob,
         "score": span.score,
         "risk": span.risk,
+        "flagged": span.flagged,
         "reaches_max_risk": span.reaches_max_risk,
         "candidates": len(span.candidates),
         "chosen": span.chosen,
@@ -57,8 +58,10 @@ def risk_report(generation: Generation, split: Split | None = None) -> dict[str,
     return report_of(
         all_spans(generation, split),
         method=generation.config.method,
-        calibrated=generation.calibrated,
+        risk_source=generation.risk_source,
+        threshold=generation.threshold,
         answer_risk=(generation if split is None else split.answered).answer_risk,
+        answer_threshold=generation.answer_threshold,
         model_name=generation.model_name,
     )
 
@@ -67,8 +70,10 @@ def report_of(
     spans: list[dict[str, Any]],
     *,
     method: str | None,
-    calibrated: bool,
+    risk_source: RiskSource | None,
+    threshold: float | None = None,
     answer_risk: float | None = None,
+    answer_threshold: float | None = None,
     model_name: str | None = None,
 ) -> dict[str, Any]:
     """The ``cocoa_risk`` report of some ``cocoa_spans``; ``answer_risk`` needs a calibrator for answers.
@@ -82,8 +87,11 @@ def report_of(
         **({} if model_name is None else {"model_name": model_name}),
         "max_risk": counted["max_risk"],
         "mean_risk": counted["mean_risk"],
-        "calibrated": calibrated,
+        "risk_source": risk_source,
+        "calibrated": risk_source == "calibrator",
+        "threshold": threshold,
         "answer_risk": answer_risk,
+        "answer_threshold": answer_threshold,
         "spans": spans,
         "risk_points": counted["risk_points"],
     }
@@ -99,7 +107,7 @@ def is_reasoning(span: dict[str, Any]) -> bool:
 
 
 def _risk_of(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    risks = [span["risk"] for span in spans]
+    risks = [span["risk"] for span in spans if span["risk"] is not None]
     return {
         "max_risk": max(risks, default=0.0),
         "mean_risk": sum(risks) / len(risks) if risks else 0.0,

@@ -64,7 +64,7 @@ def _answered(generation: Generation, spans: list[Span], engine: CocoaEngine) ->
     answered = generation.model_copy(
         update={"spans": spans, "token_ids": token_ids, "text": text, "answer_risk": None, "competition": None}
     )
-    calibrator = engine.calibrator
+    calibrator = engine.calibrator_for(generation.config)
     if calibrator is None or calibrator.answer is None or not token_ids:
         return answered
     return answered.model_copy(update={"answer_risk": calibrator.answer_risk(answered)})

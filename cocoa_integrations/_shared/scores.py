@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cocoa_engine import __version__
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations._shared.limits import Limit, highest, visible_spans
+from cocoa_integrations._shared.limits import SOURCES, Limit, highest, visible_spans
 from cocoa_integrations._shared.tracing import is_traced
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Scoring:
 
     def explanation(self, report: dict[str, Any]) -> str:
         """What the score is, and the riskiest span."""
-        kind = "calibrated probability" if report["calibrated"] else "raw MLDS"
+        kind = SOURCES.get(report.get("risk_source"), "source unknown")
         spans = visible_spans(report["spans"])
         if not self.explain or not spans:
             return f"highest risk of any span ({kind})"

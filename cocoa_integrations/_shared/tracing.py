@@ -28,8 +28,9 @@ class _Totals:
 
     def add(self, generation: Generation) -> None:
         self.max_risk = max(self.max_risk, generation.max_risk)
-        self.sum_risk += sum(span.risk for span in generation.spans)
-        self.spans += len(generation.spans)
+        risks = [span.risk for span in generation.spans if span.risk is not None]
+        self.sum_risk += sum(risks)
+        self.spans += len(risks)
         self.risk_points += sum(span.kind == "risk_point" for span in generation.spans)
         self.answers += 1
         self.calibrated &= generation.calibrated

@@ -6,11 +6,12 @@ import math
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 from cocoa_engine.errors import ConfigError
+from cocoa_integrations._shared.limits import Limit, reaches
 from cocoa_integrations._shared.metadata import RISK_KEY
 
 TRIES_KEY = "cocoa_tries"
 
-Measure = Literal["max_risk", "mean_risk"]
+Measure = Literal["max_risk", "mean_risk", "answer_risk"]
 """The value of a report that is compared with the threshold."""
 
 AnswerT = TypeVar("AnswerT")
@@ -20,21 +21,26 @@ class Tries(Generic[AnswerT]):
     """The answers of the attempts so far.
 
     Args:
-        threshold: the value from which a risk is too high.
+        limit: the value from which a risk is too high.
         measure: the risk to compare.
     """
 
-    def __init__(self, threshold: float, measure: Measure) -> None:
-        self._threshold, self._measure = threshold, measure
+    def __init__(self, limit: Limit, measure: Measure) -> None:
+        self._limit, self._measure = limit, measure
         self._answers: list[AnswerT] = []
         self._history: list[dict[str, Any]] = []
 
     def add(self, answer: AnswerT, report: dict[str, Any] | None, /, **entry: Any) -> bool:
         """Add an attempt, and return whether its risk is below the threshold. Without a report it is not."""
-        risk = None if report is None else report[self._measure]
+        risk = None if report is None else self._risk(report)
         self._answers.append(answer)
         self._history.append({**entry, RISK_KEY: report, "risk": risk, "chosen": False})
-        return risk is not None and risk < self._threshold
+        return report is not None and risk is not None and not reaches(risk, self._limit.threshold_for(report))
+
+    def _risk(self, report: dict[str, Any]) -> float:
+        if self._measure == "answer_risk":
+            return self._limit.value(report)
+        return float(report[self._measure])
 
     def best(self) -> tuple[AnswerT, list[dict[str, Any]]]:
         """The first of the least risky answers, and the history of all attempts."""
@@ -44,16 +50,20 @@ class Tries(Generic[AnswerT]):
         return self._answers[number], self._history
 
 
-def require_tries(max_tries: Any, measure: Any) -> None:
-    """Check the arguments that all retrying engines share.
+def limit_of_tries(threshold: float | None, max_tries: Any, measure: Any) -> Limit:
+    """Check the arguments that all retrying engines share, and return the limit of an answer.
 
     Raises:
-        ConfigError: ``max_tries`` is not a whole number above 0, or ``measure`` is unknown.
+        ConfigError: ``max_tries`` is not a whole number above 0, ``measure`` is unknown, or ``threshold`` is outside
+            [0, 1] or missing for a measure without a default.
     """
     if isinstance(max_tries, bool) or not isinstance(max_tries, int) or max_tries < 1:
         raise ConfigError(f"max_tries must be a whole number, at least 1 (got {max_tries!r}).")
     if measure not in get_args(Measure):
-        raise ConfigError(f"measure must be 'max_risk' or 'mean_risk' (got {measure!r}).")
+        raise ConfigError(f"measure must be one of {', '.join(map(repr, get_args(Measure)))} (got {measure!r}).")
+    if measure == "mean_risk" and threshold is None:
+        raise ConfigError("measure='mean_risk' has no default threshold; give one.")
+    return Limit(threshold, "answer_risk" if measure == "answer_risk" else "risk")
 
 
 def growth_of(given: Any, *, has_second: bool) -> float:

@@ -93,7 +93,7 @@ class RiskCallbackHandler(BaseCallbackHandler):
 
 def _partial_report(spans: list[dict[str, Any]]) -> dict[str, Any]:
     """A ``cocoa_risk`` report of the spans that were decided before an answer was interrupted."""
-    return {**report_of(spans, method=None, calibrated=False), "partial": True}
+    return {**report_of(spans, method=None, risk_source=None), "partial": True}
 
 
 # One variable and one hook per process: hooks are never removed, so one per use would accumulate.

@@ -12,7 +12,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
-from cocoa_integrations._shared.limits import Limit, Mark, Metric, covering, highest, require_mark
+from cocoa_integrations._shared.limits import GateMetric, Limit, Mark, covering, require_mark
 from cocoa_integrations._shared.metadata import RISK_KEY
 from cocoa_integrations.langchain.runnables import find_risk, get_risk, get_spans
 
@@ -24,9 +24,9 @@ ABSTENTION = "I don't know."
 
 
 def risk_gate(
-    threshold: float,
+    threshold: float | None = None,
     *,
-    metric: Metric = "risk",
+    metric: GateMetric = "risk",
     on_risk: OnRisk = "raise",
     mark: Mark = MARK,
     answer: str = ABSTENTION,
@@ -44,12 +44,13 @@ def risk_gate(
     onwards is passed on at the end. Dicts of text and risk are passed on at the end.
 
     Args:
-        threshold: the value from which a span is too risky. With a calibrator, the risk is a probability. Without one
-            it is the raw MLDS, which is not a probability. It lies between 0 and 2, and its level is similar for all
-            spans of a model, so that 0.5 may stop every answer or none. Measure the risk of your own prompts first.
-        metric: the value to compare: ``risk``; ``con_mlds`` or ``f_mlds``, which are raw even with a calibrator; or
-            ``self_information`` (-log p of the span, in nats). Spans that contain only whitespace, and end-of-sequence
-            tokens, do not count.
+        threshold: the value from which an answer is too risky. Default: ``threshold`` of the report, which is the
+            calibrator's threshold, or a measured default of the report's ``risk_source``. `cocoa threshold` shows what
+            other values would stop on your own prompts.
+        metric: the value to compare: ``risk``, in [0, 1]; ``answer_risk``, the probability that the answer is wrong as
+            a whole (needs a calibrator for answers); ``con_mlds`` or ``f_mlds``, the raw MLDS, which have no default
+            threshold; or ``self_information`` (-log p of the span, in nats). Spans that contain only whitespace, and
+            end-of-sequence tokens, do not count.
         on_risk: ``raise`` a ``HallucinationRiskError``, for ``with_fallbacks``; ``mark`` the risky spans in the text;
             or ``abstain``: replace the text by ``answer`` and drop tool calls. The report is kept, and its spans
             contain the original text.
@@ -60,8 +61,8 @@ def risk_gate(
         answer: the text that replaces an answer with ``abstain``.
 
     Example:
-        >>> strict = prompt | ChatCocoa() | risk_gate(0.5)
-        >>> careful = prompt | ChatCocoa(alpha=6.0, max_candidates=16) | risk_gate(0.5, on_risk="abstain")
+        >>> strict = prompt | ChatCocoa() | risk_gate()
+        >>> careful = prompt | ChatCocoa(alpha=6.0, max_candidates=16) | risk_gate(on_risk="abstain")
         >>> chain = strict.with_fallbacks([careful], exceptions_to_handle=(HallucinationRiskError,)) | StrOutputParser()
 
     Raises:
@@ -75,9 +76,9 @@ class RiskGate(Runnable[Any, Any]):
 
     def __init__(
         self,
-        threshold: float,
+        threshold: float | None = None,
         *,
-        metric: Metric = "risk",
+        metric: GateMetric = "risk",
         on_risk: OnRisk = "raise",
         mark: Mark = MARK,
         answer: str = ABSTENTION,
@@ -85,6 +86,8 @@ class RiskGate(Runnable[Any, Any]):
         self.limit = Limit(threshold, metric)
         if on_risk not in get_args(OnRisk):
             raise ConfigError(unknown([on_risk], get_args(OnRisk), what="on_risk"))
+        if on_risk == "mark" and metric == "answer_risk":
+            raise ConfigError("on_risk='mark' marks spans, and answer_risk is that of the answer as a whole")
         require_mark(mark)
         if not isinstance(answer, str):
             raise ConfigError(f"answer takes a text, not a {type(answer).__name__}")
@@ -102,7 +105,7 @@ class RiskGate(Runnable[Any, Any]):
         if isinstance(answer, EngineGeneration):
             raise ConfigError("a gate takes LangChain answers; for a Generation of the engine use max_risk()")
         report = get_risk(answer)  # type: ignore[arg-type]
-        if not self.limit.risky(report["spans"]):
+        if not self.limit.reached(report):
             return answer
         if self.on_risk == "raise":
             raise self.limit.error(report)
@@ -158,8 +161,8 @@ class RiskGate(Runnable[Any, Any]):
         gate = {
             "action": action or self.on_risk,
             "metric": self.limit.metric,
-            "threshold": self.limit.threshold,
-            "value": highest(report["spans"], self.limit.metric),
+            "threshold": self.limit.threshold_for(report),
+            "value": self.limit.value(report),
         }
         return _with_report(answer, {**report, "gate": gate})
 
@@ -194,7 +197,7 @@ class _Stream:
             chunk = self._gate._marked(chunk, spans)
         if report is not None:
             self._reported = True
-            if self._gate.limit.risky(report["spans"]):
+            if self._gate.limit.reached(report):
                 chunk = self._gate.with_gate_entry(chunk, report)
         return chunk
 

@@ -19,7 +19,7 @@ from typing_extensions import NotRequired
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
-from cocoa_integrations._shared.limits import Limit, Mark, Metric, highest
+from cocoa_integrations._shared.limits import GateMetric, Limit, Mark
 from cocoa_integrations._shared.settings import refuse_unknown
 from cocoa_integrations.langchain.gates import ABSTENTION, MARK, RiskGate, with_text
 from cocoa_integrations.langchain.gates import OnRisk as GateAction
@@ -67,8 +67,7 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
     agent this needs Python 3.11: only there does LangGraph set the context of async nodes.
 
     Args:
-        threshold: as in :func:`~cocoa_integrations.langchain.risk_gate`. Without a calibrator it applies to the raw
-            MLDS.
+        threshold: as in :func:`~cocoa_integrations.langchain.risk_gate`.
         metric: the value to compare, as in ``risk_gate``.
         retry_with: what to try in turn: a chat model, or settings for a call of the agent's own model
             (``{"alpha": 6.0, "max_candidates": 16}``), or a list of these. Repeating the same greedy decoding would
@@ -80,8 +79,8 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         answer: the text that replaces an answer with ``abstain``.
 
     Example:
-        >>> middleware = RiskMiddleware(0.5, retry_with={"alpha": 6.0}, on_risk="abstain")
-        >>> agent = create_agent(ChatCocoa(calibrator="risk.json"), tools=[], middleware=[middleware])
+        >>> middleware = RiskMiddleware(retry_with={"alpha": 6.0}, on_risk="abstain")
+        >>> agent = create_agent(ChatCocoa(), tools=[], middleware=[middleware])
         >>> state = agent.invoke({"messages": [("user", "Who wrote Dune?")]})
         >>> state["cocoa_risks"][-1]["value"]
 
@@ -93,9 +92,9 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
 
     def __init__(
         self,
-        threshold: float,
+        threshold: float | None = None,
         *,
-        metric: Metric = "risk",
+        metric: GateMetric = "risk",
         retry_with: Retry | Sequence[Retry] = (),
         on_risk: OnRisk = "keep",
         mark: Mark = MARK,
@@ -123,7 +122,8 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
     @property
     def name(self) -> str:
         """A name that depends on the options: several middlewares of an agent need different names."""
-        return f"{type(self).__name__}[{self.limit.metric} {self.limit.threshold}, {self.on_risk}]"
+        threshold = "default" if self.limit.threshold is None else self.limit.threshold
+        return f"{type(self).__name__}[{self.limit.metric} {threshold}, {self.on_risk}]"
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
@@ -186,7 +186,7 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
 
     def _response(self, chosen: Chosen) -> ExtendedModelResponse[Any]:
         """The chosen answer, after the action on its risk, and the update of the state."""
-        if not self.limit.risky(chosen.spans):
+        if not chosen.risky(self.limit):
             return chosen.response("none")
         if self.gate is None:
             return chosen.response("keep")
@@ -194,7 +194,7 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
 
     def _reviewed(self, chosen: Chosen) -> ExtendedModelResponse[Any]:
         """The chosen answer, after the decision of a person if it is risky. Only here does a run stop and go on."""
-        if not self.limit.risky(chosen.spans):
+        if not chosen.risky(self.limit):
             return chosen.response("none")
         decision = review(chosen, self.limit)
         assert self.gate is not None
@@ -219,8 +219,8 @@ class _Trial:
         message = next(message for message in response.result if isinstance(message, AIMessage))
         # the agent's own model must measure risk; a fallback model need not
         report = find_risk(message) if self._values else get_risk(message)
-        value = None if report is None else highest(report["spans"], self._limit.metric)
-        passes = report is None or not self._limit.risky(report["spans"])
+        value = None if report is None else self._limit.value(report)
+        passes = report is None or not self._limit.reached(report)
         lowest = min((known for known in self._values if known is not None), default=None)
         self._values.append(value)
         if passes or lowest is None or (value is not None and value < lowest):
@@ -231,5 +231,5 @@ class _Trial:
         """The answer that passes, or else the least risky one."""
         assert self._best is not None
         response, report = self._best
-        value = None if report is None else highest(report["spans"], self._limit.metric)
+        value = None if report is None else self._limit.value(report)
         return Chosen(response, {"report": report, "value": value, "attempts": self._values})

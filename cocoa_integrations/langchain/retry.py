@@ -10,9 +10,8 @@ from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations._shared.limits import Limit
 from cocoa_integrations._shared.settings import config_of
-from cocoa_integrations._shared.tries import TRIES_KEY, Measure, Tries, growth_of, require_tries
+from cocoa_integrations._shared.tries import TRIES_KEY, Measure, Tries, growth_of, limit_of_tries
 from cocoa_integrations.langchain.base import with_call_options
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.context_lift import with_context_lift
@@ -30,7 +29,7 @@ def with_risk_retry(
     prompt: Runnable[Any, Any],
     chat: ChatCocoa,
     *,
-    threshold: float,
+    threshold: float | None = None,
     max_tries: int = 3,
     settings: Sequence[Mapping[str, Any]] | None = None,
     top_k_growth: float | None = None,
@@ -45,7 +44,7 @@ def with_risk_retry(
     """A chain that answers from retrieved documents. While the answer is too risky, it retrieves more and asks again::
 
         prompt = ChatPromptTemplate.from_template("Context: {context}\\n\\nQuestion: {question}")
-        chain = with_risk_retry(retriever, prompt, ChatCocoa(calibrator="embedded"), threshold=0.4)
+        chain = with_risk_retry(retriever, prompt, ChatCocoa())
         message = chain.invoke("Who built the lighthouse?")
         message.response_metadata["cocoa_tries"]  # the attempts, and the risk of each answer
 
@@ -54,24 +53,23 @@ def with_risk_retry(
     ``top_k`` (``None`` if the retriever has none), ``documents`` (their number), ``answer``, ``cocoa_risk``, ``risk``
     and ``chosen``, which is true for the returned answer.
 
-    MLDS does not depend on alpha, so the risks of the attempts can be compared. Without a calibrator they are raw MLDS,
-    whose level depends on the model: measure typical values before you choose a threshold. Retrievers and model are
-    not changed; each attempt works on copies. The input is a question, or a mapping with the question and further
-    variables of the prompt. Options of a call, such as ``max_tokens=64``, apply to every attempt; ``settings`` take
-    precedence. The chain returns its answer in one piece, because it must be complete before it can be returned.
+    Retrievers and model are not changed; each attempt works on copies. The input is a question, or a mapping
+    with the question and further variables of the prompt. Options of a call, such as ``max_tokens=64``, apply to every
+    attempt; ``settings`` take precedence. The chain returns its answer in one piece, because it must be complete before
+    it can be returned.
 
     Args:
         retriever: the retriever of the first attempt, or another runnable from a question to documents.
         prompt: a prompt template, or another runnable from a dict to a prompt.
         chat: the model. Its settings are those of the first attempt.
-        threshold: the value from which a risk is too high.
+        threshold: the value, in [0, 1], from which a risk is too high. Default: the threshold in the answer's report.
         max_tries: maximum number of attempts.
         settings: options of a call of the model for each further attempt, such as ``[{"alpha": 5.0}]``; the last ones
             are used for all remaining attempts. Default: alpha is doubled each time.
         top_k_growth: the factor by which the number of documents grows with each further attempt, for retrievers that
             have one (``k``, or ``search_kwargs`` of a vector store). Default: 2, or 1 with a second retriever.
         second_retriever: its documents are added to those of ``retriever`` from the second attempt on.
-        measure: the risk to compare, ``"max_risk"`` or ``"mean_risk"`` of the report.
+        measure: the risk to compare, ``"max_risk"``, ``"mean_risk"`` or ``"answer_risk"`` of the report.
         question: the variable of the prompt, and key of the input, that holds the question.
         context: the variable of the prompt that holds the documents.
         format_documents: makes the value of ``context`` from the documents.
@@ -88,8 +86,7 @@ def with_risk_retry(
     for name, given in (("retriever", retriever), ("prompt", prompt), ("second_retriever", second_retriever)):
         if not isinstance(given, Runnable) and not (given is None and name == "second_retriever"):
             raise ConfigError(f"{name} takes a runnable, not a {type(given).__name__}.")
-    limit = Limit(threshold)
-    require_tries(max_tries, measure)
+    limit = limit_of_tries(threshold, max_tries, measure)
     growth = growth_of(top_k_growth, has_second=second_retriever is not None)
     if growth > 1 and max_tries > 1 and top_k_of(retriever) is None:
         raise ConfigError(
@@ -135,7 +132,7 @@ def with_risk_retry(
         return tries.add((message, found), get_risk(message), **entry, documents=len(found), answer=message.text)
 
     def answer(given: str | Mapping[str, Any], config: RunnableConfig, **options: Any) -> Any:
-        values, tries = values_of(given), Tries[tuple[AIMessage, list[Document]]](limit.threshold, measure)
+        values, tries = values_of(given), Tries[tuple[AIMessage, list[Document]]](limit, measure)
         for number in range(max_tries):
             retrievers, called, entry = plan(number, options)
             found = without_duplicates(*[one.invoke(values[question], config) for one in retrievers])
@@ -149,7 +146,7 @@ def with_risk_retry(
         return result(tries, values)
 
     async def aanswer(given: str | Mapping[str, Any], config: RunnableConfig, **options: Any) -> Any:
-        values, tries = values_of(given), Tries[tuple[AIMessage, list[Document]]](limit.threshold, measure)
+        values, tries = values_of(given), Tries[tuple[AIMessage, list[Document]]](limit, measure)
         for number in range(max_tries):
             retrievers, called, entry = plan(number, options)
             found = without_duplicates(*[await one.ainvoke(values[question], config) for one in retrievers])

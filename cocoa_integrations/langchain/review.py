@@ -60,6 +60,10 @@ class Chosen:
         """The spans of the answer; empty if its model measures no risk."""
         return [] if self.entry["report"] is None else list(self.entry["report"]["spans"])
 
+    def risky(self, limit: Limit) -> bool:
+        """Whether the answer is too risky. An answer without a report is not."""
+        return self.entry["report"] is not None and limit.reached(self.entry["report"])
+
     @property
     def structured(self) -> bool:
         """Whether the answer was parsed into an object."""
@@ -120,7 +124,7 @@ def review(chosen: Chosen, limit: Limit) -> Mapping[str, Any]:
         spans=limit.risky(chosen.spans),
         report=chosen.required_report(),
         metric=limit.metric,
-        threshold=limit.threshold,
+        threshold=limit.threshold_for(chosen.required_report()),
         value=chosen.entry["value"],
         decisions=decisions,
     )

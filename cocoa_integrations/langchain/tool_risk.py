@@ -15,8 +15,8 @@ from langgraph.prebuilt.tool_node import ToolCallRequest
 from langgraph.types import Command
 
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations._shared.limits import Limit, Metric, metric_of
-from cocoa_integrations.langchain.runnables import argument_risks, find_risk
+from cocoa_integrations._shared.limits import Limit, Metric, metric_of, reaches, require_metric
+from cocoa_integrations.langchain.runnables import find_risk
 from cocoa_integrations.tool_calling import ROOT
 
 
@@ -32,7 +32,7 @@ class RiskyToolCalls:
         arguments: the names of the arguments to check, or paths, as in ``ToolRiskMiddleware``. Default: all arguments.
 
     Example:
-        >>> risky = RiskyToolCalls(0.3)
+        >>> risky = RiskyToolCalls()
         >>> review = {
         ...     "allowed_decisions": ["approve", "edit", "reject"],
         ...     "when": risky,
@@ -44,10 +44,14 @@ class RiskyToolCalls:
         ConfigError: ``threshold`` is not a finite number, or ``metric`` is unknown.
     """
 
-    def __init__(self, threshold: float, *, metric: Metric = "risk", arguments: Collection[str] | None = None) -> None:
+    def __init__(
+        self, threshold: float | None = None, *, metric: Metric = "risk", arguments: Collection[str] | None = None
+    ) -> None:
         if isinstance(arguments, str):
             raise ConfigError("tools and arguments take lists of names")
+        require_metric(metric)
         self.limit = Limit(threshold, metric)
+        self._metric = metric
         self.arguments = arguments
 
     def __call__(self, request: ToolCallRequest) -> bool:
@@ -61,13 +65,17 @@ class RiskyToolCalls:
             call: the tool call.
             state: the state of the agent, or its messages.
         """
+        report = _report_of(state, call["id"])
+        if report is None:
+            return {}
+        threshold = self.limit.threshold_for(report)
         values = {
-            name: metric_of(measured, self.limit.metric)
-            for name, measured in _arguments_of(state, call["id"]).items()
+            name: metric_of(measured, self._metric)
+            for name, measured in _arguments_in(report, call["id"]).items()
             # the paths of values inside arguments count only if they are asked for
             if (not name.startswith(ROOT) if self.arguments is None else name in self.arguments)
         }
-        return {name: value for name, value in values.items() if value >= self.limit.threshold}
+        return {name: value for name, value in values.items() if reaches(value, threshold)}
 
     def description(self, tool_call: Mapping[str, Any] | ToolCall, state: Any, runtime: Any = None) -> str:
         """Which arguments of a call are risky, for the ``description`` of ``HumanInTheLoopMiddleware``."""
@@ -77,18 +85,20 @@ class RiskyToolCalls:
             for name, value in values.items()
         )
         metric = self.limit.metric.replace("_", " ")
-        return f"the {metric} of these arguments reaches {self.limit.threshold:.3g}: {listed}"
+        report = _report_of(state, tool_call["id"])
+        threshold = "" if report is None else f" {self.limit.threshold_for(report):.3g}"
+        return f"the {metric} of these arguments reaches{threshold}: {listed}"
 
 
 class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
     """Refuses to run a tool if the risk of one of its arguments reaches the threshold.
 
-    ``create_agent(ChatCocoa(calibrator="risk.json"), tools, middleware=[ToolRiskMiddleware(0.5)])``. Instead of the
-    result of the tool, the model receives a ``ToolMessage`` with status ``"error"`` that names the arguments, so that
-    it can ask the user or call again. Calls without a report, such as those of another model, are run.
+    ``create_agent(ChatCocoa(), tools, middleware=[ToolRiskMiddleware()])``. Instead of the result of the tool, the
+    model receives a ``ToolMessage`` with status ``"error"`` that names the arguments, so that it can ask the user or
+    call again. Calls without a report, such as those of another model, are run.
 
     Args:
-        threshold: the value from which an argument is too risky: a probability with a calibrator, otherwise a raw MLDS.
+        threshold: the value from which an argument is too risky. Default: ``threshold`` of the report of the answer.
         metric: the value to compare, as in :func:`~cocoa_integrations.langchain.risk_gate`. Arguments in the same span
             have the same risk and MLDS; ``self_information`` (-log p, in nats) is computed from the tokens of the
             argument.
@@ -102,7 +112,7 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
 
     def __init__(
         self,
-        threshold: float,
+        threshold: float | None = None,
         *,
         metric: Metric = "risk",
         tools: Collection[str] | None = None,
@@ -119,7 +129,8 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
     @property
     def name(self) -> str:
         """A name that depends on the options: several middlewares of an agent need different names."""
-        parts = [f"{self.limit.metric} {self.limit.threshold}"]
+        threshold = "default" if self.limit.threshold is None else self.limit.threshold
+        parts = [f"{self.limit.metric} {threshold}"]
         for what, names in (("tools", self.watched_tools), ("arguments", self.watched_arguments)):
             if names is not None:
                 parts.append(" ".join([what, *names]))
@@ -151,10 +162,16 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
         )
 
 
-def _arguments_of(state: Any, call_id: str | None) -> dict[str, dict[str, Any]]:
-    """The risk of the arguments of a call, from the newest message with this call."""
+def _report_of(state: Any, call_id: str | None) -> dict[str, Any] | None:
+    """The report of the newest message with a call; ``None`` if its model measures no risk."""
     messages = state["messages"] if isinstance(state, dict) else getattr(state, "messages", state)
     for message in reversed(list(messages)):
         if isinstance(message, AIMessage) and any(call["id"] == call_id for call in message.tool_calls):
-            return argument_risks(message).get(call_id or "", {}) if find_risk(message) is not None else {}
-    return {}
+            return find_risk(message)
+    return None
+
+
+def _arguments_in(report: dict[str, Any], call_id: str | None) -> dict[str, dict[str, Any]]:
+    """The risk of each argument of a call."""
+    calls = {call["id"]: call["arguments"] for call in report.get("tool_calls", ())}
+    return calls.get(call_id or "", {})

@@ -17,10 +17,9 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from cocoa_engine import ConfigError
 from cocoa_engine.messages import unknown
-from cocoa_integrations._shared.limits import Limit
 from cocoa_integrations._shared.metadata import RISK_KEY
 from cocoa_integrations._shared.settings import config_of
-from cocoa_integrations._shared.tries import TRIES_KEY, Measure, Tries, growth_of, require_tries
+from cocoa_integrations._shared.tries import TRIES_KEY, Measure, Tries, growth_of, limit_of_tries
 from cocoa_integrations.llama_index.llm import CocoaLLM
 from cocoa_integrations.llama_index.query_engine import RiskQueryEngine
 from cocoa_integrations.llama_index.response_modes import require_llm
@@ -29,7 +28,7 @@ from cocoa_integrations.llama_index.response_modes import require_llm
 class RiskRetryQueryEngine(BaseQueryEngine):
     """Answers from retrieved nodes. While the answer is too risky, retrieves more and answers with a larger alpha::
 
-        engine = RiskRetryQueryEngine(retriever, llm, threshold=0.5)
+        engine = RiskRetryQueryEngine(retriever, llm)
         response = engine.query("Who built the lighthouse?")
         response.metadata["cocoa_tries"]  # the attempts, and the risk of each answer
 
@@ -38,9 +37,8 @@ class RiskRetryQueryEngine(BaseQueryEngine):
     ``top_k`` (``None`` if the retriever has none), ``source_nodes`` (their number), ``answer``, ``cocoa_risk``,
     ``risk`` (``None`` if nothing was retrieved) and ``chosen``, which is true for the returned answer.
 
-    Alpha has an effect with the methods ``cocoa`` and ``cocoa-sig``. MLDS does not depend on alpha, so the risks of the
-    attempts can be compared. Without a calibrator they are raw MLDS, whose level depends on the model: measure typical
-    values before you choose a threshold. The retrievers and the LLM are not changed. Each attempt works on copies, and
+    Alpha has an effect with the methods ``cocoa`` and ``cocoa-sig``. The retrievers and the LLM
+    are not changed. Each attempt works on copies, and
     threads can share the engine.
 
     The engine does not stream, because it needs the complete answer before it can return it.
@@ -48,14 +46,14 @@ class RiskRetryQueryEngine(BaseQueryEngine):
     Args:
         retriever: the retriever of the first attempt.
         llm: the LLM. Its alpha is that of the first attempt.
-        threshold: the value from which a risk is too high.
+        threshold: the value, in [0, 1], from which a risk is too high. Default: the threshold in the answer's report.
         max_tries: maximum number of attempts.
         alphas: alpha of each further attempt; the last value is used for all remaining ones. Default: doubled each
             time.
         top_k_growth: the factor by which ``similarity_top_k`` of the retriever grows with each further attempt.
             Default: 2, or 1 with a second retriever.
         second_retriever: its nodes are added to those of ``retriever`` from the second attempt on.
-        measure: the risk to compare, ``"max_risk"`` or ``"mean_risk"`` of the report.
+        measure: the risk to compare, ``"max_risk"``, ``"mean_risk"`` or ``"answer_risk"`` of the report.
         context_lift: as for :class:`RiskQueryEngine`.
         **options: options of ``RetrieverQueryEngine.from_args``, such as ``response_mode``, ``text_qa_template`` and
             ``node_postprocessors``.
@@ -70,7 +68,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         retriever: BaseRetriever,
         llm: CocoaLLM,
         *,
-        threshold: float,
+        threshold: float | None = None,
         max_tries: int = 3,
         alphas: Sequence[float] | None = None,
         top_k_growth: float | None = None,
@@ -83,8 +81,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         _require("llm", llm, CocoaLLM)
         if second_retriever is not None:
             _require("second_retriever", second_retriever, BaseRetriever)
-        limit = Limit(threshold)
-        require_tries(max_tries, measure)
+        limit = limit_of_tries(threshold, max_tries, measure)
         if options.get("streaming"):
             raise ConfigError(
                 "RiskRetryQueryEngine does not stream: it needs the complete answer to check its risk. Leave streaming "
@@ -112,7 +109,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         super().__init__(options.get("callback_manager"))
         self._retriever, self._second = retriever, second_retriever
         self._llm = llm
-        self._threshold, self._measure = limit.threshold, measure
+        self._limit, self._measure = limit, measure
         self._growth = growth
         self._context_lift = context_lift
         self._options = options
@@ -126,7 +123,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         return {}  # the prompts are among the options
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        tries = Tries[RESPONSE_TYPE](self._threshold, self._measure)
+        tries = Tries[RESPONSE_TYPE](self._limit, self._measure)
         for number in range(len(self._alphas)):
             engine, parameters = self._engine(number)
             if _add(tries, engine.query(query_bundle), parameters):
@@ -134,7 +131,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         return _best(tries)
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        tries = Tries[RESPONSE_TYPE](self._threshold, self._measure)
+        tries = Tries[RESPONSE_TYPE](self._limit, self._measure)
         for number in range(len(self._alphas)):
             engine, parameters = self._engine(number)
             if _add(tries, await engine.aquery(query_bundle), parameters):

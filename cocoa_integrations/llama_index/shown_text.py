@@ -89,8 +89,10 @@ def merged_report(parts: Sequence[Part], reports: Sequence[dict[str, Any]]) -> d
     report = report_of(
         entries,
         method=methods.pop() if len(methods) == 1 else None,
-        calibrated=all(report["calibrated"] for report in used if report["spans"]),
+        risk_source=_common(used, "risk_source"),
+        threshold=_common(used, "threshold"),
         answer_risk=used[0]["answer_risk"] if len(used) == 1 else None,
+        answer_threshold=used[0].get("answer_threshold") if len(used) == 1 else None,
         model_name=names.pop() if len(names) == 1 else None,
     )
     if len(used) == 1 and "run_id" in used[0]:
@@ -99,6 +101,12 @@ def merged_report(parts: Sequence[Part], reports: Sequence[dict[str, Any]]) -> d
         report["reasoning"] = _all_reasoning(reasoned)
     report["parts"] = [{"start": part.start, "end": part.end, "report": part.answer} for part in parts]
     return report
+
+
+def _common(reports: Sequence[dict[str, Any]], key: str) -> Any:
+    """The value that all reports with spans have in common; ``None`` if they differ."""
+    values = {report.get(key) for report in reports if report["spans"]}
+    return values.pop() if len(values) == 1 else None
 
 
 def _all_reasoning(reasoned: Sequence[dict[str, Any]]) -> dict[str, Any]:

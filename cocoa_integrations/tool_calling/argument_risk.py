@@ -74,7 +74,7 @@ def tool_call_risks(
             {
                 "name": call.name,
                 "id": call_id,
-                "risk": max((span.risk for _, span in spans), default=0.0),
+                "risk": max((span.risk for _, span in spans if span.risk is not None), default=0.0),
                 "arguments": arguments,
                 "error": call.error,
             }
@@ -110,7 +110,7 @@ def _value(
     start, end = offsets
     count = max(1, len(spans))
     return {
-        "risk": max((span.risk for _, span in spans), default=0.0),
+        "risk": max((span.risk for _, span in spans if span.risk is not None), default=0.0),
         "con_mlds": sum(span.con_mlds for _, span in spans) / count,
         "f_mlds": sum(span.f_mlds for _, span in spans) / count,
         "log_prob": sum(log_prob for first, last, log_prob in tokens if first < end and last > start),

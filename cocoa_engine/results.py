@@ -95,7 +95,7 @@ class Generation(BaseModel):
 
     @property
     def sentences(self) -> list[Unit]:
-        """The sentences of the text. The risk of a sentence is the mean of its spans, weighted by their characters."""
+        """The sentences of the text. The risk of a sentence is the mean of its three riskiest claims."""
         return self._measured.sentences
 
     def check_these(self, most: int = 3) -> list[Check]:

@@ -1,8 +1,8 @@
 """The words, claims and sentences of an answer, with the risk of each from the spans that it overlaps.
 
 Rules, as measured on labelled answers by ``cocoa claims``: the risk of a word or a claim is the highest of its spans;
-the risk of a sentence is the mean of its spans, weighted by the characters in it. The highest span of a sentence ranks
-sentences worse, because a long sentence always has some risky span.
+the risk of a sentence is the mean of its three riskiest claims. The highest span alone, and the mean of all spans, each
+rank sentences worse on one of the data sets.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ LOW_PROBABILITY = 0.5
 """The model was unsure of a token with a lower probability."""
 
 SMALLEST_DIFFERENCE = 0.001
+RISKIEST = 3
+"""The number of claims whose mean risk is that of their sentence."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class MeasuredText:
     @cached_property
     def sentences(self) -> list[Unit]:
         """The sentences."""
-        return [self._unit(*place, "sentence") for place in sentence_ranges(self._answer)]
+        return [self._sentence(*place) for place in sentence_ranges(self._answer)]
 
     def check_these(self, most: int = 3) -> list[Check]:
         """The riskiest claims, riskiest first. Claims as low as the lowest of the answer are left out.
@@ -115,15 +117,19 @@ class MeasuredText:
         """The tokens of each span with text of their own; none for spans whose tokens' ends are not known."""
         return [_tokens_of(part) for part in self._parts]
 
+    def _sentence(self, start: int, end: int) -> Unit:
+        bare = self._unit(start, end, "sentence")
+        inside = [one.risk for one in self.claims if bare.start <= one.start < bare.end and one.risk is not None]
+        return bare.model_copy(update={"risk": mean_of_riskiest(inside)}) if inside else bare
+
     def _unit(self, start: int, end: int, kind: ClaimKind | Literal["sentence"]) -> Unit:
         start, end = start + self._skipped, end + self._skipped
         text = self._text[start:end]
         start, end = start + self._offset, end + self._offset
         numbers = self._numbers(start, end)
-        by_mean = kind == "sentence"
-        risk = combined_risk([self._parts[number] for number in numbers], start, end, by_mean=by_mean)
+        risk = riskiest([self._parts[number].risk for number in numbers])
         bare = Unit(text=text, start=start, end=end, kind=kind, risk=risk, spans=numbers)
-        return bare if by_mean else bare.model_copy(update={"reasons": self._reasons(bare)})
+        return bare if kind == "sentence" else bare.model_copy(update={"reasons": self._reasons(bare)})
 
     def _own_tokens(self, start: int, end: int, numbers: Iterable[int]) -> list[Token]:
         """The tokens of some spans that share a character with a range of the text."""
@@ -160,30 +166,24 @@ class MeasuredText:
         tokens = self._own_tokens(claim.start, claim.end, claim.spans)
         attention = _attention(tokens)
         if attention is not None:
-            return claim.risk or 0.0, -attention
-        return claim.risk or 0.0, 1 - exp(min((token.log_prob for token in tokens), default=0.0))
+            return _rank(claim.risk or 0.0), -attention
+        return _rank(claim.risk or 0.0), 1 - exp(min((token.log_prob for token in tokens), default=0.0))
 
 
-def combined_risk(parts: Sequence[Part], start: int, end: int, *, by_mean: bool) -> float | None:
-    """The risk of a unit from the risks of the spans that it overlaps; `None` if none of them has one.
+def riskiest(risks: Iterable[float | None]) -> float | None:
+    """The highest risk; `None` if there is none. A risk that is not a finite number is the highest."""
+    known = [risk for risk in risks if risk is not None]
+    return max(known, key=_rank) if known else None
 
-    A risk that is not a finite number is the highest.
 
-    Args:
-        parts: the spans.
-        start, end: the unit's offsets.
-        by_mean: the mean, weighted by the characters that they share with the unit; otherwise the highest.
-    """
-    shared = [
-        (part.risk, min(part.end, end) - max(part.start, start))
-        for part in parts
-        if part.risk is not None and part.start < end and part.end > start
-    ]
-    if not shared:
-        return None
-    if not by_mean:
-        return max((risk for risk, _ in shared), key=lambda risk: risk if isfinite(risk) else inf)
-    return sum(risk * size for risk, size in shared) / sum(size for _, size in shared)
+def mean_of_riskiest(risks: Iterable[float]) -> float:
+    """The mean of the three highest of some risks, or of fewer if there are fewer; at least one is needed."""
+    highest = sorted(risks, key=_rank, reverse=True)[:RISKIEST]
+    return sum(highest) / len(highest)
+
+
+def _rank(risk: float) -> float:
+    return risk if isfinite(risk) else inf
 
 
 def _is_above(order: tuple[float, float], lowest: tuple[float, float]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Sequence
 from math import log
@@ -36,18 +37,28 @@ def competed(whole: Generation, number: int, *texts: str) -> Generation:
     return whole.model_copy(update={"spans": spans})
 
 
-def test_a_claim_has_the_highest_risk_of_its_spans_and_a_sentence_their_mean() -> None:
-    whole = answer(("The Se", 0.1), ("ine", 0.7), (" is long.", 0.2), (" It ends", 0.3), (".", 0.9))
+def test_a_claim_has_the_highest_risk_of_its_spans_and_a_sentence_the_mean_of_three_claims() -> None:
+    whole = answer(
+        ("The Se", 0.1), ("ine", 0.7), (" is long", 0.2), (" brown", 0.4), (" water.", 0.3), (" Was it", 0.8)
+    )
     assert [(one.text, one.risk, one.spans) for one in whole.claims] == [
         ("Seine", 0.7, [0, 1]),
         ("long", 0.2, [2]),
-        ("ends", 0.3, [3]),
+        ("brown", 0.4, [3]),
+        ("water", 0.3, [4]),
     ]
     first, second = whole.sentences
-    assert first.risk == pytest.approx((6 * 0.1 + 3 * 0.7 + 9 * 0.2) / 18)
-    assert second.risk == pytest.approx((7 * 0.3 + 0.9) / 8)  # the space before it is not in it
-    assert (second.text, second.start, second.end, second.kind) == ("It ends.", 19, 27, "sentence")
-    assert [one.text for one in whole.words] == ["The", "Seine", "is", "long", "It", "ends"]
+    assert first.risk == pytest.approx((0.7 + 0.4 + 0.3) / 3)
+    assert second.risk == 0.8  # without a claim: the highest of its spans
+    assert (second.text, second.start, second.end, second.kind, second.spans) == ("Was it", 31, 37, "sentence", [5])
+    assert [one.text for one in whole.words] == ["The", "Seine", "is", "long", "brown", "water", "Was", "it"]
+
+
+def test_a_risk_that_is_no_number_is_the_highest() -> None:
+    whole = answer(("Ri", 0.9), ("sk", math.nan), ("y", 0.95), (" words", 0.1))
+    assert math.isnan(whole.claims[0].risk or 0)
+    assert math.isnan(whole.sentences[0].risk or 0)
+    assert [one.text for one in whole.check_these()] == ["Risky"]
 
 
 def test_the_riskiest_span_being_a_full_stop_or_a_function_word_is_not_listed() -> None:

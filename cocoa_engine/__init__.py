@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from cocoa_engine.info import ModelInfo
     from cocoa_engine.model.detokenizer import Detokenizer
     from cocoa_engine.scoring.context_lift import ContextLift, context_lift, context_lift_of_text
+    from cocoa_engine.scoring.passage_attention import passage_attention
     from cocoa_engine.scoring.rescoring import rescore
     from cocoa_engine.stream import SpanStream
 
@@ -93,6 +94,7 @@ __all__ = [
     "context_lift",
     "context_lift_of_text",
     "json_rule",
+    "passage_attention",
     "rescore",
 ]
 
@@ -110,6 +112,7 @@ _LAZY = {
     "context_lift": "scoring.context_lift",
     "context_lift_of_text": "scoring.context_lift",
     "json_rule": "decoding.grammar",
+    "passage_attention": "scoring.passage_attention",
     "rescore": "scoring.rescoring",
 }
 

@@ -45,8 +45,9 @@ class CocoaConfig(BaseModel):
     risk: Literal["auto", RiskSource] = Field(
         "auto",
         description="Where the risk of a span comes from. auto: the calibrator if there is one for spans that fits the "
-        "model and the settings, otherwise 1 - p of the span's least probable token. "
-        "f_mlds and con_mlds report a raw MLDS, which is not in [0, 1], as the risk.",
+        "model and the settings; otherwise, if the passages are named (source), the rank of the span's source "
+        "attention; otherwise 1 - p of its least probable token. f_mlds and con_mlds report a raw MLDS, which is not "
+        "in [0, 1].",
     )
     alpha: float = Field(2.5, ge=0, le=1e6, description="Weight of the disagreement penalty (alpha in the paper).")
     gamma: float = Field(

@@ -18,7 +18,9 @@ from cocoa_engine.decoding.task import DecodeTask
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.session import Session
 from cocoa_engine.loaded_model import LoadedModel
+from cocoa_engine.methods.retrieval_heads import heads_of_model
 from cocoa_engine.model.load_options import DeviceMap
+from cocoa_engine.model.passages import Passages, Source, passage_positions
 from cocoa_engine.model.prompts import Messages, Prompt, Texts, is_chat
 from cocoa_engine.results import Generation, LayerCurve
 from cocoa_engine.runtime import Runtime
@@ -156,6 +158,7 @@ class CocoaEngine(LoadedModel):
         stopping_criteria: Callables = None,
         generation_config: GenerationConfig | None = None,
         cancellation: Cancellation | None = None,
+        source: Source | None = None,
         **settings: Any,
     ) -> Generation:
         """Answer one prompt.
@@ -168,10 +171,14 @@ class CocoaEngine(LoadedModel):
             generation_config: a transformers ``GenerationConfig`` whose end tokens, penalties and banned words apply
                 instead of those of the model's own.
             cancellation: lets another thread end the call.
+            source: passages of the prompt, as texts that it contains or as (start, end) ranges of its characters. Every
+                span then has ``passage_attention``. The characters of token ids are those of their decoded text,
+                special tokens included.
             **settings: fields of :class:`CocoaConfig` that override the settings.
 
         Raises:
-            ConfigError: a setting is unknown, out of range or does not fit the model.
+            ConfigError: a setting is unknown, out of range or does not fit the model, or a passage is not in the
+                prompt.
             PromptError: the prompt is empty or leaves no room in the context window.
             NonFiniteLogitsError: the model's logits are NaN.
             EngineBusyError: ``Runtime.max_queue`` calls are waiting already.
@@ -179,7 +186,7 @@ class CocoaEngine(LoadedModel):
         """
         config = self._settings(config, settings)
         request = make_request(
-            self.session, prompt, config, logits_processor, stopping_criteria, generation_config, cancellation
+            self.session, prompt, config, logits_processor, stopping_criteria, generation_config, cancellation, source
         )
         (generation,) = self._decode([request], config, 1)
         assert isinstance(generation, Generation)
@@ -194,6 +201,7 @@ class CocoaEngine(LoadedModel):
         stopping_criteria: Callables = None,
         generation_config: GenerationConfig | None = None,
         cancellation: Cancellation | None = None,
+        source: Source | None = None,
         **settings: Any,
     ) -> SpanStream[CocoaEngine]:
         """Answer one prompt span by span; arguments and errors as for :meth:`generate`, raised at once.
@@ -203,9 +211,9 @@ class CocoaEngine(LoadedModel):
         """
         config = self._settings(config, settings)
         request = make_request(
-            self.session, prompt, config, logits_processor, stopping_criteria, generation_config, cancellation
+            self.session, prompt, config, logits_processor, stopping_criteria, generation_config, cancellation, source
         )
-        return SpanStream(self, request, config, self._measure(config))
+        return SpanStream(self, request, config, self._measure(config, request.passages))
 
     def generate_batch(
         self,
@@ -218,6 +226,7 @@ class CocoaEngine(LoadedModel):
         cancellation: Cancellation | None = None,
         batch_size: int | None = None,
         return_exceptions: bool = False,
+        source: Sequence[Source | None] | None = None,
         **settings: Any,
     ) -> list[Any]:
         """Answer several prompts together.
@@ -231,10 +240,11 @@ class CocoaEngine(LoadedModel):
             stopping_criteria: for all prompts, or a :class:`PerPrompt`.
             batch_size: the maximum number of prompts at a time. Default and limit: ``Runtime.max_batch_size``.
             return_exceptions: return the error of a prompt in its position, instead of raising the first one.
+            source: for each prompt its passages, or `None`.
         """
         config = self._settings(config, settings)
         requests = make_requests(
-            self.session, prompts, config, logits_processor, stopping_criteria, generation_config, cancellation
+            self.session, prompts, config, logits_processor, stopping_criteria, generation_config, cancellation, source
         )
         return self._decode(requests, config, batch_size, keep_errors=return_exceptions)
 
@@ -245,6 +255,7 @@ class CocoaEngine(LoadedModel):
         text: str | Sequence[int],
         *,
         config: CocoaConfig | None = None,
+        source: Source | None = None,
         divide: bool = False,
         **settings: Any,
     ) -> Generation: ...
@@ -256,6 +267,7 @@ class CocoaEngine(LoadedModel):
         text: Texts,
         *,
         config: CocoaConfig | None = None,
+        source: Source | None = None,
         divide: bool = False,
         **settings: Any,
     ) -> list[Generation]: ...
@@ -266,6 +278,7 @@ class CocoaEngine(LoadedModel):
         text: str | Sequence[int] | Texts,
         *,
         config: CocoaConfig | None = None,
+        source: Source | None = None,
         divide: bool = False,
         **settings: Any,
     ) -> Generation | list[Generation]:
@@ -281,6 +294,7 @@ class CocoaEngine(LoadedModel):
             text: a text or its token ids, or a list of these, such as the options of a question. Each is scored as it
                 would be alone, but the prompt is encoded once (by ``dola``, ``decore`` and ``diver`` twice).
             config: settings to use instead of the engine's.
+            source: passages of the prompt, as for :meth:`generate`.
             divide: divide the text at its risk points, as decoding divides an answer, so that each part has a risk of
                 its own. With a calibrator, the candidates at the risk points are grown for it.
             **settings: as for :meth:`generate`.
@@ -295,8 +309,8 @@ class CocoaEngine(LoadedModel):
             NonFiniteLogitsError: the model's logits are NaN.
         """
         settled = self._settings(config, settings)
-        measure = self._measure(settled, given=True)
-        return given_texts.score(self.session, prompt, text, settled, measure, divide=divide)
+        measure = self._measure(settled, source, given=True)
+        return given_texts.score(self.session, prompt, text, settled, measure, source, divide=divide)
 
     def layer_profile(self, prompt: Prompt | Messages, generation: Generation, span: Span | int) -> LayerCurve:
         """How the layers disagree about one span of an answer, layer by layer. Both MLDS are means of these values.
@@ -319,16 +333,41 @@ class CocoaEngine(LoadedModel):
         return layer_curve.of_generation(self.session, token_ids, generation, span)
 
     def chat(
-        self, messages: Messages, *, template_kwargs: Mapping[str, Any] | None = None, **options: Any
+        self,
+        messages: Messages,
+        *,
+        template_kwargs: Mapping[str, Any] | None = None,
+        source: Source | None = None,
+        **options: Any,
     ) -> Generation:
-        """Answer chat messages; options and errors are those of :meth:`generate` and :meth:`render_chat`."""
-        return self.generate(self.encode_chat(messages, **(template_kwargs or {})), **options)
+        """Answer chat messages; options and errors are those of :meth:`generate` and :meth:`render_chat`.
+
+        The ranges of ``source`` are those of the text that :meth:`render_chat` returns.
+        """
+        token_ids, passages = self._encoded_chat(messages, template_kwargs, source)
+        return self.generate(token_ids, source=passages, **options)
 
     def stream_chat(
-        self, messages: Messages, *, template_kwargs: Mapping[str, Any] | None = None, **options: Any
+        self,
+        messages: Messages,
+        *,
+        template_kwargs: Mapping[str, Any] | None = None,
+        source: Source | None = None,
+        **options: Any,
     ) -> SpanStream[CocoaEngine]:
         """Answer chat messages span by span; see :meth:`stream` and :meth:`chat`."""
-        return self.stream(self.encode_chat(messages, **(template_kwargs or {})), **options)
+        token_ids, passages = self._encoded_chat(messages, template_kwargs, source)
+        return self.stream(token_ids, source=passages, **options)
+
+    def _encoded_chat(
+        self, messages: Messages, template_kwargs: Mapping[str, Any] | None, source: Source | None
+    ) -> tuple[list[int], Passages | None]:
+        """Token ids of chat messages, and the positions of the passages in them."""
+        if source is None:
+            return self.encode_chat(messages, **(template_kwargs or {})), None
+        text, tokens = self.render_chat(messages, **(template_kwargs or {})), self.session.tokens
+        token_ids = tokens.encode(text, add_special_tokens=False)
+        return token_ids, Passages(passage_positions(tokens, text, token_ids, source, add_special_tokens=False))
 
     def _settings(self, config: CocoaConfig | None, settings: dict[str, Any]) -> CocoaConfig:
         base = self.config if config is None else _checked(config, CocoaConfig)
@@ -351,12 +390,13 @@ class CocoaEngine(LoadedModel):
         found = embedded_calibrator()
         return found if found.model_name == self.model_name else None
 
-    def _measure(self, config: CocoaConfig, *, given: bool = False) -> RiskMeasure:
+    def _measure(self, config: CocoaConfig, source: object = None, *, given: bool = False) -> RiskMeasure:
         """How the risks of a call are computed. The embedded risk of answers is not used for given texts."""
         calibrator = self.calibrator_for(config)
         if given and self._automatic and calibrator is not None:
             calibrator = calibrator.spans_only()
-        return risk_measure(config, calibrator)
+        heads = heads_of_model(config.decore_heads, self.session.model)
+        return risk_measure(config, calibrator, heads, has_source=bool(source))
 
     def _warn_of_mismatch(self, config: CocoaConfig | None) -> None:
         """Warn, once for each difference, that the calibrator was fitted with another model or other settings."""
@@ -370,10 +410,9 @@ class CocoaEngine(LoadedModel):
     def _decode(
         self, requests: Sequence[Request], config: CocoaConfig, batch_size: int | None, *, keep_errors: bool = False
     ) -> list[Generation | Exception]:
-        measure = self._measure(config)
         return decode_batch(
             requests,
-            lambda request: DecodeTask(request, config, self.session, measure),
+            lambda request: DecodeTask(request, config, self.session, self._measure(config, request.passages)),
             self.session.scheduler,
             self.runtime.max_batch_size if batch_size is None else batch_size,
             keep_errors=keep_errors,

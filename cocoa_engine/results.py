@@ -39,11 +39,11 @@ class Generation(BaseModel):
     )
     threshold: float | None = Field(
         None,
-        description="The risk from which spans are flagged: the calibrator's chosen threshold, or a measured default "
+        description="The risk from which spans are flagged: the calibrator's chosen threshold, or the default "
         "of ``risk_source``. `None` if there is none, as for a raw MLDS.",
     )
     answer_threshold: float | None = Field(
-        None, description="The threshold of ``answer_risk``, if the calibrator has one."
+        None, description="The threshold of ``answer_risk``. `None` without a calibrator for answers."
     )
     processed: bool = Field(
         False,

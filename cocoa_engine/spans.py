@@ -34,6 +34,11 @@ class Measured(BaseModel):
         description="For each token, the mean attention mass of the model's retrieval heads on the prompt, its first "
         "token left out. Empty if the model's retrieval heads are not known, or its attention cannot be seen.",
     )
+    passage_attention: list[float] = Field(
+        default_factory=list,
+        description="With source=: for each passage, the mean over the tokens of the attention mass on it, in [0, 1]. "
+        "Empty without passages, or where token_source_attention is empty.",
+    )
     log_prob: float = Field(description="log p_S.")
     con_mlds: float = Field(description="Disagreement of consecutive middle layers.")
     f_mlds: float = Field(description="Disagreement of the middle layers with the final one.")

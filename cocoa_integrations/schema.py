@@ -64,6 +64,15 @@ class SpanEntry(TypedDict):
         NotRequired[bool],
         "Whether the risk reaches `threshold` of the report. Left out in a compact report if it is false.",
     ]
+    source_attention: Annotated[
+        NotRequired[float | None],
+        "Mean attention mass of the model's retrieval heads on the prompt, its first token left out, in [0, 1]; `None` "
+        "if it was not measured. Left out in a compact report if it is `None`.",
+    ]
+    passage_attention: Annotated[
+        NotRequired[list[float]],
+        "Only where the passages of the prompt were given: the same for each passage, in their order.",
+    ]
     reaches_max_risk: Annotated[
         NotRequired[bool],
         "Whether decoding stopped after this span because its risk reached `max_risk`. Left out in a compact report if "
@@ -94,8 +103,13 @@ class SpanEntry(TypedDict):
     ]
     source_lifts: Annotated[
         NotRequired[list[float | None]],
-        "Only with citations: for each source, log p of the span with all sources minus log p without this one, in "
-        "nats; `None` if the source was not in the prompt.",
+        "Only with citations by lift: for each source, log p of the span with all sources minus log p without this "
+        "one, in nats; `None` if the source was not in the prompt.",
+    ]
+    source_attentions: Annotated[
+        NotRequired[list[float | None]],
+        "Only with citations by attention: for each source, the span's attention on it; `None` if the source was not "
+        "in the prompt.",
     ]
 
 
@@ -203,12 +217,10 @@ class RiskSummary(TypedDict):
     calibrated: Annotated[bool, "Whether the risks of spans are calibrated probabilities."]
     threshold: Annotated[
         float | None,
-        "Risk from which spans are flagged: the calibrator's threshold, or a measured default of `risk_source`. `None` "
-        "if there is none.",
+        "Risk from which spans are flagged: the calibrator's threshold, or the default of `risk_source`. `None` for a "
+        "raw MLDS, and where answers with different sources are joined.",
     ]
-    answer_threshold: Annotated[
-        float | None, "Threshold of `answer_risk`; `None` if the calibrator has none, or without one."
-    ]
+    answer_threshold: Annotated[float | None, "Threshold of `answer_risk`; `None` without a calibrator for answers."]
     answer_risk: Annotated[
         float | None,
         "Probability that the answer is wrong as a whole, from its spans after the reasoning; `None` without a "
@@ -260,7 +272,13 @@ class CitationEntry(TypedDict):
     start: Annotated[int, "Offset of the part's first character in the text."]
     end: Annotated[int, "Offset after its last character, before the marker."]
     text: Annotated[str, "Text of the part."]
-    lift: Annotated[float, "Log p of the part with all sources minus log p without this one, in nats."]
+    lift: Annotated[
+        NotRequired[float],
+        "Citations by lift: log p of the part with all sources minus log p without this one, in nats.",
+    ]
+    attention: Annotated[
+        NotRequired[float], "Citations by attention: the part's mean attention on the source, in [0, 1]."
+    ]
     spans: Annotated[list[int], "Numbers of its spans."]
 
 

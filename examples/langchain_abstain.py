@@ -12,16 +12,14 @@ from langchain_core.prompts import ChatPromptTemplate
 from cocoa_integrations.langchain import ChatCocoa, HallucinationRiskError, get_risk, risk_gate
 
 QUESTIONS = ("What is the capital of France?", "Who won the chess open of Lower Wimsby in 1987?")
-THRESHOLD = 0.99
-"""The risk here is the raw MLDS, whose level differs between models. With a calibrator it is a probability."""
 
 
 def main() -> None:
     """Ask a question that the model can answer and one that it cannot."""
     prompt = ChatPromptTemplate.from_messages([("system", "Answer in one short sentence."), ("human", "{question}")])
     chat = ChatCocoa(max_tokens=24)
-    first = prompt | chat | risk_gate(THRESHOLD)
-    stricter = prompt | chat.bind(alpha=6.0, max_candidates=16) | risk_gate(THRESHOLD, on_risk="abstain")
+    first = prompt | chat | risk_gate()
+    stricter = prompt | chat.bind(alpha=6.0, max_candidates=16) | risk_gate(on_risk="abstain")
     chain = first.with_fallbacks([stricter], exceptions_to_handle=(HallucinationRiskError,))
     for question in QUESTIONS:
         answer = chain.invoke({"question": question})

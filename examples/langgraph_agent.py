@@ -19,8 +19,6 @@ from langgraph.runtime import Runtime
 from cocoa_integrations.langchain import ChatCocoa, ToolRiskMiddleware, argument_risks
 
 REQUESTS = ("Book a table for 4 people at Luigi's at 19:30.", "Book me a table for dinner tonight.")
-TOO_RISKY = 1.05
-"""The risk here is the raw MLDS, whose level differs between models. With a calibrator it is a probability."""
 
 
 @tool
@@ -39,7 +37,7 @@ def main() -> None:
     """Send two requests: one contains all arguments of the tool; for the other, the model has to invent them."""
     # the embedded model is too small to decide when to call a tool; omit initial_tool_choice with a larger model
     chat = ChatCocoa(max_tokens=64, initial_tool_choice="any")
-    refuse_risky_arguments = ToolRiskMiddleware(TOO_RISKY)
+    refuse_risky_arguments = ToolRiskMiddleware()
     agent = create_agent(chat, [book_table], middleware=[end_after_tool, refuse_risky_arguments])
     for request in REQUESTS:
         print(f"user: {request}")

@@ -31,12 +31,10 @@ def query_engine(llm: CocoaLLM) -> RetrieverQueryEngine:
 
 
 def show(report: dict[str, Any]) -> None:
-    """Print each span with a bar, scaled from the least risky to the riskiest span of the answer."""
-    risks = [span["risk"] for span in report["spans"]]
-    low, width = min(risks), max(risks) - min(risks) or 1.0
-    print("risk of each span:" if report["calibrated"] else "MLDS of each span (a signal within this answer):")
+    """Print each span with a bar of its risk, from 0 to 1."""
+    print(f"risk of each span (by {report['risk_source']}):")
     for span in report["spans"]:
-        bar = "#" * round(20 * (span["risk"] - low) / width)
+        bar = "#" * round(20 * span["risk"])
         candidates = f"  ({span['candidates']} candidates)" if span["candidates"] else ""
         print(f"  {span['risk']:.3f} {bar:<20} {span['text']!r}{candidates}")
 

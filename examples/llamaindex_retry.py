@@ -18,8 +18,6 @@ from cocoa_integrations.llama_index import CocoaLLM, RiskRetryQueryEngine
 
 CORPUS = Path(__file__).parent / "corpus"
 QUESTION = "How long is the ferry crossing and how high is the lighthouse?"
-THRESHOLD = 0.93
-"""The risk here is the raw MLDS, whose level differs between models. With a calibrator it is a probability."""
 
 
 def main(question: str = QUESTION) -> None:
@@ -27,14 +25,16 @@ def main(question: str = QUESTION) -> None:
     documents = [Document(text=path.read_text(), metadata={"file": path.name}) for path in sorted(CORPUS.glob("*.md"))]
     nodes = SentenceSplitter(chunk_size=256, chunk_overlap=0).get_nodes_from_documents(documents)
     retriever = BM25Retriever.from_defaults(nodes=nodes, similarity_top_k=1)
-    engine = RiskRetryQueryEngine(retriever, CocoaLLM(max_new_tokens=32), threshold=THRESHOLD, measure="mean_risk")
+    engine = RiskRetryQueryEngine(retriever, CocoaLLM(max_new_tokens=32))
 
     response = engine.query(question)
     assert response.metadata is not None
     print(f"question: {question}")
     for number, tried in enumerate(response.metadata["cocoa_tries"], 1):
         kept = "   <- kept" if tried["chosen"] else ""
-        print(f"try {number}: {tried['top_k']} passages, alpha {tried['alpha']:g}, mean risk {tried['risk']:.3f}{kept}")
+        print(
+            f"try {number}: {tried['top_k']} passages, alpha {tried['alpha']:g}, highest risk {tried['risk']:.3f}{kept}"
+        )
         print(f"  {tried['answer']}")
     print("sources of the answer: " + ", ".join(source.node.metadata["file"] for source in response.source_nodes))
 

@@ -316,6 +316,51 @@ class RiskCalibrator(_Part):
         )
 
     @classmethod
+    def fit_self(
+        cls,
+        engine: CocoaEngine,
+        documents: Sequence[str] = (),
+        *,
+        count: int = 300,
+        config: CocoaConfig | None = None,
+        isotonic: bool = False,
+        threshold: tuple[Rule, float] | None = None,
+        folds: int = 5,
+        draws: int = 1000,
+        seed: int = 0,
+    ) -> RiskCalibrator:
+        """Fit a calibrator without labelled data, as ``cocoa calibrate --self`` does.
+
+        The model answers questions about invented passages and about the user's documents, some of which have no answer
+        in their passage. Its answers are labelled by comparison. The documentation, under "Calibrate without labels",
+        says how far such a calibrator was right on other texts.
+
+        Args:
+            engine: the engine with the model.
+            documents: texts to ask about as well, such as those that the model will answer from.
+            count: the number of questions.
+            config, isotonic, threshold, folds, draws: as for :meth:`fit`.
+            seed: seed of the questions, of the bootstrap, and of the prompts of a conformal threshold.
+
+        Raises:
+            CalibrationError: the documents have nothing to ask for, or there are too few answers of either class.
+            MissingExtraError: scikit-learn is not installed.
+        """
+        from cocoa_engine.studies.fitting.fit_self import fit_self_made
+
+        return fit_self_made(
+            engine,
+            documents,
+            count=count,
+            config=config,
+            isotonic=isotonic,
+            threshold=threshold,
+            folds=folds,
+            draws=draws,
+            seed=seed,
+        )
+
+    @classmethod
     def of(cls, given: RiskCalibrator | str | Path | None) -> RiskCalibrator | None:
         """A calibrator as it is, or read from its file; `None` stays `None`.
 

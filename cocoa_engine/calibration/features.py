@@ -104,6 +104,9 @@ class SpanStatistics(Protocol):
     def token_copied(self) -> list[int]: ...
 
     @property
+    def token_source_attention(self) -> list[float]: ...
+
+    @property
     def preceding(self) -> Preceding: ...
 
     @property

@@ -33,6 +33,7 @@ from cocoa_engine.cli.dataset_options import (
     make_folder,
     progress,
     read,
+    read_documents,
     teacher_forced,
 )
 from cocoa_engine.cli.export import check_drawable
@@ -58,6 +59,20 @@ def calibrate(
             metavar="FILE",
             help="Questions with known answers. The model answers them, and the risk of an answer as a whole is fitted "
             "on its answers.",
+        ),
+    ] = None,
+    self_made: Annotated[
+        bool,
+        typer.Option(
+            "--self",
+            help="No labelled data: the model answers questions about invented passages, and about --documents. "
+            "--prompts sets their number (default: 300).",
+        ),
+    ] = False,
+    documents: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE|DIR", help="With --self: a text, or a folder of .txt and .md files, to ask about as well."
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The calibrator's JSON file.", dir_okay=False)] = None,
@@ -117,8 +132,14 @@ def calibrate(
         raise ConfigError("give either --out FILE to fit a calibrator, or --check FILE to evaluate one")
     if check is not None and threshold:
         raise ConfigError("--check evaluates a calibrator as it is: a threshold cannot be chosen")
-    if data is None and questions is None:
-        raise ConfigError("give --data PATH with labelled answers, --questions FILE for the model to answer, or both")
+    if data is None and questions is None and not self_made:
+        raise ConfigError(
+            "give --data PATH with labelled answers, --questions FILE for the model to answer, both, or --self"
+        )
+    if self_made and (data is not None or questions is not None):
+        raise ConfigError("--self makes its own questions: leave out --data and --questions")
+    if documents is not None and not self_made:
+        raise ConfigError("--documents is for --self, which asks questions about them")
     known = None if check is None else RiskCalibrator.load(check)
     if known is not None:
         config = _as_fitted(config, known.settings, check)
@@ -129,12 +150,15 @@ def calibrate(
         check_drawable("plot", plot)
     records = [] if data is None else read(data, format, prompts, seed)
     asked = [] if questions is None else sample(read_questions(questions), prompts, seed)
+    texts = [] if documents is None else read_documents(documents)
     for file in (out, plot):
         if file is not None:
             make_folder(file.parent)
     engine = load_engine(model, loading)
     from cocoa_engine.studies.fitting.fit import LabelledFeatures, fit_levels, risks_of, validate
+    from cocoa_engine.studies.fitting.fit_self import about as about_self_made
     from cocoa_engine.studies.fitting.measured import LEVELS, labelled_features, own_answers
+    from cocoa_engine.studies.fitting.self_made import QUESTIONS, made_questions, self_made_features
     from cocoa_engine.studies.signal.indicators import Layers
 
     if known is not None and (differences := known.mismatches(engine.model_name, config, engine.num_layers)):
@@ -151,6 +175,12 @@ def calibrate(
         with progress("Answering questions", len(asked)) as advance:
             found["answer"] = own_answers(engine, asked, config, advance=advance)
         about["answer"] = f"{questions.name}, the model's own answers to {len(asked)} questions"
+    if self_made:
+        count = prompts or QUESTIONS
+        made = made_questions(texts, count, seed)
+        with progress("Answering questions", len(made)) as advance:
+            found = self_made_features(engine, made, config, advance=advance)
+        about = about_self_made(found, len(made), len(texts))
     found = {one: items for one, items in found.items() if level in (None, one)}
     if not found:
         raise CalibrationError(f"the data has no labels{f' by {level}' if level else ''}.")

@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import FORMATS, LabelledText, checked, read_labelled, sample
-from cocoa_engine.errors import ConfigError
+from cocoa_engine.errors import ConfigError, DataError
 from cocoa_engine.model.embedded import MODEL_NAME
 
 if TYPE_CHECKING:
@@ -45,6 +45,24 @@ def read(path: Path, format: str | None, prompts: int | None, seed: int) -> list
     """
     records = sample(read_labelled(path, format), prompts, seed)
     return checked(records, path)
+
+
+def read_documents(path: Path) -> list[str]:
+    """The text of a file, or of each ``.txt`` and ``.md`` file of a folder, in the order of their names.
+
+    Raises:
+        DataError: there are none, or one cannot be read.
+    """
+    files = sorted(file for file in path.rglob("*") if file.suffix in (".txt", ".md")) if path.is_dir() else [path]
+    if not files:
+        raise DataError(f"{path} has no .txt or .md files.")
+    texts = []
+    for file in files:
+        try:
+            texts.append(file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"the document {file} cannot be read: {error}") from error
+    return texts
 
 
 @contextmanager

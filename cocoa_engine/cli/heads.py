@@ -1,4 +1,4 @@
-"""``cocoa heads``: find a model's retrieval heads, which the method DeCoRe masks."""
+"""``cocoa heads``: find a model's retrieval heads, whose attention on the prompt is the source attention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from cocoa_engine.cli.dataset_options import make_folder, short_name
+from cocoa_engine.cli.dataset_options import make_folder
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import MODEL_HELP, LoadOptions, with_options
 from cocoa_engine.errors import ConfigError
@@ -22,30 +22,66 @@ def heads(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The JSON file to write. Default: MODEL-heads.json here.", dir_okay=False, show_default=False
+            help="A JSON file to write as well, for --decore-heads. The file that engines find is in the cache "
+            "directory.",
+            dir_okay=False,
+            show_default=False,
         ),
     ] = None,
     lengths: Annotated[
         str, typer.Option(help="Lengths of the texts that needles are hidden in, in tokens.")
     ] = "256,512,1024",
+    prompts: Annotated[
+        int, typer.Option(min=0, help="Prompts that the model answers for the reference distribution; 0: none.")
+    ] = 60,
 ) -> None:
-    """Find a model's retrieval heads and write them to a file, for --method decore --decore-heads FILE."""
+    """Find a model's retrieval heads, and how much they attend to a source. No labels are needed.
+
+    Every engine of this model finds them in the cache directory from now on: its spans have a source attention, and
+    --method decore masks these heads.
+    """
     try:
         sizes = [int(length) for length in lengths.split(",")]
     except ValueError:
         sizes = []
     if not sizes or min(sizes) < 1:
         raise ConfigError(f"--lengths takes whole numbers above 0, such as 256,512 (got {lengths!r})")
-    out = out or Path(f"{short_name(model)}-heads.json")
-    make_folder(out.parent)
+    if out is not None:
+        make_folder(out.parent)
     engine = load_engine(model, loading)
+    from cocoa_engine.methods.retrieval_heads import keep
     from cocoa_engine.studies.retrieval_heads import find_retrieval_heads  # imports torch
+    from cocoa_engine.studies.source_reference import with_reference
 
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task("needles", total=None)
         found = find_retrieval_heads(
             engine, sizes, on_progress=lambda done, total: progress.update(task, completed=done, total=total)
         )
-    out.write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        if prompts:
+            answers = progress.add_task("answers", total=prompts)
+            found = with_reference(
+                engine,
+                found,
+                prompts=prompts,
+                on_progress=lambda done, total: progress.update(answers, completed=done, total=total),
+            )
     best = ", ".join(f"{head.layer}.{head.head} ({head.score:.2f})" for head in found.heads[:5])
-    print(f"{out}: {len(found.heads)} heads of {found.model_name}, {found.samples} needles recalled; best: {best}")
+    print(f"{len(found.heads)} heads of {found.model_name}, {found.samples} needles recalled; best: {best}")
+    if found.reference is not None:
+        low, middle, high = (found.reference[len(found.reference) * part // 20] for part in (1, 10, 19))
+        print(
+            f"source attention of {found.reference_spans} own spans: 5 % below {low:.3f}, half below {middle:.3f}, "
+            f"95 % below {high:.3f}"
+        )
+    if out is not None:
+        out.write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        print(f"Written to {out}.")
+    try:
+        file = keep(found, engine.session.model)
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"the heads cannot be kept in the cache directory ({error}). Set COCOA_CACHE_DIR to a folder that can be "
+            "written to, or give --out FILE and pass it as --decore-heads."
+        ) from None
+    print(f"Written to {file}. Engines of this model use it from now on.")

@@ -28,6 +28,7 @@ class Branch:
         ends: for each token, the length of the text, in complete characters, after it.
         hidden: ``[N + 1, d]`` float32, the states of layers m..n and the final one, summed over the fed tokens.
         source_attention: the source attention of each fed token; empty if the backend does not measure it.
+        passage_attention: for each fed token, its attention on each passage; empty if there are none.
         next: the distribution after the last fed token; `None` if no token may follow.
         ended: why no further token may follow; `None` if one may.
         own_boundary: r_b, the length in tokens at which the branch reached its own boundary: its next risk point, the
@@ -44,6 +45,7 @@ class Branch:
     ends: list[int] = field(default_factory=list)
     hidden: Tensor | None = None
     source_attention: list[float] = field(default_factory=list)
+    passage_attention: list[Sequence[float]] = field(default_factory=list)
     next: NextTokens | None = None
     ended: FinishReason | None = None
     own_boundary: int | None = None
@@ -79,6 +81,13 @@ class Branch:
         self.hidden = output.hidden if self.hidden is None else self.hidden + output.hidden
         if output.source is not None:
             self.source_attention.append(output.source)
+        if output.passages:
+            self.passage_attention.append(output.passages)
+
+
+def passage_means(tokens: Sequence[Sequence[float]]) -> list[float]:
+    """The mean attention on each passage, over the tokens of a span; empty without passages."""
+    return [sum(column) / len(column) for column in zip(*tokens, strict=True)]
 
 
 def branch_mlds(branches: Sequence[Branch]) -> tuple[list[float], list[float]]:
@@ -111,5 +120,6 @@ class DecidedSpan:
     token_copied: list[int] = field(default_factory=list)
     preceding: Preceding = field(default_factory=Preceding)
     token_source_attention: list[float] = field(default_factory=list)
+    passage_attention: list[float] = field(default_factory=list)
     top_log_probs: list[list[tuple[int, float]]] | None = None
     token_ends: list[int] = field(default_factory=list)

@@ -23,6 +23,7 @@ class TokenOutput:
         hidden: ``[N + 1, d]``, the states of layers m..n and the final one; `None` for the prompt's last token.
         others: ``[K, V]``, the logits that a contrasting method contrasts with; kept only together with ``logits``.
         source: the token's source attention; `None` if the backend does not measure it.
+        passages: the token's attention on each passage; empty if there are none, or if it is not measured.
         next: the next-token distribution; `None` if logits processors still have to be applied, or if it is not finite.
     """
 
@@ -31,6 +32,7 @@ class TokenOutput:
     next: NextTokens | None = None
     others: Tensor | None = None
     source: float | None = None
+    passages: Sequence[float] = ()
 
 
 class Distributions:
@@ -51,14 +53,14 @@ class Distributions:
     def outputs(self, step: StepOutput) -> list[TokenOutput]:
         """The output of a forward pass, split into one entry for each fed token."""
         count = len(step.logits)
-        source = source_values(step)
+        source, passages = source_values(step), passage_values(step)
         known = [None] * count if self._rules.processors else self._top(step.logits, step.others)
         found = []
         for row, following in enumerate(known):
             again = following is None or self._method.reads_back
             logits = step.logits[row] if again else None
             others = step.others[:, row] if again and step.others is not None else None
-            found.append(TokenOutput(logits, step.hidden[:, row], following, others, source[row]))
+            found.append(TokenOutput(logits, step.hidden[:, row], following, others, source[row], passages[row]))
         return found
 
     def after(self, prefix: Sequence[int], paths: Sequence[Path], outputs: Sequence[TokenOutput]) -> list[NextTokens]:
@@ -127,6 +129,11 @@ class Distributions:
 def source_values(step: StepOutput) -> Sequence[float | None]:
     """The source attention of each fed token; `None` for each if it was not measured."""
     return [None] * len(step.logits) if step.source is None else step.source.tolist()
+
+
+def passage_values(step: StepOutput) -> Sequence[Sequence[float]]:
+    """The attention of each fed token on each passage; empty for each if there are none."""
+    return [()] * len(step.logits) if step.passages is None else step.passages.tolist()
 
 
 def logits_of(output: TokenOutput) -> Tensor:

@@ -21,6 +21,7 @@ from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.passages import Source, passage_positions, sources_of_batch
 from cocoa_engine.model.prompts import Prompt, prompt_ids
 
 Callables = Callable[..., Any] | Sequence[Callable[..., Any]] | None
@@ -41,19 +42,22 @@ def make_requests(
     criteria: Callables | PerPrompt = None,
     generation_config: GenerationConfig | None = None,
     cancellation: Cancellation | None = None,
+    source: Sequence[Source | None] | None = None,
 ) -> list[Request]:
     """Check several prompts with the same settings. Arguments and errors are those of :func:`make_request`.
 
     Raises:
         PromptError: ``prompts`` is not a list, or one of the prompts is not valid.
-        ConfigError: ``processors`` or ``criteria`` are given for another number of prompts.
+        ConfigError: ``processors``, ``criteria`` or ``source`` are given for another number of prompts.
     """
     if isinstance(prompts, str) or not isinstance(prompts, Sequence):
         raise PromptError("generate_batch takes a list of prompts; for a single one use generate.")
-    of_prompts = (prompts, _for_each(processors, len(prompts)), _for_each(criteria, len(prompts)))
+    count = len(prompts)
+    sources = sources_of_batch(source, count)
+    of_prompts = (prompts, _for_each(processors, count), _for_each(criteria, count), sources)
     return [
-        make_request(session, prompt, config, its_processors, its_criteria, generation_config, cancellation)
-        for prompt, its_processors, its_criteria in zip(*of_prompts, strict=True)
+        make_request(session, prompt, config, its_processors, its_criteria, generation_config, cancellation, its_source)
+        for prompt, its_processors, its_criteria, its_source in zip(*of_prompts, strict=True)
     ]
 
 
@@ -80,6 +84,7 @@ class Request:
         capture: the hidden states that every step returns.
         reserve_tokens: the number of tokens beyond the prompt to reserve memory for, dropped branches included.
         cancellation: cancels the request.
+        passages: the positions of the passages of the prompt whose attention mass is measured.
     """
 
     prompt: list[int]
@@ -87,6 +92,7 @@ class Request:
     capture: CaptureSpec
     reserve_tokens: int
     cancellation: Cancellation = field(default_factory=Cancellation)
+    passages: tuple[range, ...] = ()
 
 
 def make_request(
@@ -97,6 +103,7 @@ def make_request(
     criteria: Callables = None,
     generation_config: GenerationConfig | None = None,
     cancellation: Cancellation | None = None,
+    source: Source | None = None,
 ) -> Request:
     """Check a prompt and its settings, and make a request of them.
 
@@ -107,10 +114,12 @@ def make_request(
         processors, criteria: transformers logits processors and stopping criteria.
         generation_config: used instead of the model's own.
         cancellation: cancels the request; `None` creates a new one.
+        source: the passages of the prompt.
 
     Raises:
         PromptError: the prompt is empty, of a wrong type, or too long for the context window.
-        ConfigError: a setting does not fit the model, or ``generation_config`` is of another type.
+        ConfigError: a setting does not fit the model, ``generation_config`` is of another type, or a passage is not in
+            the prompt.
         UnsupportedModelError: the method masks attention heads, and the model has none.
     """
     if generation_config is not None and not isinstance(generation_config, GenerationConfig):
@@ -119,6 +128,7 @@ def make_request(
     model, tokens = session.model, session.tokens
     capture = capture_spec(model, config)
     ids = prompt_ids(model, tokens, prompt)
+    passages = passage_positions(tokens, prompt, ids, source)
     window = model.context_window
     if window is not None:
         if len(ids) >= window:
@@ -157,7 +167,7 @@ def make_request(
     span = min(config.max_span_tokens, config.max_new_tokens)
     branches = min(config.max_candidates, model.vocab_size) if branching else 0
     reserve = config.max_new_tokens + min(branches * span, SPARE_SLOTS)
-    return Request(ids, rules, capture, reserve, Cancellation() if cancellation is None else cancellation)
+    return Request(ids, rules, capture, reserve, Cancellation() if cancellation is None else cancellation, passages)
 
 
 def _for_prompt(processor: Callable[..., Any], prompt: list[int]) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cocoa_engine.calibration import RiskCalibrator
-from cocoa_engine.calibration.risk_measure import RiskMeasure, reaches
+from cocoa_engine.calibration.risk_measure import RiskMeasure, reaches, threshold_of
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import DecidedSpan
 from cocoa_engine.decoding.span_decoder import SpanDecoder
@@ -67,7 +67,7 @@ class ResultBuilder:
             config=self._config,
             model_name=self._model_name,
             processed=bool(decoder.rules.processors),
-            threshold=self._measure.threshold,
+            threshold=self._measure.threshold_of(self._spans[0].risk_source) if self._spans else None,
         )
         return with_answer_risk(generation, self._measure.calibrator)
 
@@ -101,6 +101,7 @@ def make_span(
         token_entropies=decided.token_entropies,
         token_margins=decided.token_margins,
         token_source_attention=decided.token_source_attention,
+        passage_attention=decided.passage_attention,
         log_prob=decided.log_prob,
         con_mlds=decided.con_mlds,
         f_mlds=decided.f_mlds,
@@ -111,10 +112,10 @@ def make_span(
         token_ends=_token_ends(decided, start, end),
         preceding=decided.preceding,
         top_log_probs=decided.top_log_probs,
-        risk=risk,
-        risk_source=measure.source,
-        flagged=measure.flags(risk),
-        reaches_max_risk=reaches(risk, config.max_risk),
+        risk=risk.value,
+        risk_source=risk.source,
+        flagged=risk.flagged,
+        reaches_max_risk=reaches(risk.value, config.max_risk),
     )
 
 
@@ -130,10 +131,5 @@ def with_answer_risk(generation: Generation, calibrator: RiskCalibrator | None) 
     """The answer with ``answer_risk`` set, if the calibrator was fitted on answers."""
     if calibrator is None or calibrator.answer is None or not generation.spans:
         return generation
-    chosen = calibrator.answer.threshold
-    return generation.model_copy(
-        update={
-            "answer_risk": calibrator.answer_risk(generation),
-            "answer_threshold": None if chosen is None else chosen.value,
-        }
-    )
+    risk, threshold = calibrator.answer_risk(generation), threshold_of(calibrator.answer)
+    return generation.model_copy(update={"answer_risk": risk, "answer_threshold": threshold})

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cocoa_engine.calibration.risk_measure import RiskMeasure, reaches
 from cocoa_engine.decoding.answer_history import AnswerHistory
-from cocoa_engine.decoding.branch import Branch, DecidedSpan, branch_mlds
+from cocoa_engine.decoding.branch import Branch, DecidedSpan, branch_mlds, passage_means
 from cocoa_engine.decoding.distributions import Distributions, TokenOutput
 from cocoa_engine.decoding.next_tokens import NextTokens
 from cocoa_engine.decoding.rules import Rules
@@ -154,6 +154,7 @@ class SpanDecoder:
                     token_entropies=branch.entropies,
                     token_margins=branch.margins,
                     token_source_attention=branch.source_attention,
+                    passage_attention=passage_means(branch.passage_attention),
                     log_prob=log_prob,
                     con_mlds=con[number],
                     f_mlds=f[number],
@@ -246,12 +247,13 @@ class SpanDecoder:
             token_copied=copied,
             preceding=before,
             token_source_attention=span.source_attention,
+            passage_attention=passage_means(span.passage_attention),
             top_log_probs=span.top or None,
         )
         self.decided.append(decided)
         if self.config.max_risk is None or self._measure is None:
             return  # the risk is only reported, and is computed when the result is built
-        if reaches(self._measure(decided), self.config.max_risk):
+        if reaches(self._measure(decided).value, self.config.max_risk):
             self.finish_reason = "risk"
 
     def _commit(self, tree: TokenTree, kept: Branch, taken: Path) -> None:

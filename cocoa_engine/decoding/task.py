@@ -63,6 +63,7 @@ class DecodeTask:
         require_ability(config.method, backend, request.capture)
         reserve = request.reserve_tokens + len(request.prompt) - len(prefill)
         (self._tree,) = backend.open([prefill], reserve, request.capture)
+        self._tree.passages = request.passages
         if METHODS[config.method].reads_back and not self._tree.keeps_rest:
             raise UnsupportedModelError(
                 f"method={config.method!r} reads the prompt again after every candidate, which needs a model whose "

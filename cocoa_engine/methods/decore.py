@@ -33,7 +33,7 @@ class Decore(ContrastingMethod):
         num_heads = getattr(model.config, "num_attention_heads", None)
         if num_heads is None:
             raise UnsupportedModelError(f"{type(model.model).__name__} has no attention heads for DeCoRe to mask.")
-        return masked_heads(config.decore_heads, config.decore_masked_heads, model.num_layers, num_heads)
+        return masked_heads(config.decore_heads, config.decore_masked_heads, model.num_layers, num_heads, model)
 
     def contrast(self, logits: Tensor, others: Tensor, config: CocoaConfig) -> Tensor:
         log_p, masked = logits.log_softmax(-1), others[0].log_softmax(-1)

@@ -1,18 +1,30 @@
-"""Retrieval heads, the attention heads that copy from the context, read from a JSON file."""
+"""Retrieval heads, the attention heads that copy from the context, read from a JSON file.
+
+`cocoa heads` writes the file of a model to the cache directory, where it is found without being told.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
+import os
+import tempfile
+from bisect import bisect_left, bisect_right
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from cocoa_engine.cache_directory import cache_directory
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import explain
 
 if TYPE_CHECKING:  # settings can be imported without torch
     from cocoa_engine.model.language_model import LanguageModel
+
+logger = logging.getLogger(__name__)
 
 _EMBEDDED = Path(__file__).parent / "embedded_heads.json"
 """The embedded model's heads, found by `cocoa heads`. Models fine-tuned from it have similar heads."""
@@ -39,6 +51,9 @@ class RetrievalHeads(BaseModel):
         num_layers, num_heads: the model's number of layers, and of heads per layer.
         samples: the number of recalled needles over which scores are averaged.
         heads: the heads, ordered by decreasing score.
+        reference: the distribution of the source attention of the model's own spans, measured with the best heads on
+            prompts with a source: its quantiles at equal steps from 0 to 1. `None` if it was not measured.
+        reference_spans: the number of those spans.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -48,11 +63,16 @@ class RetrievalHeads(BaseModel):
     num_heads: int
     samples: int
     heads: list[ScoredHead] = Field(min_length=1)
+    reference: list[float] | None = Field(None, min_length=2)
+    reference_spans: int = 0
 
     @model_validator(mode="after")
     def _heads_of_the_model(self) -> RetrievalHeads:
         if any(head.layer >= self.num_layers or head.head >= self.num_heads for head in self.heads):
             raise ValueError(f"a head is outside the {self.num_layers} layers of {self.num_heads} heads")
+        known = self.reference or [0.0]
+        if sorted(known) != known or not 0 <= known[0] <= known[-1] <= 1:
+            raise ValueError("reference must hold quantiles in [0, 1] that do not decrease")
         return self
 
     def best(self, count: int | None) -> tuple[tuple[int, int], ...]:
@@ -65,16 +85,41 @@ class RetrievalHeads(BaseModel):
             count = min(MAX_MASKED, max(1, self.num_layers * self.num_heads // 20))
         return tuple((head.layer, head.head) for head in self.heads[:count])
 
+    def rank(self, source_attention: float | None) -> float | None:
+        """The rank of a span among the model's own spans, as a risk in [0, 1] that needs no labels.
+
+        It is 1 - F(source attention), with F the distribution function of :attr:`reference`: the share of the model's
+        own spans that attend more to their source. It is not a probability of being wrong.
+
+        Args:
+            source_attention: the mean source attention of a span, in [0, 1].
+
+        Returns:
+            The rank; `None` if the source attention is `None` or not finite, or if there is no reference.
+        """
+        if self.reference is None or source_attention is None or not math.isfinite(source_attention):
+            return None
+        knots, last = self.reference, len(self.reference) - 1
+        before, after = bisect_left(knots, source_attention), bisect_right(knots, source_attention)
+        if before < after:  # equal to some knots: the middle of their levels
+            return 1 - (before + after - 1) / 2 / last
+        if before in (0, len(knots)):
+            return 0.0 if before else 1.0
+        low, high = knots[before - 1], knots[before]
+        return 1 - (before - 1 + (source_attention - low) / (high - low)) / last
+
 
 SOURCE_HEADS = 20
 """The number of retrieval heads whose attention on the source is measured."""
 
 
-def masked_heads(path: str | None, count: int | None, num_layers: int, num_heads: int) -> tuple[tuple[int, int], ...]:
+def masked_heads(
+    path: str | None, count: int | None, num_layers: int, num_heads: int, model: LanguageModel | None = None
+) -> tuple[tuple[int, int], ...]:
     """The heads that DeCoRe masks.
 
     Args:
-        path, num_layers, num_heads: as for :func:`known_heads`.
+        path, num_layers, num_heads, model: as for :func:`known_heads`.
         count: the number of heads. `None` uses the default of :meth:`RetrievalHeads.best`.
 
     Returns:
@@ -83,11 +128,11 @@ def masked_heads(path: str | None, count: int | None, num_layers: int, num_heads
     Raises:
         ConfigError: as for :func:`known_heads`, or the model's retrieval heads are not known.
     """
-    found = known_heads(path, num_layers, num_heads)
+    found = known_heads(path, num_layers, num_heads, model)
     if found is None:
         raise ConfigError(
             'method="decore" needs the model\'s retrieval heads. Find them once with '
-            "`cocoa heads NAME --out heads.json`, and pass the file as decore_heads."
+            "`cocoa heads NAME`, or pass a file of them as decore_heads."
         )
     return found.best(count)
 
@@ -105,22 +150,33 @@ def source_heads(path: str | None, model: LanguageModel) -> tuple[tuple[int, int
     Raises:
         ConfigError: as for :func:`known_heads`.
     """
-    found = known_heads(path, model.num_layers, getattr(model.config, "num_attention_heads", None) or 0)
+    found = heads_of_model(path, model)
     return () if found is None or model.is_divided else found.best(SOURCE_HEADS)
 
 
-def known_heads(path: str | None, num_layers: int, num_heads: int) -> RetrievalHeads | None:
+def heads_of_model(path: str | None, model: LanguageModel) -> RetrievalHeads | None:
+    """The retrieval heads of a loaded model, if they are known; arguments and errors as for :func:`known_heads`."""
+    return known_heads(path, model.num_layers, getattr(model.config, "num_attention_heads", None) or 0, model)
+
+
+def known_heads(
+    path: str | None, num_layers: int, num_heads: int, model: LanguageModel | None = None
+) -> RetrievalHeads | None:
     """The retrieval heads of a model, if they are known.
 
     Args:
-        path: a file written by `cocoa heads`. `None` uses the embedded model's heads, for a model with the same numbers
-            of layers and heads.
+        path: a file written by `cocoa heads`. `None` uses the file that `cocoa heads` has written for this model to the
+            cache directory, or else the embedded model's heads, for a model with the same numbers of layers and heads.
         num_layers, num_heads: the model's number of layers, and of heads per layer.
+        model: the model, to find its file in the cache directory.
 
     Raises:
         ConfigError: the file cannot be read, is not a file of heads, or is for other numbers of layers or heads.
     """
     if path is None:
+        kept = None if model is None else _kept(model, num_layers, num_heads)
+        if kept is not None:
+            return kept
         embedded = _read(_EMBEDDED, 0)
         return embedded if (embedded.num_layers, embedded.num_heads) == (num_layers, num_heads) else None
     file = Path(path)
@@ -136,6 +192,57 @@ def known_heads(path: str | None, num_layers: int, num_heads: int) -> RetrievalH
             f"heads; this model has {num_layers} of {num_heads}. Run `cocoa heads` on this model."
         )
     return found
+
+
+def kept_file(model: LanguageModel) -> Path:
+    """The file in the cache directory for the retrieval heads of a model. It may not exist yet.
+
+    The name contains a digest of the model's architecture, shape and weights, so a copy of the model has the same file.
+
+    Raises:
+        OSError, RuntimeError: there is no cache directory.
+    """
+    from cocoa_engine.model.weight_samples import model_digest  # imports torch
+
+    return cache_directory() / "heads" / f"{model_digest(model)}.json"
+
+
+def keep(found: RetrievalHeads, model: LanguageModel) -> Path:
+    """Write the retrieval heads of a model to the cache directory, where every engine of the model finds them.
+
+    The file is replaced as a whole, under a lock.
+
+    Returns:
+        The file.
+
+    Raises:
+        OSError, RuntimeError: the cache directory cannot be written to.
+    """
+    file = kept_file(model)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{file}.lock", timeout=60):
+        descriptor, draft = tempfile.mkstemp(dir=file.parent, suffix=".part")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as written:
+                written.write(found.model_dump_json(indent=1) + "\n")
+            os.replace(draft, file)
+        except BaseException:
+            os.unlink(draft)
+            raise
+    return file
+
+
+def _kept(model: LanguageModel, num_layers: int, num_heads: int) -> RetrievalHeads | None:
+    """The heads in the cache directory; `None` if there are none, or if they cannot be used."""
+    try:
+        file = kept_file(model)
+        found = _read(file, file.stat().st_mtime_ns)
+    except (OSError, RuntimeError, UnicodeDecodeError):
+        return None
+    except ValidationError as error:
+        logger.warning("%s is not a file of `cocoa heads` and is not used: %s", file, explain(error))
+        return None
+    return found if (found.num_layers, found.num_heads) == (num_layers, num_heads) else None
 
 
 @lru_cache(maxsize=16)

@@ -78,6 +78,20 @@ def is_chat(prompt: Prompt | Messages) -> TypeIs[Messages]:
     return isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(one, Mapping) for one in prompt)
 
 
+def require_fits(model: LanguageModel, prompt_tokens: int, answer_tokens: int) -> None:
+    """Check that a prompt and an answer fit the context window together.
+
+    Raises:
+        PromptError: they do not.
+    """
+    window = model.context_window
+    if window is not None and prompt_tokens + answer_tokens > window:
+        raise PromptError(
+            f"prompt ({prompt_tokens} tokens) and answer ({answer_tokens}) exceed the model's context window of "
+            f"{window}."
+        )
+
+
 def text_ids(
     model: LanguageModel, tokens: Tokens, prompt: Prompt, before: list[int], text: Any, what: str = "text"
 ) -> tuple[list[int], str]:

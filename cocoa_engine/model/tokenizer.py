@@ -43,6 +43,30 @@ class Tokens:
             encoded = self._own(text, add_special_tokens=add_special_tokens, truncation=False, verbose=False)
         return list(encoded["input_ids"])
 
+    def encode_with_offsets(
+        self, text: str, *, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[tuple[int, int]]] | None:
+        """Token ids of a text, and for each the range of characters that it stands for.
+
+        Special tokens that the text does not contain have the empty range (0, 0). The result is `None` if the tokenizer
+        does not know the ranges.
+        """
+        if not getattr(self._own, "is_fast", False):
+            return None
+        with self._lock:
+            encoded = self._own(
+                text,
+                add_special_tokens=add_special_tokens,
+                truncation=False,
+                verbose=False,
+                return_offsets_mapping=True,
+            )
+        return list(encoded["input_ids"]), [(start, end) for start, end in encoded["offset_mapping"]]
+
+    def decode_all(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens included; spaces are not cleaned up."""
+        return str(self._own.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids. Special tokens are skipped; spaces are not cleaned up."""
         return str(self._own.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))

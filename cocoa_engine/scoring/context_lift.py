@@ -19,10 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import DecidedSpan
 from cocoa_engine.decoding.request import capture_spec
-from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.session import Session, SessionOwner
 from cocoa_engine.model.detokenizer import Detokenizer
-from cocoa_engine.model.prompts import Prompt, prompt_ids, text_ids
+from cocoa_engine.model.prompts import Prompt, prompt_ids, require_fits, text_ids
 from cocoa_engine.results import Generation
 from cocoa_engine.scoring.teacher_forcing import score_spans
 from cocoa_engine.spans import Measured
@@ -129,12 +129,7 @@ def _measured(session: Session, prompt: Prompt, spans: list[list[int]], config: 
     model = session.model
     capture = capture_spec(model, config)._replace(early=(), masked=())
     before = prompt_ids(model, session.tokens, prompt)
-    count = sum(map(len, spans))
-    window = model.context_window
-    if window is not None and len(before) + count > window:
-        raise PromptError(
-            f"prompt ({len(before)} tokens) and answer ({count}) exceed the model's context window of {window}."
-        )
+    require_fits(model, len(before), sum(map(len, spans)))
     return score_spans(model, before, spans, config, capture, [0] * len(spans))
 
 

@@ -18,6 +18,7 @@ from cocoa_engine.execution.session import Session
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.model.passages import Source, passage_positions
 from cocoa_engine.model.prompts import Prompt, Texts, is_many, prompt_ids, text_ids
 from cocoa_engine.results import Generation
 from cocoa_engine.scoring.candidates import CandidateGrower, risk_points
@@ -33,11 +34,12 @@ def score(
     text: str | Sequence[int] | Texts,
     config: CocoaConfig,
     measure: RiskMeasure,
+    source: Source | None = None,
     *,
     divide: bool = False,
 ) -> Generation | list[Generation]:
     """Score a text, or each of several texts; see :meth:`CocoaEngine.score`."""
-    scorer = _Scorer(session, prompt, config, measure)
+    scorer = _Scorer(session, prompt, config, measure, source)
     if divide:
         return [scorer.divided(one) for one in text] if is_many(text) else scorer.divided(text)
     return scorer.many(text) if is_many(text) else scorer.one(text)
@@ -46,17 +48,22 @@ def score(
 class _Scorer:
     """Scores texts after one prompt."""
 
-    def __init__(self, session: Session, prompt: Prompt, config: CocoaConfig, measure: RiskMeasure) -> None:
+    def __init__(
+        self, session: Session, prompt: Prompt, config: CocoaConfig, measure: RiskMeasure, source: Source | None
+    ) -> None:
         self._session, self._config, self._measure = session, config, measure
         self._calibrator = measure.calibrator
         self._capture = capture_spec(session.model, config)
         self._prompt = prompt
         self._before = prompt_ids(session.model, session.tokens, prompt)
+        self._passages = passage_positions(session.tokens, prompt, self._before, source)
 
     def one(self, text: str | Sequence[int] | Texts) -> Generation:
         """A single text, in one forward pass."""
         ids, shown = self._ids(text, "text to score")
-        decided = score_text(self._session.model, self._before, ids, self._config, self._plain, len(shown))
+        decided = score_text(
+            self._session.model, self._before, ids, self._config, self._plain, len(shown), self._passages
+        )
         (scored,) = self._by_method([ScoredText(decided, 1)])
         (competed,) = self._competition([ids])
         return self._generation(shown, [scored.decided], scored.forward_passes, competed)
@@ -73,7 +80,7 @@ class _Scorer:
                 f"method={method!r} scores a text as one span; leave divide=True out, or use 'cocoa-sig'."
             )
         ids, shown = self._ids(text, "text to score")
-        spans = score_divided(self._session.model, self._before, ids, self._config, self._plain)
+        spans = score_divided(self._session.model, self._before, ids, self._config, self._plain, self._passages)
         grown: Sequence[list[Candidate]] = [[] for _ in ids]
         if self._calibrator is not None and METHODS[method].branches:
             (grown,) = CandidateGrower(self._session, self._config)(self._before, [ids])
@@ -90,7 +97,8 @@ class _Scorer:
         """Several texts; the prompt is encoded once."""
         given = [self._ids(text, f"text to score at index {number}") for number, text in enumerate(texts)]
         lengths = [GivenText(ids, len(shown)) for ids, shown in given]
-        scored = self._by_method(score_texts(self._session.backend, self._before, lengths, self._config, self._plain))
+        backend, config = self._session.backend, self._config
+        scored = self._by_method(score_texts(backend, self._before, lengths, config, self._plain, self._passages))
         competed = self._competition([ids for ids, _ in given])
         return [
             self._generation(shown, [one.decided], one.forward_passes, among)
@@ -188,7 +196,7 @@ class _Scorer:
             config=self._config,
             model_name=self._session.model_name,
             competition=competed,
-            threshold=self._measure.threshold,
+            threshold=self._measure.threshold_of(span.risk_source),
         )
         return with_answer_risk(generation, self._calibrator)
 

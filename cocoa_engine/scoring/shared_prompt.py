@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.branch import DecidedSpan
+from cocoa_engine.decoding.branch import DecidedSpan, passage_means
 from cocoa_engine.decoding.span_scoring import log_prob_and_score, mlds
 from cocoa_engine.decoding.token_statistics import TokenStatistics, token_statistics
 from cocoa_engine.errors import NonFiniteLogitsError
@@ -40,11 +40,17 @@ class _Measured(NamedTuple):
     tokens: TokenStatistics
     hidden: Tensor  # [N + 1, d] float32: sums over the text's tokens
     source: list[float]  # of each token; empty if it was not measured
+    passages: list[list[float]]  # of each token, by passage; empty without passages
     forward_passes: int
 
 
 def score_texts(
-    backend: Backend, prompt: list[int], texts: Sequence[GivenText], config: CocoaConfig, capture: CaptureSpec
+    backend: Backend,
+    prompt: list[int],
+    texts: Sequence[GivenText],
+    config: CocoaConfig,
+    capture: CaptureSpec,
+    passages: Sequence[range] = (),
 ) -> list[ScoredText]:
     """Score each text as one span after ``prompt``, as :func:`.score_text` does for one text.
 
@@ -54,9 +60,9 @@ def score_texts(
         NonFiniteLogitsError: a token's log-probability is NaN or infinite. The message names the text.
     """
     if isinstance(backend, Recompute):  # it caches no prompt: each text takes one pass by itself
-        return [ScoredText(_alone(backend, prompt, texts, n, config, capture), 1) for n in range(len(texts))]
+        return [ScoredText(_alone(backend, prompt, texts, n, config, capture, passages), 1) for n in range(len(texts))]
     scored: dict[int, ScoredText] = {}
-    with TextTree(backend, prompt, [text.token_ids for text in texts], capture) as tree:
+    with TextTree(backend, prompt, [text.token_ids for text in texts], capture, passages=passages) as tree:
         for group in tree.groups():
             measured = _measure(group)
             if not all(-float("inf") < value <= 0 for one in measured for value in one.tokens.log_probs):
@@ -76,6 +82,7 @@ def score_texts(
                     None,
                     text.text_end,
                     token_source_attention=one.source,
+                    passage_attention=passage_means(one.passages),
                 )
                 scored[number] = ScoredText(decided, tree.prompt_passes + one.forward_passes)
     return [scored[number] for number in range(len(texts))]
@@ -86,12 +93,15 @@ def _measure(group: TextGroup) -> list[_Measured]:
     figures = TokenStatistics([], [], [])
     hidden: dict[int, Tensor] = {}
     source: list[float] = []
+    passages: list[list[float]] = []
     passes = dict.fromkeys(group.numbers, 0)
     for step in group.steps():
         for values, more in zip(figures, token_statistics(step.logits, step.token_ids, step.parents), strict=True):
             values.extend(more)
         if step.output.source is not None:
             source += step.output.source.tolist()
+        if step.output.passages is not None:
+            passages += step.output.passages.tolist()
         for number in group.numbers:
             if here := group.within(step, number):
                 state = step.output.hidden[:, here].sum(dim=1)
@@ -102,6 +112,7 @@ def _measure(group: TextGroup) -> list[_Measured]:
             TokenStatistics(*([values[row] for row in group.rows[number]] for values in figures)),
             hidden[number],
             [source[row] for row in group.rows[number]] if source else [],
+            [passages[row] for row in group.rows[number]] if passages else [],
             passes[number],
         )
         for number in group.numbers
@@ -136,9 +147,10 @@ def _alone(
     number: int,
     config: CocoaConfig,
     capture: CaptureSpec,
+    passages: Sequence[range] = (),
 ) -> DecidedSpan:
     text = texts[number]
     try:
-        return score_text(backend.model, prompt, text.token_ids, config, capture, text.text_end)
+        return score_text(backend.model, prompt, text.token_ids, config, capture, text.text_end, passages)
     except NonFiniteLogitsError as error:
         raise NonFiniteLogitsError(f"text to score at index {number}: {error}") from None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.decoding.branch import DecidedSpan
+from cocoa_engine.decoding.branch import DecidedSpan, passage_means
 from cocoa_engine.decoding.span_scoring import log_prob_and_score, mlds
 from cocoa_engine.decoding.token_statistics import TokenStatistics, token_statistics
 from cocoa_engine.errors import NonFiniteLogitsError
@@ -21,10 +21,16 @@ _CHUNK = 256  # rows of float32 logits held at once: 256 x 128k is 128 MiB
 
 
 def score_text(
-    model: LanguageModel, prompt: list[int], text: list[int], config: CocoaConfig, spec: CaptureSpec, text_end: int
+    model: LanguageModel,
+    prompt: list[int],
+    text: list[int],
+    config: CocoaConfig,
+    spec: CaptureSpec,
+    text_end: int,
+    passages: Sequence[range] = (),
 ) -> DecidedSpan:
     """Score ``text`` as one span after ``prompt``, by the model's own distribution; see :func:`score_spans`."""
-    return score_spans(model, prompt, [text], config, spec, [text_end])[0]
+    return score_spans(model, prompt, [text], config, spec, [text_end], passages)[0]
 
 
 def score_spans(
@@ -34,6 +40,7 @@ def score_spans(
     config: CocoaConfig,
     spec: CaptureSpec,
     text_ends: Sequence[int],
+    passages: Sequence[range] = (),
 ) -> list[DecidedSpan]:
     """Score consecutive spans of a text, each after ``prompt`` and the spans before it, in one forward pass.
 
@@ -44,16 +51,22 @@ def score_spans(
         config: the method and its settings.
         spec: the hidden states of the MLDS.
         text_ends: for each span, the offset after its last character in the text.
+        passages: the positions of passages of the prompt whose attention mass is measured.
 
     Raises:
         NonFiniteLogitsError: a token's log-probability is NaN or infinite.
     """
     text = [token_id for span in spans for token_id in span]
-    return _score(model, prompt, text, config, spec, lambda *_: [len(span) for span in spans], text_ends)
+    return _score(model, prompt, text, config, spec, lambda *_: [len(span) for span in spans], text_ends, passages)
 
 
 def score_divided(
-    model: LanguageModel, prompt: list[int], text: list[int], config: CocoaConfig, spec: CaptureSpec
+    model: LanguageModel,
+    prompt: list[int],
+    text: list[int],
+    config: CocoaConfig,
+    spec: CaptureSpec,
+    passages: Sequence[range] = (),
 ) -> list[DecidedSpan]:
     """Score a text divided at its risk points, in one forward pass; see :func:`score_spans`.
 
@@ -67,7 +80,7 @@ def score_divided(
         starts = [at for at in range(len(text)) if at == 0 or competes[at] or not is_best[at]]
         return [end - start for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
 
-    return _score(model, prompt, text, config, spec, lengths, None)
+    return _score(model, prompt, text, config, spec, lengths, None, passages)
 
 
 def _score(
@@ -78,6 +91,7 @@ def _score(
     spec: CaptureSpec,
     divide: Callable[[TokenStatistics, Tensor], list[int]],
     text_ends: Sequence[int] | None,
+    passages: Sequence[range],
 ) -> list[DecidedSpan]:
     """Score the spans of a text; ``divide`` returns their lengths from the statistics and the logits of the tokens."""
     token_ids = torch.tensor([[*prompt, *text]], device=model.device)
@@ -85,7 +99,7 @@ def _score(
     with (
         model.exclusive(),
         capture(model, spec, keep=slice(len(prompt), None)) as captured,
-        observed_attention(model, spec.source_heads, range(1, len(prompt)), len(text)) as probe,
+        observed_attention(model, spec.source_heads, range(1, len(prompt)), len(text), passages) as probe,
     ):
         logits = model.forward(token_ids, logits_to_keep=len(text) + 1, **inputs).logits[0]
         predicting = logits[-len(text) - 1 : -1]  # [t, V]: each row predicts one token of the text
@@ -93,8 +107,9 @@ def _score(
         lengths = divide(statistics, predicting)
         states = torch.split(captured.stacked(logits.device)[:, 0], lengths, dim=1)
         con, f = mlds(torch.stack([state.mean(dim=1) for state in states], dim=1))  # of [N + 1, B, d]
-        measured = probe.mean()
+        measured, of_passages = probe.mean(), probe.of_passages()
     source = [] if measured is None else measured.tolist()
+    by_passage = [] if of_passages is None else of_passages.tolist()
     if not all(-float("inf") < value <= 0 for value in statistics.log_probs):
         position = len(prompt) + _first_bad(model, prompt, text)
         raise NonFiniteLogitsError(
@@ -120,6 +135,7 @@ def _score(
                 None,
                 start if text_ends is None else text_ends[number],
                 token_source_attention=source[rows],
+                passage_attention=passage_means(by_passage[rows]),
             )
         )
     return decided

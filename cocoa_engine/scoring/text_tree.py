@@ -20,10 +20,17 @@ from cocoa_engine.model.hidden_states import CaptureSpec
 
 
 @contextmanager
-def opened(backend: Backend, prompt: Sequence[int], reserve_tokens: int, capture: CaptureSpec) -> Iterator[TokenTree]:
+def opened(
+    backend: Backend,
+    prompt: Sequence[int],
+    reserve_tokens: int,
+    capture: CaptureSpec,
+    passages: Sequence[range] = (),
+) -> Iterator[TokenTree]:
     """Open a tree whose branches can be dropped, and close it at the end of the block."""
     (tree,) = backend.open([prompt], reserve_tokens, capture)
     tree.keep_committed = True
+    tree.passages = passages
     try:
         yield tree
     finally:
@@ -120,6 +127,7 @@ class TextTree:
         texts: the token ids of each text, at least one.
         capture: the hidden states that every step returns.
         rows_per_step: the maximum number of tokens in a step. Default: the backend's ``paths_per_step``.
+        passages: the positions of passages of the prompt whose attention mass is measured.
 
     Attributes:
         prompt_passes: the number of forward passes of the prompt.
@@ -133,7 +141,9 @@ class TextTree:
         capture: CaptureSpec,
         *,
         rows_per_step: int | None = None,
+        passages: Sequence[range] = (),
     ) -> None:
+        self._passages = passages
         self._backend, self._prompt, self._texts, self._capture = backend, prompt, texts, capture
         self._width = rows_per_step or backend.paths_per_step
         self._numbers = list(groups(texts, self._width))
@@ -142,7 +152,9 @@ class TextTree:
     def __enter__(self) -> TextTree:
         reserve = max(len(prefixes(self._texts[number] for number in group)) for group in self._numbers)
         with ExitStack() as stack:  # closes the tree if the prompt cannot be prefilled
-            self._tree = stack.enter_context(opened(self._backend, self._prompt, reserve, self._capture))
+            self._tree = stack.enter_context(
+                opened(self._backend, self._prompt, reserve, self._capture, self._passages)
+            )
             self._first = self._backend.prefill(self._tree) if self._prompt else None
             self._stack = stack.pop_all()
         self.prompt_passes = self._tree.forward_passes

@@ -1,13 +1,14 @@
-"""Which source raised the log-probability of each part of an answer most."""
+"""Which source each part of an answer was taken from: by context lift, or by the attention on each source."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
 
 from cocoa_engine import ContextLift
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.messages import unknown
 
 CITATIONS_KEY = "cocoa_citations"
 
@@ -16,16 +17,60 @@ MIN_LIFT = 1.0
 probable."""
 
 
+MIN_ATTENTION = 0.1
+"""Default of the lowest attention of a cited part on its source."""
+
+CitedBy = Literal["lift", "attention"]
+"""What finds the source of a part. ``"lift"``: the source without which the part is least probable. ``"attention"``:
+the source that the model's retrieval heads attended to most while it wrote the part."""
+
+CANNOT_ATTEND = (
+    "citations by attention need the model's retrieval heads, and a backend that sees its attention. Find the heads "
+    'once with `cocoa heads NAME`, or cite with by="lift".'
+)
+
+VALUES: dict[CitedBy, str] = {"lift": "source_lifts", "attention": "source_attentions"}
+"""The key of a span's values by source."""
+
+
 def require_min_lift(min_lift: Any) -> float:
     """Check the lowest lift of a citation.
 
     Raises:
         ConfigError: it is not a finite number.
     """
-    is_number = isinstance(min_lift, (int, float)) and not isinstance(min_lift, bool)
-    if not is_number or not math.isfinite(min_lift):
-        raise ConfigError(f"min_lift takes a finite number of nats, not {min_lift!r}.")
-    return float(min_lift)
+    return _require_finite("min_lift", min_lift, "a finite number of nats")
+
+
+def require_limits(by: Any, min_lift: Any, min_attention: Any) -> float:
+    """Check how citations are found, and return the lowest value of a cited part.
+
+    Raises:
+        ConfigError: ``by`` is unknown, or a limit is not a finite number.
+    """
+    if by not in get_args(CitedBy):
+        raise ConfigError(f"by: {unknown([str(by)], get_args(CitedBy), what='value')}")
+    lift = require_min_lift(min_lift)
+    attention = _require_finite("min_attention", min_attention, "a share of the attention in [0, 1]")
+    return lift if by == "lift" else attention
+
+
+def _require_finite(name: str, value: Any, what: str) -> float:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
+        raise ConfigError(f"{name} takes {what}, not {value!r}.")
+    return float(value)
+
+
+def find_in(text: str, passages: Sequence[str]) -> list[int]:
+    """The numbers of the passages whose text stands in a prompt, white space around it left out."""
+    return [number for number, passage in enumerate(passages) if passage.strip() and passage.strip() in text]
+
+
+def spread(values: Sequence[float], numbers: Sequence[int], count: int) -> list[float | None]:
+    """The values of some passages, by the numbers of all ``count``; ``None`` for those without a value."""
+    known = dict(zip(numbers, values, strict=True)) if values else {}
+    return [known.get(number) for number in range(count)]
 
 
 def lift_in_nats(lift: ContextLift | None) -> float | None:
@@ -34,47 +79,63 @@ def lift_in_nats(lift: ContextLift | None) -> float | None:
 
 
 def citations_of(
-    spans: Sequence[dict[str, Any]], lifts: Sequence[Sequence[float | None]], min_lift: float
+    spans: Sequence[dict[str, Any]],
+    values: Sequence[Sequence[float | None]],
+    lowest: float,
+    by: CitedBy = "lift",
 ) -> list[dict[str, Any]]:
-    """The citations of an answer, in the order of its text. Every span also gets ``source`` and ``source_lifts``.
+    """The citations of an answer, in the order of its text.
 
-    Spans that end within a word are taken together, so that a citation never ends there. The lift of a part is the sum
-    over its spans. A part is cited if the highest lift of any source reaches ``min_lift``; neighbouring parts with the
-    same source are one citation.
+    Every span also gets ``source``, and ``source_lifts`` or ``source_attentions``. Spans that end within a word are
+    taken together, so that a citation never ends there. The lift of a part is the sum over its spans, the attention is
+    the mean over its characters. A part is cited if the highest value of any source reaches ``lowest``; neighbouring
+    parts with the same source are one citation.
 
     Args:
         spans: entries of ``cocoa_spans``, in order.
-        lifts: for each span, the lift by each source; ``None`` if the source was not in the prompt.
-        min_lift: the lowest lift of a cited part, in nats.
+        values: for each span, the lift or the attention by each source; ``None`` if the source was not in the prompt.
+        lowest: the lowest value of a cited part: nats, or a share of the attention.
+        by: what the values are.
 
     Returns:
-        For each citation ``source`` (from 1), ``start``, ``end``, ``text``, ``lift`` and the numbers of its ``spans``.
+        For each citation ``source`` (from 1), ``start``, ``end``, ``text``, ``lift`` or ``attention``, and the numbers
+        of its ``spans``.
     """
     citations: list[dict[str, Any]] = []
     previous: dict[str, Any] | None = None
-    for words in _whole_words(spans):
-        totals = _totals([lifts[number] for number in words])
+
+    def value_of(numbers: Sequence[int], source: int) -> float:
+        of_source = [(values[number][source], max(1, len(spans[number]["text"]))) for number in numbers]
+        known = [(value, length) for value, length in of_source if value is not None]
+        if not known:
+            return -math.inf
+        if by == "lift":
+            return math.fsum(value for value, _ in known)
+        return math.fsum(value * length for value, length in known) / sum(length for _, length in known)
+
+    for words in whole_words(spans):
+        totals = [value_of(words, source) for source in range(len(values[words[0]]))]
         text = "".join(spans[number]["text"] for number in words)
         best = max(range(len(totals)), key=totals.__getitem__, default=None)
-        cited = best is not None and totals[best] >= min_lift and bool(text.strip())
+        cited = best is not None and totals[best] >= lowest and bool(text.strip())
         source = best + 1 if best is not None and cited else None
         for number in words:
-            spans[number]["source"], spans[number]["source_lifts"] = source, list(lifts[number])
+            spans[number] |= {"source": source, VALUES[by]: list(values[number])}
         if source is None or best is None:
             previous = None if text.strip() else previous
             continue
         if previous is not None and previous["source"] == source and previous["end"] == spans[words[0]]["start"]:
             previous["end"] = spans[words[-1]]["end"]
             previous["text"] += text
-            previous["lift"] += totals[best]
             previous["spans"] += words
+            previous[by] = value_of(previous["spans"], best)
             continue
         previous = {
             "source": source,
             "start": spans[words[0]]["start"],
             "end": spans[words[-1]]["end"],
             "text": text,
-            "lift": totals[best],
+            by: totals[best],
             "spans": list(words),
         }
         citations.append(previous)
@@ -106,7 +167,7 @@ def with_markers(
     return text
 
 
-def _whole_words(spans: Sequence[dict[str, Any]]) -> list[list[int]]:
+def whole_words(spans: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """The numbers of the spans, those that share a word together."""
     groups: list[list[int]] = []
     before = ""
@@ -118,11 +179,3 @@ def _whole_words(spans: Sequence[dict[str, Any]]) -> list[list[int]]:
             groups.append([number])
         before = span["text"] or before
     return groups
-
-
-def _totals(lifts: Sequence[Sequence[float | None]]) -> list[float]:
-    """The sum of the lifts of several spans by source; a source that was not in the prompt has -inf."""
-    return [
-        -math.inf if all(value is None for value in column) else math.fsum(value or 0.0 for value in column)
-        for column in zip(*lifts, strict=True)
-    ]

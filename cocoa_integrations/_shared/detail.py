@@ -20,6 +20,9 @@ NOT_KEPT_OF_CHECKS = ("kind", "spans")
 
 MLDS = ("con_mlds", "f_mlds")
 
+UNSET: dict[str, Any] = {"flagged": False, "reaches_max_risk": False, "candidates": 0, "source_attention": None}
+"""The values of a span that a compact report leaves out."""
+
 PARTS = ("reasoning", "answer")
 
 MEMBERS = ("spans", "check", "sentences", "tool_calls", "fields")
@@ -55,9 +58,10 @@ class Stored:
 def compact_report(report: dict[str, Any], stored: Stored | None) -> dict[str, Any]:
     """A ``cocoa_risk`` report without what can be derived from the rest of the answer.
 
-    A span has no ``flagged`` or ``reaches_max_risk`` if it is false, no ``candidates`` if there were none, and
-    no ``con_mlds`` or ``f_mlds`` if it is the risk. Spans have no texts if the stored texts have them. Spans without
-    visible text keep theirs, so that thresholds can still leave them out if the text of the answer is changed later.
+    A span has no ``flagged`` or ``reaches_max_risk`` if it is false, no ``candidates`` if there were none, no
+    ``source_attention`` if it was not measured, and no ``con_mlds`` or ``f_mlds`` if it is the risk. Spans have no
+    texts if the stored texts have them. Spans without visible text keep theirs, so that thresholds can still leave them
+    out if the text of the answer is changed later.
 
     Args:
         report: a report; it is not changed.
@@ -79,7 +83,7 @@ def compact_report(report: dict[str, Any], stored: Stored | None) -> dict[str, A
         kept = {key: value for key, value in span.items() if key not in NOT_KEPT}
         if stored is not None and span.get("text", "").strip() and _stored_text(span, offsets, stored) == span["text"]:
             del kept["text"]
-        derived = {"flagged": False, "reaches_max_risk": False, "candidates": 0, **dict.fromkeys(MLDS, span["risk"])}
+        derived = {**UNSET, **dict.fromkeys(MLDS, span["risk"])}
         spans.append({key: value for key, value in kept.items() if key not in derived or value != derived[key]})
     return {**compact, "spans": spans}
 
@@ -108,7 +112,7 @@ def expanded_report(report: dict[str, Any] | None, stored: Stored) -> dict[str, 
     spans = []
     for number, span in enumerate(report["spans"]):
         text = span.get("text", _stored_text(span, offsets, stored))
-        values = {**dict.fromkeys(MLDS, span["risk"]), "flagged": False, "reaches_max_risk": False, "candidates": 0}
+        values = {**dict.fromkeys(MLDS, span["risk"]), **UNSET}
         spans.append({"span": number, **({} if text is None else {"text": text}), **values, **span})
     return {**expanded, "spans": spans}
 

@@ -234,8 +234,8 @@ class Limit:
         default = report.get("answer_threshold" if self.metric == "answer_risk" else "threshold")
         if default is None and report["spans"]:
             raise ConfigError(
-                f"the calibrator of this answer has no threshold of {self.metric}; choose one when you fit it (`cocoa "
-                "calibrate --precision`, `--recall` or `--miss`), or give a number here"
+                f"this report has no threshold of {self.metric}, because another version wrote it or answers with "
+                "different sources of risk are joined in it; give a number here"
             )
         return math.inf if default is None else float(default)
 

@@ -39,6 +39,8 @@ def span_metadata(span: Span, number: int, part: Part | None = None) -> dict[str
         "score": span.score,
         "risk": span.risk,
         "flagged": span.flagged,
+        "source_attention": span.source_attention,
+        **({"passage_attention": list(span.passage_attention)} if span.passage_attention else {}),
         "reaches_max_risk": span.reaches_max_risk,
         "candidates": len(span.candidates),
         "chosen": span.chosen,

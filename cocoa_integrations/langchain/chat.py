@@ -221,7 +221,8 @@ class ChatCocoa(ChatCallOptions, ChatRuns):  # type: ignore[misc]
     def _identifying_params(self) -> Mapping[str, Any]:
         requests = {"tool_request": self._tool_request, "initial_tool_request": self._initial_request}
         tools = {name: repr(request) for name, request in requests.items() if request}
-        return {**super()._identifying_params, **tools, **given_options(self)}
+        source = {"source": list(self.source)} if self.source else {}
+        return {**super()._identifying_params, **tools, **given_options(self), **source}
 
     def _with_tools(self, options: Mapping[str, Any]) -> Self:
         if legacy := [name for name in ("functions", "function_call") if options.get(name)]:
@@ -403,6 +404,11 @@ class ChatCocoa(ChatCallOptions, ChatRuns):  # type: ignore[misc]
         plan, chat, template_kwargs = self._prompt(self._convert_input(given).to_messages())
         return plan.engine.encode_chat(chat, **template_kwargs)
 
+    def prompt_text(self, given: LanguageModelInput) -> str:
+        """The text of the prompt of a call; see :meth:`prompt_ids`."""
+        plan, chat, template_kwargs = self._prompt(self._convert_input(given).to_messages())
+        return plan.engine.render_chat(chat, **template_kwargs)
+
     def calls_like(self, other: ChatCocoa) -> bool:
         """Whether calls of both models have the same options and tools."""
         return self._tool_request == other._tool_request and all(
@@ -414,6 +420,7 @@ class ChatCocoa(ChatCallOptions, ChatRuns):  # type: ignore[misc]
         plan, chat, template_kwargs = self._prompt(messages)
         options = self._decode_options()
         options["logits_processor"] = [*options["logits_processor"], *plan.processors()]
+        options["source"] = self.source or None
         return plan, chat, {"template_kwargs": template_kwargs, **options}
 
     def _chat_metadata(

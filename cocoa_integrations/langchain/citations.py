@@ -12,11 +12,17 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from cocoa_engine import context_lift_of_text
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations._shared.citations import (
+    CANNOT_ATTEND,
     CITATIONS_KEY,
+    MIN_ATTENTION,
     MIN_LIFT,
+    VALUES,
+    CitedBy,
     citations_of,
+    find_in,
     lift_in_nats,
-    require_min_lift,
+    require_limits,
+    spread,
     with_markers,
 )
 from cocoa_integrations._shared.limits import covering
@@ -36,7 +42,9 @@ def with_citations(
     *,
     context: str = "context",
     format_documents: Callable[[list[Document]], Any] = join_documents,
+    by: CitedBy = "lift",
     min_lift: float = MIN_LIFT,
+    min_attention: float = MIN_ATTENTION,
     markers: bool = True,
 ) -> Runnable[Mapping[str, Any], AIMessage]:
     """``prompt | chat`` as one runnable whose answers cite the document that each part was taken from::
@@ -47,52 +55,67 @@ def with_citations(
         print(message.text)  # It was built by Marta Lindqvist [1].
         message.response_metadata["cocoa_citations"]
 
-    Each document is left out of the prompt in turn, and the answer is fed again. The source of a part is the document
-    whose absence lowers the part's log p most. ``[n]`` is the n-th document of the input.
+    With ``by="lift"`` each document is left out of the prompt in turn, and the answer is fed again. The source of a
+    part is the document whose absence lowers the part's log p most. With ``by="attention"`` it is the document that the
+    model's retrieval heads attend to most while the part is written. ``[n]`` is the n-th document of the input.
 
     ``cocoa_citations`` has an entry for each citation with ``source`` (from 1), ``id`` (of the document, or ``None``),
-    ``metadata`` (of the document), ``start``, ``end``, ``text``, ``lift`` (in nats) and ``spans``. Each entry of the
-    spans in ``cocoa_risk``, and of ``cocoa_spans`` if the message has them, has ``source`` and ``source_lifts``, by
-    document. All offsets refer to the text with markers. If the model reasoned, its reasoning is not cited, and the
-    offsets of spans count from the beginning of the generated text.
+    ``metadata`` (of the document), ``start``, ``end``, ``text``, ``lift`` (in nats) or ``attention``, and ``spans``.
+    Each entry of the spans in ``cocoa_risk``, and of ``cocoa_spans`` if the message has them, has ``source``, and
+    ``source_lifts`` or ``source_attentions``, by document. All offsets refer to the text with markers. If the model
+    reasoned, its reasoning is not cited, and the offsets of spans count from the beginning of the generated text.
 
     A low lift does not mean that no document supports a part. If two documents say the same, leaving out one of them
     changes little, and neither may be cited. A high lift shows that the text depends on the document, not that it is
     true.
 
-    Cost: two forward passes over prompt and answer for each document. The message is returned in one piece.
+    Cost: by lift two forward passes over prompt and answer for each document, by attention none: it is measured while
+    the answer is written. The message is returned in one piece.
 
     Args:
         prompt: a prompt template, or another runnable from a dict to a prompt.
         chat: the model.
         context: the variable of the input that holds the list of documents.
         format_documents: makes the value of that variable in the prompt.
+        by: what finds the source of a part. ``"attention"`` needs the model's retrieval heads (``cocoa heads``), and
+            the text of each document in the prompt as it is.
         min_lift: the lowest lift of a cited part, in nats.
+        min_attention: the lowest attention of a part on the document it cites, in [0, 1].
         markers: whether the text of the message gets the markers. A message with tool calls gets none.
 
     Raises:
-        ConfigError: ``chat`` is not a ChatCocoa, or ``min_lift`` is not a finite number. A call raises it if the input
-            has no list of documents.
+        ConfigError: ``chat`` is not a ChatCocoa, ``by`` is unknown, or a limit is not a finite number. A call raises it
+            if the input has no list of documents, or if citations by attention cannot be measured.
     """
     if not isinstance(chat, ChatCocoa):
         raise ConfigError(f"with_citations takes a ChatCocoa, not a {type(chat).__name__}.")
-    lowest = require_min_lift(min_lift)
+    lowest = require_limits(by, min_lift, min_attention)
 
     def values_of(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The values of the prompt with all documents, then without each."""
+        """The values of the prompt with all documents, then, for citations by lift, without each."""
         documents = values.get(context) if isinstance(values, Mapping) else None
         if not isinstance(documents, Sequence) or not all(isinstance(one, Document) for one in documents):
             raise ConfigError(f"the input needs a list of documents under {context!r}.")
-        without = [[one for one in documents if one is not left_out] for left_out in documents]
+        left_out_in_turn = documents if by == "lift" else ()
+        without = [[one for one in documents if one is not left_out] for left_out in left_out_in_turn]
         return [{**values, context: format_documents(kept)} for kept in (list(documents), *without)]
 
     def cited(
-        called: ChatCocoa, message: AIMessage, prompts: Sequence[Any], documents: Sequence[Document]
+        called: ChatCocoa,
+        message: AIMessage,
+        prompts: Sequence[Any],
+        documents: Sequence[Document],
+        in_prompt: Sequence[int],
     ) -> AIMessage:
         message = message.model_copy(deep=True)
         report, spans = get_risk(message), get_spans(message)
         lifts: list[list[float | None]] = [[None] * len(documents) for _ in spans]
-        if any(span["text"] for span in spans):
+        if by == "attention":
+            measured = [span.get("passage_attention", []) for span in spans]
+            if in_prompt and spans and not any(measured):
+                raise ConfigError(CANNOT_ATTEND)
+            lifts = [spread(of_span, in_prompt, len(documents)) for of_span in measured]
+        elif any(span["text"] for span in spans):
             engine, config = called.load(), config_of(called)
             full, *bare = (called.prompt_ids(one) for one in prompts)
             texts = [span["text"] for span in spans]
@@ -100,7 +123,7 @@ def with_citations(
             lifts = [[lift_in_nats(column[number]) for column in columns] for number in range(len(spans))]
         numbers = [number for number, span in enumerate(spans) if not is_reasoning(span)]
         shown = _shown(message.text, spans)
-        citations = citations_of(shown, [lifts[number] for number in numbers], lowest)
+        citations = citations_of(shown, [lifts[number] for number in numbers], lowest, by)
         for citation in citations:
             document = documents[citation["source"] - 1]
             citation |= {"id": document.id, "metadata": dict(document.metadata)}
@@ -109,7 +132,7 @@ def with_citations(
         if markers and not message.tool_calls and message.text == "".join(span["text"] for span in shown):
             message = with_text(message, with_markers(message.text, [shown], citations))
         for span, of_span in zip(spans, lifts, strict=True):
-            span |= {"source": None, "source_lifts": list(of_span)}
+            span |= {"source": None, VALUES[by]: list(of_span)}
         for number, span, start in zip(numbers, shown, starts, strict=True):
             moved = span["start"] - start
             spans[number]["source"] = span["source"]
@@ -120,18 +143,30 @@ def with_citations(
         message.response_metadata[CITATIONS_KEY] = citations
         return message
 
+    def attending(
+        given: Any, documents: Sequence[Document], options: Mapping[str, Any]
+    ) -> tuple[ChatCocoa, list[int], dict[str, Any]]:
+        """The model of a call, the numbers of the documents to attend to, and the option that names them."""
+        called = with_call_options(chat, options)
+        if by == "lift":
+            return called, [], {}
+        texts = [one.page_content for one in documents]
+        in_prompt = find_in(called.prompt_text(given), texts)
+        return called, in_prompt, {"source": [texts[number].strip() for number in in_prompt]}
+
     def answer(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
         filled = values_of(values)
         prompts = [prompt.invoke(one, config) for one in filled]
-        message = chat.invoke(prompts[0], config, **options)
-        return cited(with_call_options(chat, options), message, prompts, values[context])
+        called, in_prompt, more = attending(prompts[0], values[context], options)
+        message = chat.invoke(prompts[0], config, **options, **more)
+        return cited(called, message, prompts, values[context], in_prompt)
 
     async def aanswer(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
         filled = values_of(values)
         prompts = [await prompt.ainvoke(one, config) for one in filled]
-        message = await chat.ainvoke(prompts[0], config, **options)
-        called = with_call_options(chat, options)
-        return await in_worker_of(called, cited, called, message, prompts, values[context])
+        called, in_prompt, more = await in_worker_of(chat, attending, prompts[0], values[context], options)
+        message = await chat.ainvoke(prompts[0], config, **options, **more)
+        return await in_worker_of(called, cited, called, message, prompts, values[context], in_prompt)
 
     return RunnableLambda(answer, aanswer, name="with_citations")
 

@@ -70,6 +70,10 @@ class CallOptions(DecodeSettings):
 class ChatCallOptions(ChatTemplateOptions, CallOptions):
     """The options that both the constructor and a single call of a chat model take."""
 
+    source: Sequence[str] | Sequence[tuple[int, int]] = Field(default=(), exclude=True, repr=False)
+    """Passages of the prompt, as texts that it contains or as ranges of its characters after the chat template. Every
+    span then has ``passage_attention``: the attention of the span on each of them."""
+
 
 PER_CALL = frozenset(ChatCallOptions.model_fields)
 """The names of the options of a call of a chat model."""

@@ -10,13 +10,22 @@ from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
 from cocoa_engine.errors import ConfigError
+from cocoa_integrations._shared.citations import find_in
 from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations._shared.tries import TRIES_KEY, Measure, Tries, growth_of, limit_of_tries
-from cocoa_integrations.langchain.base import with_call_options
+from cocoa_integrations.langchain.base import in_worker_of, with_call_options
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.context_lift import with_context_lift
 from cocoa_integrations.langchain.more_documents import Retriever, top_k_of, with_top_k, without_duplicates
 from cocoa_integrations.langchain.runnables import get_risk
+
+
+def in_prompt_of(chat: ChatCocoa, given: Any, documents: Sequence[Document]) -> dict[str, Any]:
+    """The option that names the documents as passages of a prompt; none if the prompt lacks the text of one of them."""
+    texts = [document.page_content for document in documents]
+    if not texts or chat.source or len(find_in(chat.prompt_text(given), texts)) < len(texts):
+        return {}
+    return {"source": [text.strip() for text in texts]}
 
 
 def join_documents(documents: Sequence[Document]) -> str:
@@ -51,7 +60,8 @@ def with_risk_retry(
     The first answer whose risk is below ``threshold`` is returned, or else the least risky one. Its
     ``response_metadata["cocoa_tries"]`` has an entry for each attempt, in order, with ``settings``, ``alpha``,
     ``top_k`` (``None`` if the retriever has none), ``documents`` (their number), ``answer``, ``cocoa_risk``, ``risk``
-    and ``chosen``, which is true for the returned answer.
+    and ``chosen``, which is true for the returned answer. Where the prompt has the texts of all documents as they are,
+    every span of its report has ``passage_attention``, by document.
 
     Retrievers and model are not changed; each attempt works on copies. The input is a question, or a mapping
     with the question and further variables of the prompt. Options of a call, such as ``max_tokens=64``, apply to every
@@ -140,7 +150,9 @@ def with_risk_retry(
             if answering is not None:
                 message = answering.invoke(filled, config, **called)
             else:
-                message = chat.invoke(prompt.invoke(filled, config), config, **called)
+                asked = prompt.invoke(filled, config)
+                passages = in_prompt_of(with_call_options(chat, called), asked, found)
+                message = chat.invoke(asked, config, **called, **passages)
             if add(tries, message, found, entry):
                 break
         return result(tries, values)
@@ -154,7 +166,10 @@ def with_risk_retry(
             if answering is not None:
                 message = await answering.ainvoke(filled, config, **called)
             else:
-                message = await chat.ainvoke(await prompt.ainvoke(filled, config), config, **called)
+                asked = await prompt.ainvoke(filled, config)
+                model = with_call_options(chat, called)
+                passages = await in_worker_of(model, in_prompt_of, model, asked, found)
+                message = await chat.ainvoke(asked, config, **called, **passages)
             if add(tries, message, found, entry):
                 break
         return result(tries, values)

@@ -7,10 +7,18 @@ import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from llama_index.core.schema import NodeWithScore
+from llama_index.core.schema import MetadataMode, NodeWithScore
 
-from cocoa_engine import Generation
-from cocoa_integrations._shared.citations import CITATIONS_KEY, citations_of, lift_in_nats
+from cocoa_engine import ConfigError, Generation, passage_attention
+from cocoa_integrations._shared.citations import (
+    CANNOT_ATTEND,
+    CITATIONS_KEY,
+    CitedBy,
+    citations_of,
+    find_in,
+    lift_in_nats,
+    spread,
+)
 from cocoa_integrations._shared.metadata import REPORTS_KEY, RISK_KEY, add_context_lift
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations.llama_index.callbacks import RiskCollector, Start
@@ -42,12 +50,13 @@ class Answers(RiskCollector):
 
     Args:
         lift: whether to measure the context lift of the spans of the response.
-        cite: the lowest lift of a citation, in nats; ``None``: no citations.
+        cite: the lowest lift or attention of a citation; ``None``: no citations.
+        by: what finds the source of a citation.
     """
 
-    def __init__(self, *, lift: bool, cite: float | None = None) -> None:
+    def __init__(self, *, lift: bool, cite: float | None = None, by: CitedBy = "lift") -> None:
         super().__init__()
-        self._lift, self._cite = lift, cite
+        self._lift, self._cite, self._by = lift, cite, by
         self._answers: list[Answered] = []
 
     def take(
@@ -102,8 +111,9 @@ class Answers(RiskCollector):
         if self._lift:
             self._add_lift(report, parts, answers, nodes)
         if self._cite is not None:
-            lifts = [values for part in parts for values in _by_node(part, answers[part.answer], nodes)]
-            metadata[CITATIONS_KEY] = citations_of(report["spans"], lifts, self._cite)
+            measure = _by_node if self._by == "lift" else _attention_by_node
+            values = [of_span for part in parts for of_span in measure(part, answers[part.answer], nodes)]
+            metadata[CITATIONS_KEY] = citations_of(report["spans"], values, self._cite, self._by)
             for citation in metadata[CITATIONS_KEY]:
                 citation["id"] = nodes[citation["source"] - 1].node.node_id
 
@@ -169,6 +179,27 @@ def _by_node(part: Part, answer: Answered, nodes: Sequence[NodeWithScore]) -> li
     """For each span of a part, its lift by each node, in nats; ``None`` if the node was not in the prompt."""
     of_nodes = [lift_of(answer.generation, answer.start, nodes, only=number) for number in range(len(nodes))]
     return [[None if lifts is None else lift_in_nats(lifts[number]) for lifts in of_nodes] for number, _ in part.spans]
+
+
+def _attention_by_node(part: Part, answer: Answered, nodes: Sequence[NodeWithScore]) -> list[list[float | None]]:
+    """For each span of a part, its attention on each node; ``None`` if the node was not in the prompt.
+
+    Raises:
+        ConfigError: the attention of the model cannot be measured.
+    """
+    nothing: list[float | None] = [None] * len(nodes)
+    if answer.start is None:
+        return [list(nothing) for _ in part.spans]
+    asked = answer.start()
+    texts = [node.node.get_content(MetadataMode.NONE) for node in nodes]
+    in_prompt = find_in(asked.engine.decode(asked.prompt), texts)
+    if not in_prompt:
+        return [list(nothing) for _ in part.spans]
+    source = [texts[number].strip() for number in in_prompt]
+    measured = passage_attention(asked.engine, answer.generation, asked.prompt, source)
+    if measured and not any(measured):
+        raise ConfigError(CANNOT_ATTEND)
+    return [spread(measured[number], in_prompt, len(nodes)) for number, _ in part.spans]
 
 
 def _warn(message: str) -> None:

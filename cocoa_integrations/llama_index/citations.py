@@ -7,7 +7,14 @@ from dataclasses import replace
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import RESPONSE_TYPE, Response
 
-from cocoa_integrations._shared.citations import CITATIONS_KEY, MIN_LIFT, require_min_lift, with_markers
+from cocoa_integrations._shared.citations import (
+    CITATIONS_KEY,
+    MIN_ATTENTION,
+    MIN_LIFT,
+    CitedBy,
+    require_limits,
+    with_markers,
+)
 from cocoa_integrations._shared.metadata import RISK_KEY
 from cocoa_integrations.llama_index.answers import Answers
 from cocoa_integrations.llama_index.query_engine import RiskQueryEngine
@@ -22,38 +29,52 @@ class RiskCitationQueryEngine(RiskQueryEngine):
         response.source_nodes[0]  # source 1
 
     The markers look like those of LlamaIndex's ``CitationQueryEngine``: ``[n]`` is the n-th of ``source_nodes``. There
-    the model writes them, and may cite what it did not use. Here each node is left out of the prompt in turn, and the
-    answer is fed again. The source of a part is the node whose absence lowers the part's log p most.
+    the model writes them, and may cite what it did not use. Here they are measured. With ``by="lift"`` each node is
+    left out of the prompt in turn, and the answer is fed again; the source of a part is the node whose absence lowers
+    the part's log p most. With ``by="attention"`` it is the node that the model's retrieval heads attend to most.
 
     ``metadata["cocoa_citations"]`` has an entry for each citation with ``source`` (from 1), ``id`` (of the node),
-    ``start``, ``end``, ``text``, ``lift`` (in nats) and ``spans``. Each entry of ``cocoa_risk["spans"]`` has ``source``
-    and ``source_lifts``, by node. All offsets refer to the text with markers. A streamed response has no markers; its
-    citations are in the metadata when the stream has been read to its end.
+    ``start``, ``end``, ``text``, ``lift`` (in nats) or ``attention``, and ``spans``. Each entry of
+    ``cocoa_risk["spans"]`` has ``source``, and ``source_lifts`` or ``source_attentions``, by node. All offsets refer to
+    the text with markers. A streamed response has no markers; its citations are in the metadata when the stream has
+    been read to its end.
 
     A low lift does not mean that no node supports a part. If two nodes say the same, leaving out one of them changes
     little, and neither may be cited. A high lift shows that the text depends on the node, not that it is true.
 
-    Cost: one forward pass over prompt and answer for each node in the prompt; two if logits processors were used.
+    Cost: by lift one forward pass over prompt and answer for each node in the prompt, two if logits processors were
+    used; by attention one pass for all nodes.
 
     Args:
         inner: the query engine.
+        by: what finds the source of a part. ``"attention"`` needs the model's retrieval heads (``cocoa heads``), and
+            the text of each node in the prompt as it is.
         min_lift: the lowest lift of a cited part, in nats.
+        min_attention: the lowest attention of a part on the node it cites, in [0, 1].
         markers: whether the text of the response gets the markers.
         context_lift: as for :class:`RiskQueryEngine`.
 
     Raises:
-        ConfigError: as for :class:`RiskQueryEngine`, or ``min_lift`` is not a finite number.
+        ConfigError: as for :class:`RiskQueryEngine`, ``by`` is unknown, or a limit is not a finite number. A
+            query raises it if citations by attention cannot be measured.
     """
 
     def __init__(
-        self, inner: BaseQueryEngine, *, min_lift: float = MIN_LIFT, markers: bool = True, context_lift: bool = False
+        self,
+        inner: BaseQueryEngine,
+        *,
+        by: CitedBy = "lift",
+        min_lift: float = MIN_LIFT,
+        min_attention: float = MIN_ATTENTION,
+        markers: bool = True,
+        context_lift: bool = False,
     ) -> None:
-        self._min_lift = require_min_lift(min_lift)
+        self._by, self._lowest = by, require_limits(by, min_lift, min_attention)
         self._markers = markers
         super().__init__(inner, context_lift=context_lift)
 
     def _collector(self) -> Answers:
-        return Answers(lift=self._context_lift, cite=self._min_lift)
+        return Answers(lift=self._context_lift, cite=self._lowest, by=self._by)
 
     def _reported(self, response: RESPONSE_TYPE, answers: Answers) -> RESPONSE_TYPE:
         return self._marked(super()._reported(response, answers))

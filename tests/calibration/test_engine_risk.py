@@ -19,7 +19,6 @@ from cocoa_engine.calibration.features import (
     span_features,
 )
 from cocoa_engine.datasets import LabelledSpan, LabelledText
-from cocoa_engine.decoding.span_scoring import ranking_mlds
 from cocoa_engine.results import Generation
 from cocoa_engine.scoring.candidates import CandidateGrower, risk_points
 from cocoa_engine.scoring.text_profile import Profiler
@@ -52,7 +51,7 @@ def calibrated(engine: CocoaEngine, calibrator: RiskCalibrator) -> CocoaEngine:
 def test_every_way_to_a_result_carries_it(
     engine: CocoaEngine, calibrated: CocoaEngine, calibrator: RiskCalibrator
 ) -> None:
-    plain = engine.generate(PROMPT, **SHORT)
+    plain = engine.without_calibrator().generate(PROMPT, risk="f_mlds", **SHORT)
     generated = calibrated.generate(PROMPT, **SHORT)
     assert generated.calibrated
     assert not plain.calibrated
@@ -60,8 +59,8 @@ def test_every_way_to_a_result_carries_it(
         assert span.calibrated
         assert 0 <= span.risk <= 1
         assert span.risk == calibrator.risk(span) == calibrator.span(span_features(before))
-        assert before.risk == ranking_mlds(plain.config, before.con_mlds, before.f_mlds)
-        assert span.model_copy(update={"risk": before.risk, "calibrated": False}) == before
+        assert before.risk == before.f_mlds
+        assert span.model_copy(update={"risk": before.risk, "risk_source": "f_mlds"}) == before
     assert plain.answer_risk is None
     assert generated.answer_risk == calibrator.answer_risk(plain) == calibrator.answer(answer_features(plain))
     assert 0 <= generated.answer_risk <= 1
@@ -121,7 +120,7 @@ def test_a_calibrator_of_one_level_leaves_the_other_as_it_is(engine: CocoaEngine
     assert scored.calibrated == (level == "span")
     assert (scored.answer_risk is None) == (level == "span")
     if level == "answer":
-        assert span.risk == span.f_mlds
+        assert scored.risk_source == "token_probability"
         with pytest.raises(CalibrationError, match="no risk of a span"):
             calibrator.risk(span)
     else:

@@ -97,13 +97,20 @@ def test_heads_of_the_model_that_was_named(
         model_name="m", num_layers=1, num_heads=1, samples=1, heads=[ScoredHead(layer=0, head=0, score=0.5)]
     )
     monkeypatch.setattr("cocoa_engine.studies.retrieval_heads.find_retrieval_heads", lambda *_, **__: found)
-    result = cocoa("heads", "some/model", "--out", str(tmp_path / "heads.json"))
+    monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "cache"))
+    result = cocoa("heads", "some/model", "--prompts", "0", "--out", str(tmp_path / "heads.json"))
     assert result.exit_code == 0, result.output
     assert [model for model, _ in loads] == ["some/model"]
     assert RetrievalHeads.model_validate_json((tmp_path / "heads.json").read_text()) == found
-    monkeypatch.chdir(tmp_path)
-    assert cocoa("heads", "some/model").stdout.startswith("model-heads.json: ")
-    assert RetrievalHeads.model_validate_json((tmp_path / "model-heads.json").read_text()) == found
+    (kept,) = (tmp_path / "cache" / "heads").glob("*.json")
+    assert RetrievalHeads.model_validate_json(kept.read_text()) == found
+    shown = "".join(result.stdout.split())  # lines are wrapped
+    assert f"Writtento{kept}.Enginesofthismodeluseitfromnowon." in shown
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("COCOA_CACHE_DIR", str(tmp_path / "file"))
+    refused = cocoa("heads", "some/model", "--prompts", "0")
+    assert refused.exit_code == 2
+    assert "Set COCOA_CACHE_DIR" in refused.output
 
 
 def test_version_and_help(cocoa: Cocoa) -> None:

@@ -104,7 +104,8 @@ def test_calibrated_risk_is_what_counts(engine: CocoaEngine) -> None:
         judged = CocoaEngine(engine.model, engine.tokenizer, calibrator=fitted(model_name=engine.model_name))
         full = judged.generate(chat(PROMPTS["question"]), max_new_tokens=24)
         limit = sum(sorted(span.risk for span in full.spans)[-2:]) / 2
-        assert limit < engine.generate(chat(PROMPTS["question"]), max_new_tokens=24).spans[0].risk
+        raw = engine.generate(chat(PROMPTS["question"]), max_new_tokens=24, risk="f_mlds")
+        assert limit < raw.spans[0].risk
         assert_stopped_as(judged.generate(chat(PROMPTS["question"]), max_new_tokens=24, max_risk=limit), full, limit)
 
 

@@ -57,12 +57,15 @@ class StepOutput(NamedTuple):
             were requested.
         source: ``[W]`` float32, the mean attention mass of the capture's ``source_heads`` on the prompt, its first
             token left out. ``None`` if it was not requested, or if the backend does not see the model's attention.
+        passages: ``[W, P]`` float32, the same for each of the tree's ``passages``; ``None`` if it has none, or if
+            ``source`` is ``None``.
     """
 
     logits: Tensor
     hidden: Tensor
     others: Tensor | None = None
     source: Tensor | None = None
+    passages: Tensor | None = None
 
 
 class TokenTree(ABC):
@@ -76,6 +79,7 @@ class TokenTree(ABC):
         prompt_read: number of prompt tokens fed so far, if the prompt is fed in chunks.
         forward_passes: number of forward passes.
         fed_tokens: number of tokens fed after the prompt.
+        passages: positions of passages of the prompt whose attention mass is measured. Set it before the first step.
     """
 
     keeps_rest: ClassVar[bool] = False
@@ -83,6 +87,7 @@ class TokenTree(ABC):
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self.keep_committed = False
+        self.passages: Sequence[range] = ()
         self.committed = len(prompt)
         self.cached_tokens = 0
         self.prompt_read = 0

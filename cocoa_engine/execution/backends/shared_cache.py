@@ -97,7 +97,7 @@ class SharedTree(TokenTree):
         )
         segment.probe = self.probe
         if self.wanted.source_heads and not self.masked:
-            segment.source = SourceProbe(self.wanted.source_heads, self.source)
+            segment.source = SourceProbe(self.wanted.source_heads, self.source, self.passages)
         return segment
 
     def _reading_segment(self, readings: Sequence[ReadBack]) -> Segment:
@@ -290,7 +290,9 @@ class SharedCache(Backend[SharedTree]):
                 others = logits[None, masked : masked + end - start]
                 masked += end - start
             source = passed.source[start:end] if passed.source is not None and tree.source else None
-            outputs.append(StepOutput(logits[start:end], passed.hidden[:, start:end], others, source))
+            count = 0 if source is None or passed.passages is None else len(tree.passages)
+            passages = passed.passages[start:end, :count] if passed.passages is not None and count else None
+            outputs.append(StepOutput(logits[start:end], passed.hidden[:, start:end], others, source, passages))
             start = end
         return outputs
 

@@ -157,12 +157,15 @@ class PassOutput(NamedTuple):
             states were requested.
         early: ``[E, T, V]`` float32, logits of the early layers; ``None`` if none were requested.
         source: ``[T]`` float32, each token's mean attention mass on the source; ``None`` if it was not measured.
+        passages: ``[T, P]`` float32, the same for each passage of the token's sequence, padded with zeros to the
+            largest number of passages; ``None`` if there are none.
     """
 
     logits: Tensor
     hidden: Tensor | None
     early: Tensor | None = None
     source: Tensor | None = None
+    passages: Tensor | None = None
 
 
 class Forward(ABC):

@@ -33,7 +33,7 @@ class KernelLayers:
 
     def __call__(
         self, x: Tensor, cos: Tensor, sin: Tensor, leaves: Sequence[Leaves], wanted: CaptureSpec | None
-    ) -> tuple[Tensor, Tensor | None, list[Tensor], Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, list[Tensor], Tensor | None, Tensor | None]:
         """Run the layers.
 
         Args:
@@ -44,7 +44,8 @@ class KernelLayers:
 
         Returns:
             The states after the norm, ``[T, d]``; the wanted states, ``[N + 1, T, d]``, or ``None``; the states of each
-            early layer, ``[T, d]``; and the source attention, ``[T]``, or ``None`` if it was not requested.
+            early layer, ``[T, d]``; the source attention, ``[T]``, or ``None`` if it was not requested; and that of the
+            passages, ``[T, P]``, or ``None`` if there are none.
         """
         count = self.native.count
         after_norm = count + 1
@@ -59,8 +60,9 @@ class KernelLayers:
         taps = [(layer, states.data_ptr() + number * size) for number, layer in enumerate(layers)]
         heads = wanted.source_heads if wanted is not None and any(each.source is not None for each in leaves) else ()
         masses = self.native(x, cos, sin, leaves, taps, heads)
-        source = masses.mean(dim=0) if heads else None
-        return states[-1], states[: len(kept)] if kept else None, list(states[len(kept) : -1]), source
+        source = masses[:, 0].mean(dim=0) if heads else None
+        passages = masses[:, 1:].mean(dim=0).T if heads and masses.shape[1] > 1 else None
+        return states[-1], states[: len(kept)] if kept else None, list(states[len(kept) : -1]), source, passages
 
 
 def _leaves(segment: Segment, window: int | None) -> Leaves | None:
@@ -78,4 +80,5 @@ def _leaves(segment: Segment, window: int | None) -> Leaves | None:
         full_mask=Mask(*segment.tail_mask(None)),
         window_mask=Mask(*segment.tail_mask(window)),
         source=None if segment.source is None else segment.source.source,
+        passages=() if segment.source is None else segment.source.passages,
     )

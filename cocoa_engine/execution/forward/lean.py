@@ -18,7 +18,7 @@ from cocoa_engine.execution.forward.attention import attend
 from cocoa_engine.execution.forward.base import Forward, PassOutput, Segment
 from cocoa_engine.execution.forward.kernel_layers import KernelLayers
 from cocoa_engine.execution.forward.linears import FastLinear, LinearBackend, fast_linear, is_plain
-from cocoa_engine.execution.forward.source_attention import of_segments
+from cocoa_engine.execution.forward.source_attention import of_segments, passages_of_segments
 from cocoa_engine.execution.forward.windows import Windows
 from cocoa_engine.execution.native.layers import DecoderLayer, Layers
 from cocoa_engine.execution.native.operators import is_readable
@@ -112,17 +112,18 @@ class Lean(Forward):
         leaves = None if self.kernels is None else self.kernels.leaves(segments)
         if self.kernels is not None and leaves is not None:
             x = F.embedding(token_ids, self.embedding)
-            last, states, early, source = self.kernels(x, cos, sin, leaves, wanted)
+            last, states, early, source, passages = self.kernels(x, cos, sin, leaves, wanted)
         else:
             last, states, early = self.decode(token_ids, cos, sin, attention, wanted)
-            source = of_segments([(segment.source, segment.width) for segment in segments])
+            probes = [(segment.source, segment.width) for segment in segments]
+            source, passages = of_segments(probes), passages_of_segments(probes)
         if wanted is None:
             ends = torch.tensor([segment.width for segment in segments]).cumsum(0) - 1
             return PassOutput(self.head(last[ends]), None)
         if not early:
-            return PassOutput(self.head(last), states, source=source)
+            return PassOutput(self.head(last), states, source=source, passages=passages)
         early_logits = self.head(torch.cat(early)).float().view(len(early), len(token_ids), -1)
-        return PassOutput(self.head(last), states, early_logits, source)
+        return PassOutput(self.head(last), states, early_logits, source, passages)
 
     def decode(
         self, token_ids: Tensor, cos: Tensor, sin: Tensor, attention: Attend, wanted: CaptureSpec | None

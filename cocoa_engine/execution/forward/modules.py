@@ -18,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from cocoa_engine.execution.forward.attention import attend
 from cocoa_engine.execution.forward.base import Forward, PassOutput, Segment
 from cocoa_engine.execution.forward.linears import FastLinear, LinearBackend, fast_linear, is_plain
-from cocoa_engine.execution.forward.source_attention import of_segments
+from cocoa_engine.execution.forward.source_attention import of_segments, passages_of_segments
 from cocoa_engine.execution.forward.windows import Windows
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 from cocoa_engine.model.language_model import LanguageModel
@@ -84,9 +84,16 @@ class Modules(Forward):
         logits = output.logits[0, -kept:]  # [kept, V]
         if captured is None:
             return PassOutput(logits[_last_rows(segments, kept)], None)
-        source = of_segments([(segment.source, segment.width) for segment in segments])
+        probes = [(segment.source, segment.width) for segment in segments]
+        source, passages = of_segments(probes), passages_of_segments(probes)
         hidden, others = captured.stacked(logits.device)[:, 0], None if early is None else early[:, 0]
-        return PassOutput(logits, hidden, others, None if source is None else source.to(logits.device))
+        return PassOutput(
+            logits,
+            hidden,
+            others,
+            None if source is None else source.to(logits.device),
+            None if passages is None else passages.to(logits.device),
+        )
 
     @contextmanager
     def _own_attention(self, segments: Sequence[Segment]) -> Iterator[None]:

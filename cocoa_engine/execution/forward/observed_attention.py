@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -67,7 +67,9 @@ _current = _Current()
 
 
 @contextmanager
-def observed_attention(model: LanguageModel, heads: Heads, source: range, rows: int) -> Iterator[SourceProbe]:
+def observed_attention(
+    model: LanguageModel, heads: Heads, source: range, rows: int, passages: Sequence[range] = ()
+) -> Iterator[SourceProbe]:
     """Measure the source attention of the pass over one whole sequence that this thread runs inside the context.
 
     Nothing is measured if the model does not use transformers' ``AttentionInterface``, or if the window of its layers
@@ -78,8 +80,9 @@ def observed_attention(model: LanguageModel, heads: Heads, source: range, rows: 
         heads: the (layer, head) pairs that count; with none, nothing is measured.
         source: the positions of the source.
         rows: the number of tokens at the end of the sequence that are measured.
+        passages: the positions of each passage.
     """
-    probe = SourceProbe(heads, source)
+    probe = SourceProbe(heads, source, passages)
     original = getattr(model.config, "_attn_implementation", None)
     if not heads or not source or original is None:
         yield probe

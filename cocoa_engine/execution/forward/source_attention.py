@@ -1,5 +1,7 @@
 """Source attention: how much of its attention a token puts on the source, in the heads that copy from the context.
 
+The source is the prompt. Passages are parts of it whose mass is measured as well.
+
 The mass is recomputed from the query and the cached keys of a few heads, because fused attention returns no weights.
 """
 
@@ -9,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 Heads = Sequence[tuple[int, int]]
 """(layer, head) pairs, both counted from 0."""
@@ -27,11 +30,31 @@ def source_mass(
     """The attention mass of W tokens on the source, summed over some heads of one layer: ``[W]`` float32.
 
     Args:
+        inside: the slots of the source, as a slice or as booleans ``[S]``.
+
+    The other arguments are those of :func:`attention_weights`.
+    """
+    weights = attention_weights(query, keys, heads, visible, scale=scale, softcap=softcap)
+    of_source = weights[..., inside] if isinstance(inside, slice) else weights * inside
+    return of_source.sum(dim=-1).sum(dim=0)
+
+
+def attention_weights(
+    query: Tensor,
+    keys: Tensor,
+    heads: Sequence[int],
+    visible: Tensor | None,
+    *,
+    scale: float,
+    softcap: float | None = None,
+) -> Tensor:
+    """The attention of W tokens on S slots in some heads of one layer: ``[len(heads), W, S]`` float32.
+
+    Args:
         query: ``[heads, W, head_dim]``, of all heads of the layer.
         keys: ``[kv_heads, S, head_dim]``.
         heads: the heads that count.
         visible: additive mask ``[W, S]``; `None` if every token sees all slots.
-        inside: the slots of the source, as a slice or as booleans ``[S]``.
         scale: factor of the scores.
         softcap: c in c * tanh(score / c), as in Gemma 2.
     """
@@ -42,9 +65,7 @@ def source_mass(
         scores = softcap * torch.tanh(scores / softcap)
     if visible is not None:
         scores = scores + visible
-    weights = scores.softmax(dim=-1, dtype=torch.float32)
-    of_source = weights[..., inside] if isinstance(inside, slice) else weights * inside
-    return of_source.sum(dim=-1).sum(dim=0)
+    return scores.softmax(dim=-1, dtype=torch.float32)
 
 
 class SourceProbe:
@@ -53,10 +74,12 @@ class SourceProbe:
     Args:
         heads: the heads that count.
         source: the slots of the source. They are committed, so every token may see them.
+        passages: the slots of each passage.
     """
 
-    def __init__(self, heads: Heads, source: range) -> None:
+    def __init__(self, heads: Heads, source: range, passages: Sequence[range] = ()) -> None:
         self.source = source
+        self.passages = tuple(passages)
         self._heads = heads
         self._by_layer: dict[int, list[int]] = {}
         for layer, head in heads:
@@ -78,13 +101,18 @@ class SourceProbe:
         softcap: float | None = None,
     ) -> None:
         """Add the heads of one layer; arguments as for :func:`source_mass`."""
-        inside = slice(self.source.start, self.source.stop)
-        mass = source_mass(query, keys, self.heads_of(layer), visible, inside, scale=scale, softcap=softcap)
+        weights = attention_weights(query, keys, self.heads_of(layer), visible, scale=scale, softcap=softcap)
+        ranges = (self.source, *self.passages)
+        mass = torch.stack([weights[..., one.start : one.stop].sum(dim=-1).sum(dim=0) for one in ranges])
         self._total = mass if self._total is None else self._total + mass.to(self._total.device)
 
     def mean(self) -> Tensor | None:
-        """The mean over all heads, ``[W]`` float32; `None` if no layer was added."""
-        return None if self._total is None else self._total / len(self._heads)
+        """The mass on the source, the mean over all heads, ``[W]`` float32; `None` if no layer was added."""
+        return None if self._total is None else self._total[0] / len(self._heads)
+
+    def of_passages(self) -> Tensor | None:
+        """The same for each passage, ``[W, passages]``; `None` if there are none, or if no layer was added."""
+        return None if self._total is None or not self.passages else self._total[1:].T / len(self._heads)
 
 
 def of_segments(probes: Sequence[tuple[SourceProbe | None, int]]) -> Tensor | None:
@@ -100,3 +128,24 @@ def of_segments(probes: Sequence[tuple[SourceProbe | None, int]]) -> Tensor | No
     return torch.cat(
         [known.new_zeros(width) if mean is None else mean for mean, (_, width) in zip(means, probes, strict=True)]
     )
+
+
+def passages_of_segments(probes: Sequence[tuple[SourceProbe | None, int]]) -> Tensor | None:
+    """The attention of all tokens of a pass on the passages of their own sequence, ``[T, P]``.
+
+    P is the largest number of passages of a segment. Further columns of a segment with fewer passages are 0. The result
+    is `None` if no segment has passages, or if nothing was measured.
+
+    Args:
+        probes: as for :func:`of_segments`.
+    """
+    found = [None if probe is None else probe.of_passages() for probe, _ in probes]
+    known = [one for one in found if one is not None]
+    if not known:
+        return None
+    most = max(one.shape[1] for one in known)
+    rows = [
+        known[0].new_zeros(width, most) if one is None else F.pad(one, (0, most - one.shape[1])).to(known[0].device)
+        for one, (_, width) in zip(found, probes, strict=True)
+    ]
+    return torch.cat(rows)

@@ -22,7 +22,7 @@ from cocoa_engine.execution.forward.base import PassOutput, Segment
 from cocoa_engine.execution.forward.kv_store import KeyValues
 from cocoa_engine.execution.forward.lean import Lean
 from cocoa_engine.execution.forward.linears import LinearBackend
-from cocoa_engine.execution.forward.source_attention import source_mass
+from cocoa_engine.execution.forward.source_attention import attention_weights
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
@@ -117,14 +117,28 @@ class StaticLean(Lean):
             return None
         with self._on_device():
             inputs = self._inputs(segment, seen, width, depth, store.capacity)
-            step = self._step(store, Shape(width, depth, _span(segment.end, store.capacity), wanted), inputs)
+            slots = _span(segment.end, store.capacity)
+            step = self._step(store, Shape(width, depth, slots, wanted, self._passages(segment)), inputs)
             if step is None:
                 return None
             step(self, inputs)
             # copies: other steps, possibly of other threads, write to the same memory
             width = segment.width
-            source = step.source[:width].clone() if segment.source is not None else None
-            return PassOutput(step.logits[:width].clone(), step.hidden[:, :width].clone(), source=source)
+            masses = step.masses[:, :width].clone()  # [1 + P, W]
+            source = masses[0] if segment.source is not None else None
+            passages = masses[1 : 1 + len(segment.source.passages)].T if segment.source is not None else None
+            return PassOutput(
+                step.logits[:width].clone(),
+                step.hidden[:, :width].clone(),
+                source=source,
+                passages=passages if passages is not None and passages.shape[1] else None,
+            )
+
+    @staticmethod
+    def _passages(segment: Segment) -> int:
+        """The number of passages that the step measures, a bucket: further ones are empty."""
+        count = 0 if segment.source is None else len(segment.source.passages)
+        return 0 if not count else max(4, 1 << (count - 1).bit_length())
 
     def _inputs(
         self,
@@ -134,17 +148,24 @@ class StaticLean(Lean):
         depth: int,
         spare: int,
     ) -> Tensor:
-        """The step's inputs as a host tensor ``[5 + depth, width]``.
+        """The step's inputs as a host tensor ``[5 + 2 * passages + depth, width]``.
 
-        The rows are token ids, positions, slots, numbers of committed slots, the end of the source, and own slots (the
-        last first).
+        The rows are token ids, positions, slots, numbers of committed slots, the end of the source, the first slot and
+        the end of each passage, and own slots (the last first).
         """
         end = 0 if segment.source is None else segment.source.source.stop
+        known = () if segment.source is None else segment.source.passages
+        bounds = [bound for one in known for bound in (one.start, one.stop)]
+        bounds += [0] * (2 * self._passages(segment) - len(bounds))
         columns = []
         for number, (committed, own) in enumerate(seen):
             padded = (*own, *[own[0]] * (depth - len(own)))
             columns.append(
-                (segment.token_ids[number], segment.positions[number], segment.start + number, committed, end, *padded)
+                (
+                    *(segment.token_ids[number], segment.positions[number], segment.start + number, committed, end),
+                    *bounds,
+                    *padded,
+                )
             )
         # padding repeats the first token, so that its values are finite if that token's are; no token sees its slot
         padding = (*columns[0][:2], spare, *columns[0][3:])
@@ -216,6 +237,12 @@ class Shape(NamedTuple):
     depth: int
     span: int
     wanted: CaptureSpec
+    passages: int = 0
+
+    @property
+    def own(self) -> int:
+        """The row of the inputs from which on own slots stand."""
+        return 5 + 2 * self.passages
 
 
 class Step:
@@ -224,10 +251,11 @@ class Step:
     A step does not refer to the model, so that a pool of stores does not keep the model alive.
 
     Attributes:
-        inputs: ``[5 + depth, width]`` int64, see :meth:`StaticLean._inputs`.
+        inputs: ``[5 + 2 * passages + depth, width]`` int64, see :meth:`StaticLean._inputs`.
         logits: ``[width, V]`` float32.
         hidden: ``[N + 1, width, d]`` float32.
-        source: ``[width]`` float32, the source attention; zeros if it is not requested.
+        masses: ``[1 + passages, width]`` float32, the attention on the source and on each passage; zeros if it is not
+            requested.
     """
 
     def __init__(self, lean: StaticLean, store: StaticStore, shape: Shape) -> None:
@@ -235,18 +263,18 @@ class Step:
         self.keys, self.values = store.data
         self.shape = shape
         device = store.data.device
-        self.inputs = torch.zeros(5 + shape.depth, shape.width, dtype=torch.int64, device=device)
+        self.inputs = torch.zeros(shape.own + shape.depth, shape.width, dtype=torch.int64, device=device)
         self.slots = torch.arange(shape.span, device=device)
         lean.rotary.reserve(store.capacity)  # no position exceeds the number of slots
         self.cos, self.sin = (
             lean.rotary.cos,
             lean.rotary.sin,
         )  # the graph keeps these tables if longer ones are computed
-        self.logits, self.hidden, self.source = lean.shared.outputs(lean, shape)
+        self.logits, self.hidden, self.masses = lean.shared.outputs(lean, shape)
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, lean: StaticLean, inputs: Tensor) -> None:
-        """Run the step and write ``logits``, ``hidden`` and ``source``."""
+        """Run the step and write ``logits``, ``hidden`` and ``masses``."""
         self.inputs.copy_(inputs, non_blocking=True)
         if self.graph is not None:
             self.graph.replay()
@@ -278,9 +306,13 @@ class Step:
         }
         span = self.shape.span
         source_heads = self.shape.wanted.source_heads
-        inside = (self.slots > 0) & (
-            self.slots < source_end[0]
-        )  # [span]; the source is the prompt after its first token
+        bounds = self.inputs[5 : self.shape.own, :1]  # [2 * passages, 1]
+        inside = torch.cat(  # [1 + passages, span]; the source is the prompt after its first token
+            (
+                (self.slots > 0)[None] & (self.slots < source_end[0]),
+                (self.slots >= bounds[::2]) & (self.slots < bounds[1::2]),
+            )
+        ).float()
         masses: list[Tensor] = []
 
         def attention(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -290,7 +322,8 @@ class Step:
             mask = masks[lean.windows[layer]]
             if heads := [head for number, head in source_heads if number == layer]:
                 visible = mask[: query.shape[1]]  # the mask repeats for the query heads of a key-value head
-                masses.append(source_mass(query, all_keys[:, :span], heads, visible, inside, scale=lean.scale))
+                weights = attention_weights(query, all_keys[:, :span], heads, visible, scale=lean.scale)
+                masses.append(inside @ weights.sum(dim=0).T)  # [1 + passages, W]
             return attend_folded(query, all_keys[:, :span], all_values[:, :span], mask, scale=lean.scale)
 
         last, states, _ = lean.decode(token_ids, self.cos[positions], self.sin[positions], attention, self.shape.wanted)
@@ -298,7 +331,7 @@ class Step:
         self.logits.copy_(lean.head(last))
         self.hidden.copy_(states)
         if masses:
-            self.source.copy_(torch.stack(masses).sum(dim=0) / len(source_heads))
+            self.masses.copy_(torch.stack(masses).sum(dim=0) / len(source_heads))
 
     def _mask(self, positions: Tensor, committed: Tensor, window: int | None, lean: StaticLean) -> Tensor:
         """The additive mask ``[groups * W, span]`` that :meth:`Segment.mask` computes on the host."""
@@ -307,7 +340,9 @@ class Step:
             seen &= self.slots > positions[:, None] - window
         lowest = torch.finfo(self.keys.dtype).min
         mask = torch.full(seen.shape, lowest, dtype=self.keys.dtype, device=seen.device).masked_fill_(seen, 0)
-        own = self.inputs[5:] if window is None else self.inputs[5 : 5 + window]  # the n-th slot is n positions back
+        first = self.shape.own
+        # the n-th slot is n positions back
+        own = self.inputs[first:] if window is None else self.inputs[first : first + window]
         return mask.scatter_(1, own.t(), 0).repeat(lean.heads // lean.kv_heads, 1)
 
 
@@ -320,7 +355,7 @@ class _Shared:
         self.rotary = lean.rotary
         self.failed = False
         self.captured: weakref.WeakSet[Step] = weakref.WeakSet()
-        self._outputs: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self._outputs: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor]] = {}
         self._idle: list[StaticStore] = []  # free stores, least recently used first
         self._lock = (
             threading.RLock()
@@ -353,19 +388,19 @@ class _Shared:
             self._idle = []
 
     def outputs(self, lean: StaticLean, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
-        """Output tensors ``[width, V]``, ``[N + 1, width, d]`` and ``[width]``, shared by all steps of that width.
+        """Output tensors ``[width, V]``, ``[N + 1, width, d]`` and ``[1 + passages, width]``, shared by such steps.
 
         They lie outside the graphs' memory pool, because any replay may write to the pool.
         """
         states = shape.wanted.last - shape.wanted.first + 2
-        key = (shape.width, states)
+        key = (shape.width, states, shape.passages)
         if key not in self._outputs:
             vocab_size, size = lean.head.total, lean.embedding.shape[1]
             new = lean.embedding.new_empty
             self._outputs[key] = (
                 new(shape.width, vocab_size, dtype=torch.float32),
                 new(states, shape.width, size, dtype=torch.float32),
-                new(shape.width, dtype=torch.float32),
+                lean.embedding.new_zeros(1 + shape.passages, shape.width, dtype=torch.float32),
             )
         return self._outputs[key]
 

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-SAMPLES = 16
-"""Number of elements compared in each tensor. More would slow down short calls, fewer would miss more changes."""
+from cocoa_engine.model.weight_samples import is_plain, sampled
 
 
 class WeightFingerprint(NamedTuple):
@@ -32,23 +31,9 @@ def weight_fingerprint(tensors: Iterable[Tensor]) -> WeightFingerprint:
     views: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     with torch.no_grad():
         for tensor in known:
-            if _is_plain(tensor):
-                views.setdefault((tensor.device, tensor.dtype), []).append(_sampled(tensor))
+            if is_plain(tensor):
+                views.setdefault((tensor.device, tensor.dtype), []).append(sampled(tensor))
         return WeightFingerprint(versions, {kind: _bytes(torch.cat(parts)) for kind, parts in views.items()})
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether the elements can be read directly: no quantised, distributed or meta tensor."""
-    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided and not tensor.is_meta
-
-
-def _sampled(tensor: Tensor) -> Tensor:
-    """Elements spread evenly over a tensor's memory."""
-    last = tensor.numel() - 1
-    if last > 0 and not tensor.is_contiguous():
-        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    count = min(SAMPLES, last + 1)
-    return tensor.as_strided((count,), (max(last, 0) // max(count - 1, 1),))
 
 
 def _bytes(samples: Tensor) -> bytes:

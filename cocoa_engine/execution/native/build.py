@@ -167,7 +167,7 @@ def _declared(handle: ctypes.CDLL) -> ctypes.CDLL:
         *[pointer] * 3,  # x, cos, sin
         *(pointer, long),  # taps
         *(pointer, long),  # source heads
-        *(pointer, integer),  # masses
+        *(pointer, long, integer),  # masses
     ]
     handle.cocoa_layers.restype = None
     handle.cocoa_move.argtypes = [pointer, pointer, *[long] * 4, pointer, long, long]

@@ -627,9 +627,10 @@ struct Parts {
     }
 };
 
-// The share of the attention of one query on the slots [from, to). The mask, if any, starts at slot ``masked_from``.
-float mass_on(const float* q, const float* keys, long dim, long slots, float scale, const float* mask, long masked_from,
-              long from, long to, Scratch& scratch) {
+// The share of the attention of one query on each of some ranges of slots [from, to), written to ``out`` with a stride.
+// The mask, if any, starts at slot ``masked_from``.
+void masses_on(const float* q, const float* keys, long dim, long slots, float scale, const float* mask,
+               long masked_from, const long* ranges, long count, float* out, long stride, Scratch& scratch) {
     float* const p = scratch.of(Scratch::padded(slots));
     for (long slot = 0; slot < slots; slot++) {
         const float* const key = keys + slot * dim;
@@ -655,11 +656,16 @@ float mass_on(const float* q, const float* keys, long dim, long slots, float sca
         total += weights;
         store(p + slot, weights);
     }
-    Vec lanes{};
-    float inside = 0;
-    for (; from + LANES <= to; from += LANES) lanes += load(p + from);
-    for (; from < to; from++) inside += p[from];
-    return (inside + sum(lanes)) / sum(total);
+    const float all_slots = sum(total);
+    for (long n = 0; n < count; n++) {
+        long from = ranges[2 * n];
+        const long to = ranges[2 * n + 1];
+        Vec lanes{};
+        float inside = 0;
+        for (; from + LANES <= to; from += LANES) lanes += load(p + from);
+        for (; from < to; from++) inside += p[from];
+        out[n * stride] = (inside + sum(lanes)) / all_slots;
+    }
 }
 
 // ---- decoder layers ------------------------------------------------------------------------------------------------
@@ -686,7 +692,8 @@ struct Leaves {  // the tokens that one sequence feeds
     long start, count;         // the tokens are written to the slots from start on
     const float* mask[2];      // [count, slots - masked_from], for layers without and with a sliding window
     long masked_from[2], parts;
-    long source[2];  // from, to: the slots of the source
+    const long* ranges;  // [range_count, 2], from and to: the slots of the source and of each passage
+    long range_count;
 };
 
 struct Head {
@@ -743,7 +750,7 @@ void gated(const float* gate, const float* up, long count, float* y) {
 // Runs a thread's share of all layers for the tokens of all sequences, ``rows`` in total.
 void run_layers(const Stack& stack, const Leaves* leaves, long sequences, long rows, float* x, const float* cos,
                 const float* sin, const Tap* taps, long tap_count, const Head* source_heads, long source_count,
-                float* masses, const Buffers& buffers, long thread, long team) {
+                float* masses, long columns, const Buffers& buffers, long thread, long team) {
     const long width = stack.width, dim = stack.dim, heads = stack.heads, kv_heads = stack.kv_heads;
     const long q = stack.qkv(), inner = stack.inner;
     static thread_local Scratch scratch, of_scores;
@@ -805,9 +812,9 @@ void run_layers(const Stack& stack, const Leaves* leaves, long sequences, long r
                 const long slots = t.start + t.count, first = t.masked_from[layer.windowed];
                 const float* const all_masks = t.mask[layer.windowed];
                 const float* const mask = all_masks ? all_masks + token * (slots - first) : nullptr;
-                masses[n * rows + row] =
-                    mass_on(qkv + row * q + head * dim, t.keys[number] + head / (heads / kv_heads) * t.kv_head, dim, slots,
-                            stack.scale, mask, first, t.source[0], t.source[1], of_scores);
+                masses_on(qkv + row * q + head * dim, t.keys[number] + head / (heads / kv_heads) * t.kv_head, dim, slots,
+                          stack.scale, mask, first, t.ranges, t.range_count, masses + n * columns * rows + row, rows,
+                          of_scores);
             }
         }
         attention([&](const Parts& parts) {
@@ -903,7 +910,7 @@ const struct {
     FIELD(Stack, norm),
     SIZE(Leaves), FIELD(Leaves, keys), FIELD(Leaves, values), FIELD(Leaves, kv_head), FIELD(Leaves, start),
     FIELD(Leaves, count), FIELD(Leaves, mask), FIELD(Leaves, masked_from), FIELD(Leaves, parts),
-    FIELD(Leaves, source),
+    FIELD(Leaves, ranges), FIELD(Leaves, range_count),
     SIZE(Tap), FIELD(Tap, layer), FIELD(Tap, to),
     SIZE(Head), FIELD(Head, layer), FIELD(Head, head),
 };
@@ -961,10 +968,10 @@ void cocoa_attend(const float* query, long query_head, long query_token, const f
 }
 
 // All decoder layers for the leaves of some sequences. x [rows, width] is overwritten; cos and sin are [rows, dim].
-// masses [source_count, rows] receives the share of each source head's attention on its sequence's source.
+// masses [source_count, columns, rows] receives the share of each source head's attention on the ranges of its sequence.
 void cocoa_layers(const Stack* stack, const Leaves* leaves, long sequences, float* x, const float* cos,
                   const float* sin, const Tap* taps, long tap_count, const Head* source_heads, long source_count,
-                  float* masses, int threads) {
+                  float* masses, long columns, int threads) {
     long rows = 0, partial = 0;
     for (long n = 0; n < sequences; n++) {
         rows += leaves[n].count;
@@ -975,8 +982,8 @@ void cocoa_layers(const Stack* stack, const Leaves* leaves, long sequences, floa
                          of_gate_up.of(rows * 2 * stack->inner), of_hidden.of(rows * stack->inner),
                          of_partial.of(partial)};
 #pragma omp parallel num_threads(threads)
-    run_layers(*stack, leaves, sequences, rows, x, cos, sin, taps, tap_count, source_heads, source_count, masses, shared,
-               omp_get_thread_num(), omp_get_num_threads());
+    run_layers(*stack, leaves, sequences, rows, x, cos, sin, taps, tap_count, source_heads, source_count, masses, columns,
+               shared, omp_get_thread_num(), omp_get_num_threads());
 }
 
 // Moves the keys and values of some slots to the slots from ``start`` on, in order. No slot may be below its target.

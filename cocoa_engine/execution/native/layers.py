@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -125,6 +126,7 @@ class Leaves:
         tokens: the number of tokens.
         full_mask, window_mask: for layers without and with a sliding window.
         source: the slots of the source, for source attention.
+        passages: the slots of each passage.
     """
 
     pointers: KeyValuePointers
@@ -133,6 +135,13 @@ class Leaves:
     full_mask: Mask
     window_mask: Mask
     source: range | None = None
+    passages: Sequence[range] = ()
+
+    @cached_property
+    def ranges(self) -> Any:
+        """The slots of the source and of each passage, as pairs (first, end)."""
+        measured = (self.source or range(0), *self.passages)
+        return (ctypes.c_long * (2 * len(measured)))(*(end for one in measured for end in (one.start, one.stop)))
 
     def structure(self, parts: int) -> structures.Leaves:
         """The leaves as the kernels read them. The addresses are valid while this object lives."""
@@ -145,7 +154,8 @@ class Leaves:
             mask=(_address(self.full_mask.values), _address(self.window_mask.values)),
             masked_from=(self.full_mask.first, self.window_mask.first),
             parts=parts,
-            source=(self.source.start, self.source.stop) if self.source else (0, 0),
+            ranges=ctypes.addressof(self.ranges),
+            range_count=1 + len(self.passages),
         )
 
 
@@ -211,9 +221,11 @@ class Layers:
             source_heads: (layer, head) pairs whose attention on the source is measured.
 
         Returns:
-            ``[source_heads, T]``: the share of the attention of each head and token that is on the sequence's source.
+            ``[source_heads, 1 + P, T]``: the share of the attention of each head and token that is on the source of its
+            sequence, and on each of the sequence's passages; 0 for passages that the sequence does not have.
         """
-        masses = x.new_empty(len(source_heads), x.shape[0])
+        columns = 1 + max((len(each.passages) for each in sequences), default=0)
+        masses = x.new_zeros(len(source_heads), columns, x.shape[0])
         threads = torch.get_num_threads()
         leaves = (structures.Leaves * len(sequences))(
             *(each.structure(operators.parts(threads, self._kv_heads, each.start + each.tokens)) for each in sequences)
@@ -230,6 +242,7 @@ class Layers:
             (structures.Head * len(source_heads))(*(structures.Head(*each) for each in source_heads)),
             len(source_heads),
             masses.data_ptr(),
+            columns,
             threads,
         )
         return masses

@@ -46,7 +46,8 @@ class Leaves(ctypes.Structure):
         ("mask", _POINTER * 2),
         ("masked_from", _LONG * 2),
         ("parts", _LONG),
-        ("source", _LONG * 2),
+        ("ranges", _POINTER),
+        ("range_count", _LONG),
     )
 
 

@@ -87,6 +87,7 @@ _HEADS, _KV_HEADS, _HEAD_DIM, _WIDTH, _INNER, _EPS, _SCALE = 4, 2, 16, 40, 36, 1
 
 
 _SOURCE, _SOURCE_HEADS = range(1, 5), ((1, 3), (0, 0), (1, 1))
+_PASSAGES = ((range(1, 3), range(3, 3), range(2, 5)), (range(4, 6),))  # of each sequence
 
 
 class _Sequence(NamedTuple):
@@ -126,8 +127,9 @@ def _layers(random: _Random) -> Pairs:
             full_mask=_tail(each.full_mask, each.start),
             window_mask=Mask(each.window_mask, 0),
             source=_SOURCE,
+            passages=_PASSAGES[number],
         )
-        for each, cache in zip(sequences, own, strict=True)
+        for number, (each, cache) in enumerate(zip(sequences, own, strict=True))
     ]
     taps = [(number, states.data_ptr()) for number, states in enumerate(found)]
     found_masses = kernels(x.clone(), cos, sin, leaves, taps, _SOURCE_HEADS)
@@ -191,7 +193,7 @@ def _decoded(
     Writes keys and values to the caches.
     """
     states = []
-    masses = x.new_empty(len(_SOURCE_HEADS), len(x))
+    masses = x.new_zeros(len(_SOURCE_HEADS), 1 + max(map(len, _PASSAGES)), len(x))
     for number, layer in enumerate(layers):
         known = layer.weights
         states.append(x)
@@ -201,7 +203,7 @@ def _decoded(
             query, keys = _normed(query, known.q_norm), _normed(keys, known.k_norm)
         query, keys = (part * cos + part.roll(_HEAD_DIM // 2, -1) * sin for part in (query, keys))
         mixed, row = [], 0
-        for each, cache in zip(sequences, caches, strict=True):
+        for number_of_sequence, (each, cache) in enumerate(zip(sequences, caches, strict=True)):
             rows, end = slice(row, row + each.tokens), each.start + each.tokens
             cache[0, number, :, each.start : end] = keys[:, rows]
             cache[1, number, :, each.start : end] = values[:, rows]
@@ -212,7 +214,8 @@ def _decoded(
                 if layer_number == number:
                     keys_of_head = seen[0][head // (_HEADS // _KV_HEADS)]
                     weights = (query[head, rows] @ keys_of_head.T * _SCALE + mask).softmax(dim=-1)
-                    masses[place, rows] = weights[:, _SOURCE.start : _SOURCE.stop].sum(dim=-1)
+                    for column, slots in enumerate((_SOURCE, *_PASSAGES[number_of_sequence])):
+                        masses[place, column, rows] = weights[:, slots.start : slots.stop].sum(dim=-1)
             row += each.tokens
         x = x + layer.linear(1, torch.cat(mixed))[0]
         gate, up = layer.linear(2, _normed(x, known.mlp_norm))

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.caches import InMemoryCache
 from langchain_core.documents import Document
 from langchain_core.load import dumps
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda
 from pydantic import TypeAdapter
 
-from cocoa_engine import ConfigError
-from cocoa_integrations.langchain import ChatCocoa, get_risk, get_spans, with_citations, with_context_lift
+from cocoa_engine import CocoaEngine, ConfigError
+from cocoa_integrations.langchain import (
+    ChatCocoa,
+    get_risk,
+    get_spans,
+    with_citations,
+    with_context_lift,
+    with_risk_retry,
+)
 from cocoa_integrations.langchain.messages import to_chat
 from cocoa_integrations.schema import CitationEntry, RiskReport
 from tests.helpers.reasoning_models import HYBRID, PLAIN, reasoning_engine, saying
+from tests.helpers.rivals import heads_file, heads_of
 
 DOCUMENTS = [Document("the red one", id="a", metadata={"file": "x"}), Document("a loaf is nine"), Document("it rains")]
 PROMPT = ChatPromptTemplate.from_template("{context}\n{question}")
@@ -108,6 +119,96 @@ def test_the_reasoning_is_not_cited(detail: str) -> None:
     reasoning = [span for span in spans if span["part"] == "reasoning"]
     assert reasoning
     assert all(span["source"] is None and len(span["source_lifts"]) == 3 for span in reasoning)
+
+
+@pytest.fixture
+def seeing_chat(quick_engine: CocoaEngine, tmp_path: Path) -> ChatCocoa:
+    """A model whose retrieval heads are known."""
+    size = quick_engine.num_layers, quick_engine.model.config.num_attention_heads
+    heads = heads_file(tmp_path, *size, heads_of(quick_engine.model))
+    return ChatCocoa(engine=quick_engine, max_tokens=12, risk_metadata="full", decore_heads=heads)
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke", "batch"])
+async def test_citations_by_attention(how: str, seeing_chat: ChatCocoa) -> None:
+    chain = with_citations(PROMPT, seeing_chat, by="attention", min_attention=0.0)
+    message = await called(chain, how)
+    filled = PROMPT.invoke({**VALUES, "context": "\n\n".join(one.page_content for one in DOCUMENTS)})
+    plain = seeing_chat.invoke(filled, source=[one.page_content for one in DOCUMENTS])
+    report, spans, citations = get_risk(message), get_spans(message), message.response_metadata["cocoa_citations"]
+    TypeAdapter(RiskReport).validate_python(report)
+    TypeAdapter(list[CitationEntry]).validate_python(citations)
+    assert [span["text"] for span in spans] == [span["text"] for span in get_spans(plain)]
+    for span, own in zip(spans, get_spans(plain), strict=True):
+        assert span["source_attentions"] == pytest.approx(own["passage_attention"], abs=1e-5)
+        assert 0 < own["source_attention"] <= 1
+        assert sum(own["passage_attention"]) <= own["source_attention"] + 1e-5
+        assert "source_lifts" not in span
+    assert citations
+    for citation in citations:
+        assert message.text[citation["start"] : citation["end"]] == citation["text"]
+        assert message.text[citation["end"] :].lstrip().startswith(f"[{citation['source']}]")
+        assert citation["id"] == DOCUMENTS[citation["source"] - 1].id
+        own = [spans[number]["source_attentions"][citation["source"] - 1] for number in citation["spans"]]
+        assert min(own) <= citation["attention"] <= max(own)
+    assert dumps(message)
+    none = with_citations(PROMPT, seeing_chat, by="attention", min_attention=1.0).invoke(VALUES)
+    assert none.response_metadata["cocoa_citations"] == []
+    assert none.text == plain.text
+
+
+def test_documents_that_the_prompt_changes_are_not_cited_by_attention(seeing_chat: ChatCocoa) -> None:
+    chain = with_citations(
+        PROMPT,
+        seeing_chat,
+        by="attention",
+        min_attention=0.0,
+        format_documents=lambda documents: f"{documents[0].page_content.upper()}; {documents[1].page_content}",
+    )
+    message = chain.invoke(VALUES)
+    for span in get_spans(message):
+        first, second, third = span["source_attentions"]
+        assert (first, third) == (None, None)
+        assert second > 0
+    assert {one["source"] for one in message.response_metadata["cocoa_citations"]} == {2}
+
+
+def test_attention_that_is_not_known(quick_chat: ChatCocoa) -> None:
+    with pytest.raises(ConfigError, match="need the model's retrieval heads"):
+        with_citations(PROMPT, quick_chat, by="attention").invoke(VALUES)
+    with pytest.raises(ConfigError, match="unknown value 'atention'"):
+        with_citations(PROMPT, quick_chat, by="atention")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="min_attention takes a share"):
+        with_citations(PROMPT, quick_chat, by="attention", min_attention=float("nan"))
+
+
+@pytest.mark.parametrize("detail", ["full", "compact"])
+async def test_retries_and_streams_name_their_passages(detail: Any, seeing_chat: ChatCocoa) -> None:
+    chat = seeing_chat.model_copy(update={"risk_metadata": detail})
+    chain = with_risk_retry(RunnableLambda(lambda _: DOCUMENTS), PROMPT, chat, threshold=0.0, top_k_growth=1)
+    for message in (chain.invoke("Who is it?"), await chain.ainvoke("Who is it?")):
+        for span in get_spans(message):
+            assert len(span["passage_attention"]) == 3
+            assert span["source_attention"] > 0
+    other = with_risk_retry(
+        RunnableLambda(lambda _: DOCUMENTS), PROMPT, chat, threshold=0.0, top_k_growth=1, format_documents=len
+    )
+    assert all("passage_attention" not in span for span in get_spans(other.invoke("Who is it?")))
+    text = chat.prompt_text("the red one; it rains")
+    start = text.index("it rains")
+    chunks = list(chat.stream("the red one; it rains", source=[(start, start + 8)]))
+    spans = [span for chunk in chunks for span in chunk.additional_kwargs.get("cocoa_spans", [])]
+    if detail == "full":
+        assert spans
+        assert all(len(span["passage_attention"]) == 1 for span in spans)
+    with pytest.raises(ConfigError, match="is not in the prompt"):
+        chat.invoke("it rains", source=["it snows"])
+
+
+def test_answers_with_other_passages_are_not_taken_from_a_cache(seeing_chat: ChatCocoa) -> None:
+    cached = seeing_chat.model_copy(update={"cache": InMemoryCache()})
+    assert "passage_attention" not in get_spans(cached.invoke("it rains"))[0]
+    assert len(get_spans(cached.invoke("it rains", source=["rains"]))[0]["passage_attention"]) == 1
 
 
 def look_up(word: str) -> str:

@@ -45,7 +45,7 @@ def asked(question: str) -> dict[str, Any]:
     return {"messages": [("user", question)]}
 
 
-@pytest.mark.parametrize("threshold", [0.0, 2.0])
+@pytest.mark.parametrize("threshold", [0.0, 1.0])
 async def test_the_state_tells_of_every_call(
     quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, threshold: float
 ) -> None:
@@ -79,7 +79,7 @@ async def test_settings_are_tried_in_turn(
 
 
 def test_a_safe_answer_is_not_tried_again(quick_chat: ChatCocoa, question: str, spy: Any) -> None:
-    agent_of(quick_chat, RiskMiddleware(2.0, retry_with=SAFER)).invoke(asked(question))
+    agent_of(quick_chat, RiskMiddleware(1.0, retry_with=SAFER)).invoke(asked(question))
     assert len(spy.calls) == 1
 
 
@@ -197,7 +197,7 @@ def test_callbacks_hear_of_every_attempt(quick_chat: ChatCocoa, question: str, b
 
 
 def test_two_of_them_agree_on_the_state(quick_chat: ChatCocoa, question: str) -> None:
-    agent = agent_of(quick_chat, RiskMiddleware(2.0, metric="con_mlds"), RiskMiddleware(0.0, on_risk="abstain"))
+    agent = agent_of(quick_chat, RiskMiddleware(1.0, metric="con_mlds"), RiskMiddleware(0.0, on_risk="abstain"))
     state = agent.invoke(asked(question))
     assert state["messages"][-1].text == "I don't know."
     assert [entry["action"] for entry in state["cocoa_risks"]] == ["abstain", "none"]
@@ -207,7 +207,7 @@ def test_two_of_them_agree_on_the_state(quick_chat: ChatCocoa, question: str) ->
     ("options", "message"),
     [
         ({"on_risk": "keeep"}, "keep"),
-        ({"threshold": None}, "finite number"),
+        ({"threshold": "half"}, "finite number"),
         ({"metric": "max_risk"}, "risk"),
         ({"metric": None}, "unknown metric None"),
         ({"retry_with": {"gama": 0.1}}, "did you mean 'gamma'"),

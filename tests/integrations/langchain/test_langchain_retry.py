@@ -100,7 +100,7 @@ def test_an_attempt_is_the_plain_chain_with_its_documents_and_settings(
 
 
 def test_it_stops_at_a_good_answer(quick_chat: ChatCocoa, retriever: Listed) -> None:
-    chain = with_risk_retry(retriever, PROMPT, quick_chat, threshold=2.0, measure="mean_risk")
+    chain = with_risk_retry(retriever, PROMPT, quick_chat, threshold=1.0, measure="mean_risk")
     (only,) = chain.invoke(QUESTION).response_metadata["cocoa_tries"]
     assert (only["chosen"], only["risk"]) == (True, only["cocoa_risk"]["mean_risk"])
     above = math.nextafter(only["risk"], 2)
@@ -136,7 +136,7 @@ def test_other_documents_and_what_comes_back(quick_chat: ChatCocoa, retriever: L
     assert all("context_lift" in span for span in get_risk(result["answer"])["spans"])
     assert result["answer"].usage_metadata["output_tokens"] <= 4
     assert isinstance(
-        (with_risk_retry(retriever, PROMPT, quick_chat, threshold=2.0) | StrOutputParser()).invoke("a"), str
+        (with_risk_retry(retriever, PROMPT, quick_chat, threshold=1.0) | StrOutputParser()).invoke("a"), str
     )
 
 

@@ -141,7 +141,7 @@ def test_after_another_value_it_asks_again(quick_chat: ChatCocoa, asked: Any, re
 
 
 def test_a_safe_answer_does_not_wait(quick_chat: ChatCocoa, quick_answer: AIMessage, asked: Any) -> None:
-    agent = agent_of(quick_chat, RiskMiddleware(2.0, on_risk="interrupt"))
+    agent = agent_of(quick_chat, RiskMiddleware(1.0, on_risk="interrupt"))
     state = agent.invoke(asked, THREAD)
     assert "__interrupt__" not in state
     assert state["messages"][-1].text == quick_answer.text
@@ -209,7 +209,7 @@ async def test_an_agent_stops_at_a_risky_argument_and_goes_on_after_an_edit(engi
 
 
 @pytest.mark.parametrize(
-    "risky", [RiskyToolCalls(100.0), RiskyToolCalls(0.0, arguments=["other"]), RiskyToolCalls(100, metric="f_mlds")]
+    "risky", [RiskyToolCalls(1.0), RiskyToolCalls(0.0, arguments=["other"]), RiskyToolCalls(100, metric="f_mlds")]
 )
 def test_other_calls_are_not_stopped(engine: CocoaEngine, risky: RiskyToolCalls) -> None:
     chat = ChatCocoa(engine=engine, max_tokens=40, initial_tool_choice="any")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +16,11 @@ from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from pydantic import TypeAdapter
 
-from cocoa_engine import CocoaEngine, ConfigError
+from cocoa_engine import CocoaEngine, ConfigError, passage_attention
 from cocoa_integrations.llama_index import CocoaLLM, RiskCitationQueryEngine, RiskQueryEngine
 from cocoa_integrations.schema import CitationEntry, RiskReport
 from tests.helpers.reasoning_models import Says, reasoning_engine
+from tests.helpers.rivals import heads_file, heads_of
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 QUESTION = "Who?"
@@ -90,6 +92,35 @@ async def test_citations(how: str, processed: bool, quick_llm: CocoaLLM) -> None
     for node in range(3):
         total = sum(span["source_lifts"][node] for span in report["spans"])
         assert total == pytest.approx(full - bare[node], abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["query", "aquery"])
+async def test_citations_by_attention(how: str, quick: CocoaEngine, tmp_path: Path) -> None:
+    heads = heads_file(tmp_path, quick.num_layers, quick.model.config.num_attention_heads, heads_of(quick.model))
+    llm = CocoaLLM(engine=quick, max_new_tokens=12, decore_heads=heads)
+    response = await asked(RiskCitationQueryEngine(over(llm), by="attention", min_attention=0.0), how)
+    report, citations = response.metadata["cocoa_risk"], response.metadata["cocoa_citations"]
+    TypeAdapter(RiskReport).validate_python(report)
+    TypeAdapter(list[CitationEntry]).validate_python(citations)
+    assert citations
+    assert shown_at(str(response), citations)
+    prompt = "\n\n".join(TEXTS) + f"\n{QUESTION}\n"
+    own = quick.generate(prompt, max_new_tokens=12, source=TEXTS, decore_heads=heads)
+    assert "".join(span["text"] for span in report["spans"]) == own.text
+    for entry, span in zip(report["spans"], own.spans, strict=True):
+        assert entry["source_attentions"] == pytest.approx(span.passage_attention, abs=1e-4)
+        assert entry["source_attention"] == pytest.approx(span.source_attention)
+    assert passage_attention(quick, own, prompt, TEXTS) == [
+        pytest.approx(span.passage_attention, abs=1e-4) for span in own.spans
+    ]
+
+
+def test_attention_that_is_not_known(quick_llm: CocoaLLM) -> None:
+    with pytest.raises(ConfigError, match="need the model's retrieval heads"):
+        RiskCitationQueryEngine(over(quick_llm), by="attention").query(QUESTION)
+    with pytest.raises(ConfigError, match="by: unknown value"):
+        RiskCitationQueryEngine(over(quick_llm), by="x")  # type: ignore[arg-type]
 
 
 def test_of_accumulated_answers(quick_llm: CocoaLLM) -> None:

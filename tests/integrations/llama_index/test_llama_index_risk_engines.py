@@ -337,7 +337,7 @@ def test_one_try_needs_nothing_to_grow(llm: CocoaLLM) -> None:
 
 def test_retry_from_nothing_to_something(llm: CocoaLLM, retriever: BM25Retriever) -> None:
     """An empty response has no risk, which is not good enough."""
-    engine = RiskRetryQueryEngine(NothingFound(), llm, threshold=2.0, second_retriever=retriever)
+    engine = RiskRetryQueryEngine(NothingFound(), llm, threshold=1.0, second_retriever=retriever)
     with pytest.warns(MissingRiskWarning):
         response = engine.query(QUESTION)
     first, second = response.metadata["cocoa_tries"]  # type: ignore[index]

@@ -107,15 +107,15 @@ def test_without_a_chat_template(tokenizer: Any) -> None:
 def test_verdict(quick: CocoaEngine, expected: float) -> None:
     assert AnswerJudge(quick).judge(QUESTION, ANSWER, CONTEXTS).passing is None
     assert AnswerJudge(quick, threshold=expected).judge(QUESTION, ANSWER, CONTEXTS).passing is False
-    judged = AnswerJudge(quick, threshold=expected + 0.01).judge(QUESTION, ANSWER, CONTEXTS)
+    judged = AnswerJudge(quick, threshold=min(expected + 0.01, 1.0)).judge(QUESTION, ANSWER, CONTEXTS)
     assert judged.passing is True
     worst = max(judged.report["spans"], key=lambda span: span["risk"])["text"].strip()
     assert repr(worst) in judged.comment
-    assert "raw MLDS" in judged.comment
+    assert "1 - p of the least probable token" in judged.comment
 
 
 def test_llama_index(quick: CocoaEngine, expected: float) -> None:
-    evaluator = RiskEvaluator(CocoaLLM(engine=quick), threshold=expected + 0.01)
+    evaluator = RiskEvaluator(CocoaLLM(engine=quick), threshold=min(expected + 0.01, 1.0))
     nodes = [NodeWithScore(node=TextNode(text=text)) for text in CONTEXTS]
     result = evaluator.evaluate_response(query=QUESTION, response=Response(ANSWER, nodes))
     assert (result.score, result.passing, result.response) == (expected, True, ANSWER)
@@ -130,23 +130,23 @@ def test_llama_index(quick: CocoaEngine, expected: float) -> None:
 
 
 def test_options_of_a_llama_index_llm_apply_later(quick: CocoaEngine, tmp_path: Path) -> None:
-    llm = CocoaLLM(model=quick.model, tokenizer=quick.tokenizer, metric="con_mlds")
-    evaluator, fixed = RiskEvaluator(llm), RiskEvaluator(llm, config=quick.config)
+    llm = CocoaLLM(model=quick.model, tokenizer=quick.tokenizer, risk="con_mlds")
+    evaluator, fixed = RiskEvaluator(llm), RiskEvaluator(llm, config=quick.config.replace(risk="f_mlds"))
 
     def score(one: RiskEvaluator) -> float | None:
         return one.evaluate(QUESTION, ANSWER, CONTEXTS).score
 
     con_mlds, f_mlds = (
-        AnswerJudge(quick, config=quick.config.replace(metric=metric)).judge(QUESTION, ANSWER, CONTEXTS).risk
+        AnswerJudge(quick, config=quick.config.replace(risk=metric)).judge(QUESTION, ANSWER, CONTEXTS).risk
         for metric in ("con_mlds", "f_mlds")
     )
     assert (score(evaluator), score(fixed)) == (pytest.approx(con_mlds), pytest.approx(f_mlds))
     assert con_mlds != pytest.approx(f_mlds)
-    llm.metric = "f_mlds"
+    llm.risk = "f_mlds"
     assert score(evaluator) == pytest.approx(f_mlds)
     settings = Settings.of(quick.config, quick.num_layers)
     fitted(model_name=llm.engine.model_name, settings=settings).save(tmp_path / "risk.json")
-    llm.calibrator = str(tmp_path / "risk.json")
+    llm.calibrator, llm.risk = str(tmp_path / "risk.json"), "auto"
     assert score(evaluator) == AnswerJudge(llm.engine).judge(QUESTION, ANSWER, CONTEXTS).risk != f_mlds
 
 

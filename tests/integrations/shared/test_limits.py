@@ -1,10 +1,14 @@
-"""The spans that cover an answer."""
+"""Thresholds of answers, and the spans that cover an answer."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from cocoa_integrations._shared.limits import covering
+from cocoa_engine.errors import ConfigError
+from cocoa_integrations._shared.limits import Limit, covering
+from cocoa_integrations._shared.metadata import report_of
 
 
 @pytest.mark.parametrize("tag", ["</think>", "ink>", ">"])
@@ -22,3 +26,68 @@ def test_a_boundary_inside_the_closing_tag(tag: str) -> None:
 def test_other_text_before_the_answer_is_not_cut_off() -> None:
     spans = [{"text": "So", "part": "reasoning"}, {"text": "Well, hello", "part": "answer"}]
     assert covering("hello", spans) is None
+
+
+def report(risks: list[float | None], **more: Any) -> dict[str, Any]:
+    spans = [
+        {
+            "span": n,
+            "text": "a",
+            "start": n,
+            "end": n + 1,
+            "risk": risk,
+            "f_mlds": 0.9,
+            "log_prob": -1.0,
+            "kind": "greedy",
+        }
+        for n, risk in enumerate(risks)
+    ]
+    for span in spans:
+        span["flagged"] = (
+            span["risk"] is not None and more.get("threshold") is not None and span["risk"] >= more["threshold"]
+        )
+    return report_of(spans, method="cocoa-sig", **{"risk_source": "calibrator", **more})
+
+
+def test_without_a_number_the_threshold_is_that_of_the_report() -> None:
+    limit = Limit()
+    assert limit.reached(report([0.1, 0.7], threshold=0.6))
+    assert not limit.reached(report([0.1, 0.5], threshold=0.6))
+    assert limit.threshold_for(report([0.1], threshold=0.6)) == 0.6
+    assert not limit.reached(report([]))
+    with pytest.raises(ConfigError, match="has no threshold of risk"):
+        limit.reached(report([0.9]))
+    assert limit.error(report([0.1, 0.7], threshold=0.6)).threshold == 0.6
+
+
+def test_the_answer_as_a_whole() -> None:
+    limit = Limit(0.5, "answer_risk")
+    assert limit.reached(report([0.0], answer_risk=0.5))
+    assert not limit.reached(report([1.0], answer_risk=0.4))
+    assert "answer_risk of the answer is 0.5" in str(limit.error(report([0.0], answer_risk=0.5)))
+    assert Limit(None, "answer_risk").reached(report([0.0], answer_risk=0.8, answer_threshold=0.7))
+    with pytest.raises(ConfigError, match="no calibrator for answers"):
+        limit.reached(report([0.9]))
+
+
+@pytest.mark.parametrize("metric", ["risk", "answer_risk"])
+@pytest.mark.parametrize("threshold", [-0.1, 1.05, 2.0])
+def test_a_number_outside_the_scale_is_refused(metric: Any, threshold: float) -> None:
+    with pytest.raises(ConfigError, match="metric='f_mlds'"):
+        Limit(threshold, metric)
+    Limit(abs(threshold), "f_mlds")
+
+
+def test_a_raw_mlds_is_compared_under_its_own_name() -> None:
+    raw = report([0.93], risk_source="f_mlds")
+    with pytest.raises(ConfigError, match="metric='f_mlds'"):
+        Limit(0.5).reached(raw)
+    assert Limit(0.5, "f_mlds").reached(raw)
+    with pytest.raises(ConfigError, match="no default threshold"):
+        Limit(None, "f_mlds")
+
+
+@pytest.mark.parametrize("risk", [float("nan"), float("inf")])
+def test_a_risk_that_is_not_finite_passes_no_gate(risk: float) -> None:
+    assert Limit(1.0).reached(report([risk]))
+    assert Limit(1.0, "answer_risk").reached(report([0.0], answer_risk=risk))

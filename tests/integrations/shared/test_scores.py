@@ -18,10 +18,10 @@ def test_only_the_visible_spans_of_the_answer_count() -> None:
         entry(1, "Hello", 0.3, part="answer"),
         entry(2, "\n", 0.8, part="answer"),
     ]
-    report = report_of(spans, method="sig", calibrated=True)
+    report = report_of(spans, method="sig", risk_source="calibrator")
     assert report["max_risk"] == 0.8
     scoring = Scoring(threshold=0.5)
     assert scoring.score(report) == 0.3
     assert scoring.label(report) == "pass"
     assert Scoring(threshold=0.3).label(report) == "fail"
-    assert scoring.score(report_of(spans[2:], method="sig", calibrated=True)) == 0.0
+    assert scoring.score(report_of(spans[2:], method="sig", risk_source="calibrator")) == 0.0

@@ -1,0 +1,53 @@
+"""Fitting a calibrator on a labelled set that the model makes itself."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from cocoa_engine.calibration.calibrator import CalibrationWarning, Level, RiskCalibrator, Rule, Settings
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.studies.fitting.fit import fit_levels
+from cocoa_engine.studies.fitting.self_made import made_questions, self_made_features
+from cocoa_engine.studies.fitting.thresholds import require
+
+if TYPE_CHECKING:
+    from cocoa_engine.engine import CocoaEngine
+
+
+def fit_self_made(
+    engine: CocoaEngine,
+    documents: Sequence[str],
+    *,
+    count: int,
+    config: CocoaConfig | None,
+    isotonic: bool,
+    threshold: tuple[Rule, float] | None,
+    folds: int,
+    draws: int,
+    seed: int,
+) -> RiskCalibrator:
+    """Fit a calibrator; :meth:`RiskCalibrator.fit_self <cocoa_engine.RiskCalibrator.fit_self>` has the arguments."""
+    if threshold is not None:
+        require(*threshold)
+    config = engine.config if config is None else config
+    found = self_made_features(engine.without_calibrator(), made_questions(documents, count, seed), config)
+    fitted, missing = fit_levels(
+        found,
+        about(found, count, len(documents)),
+        isotonic=isotonic,
+        folds=folds,
+        draws=draws,
+        seed=seed,
+        threshold=threshold,
+    )
+    for reason in missing:
+        warnings.warn(CalibrationWarning(reason), stacklevel=3)  # at the caller of RiskCalibrator.fit_self
+    return RiskCalibrator(model_name=engine.model_name, settings=Settings.of(config, engine.num_layers), **fitted)
+
+
+def about(levels: Iterable[Level], count: int, documents: int) -> dict[Level, str]:
+    """What a calibrator says about the data of each level."""
+    of_what = f"invented passages and {documents} documents" if documents else "invented passages"
+    return dict.fromkeys(levels, f"made by the model itself: its answers to {count} questions about {of_what}")

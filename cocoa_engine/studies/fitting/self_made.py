@@ -1,0 +1,231 @@
+"""A labelled set that a model makes itself: questions with and without an answer in a passage, and its own answers.
+
+The passages are invented, or are the user's documents with one term asked for. Answers are labelled by comparison with
+the term. A question whose answer was taken out of the passage can only be answered right by declining.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cocoa_engine.calibration.calibrator import Level
+from cocoa_engine.calibration.features import answer_features, span_features
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.datasets import Question
+from cocoa_engine.errors import CalibrationError
+from cocoa_engine.results import Generation
+from cocoa_engine.studies.fitting.fit import LabelledFeatures
+from cocoa_engine.studies.fitting.measured import FEATURES
+from cocoa_engine.studies.invented import passages
+
+if TYPE_CHECKING:
+    from cocoa_engine.engine import CocoaEngine
+
+QUESTIONS = 300
+"""The default number of questions."""
+
+MAX_WORDS = 150
+"""The length of a passage of a document, in words."""
+
+REQUESTS = (
+    "Passage: {passage}\n\nAnswer the question from the passage, in a few words.\nQuestion: {question}",
+    "{passage}\n\n{question} Answer in one short sentence.",
+    'Use this text: {passage}\n\nQuestion: {question}\nIf the text does not say, answer "The text does not say."',
+)
+"""The wordings of a request, in turn."""
+
+_DECLINED = re.compile(
+    r"(\b(not|never|no)|n't)\b[^.]*\b(say|says|state[sd]?|mention(s|ed)?|specif(y|ies|ied)|provide[sd]?|give[ns]?|known?|"
+    r"information|contain(s|ed)?|answer|find|found|clear|sure|available)\b|\bunknown\b|\bcannot\b|\bunable\b",
+    re.IGNORECASE,
+)
+
+_TERM = re.compile(
+    r"(?<=[a-z,] )(?:[A-Z][a-z]+(?: [A-Z][a-z]+)+|\d{1,2} (?:January|February|March|April|May|June|July|August|"
+    r"September|October|November|December) \d{4}|\d[\d,.]*\d|[A-Z][a-z]{3,})(?=[ ,.;])"
+)
+"""Names inside a sentence, dates and numbers of at least two digits."""
+
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class MadeQuestion:
+    """A question about a passage.
+
+    Attributes:
+        request: the whole prompt.
+        question: its known answers.
+        answerable: whether the passage has the answer.
+    """
+
+    request: str
+    question: Question
+    answerable: bool
+
+    def is_right(self, answer: str) -> bool:
+        """Whether an answer is right: it has the known answer or, if the passage lacks it, declines."""
+        return self.question.is_right(answer) or (not self.answerable and declines(answer))
+
+
+def declines(answer: str) -> bool:
+    """Whether an answer says that the passage does not have the answer."""
+    return bool(_DECLINED.search(answer))
+
+
+def made_questions(documents: Sequence[str] = (), count: int = QUESTIONS, seed: int = 0) -> list[MadeQuestion]:
+    """Questions about invented passages and, if there are documents, as many about these.
+
+    A third of the questions about invented facts, and half of those about documents, have no answer in their passage.
+
+    Args:
+        documents: texts of the user.
+        count: the number of questions.
+        seed: seed of everything that is drawn.
+
+    Raises:
+        CalibrationError: the documents have no sentence with a name, date or number to ask for.
+    """
+    made = list(islice(_invented(seed), count if not documents else count - count // 2))
+    if not documents:
+        return made
+    asked = list(islice(_of_documents(documents, seed), count // 2))
+    if not asked:
+        raise CalibrationError(
+            "the documents have no sentence with a name, a date or a number to ask for; leave them out, or give others."
+        )
+    return made + asked
+
+
+def _invented(seed: int) -> Iterator[MadeQuestion]:
+    for number, passage in enumerate(passages(seed)):
+        for fact, answerable in ((passage.stated[0], True), (passage.stated[1], True), (passage.missing[0], False)):
+            question = Question(fact.question, passage.text, fact.answers, f"invented {number}")
+            yield MadeQuestion(_request(number, passage.text, fact.question), question, answerable)
+
+
+def _of_documents(documents: Sequence[str], seed: int) -> Iterator[MadeQuestion]:
+    """For each part of a document one term to complete, with the sentence that has it, and without."""
+    random = Random(seed)
+    parts = [part for text in documents for part in _parts(text)]
+    random.shuffle(parts)
+    for number, sentences in enumerate(parts):
+        text = " ".join(sentences)
+        known = [
+            (at, found.group())
+            for at, sentence in enumerate(sentences)
+            for found in _TERM.finditer(sentence)
+            if text.count(found.group()) == 1
+        ]
+        if not known or len(sentences) < 2:
+            continue
+        at, term = random.choice(known)
+        cloze = sentences[at].replace(term, "____", 1)
+        asked = f'Which name, date or number belongs in the gap? "{cloze}"'
+        without = " ".join(sentence for place, sentence in enumerate(sentences) if place != at)
+        for passage, answerable in ((text, True), (without, False)):
+            question = Question(asked, passage, (term,), f"document {number}")
+            yield MadeQuestion(_request(number, passage, asked), question, answerable)
+
+
+def _parts(text: str) -> Iterator[list[str]]:
+    """The sentences of a text, in parts of at most :data:`MAX_WORDS` words."""
+    part: list[str] = []
+    for sentence in re.split(r"(?<=[.!?])\s+", " ".join(text.split())):
+        if part and sum(len(one.split()) for one in part) + len(sentence.split()) > MAX_WORDS:
+            yield part
+            part = []
+        part.append(sentence)
+    if part:
+        yield part
+
+
+def _request(number: int, passage: str, question: str) -> str:
+    return REQUESTS[number % len(REQUESTS)].format(passage=passage, question=question)
+
+
+def self_made_features(
+    engine: CocoaEngine,
+    made: Sequence[MadeQuestion],
+    config: CocoaConfig,
+    *,
+    advance: Callable[[int], None] = lambda count: None,
+) -> dict[Level, LabelledFeatures]:
+    """The features and labels of a model's answers to made questions, and of their spans.
+
+    Args:
+        engine: the engine with the model.
+        made: the questions.
+        config: the settings of the decodes.
+        advance: called with the number of questions answered since the last call.
+    """
+    rows: dict[Level, list[tuple[list[float], bool, str]]] = {"span": [], "answer": []}
+    config = config.replace(max_risk=None)  # only complete answers can be judged
+    size = engine.runtime.max_batch_size
+    for start in range(0, len(made), size):
+        batch = made[start : start + size]
+        prompts = [_prompt(engine, one.request) for one in batch]
+        for one, generation in zip(batch, engine.generate_batch(prompts, config=config), strict=True):
+            if not generation.spans:
+                continue
+            group = one.question.group
+            rows["answer"].append((answer_features(generation), not one.is_right(generation.text), group))
+            for number, label in span_labels(one, generation):
+                rows["span"].append((span_features(generation.spans[number]), label, group))
+        advance(len(batch))
+    return {level: _labelled(level, found) for level, found in rows.items() if found}
+
+
+def span_labels(made: MadeQuestion, generation: Generation) -> list[tuple[int, bool]]:
+    """The labels of those spans of an answer that the comparison decides, as (number of the span, hallucinated).
+
+    In a right answer, spans that share a word with the known answer are supported. In a wrong one that does not
+    decline, spans with a word that the question does not have are hallucinated. No other span has a label.
+    """
+    known = {word for answer in made.question.answers for word in _words(answer)}
+    asked = set(_words(made.question.text))
+    has_answer = made.question.is_right(generation.text)
+    if not has_answer and declines(generation.text):
+        return []
+    found = []
+    for number in range(len(generation.spans)):
+        words = set(_words(_whole_words_of(generation, number)))
+        if has_answer and words & known:
+            found.append((number, False))
+        elif not has_answer and words - asked:
+            found.append((number, True))
+    return found
+
+
+def _whole_words_of(generation: Generation, number: int) -> str:
+    """The text of a span with the rest of the words that it begins or ends in."""
+    span, text = generation.spans[number], generation.text
+    start, end = span.start, span.end
+    while start > 0 and text[start - 1].isalnum() and text[start : start + 1].isalnum():
+        start -= 1
+    while 0 < end < len(text) and text[end].isalnum() and text[end - 1].isalnum():
+        end += 1
+    return text[start:end]
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in _WORD.findall(text.lower()) if word not in ("a", "an", "the")]
+
+
+def _prompt(engine: CocoaEngine, request: str) -> str | list[int]:
+    if not engine.has_chat_template:
+        return f"{request}\nAnswer:"
+    return engine.encode_chat([{"role": "user", "content": request}])
+
+
+def _labelled(level: Level, rows: Sequence[tuple[list[float], bool, str]]) -> LabelledFeatures:
+    features = np.array([values for values, _, _ in rows], dtype=np.float64)
+    labels = np.array([label for _, label, _ in rows], dtype=bool)
+    return LabelledFeatures(FEATURES[level], features, labels, [group for _, _, group in rows])

@@ -1,0 +1,142 @@
+"""The labelled set that a model makes itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from cocoa_engine import CocoaConfig, CocoaEngine, RiskCalibrator
+from cocoa_engine.calibration.features import answer_features, span_features
+from cocoa_engine.datasets import Question
+from cocoa_engine.errors import CalibrationError
+from cocoa_engine.results import Generation
+from cocoa_engine.studies.fitting.self_made import (
+    MadeQuestion,
+    declines,
+    made_questions,
+    self_made_features,
+    span_labels,
+)
+from tests.helpers.made_up_answers import generation
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+DOCUMENT = (
+    "The old mill in Harrowgate was built by John Smith in 1850. It has 14 floors and a tower. In summer, the owner "
+    "Clara Voss opens it to visitors. The mill burned on 3 March 1902."
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "declined"),
+    [
+        ("The text does not say.", True),
+        ("It is not mentioned in the passage.", True),
+        ("There is no information about the mayor.", True),
+        ("I cannot answer this.", True),
+        ("The passage doesn't specify it.", True),
+        ("unknown", True),
+        ("Paris.", False),
+        ("It is known for its clocks.", False),
+        ("She was not born in Rome.", False),
+        ("", False),
+    ],
+)
+def test_declining(answer: str, declined: bool) -> None:
+    assert declines(answer) is declined
+
+
+def test_made_questions() -> None:
+    made = made_questions(count=60, seed=4)
+    assert len(made) == 60
+    assert made == made_questions(count=60, seed=4)
+    assert made != made_questions(count=60, seed=5)
+    assert sum(one.answerable for one in made) == 40
+    for one in made:
+        assert one.question.context is not None
+        assert one.question.context in one.request
+        assert one.question.text in one.request
+        assert one.answerable is False or one.question.is_right(one.question.context)
+    assert len({one.request.replace(one.question.context or "", "")[:20] for one in made}) >= 3  # several wordings
+
+
+def test_questions_about_documents() -> None:
+    made = [one for one in made_questions([DOCUMENT], count=8) if one.question.group.startswith("document")]
+    assert {one.answerable for one in made} == {True, False}
+    for one in made:
+        (term,) = one.question.answers
+        assert term in DOCUMENT
+        assert "____" in one.question.text
+        assert term not in one.question.text
+        assert (term in (one.question.context or "")) is one.answerable
+    with pytest.raises(CalibrationError, match="no sentence with a name"):
+        made_questions(["nothing here. nor there."], count=8)
+
+
+def answered(texts: Sequence[str]) -> Generation:
+    return generation(*((text, 0.5) for text in texts))
+
+
+def made(answers: Sequence[str], *, answerable: bool = True) -> MadeQuestion:
+    question = Question("Who built the mill of Odd?", "x", tuple(answers), "g")
+    return MadeQuestion("x", question, answerable)
+
+
+def test_labels() -> None:
+    known = made(["Mirela Voss", "Voss"])
+    right = answered(["The mill", " of Odd was built by", " Mirela Vo", "ss", "."])
+    assert known.is_right(right.text)
+    assert span_labels(known, right) == [(2, False), (3, False)]
+    wrong = answered(["The mill", " was built by", " Pavel", " Lund", "."])
+    assert span_labels(known, wrong) == [(1, True), (2, True), (3, True)]
+    declined = answered(["The text does", " not say", "."])
+    assert span_labels(known, declined) == []
+    assert not known.is_right(declined.text)
+    missing = made(["Voss"], answerable=False)
+    assert missing.is_right(declined.text)
+    assert not missing.is_right(wrong.text)
+    assert (2, True) in span_labels(missing, wrong)
+
+
+def test_features_are_those_of_the_models_answers() -> None:
+    engine = CocoaEngine(tiny_model("llama", max_position_embeddings=2048), tiny_tokenizer())
+    config = CocoaConfig(max_new_tokens=12, max_risk=0.1)
+    questions = made_questions(count=3)
+    done: list[int] = []
+    found = self_made_features(engine, questions, config, advance=done.append)
+    assert sum(done) == 3
+    answers: list[Generation] = [
+        engine.generate(f"{one.request}\nAnswer:", config=config.replace(max_risk=None)) for one in questions
+    ]
+    expected = np.array([answer_features(one) for one in answers])
+    assert np.allclose(found["answer"].features, expected, atol=1e-3)
+    assert found["answer"].labels.tolist() == [
+        not one.is_right(answer.text) for one, answer in zip(questions, answers, strict=True)
+    ]
+    labels = [
+        (answer.spans[number], label)
+        for one, answer in zip(questions, answers, strict=True)
+        for number, label in span_labels(one, answer)
+    ]
+    assert found["span"].labels.tolist() == [label for _, label in labels]
+    assert np.allclose(found["span"].features, np.array([span_features(span) for span, _ in labels]), atol=1e-3)
+
+
+def test_a_model_without_right_answers_is_refused() -> None:
+    engine = CocoaEngine(tiny_model("llama", max_position_embeddings=2048), tiny_tokenizer())
+    with pytest.raises(CalibrationError):
+        RiskCalibrator.fit_self(engine, count=6, config=CocoaConfig(max_new_tokens=4))
+
+
+@pytest.mark.slow
+def test_fitting_on_the_models_own_answers(engine: CocoaEngine) -> None:
+    """On the real model: the set has answers of both classes, and its risk is in [0, 1]."""
+    fitted = RiskCalibrator.fit_self(engine, count=60, config=CocoaConfig(max_new_tokens=10), draws=20, folds=2)
+    assert fitted.answer is not None
+    assert 0 < fitted.answer.validation.hallucinated < fitted.answer.validation.items == 60
+    assert "made by the model itself" in fitted.answer.data
+    assert fitted.model_name == engine.model_name
+    answer = engine.with_calibrator(fitted).generate("Question: Who wrote Dune?\nAnswer:", max_new_tokens=10)
+    assert answer.answer_risk is not None
+    assert 0 <= answer.answer_risk <= 1

@@ -45,6 +45,9 @@ class Generation(BaseModel):
     answer_threshold: float | None = Field(
         None, description="The threshold of ``answer_risk``. `None` without a calibrator for answers."
     )
+    calibrated_on: str | None = Field(
+        None, description="What ``answer_risk`` was fitted on. It holds for answers like those only."
+    )
     processed: bool = Field(
         False,
         description="Whether logits processors, such as a repetition penalty, changed the model's distribution. The "

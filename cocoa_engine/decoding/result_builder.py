@@ -132,4 +132,5 @@ def with_answer_risk(generation: Generation, calibrator: RiskCalibrator | None) 
     if calibrator is None or calibrator.answer is None or not generation.spans:
         return generation
     risk, threshold = calibrator.answer_risk(generation), threshold_of(calibrator.answer)
-    return generation.model_copy(update={"answer_risk": risk, "answer_threshold": threshold})
+    data = calibrator.answer.data
+    return generation.model_copy(update={"answer_risk": risk, "answer_threshold": threshold, "calibrated_on": data})

@@ -196,7 +196,7 @@ class _Scorer:
             config=self._config,
             model_name=self._session.model_name,
             competition=competed,
-            threshold=self._measure.threshold_of(span.risk_source),
+            threshold=self._measure.threshold_of(spans[0].risk_source),
         )
         return with_answer_risk(generation, self._calibrator)
 

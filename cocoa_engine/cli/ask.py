@@ -64,8 +64,9 @@ def ask(
 ) -> None:
     """Ask a question. The output is a verdict, the answer with its riskiest claims shaded, and the claims to check.
 
-    In a pipe or a file, the output is the plain text of the answer, unless --compare, --details, --no-color or --json is
-    given. If --max-risk stopped the answer, a line on stderr says so.
+    In a pipe or a file, the output is the plain text of the answer, unless --compare, --details, --no-color or --json
+    is given. If --max-risk stopped the answer, a line on stderr says so. With --fail-on-risk, the exit code is 3 if the
+    risk reaches the value.
     """
     compared_config = config.replace(method=compare) if compare is not None else None
     question = read_question(prompt, system=system, raw=raw)

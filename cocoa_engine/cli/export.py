@@ -18,7 +18,7 @@ Html = Annotated[
     typer.Option(
         metavar="FILE",
         dir_okay=False,
-        help="Also write an HTML page: the riskiest claims shaded and listed, every span's scores and candidates as details.",
+        help="Also write an HTML page: the riskiest claims shaded and listed, and all scores as details.",
     ),
 ]
 

@@ -136,7 +136,8 @@ def _piece(one: Piece, answer: Answer, checks: Sequence[Check], name: str) -> st
         return f'<span class="{reached.strip()}">{words}</span>' if reached else words
     begins = f"{name}-check-{one.number + 1}"
     focus = f' id="{begins}" tabindex="0" aria-describedby="{begins}-card"' if one.first else ""
-    drawn = f'<span class="cocoa-span cocoa-level-{one.level}{reached}"{focus} style="anchor-name:--{begins}">{words}</span>'
+    style = f'class="cocoa-span cocoa-level-{one.level}{reached}" style="anchor-name:--{begins}"'
+    drawn = f"<span {style}{focus}>{words}</span>"
     if not one.last:
         return drawn
     check = checks[one.number]

@@ -34,6 +34,7 @@ from cocoa_engine.optional import quiet_torchao
 from cocoa_engine.results import Generation, LayerCurve
 from cocoa_engine.runtime import Runtime
 from cocoa_engine.spans import Candidate, Competition, Preceding, RiskSource, Span, Usage
+from cocoa_engine.units import Check, MeasuredText, Unit, UnitLevel
 
 if TYPE_CHECKING:
     from cocoa_engine.calibration import CalibrationWarning, RiskCalibrator
@@ -57,6 +58,7 @@ __all__ = [
     "Cancellation",
     "Candidate",
     "ChatTemplateError",
+    "Check",
     "CocoaConfig",
     "CocoaEngine",
     "CocoaError",
@@ -72,6 +74,7 @@ __all__ = [
     "HallucinationRiskError",
     "LabelledDataError",
     "LayerCurve",
+    "MeasuredText",
     "MissingExtraError",
     "ModelInfo",
     "ModelLoadError",
@@ -85,6 +88,8 @@ __all__ = [
     "Runtime",
     "Span",
     "SpanStream",
+    "Unit",
+    "UnitLevel",
     "UnsupportedModelError",
     "Usage",
     "__version__",

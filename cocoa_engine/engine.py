@@ -256,6 +256,7 @@ class CocoaEngine(LoadedModel):
         *,
         config: CocoaConfig | None = None,
         source: Source | None = None,
+        divide: bool = False,
         **settings: Any,
     ) -> Generation: ...
 
@@ -267,6 +268,7 @@ class CocoaEngine(LoadedModel):
         *,
         config: CocoaConfig | None = None,
         source: Source | None = None,
+        divide: bool = False,
         **settings: Any,
     ) -> list[Generation]: ...
 
@@ -277,13 +279,15 @@ class CocoaEngine(LoadedModel):
         *,
         config: CocoaConfig | None = None,
         source: Source | None = None,
+        divide: bool = False,
         **settings: Any,
     ) -> Generation | list[Generation]:
         """Measure log-probability and disagreement of a given text after a prompt, by teacher forcing.
 
-        The text is one span of kind ``"given"``. Its calibrated risk is computed as if no other token competed where it
-        begins. Probabilities are the model's own: no processor applies. If the engine has a calibrator of answers, the
-        candidates at the text's risk points are grown for the answer's risk; the usage does not count that.
+        The text is one span of kind ``"given"``, unless ``divide`` is set. Its calibrated risk is computed as if no
+        other token competed where it begins. Probabilities are the model's own: no processor applies. If the engine has
+        a calibrator of answers, the candidates at the text's risk points are grown for the answer's risk; the usage
+        does not count that.
 
         Args:
             prompt: text or token ids.
@@ -291,6 +295,8 @@ class CocoaEngine(LoadedModel):
                 would be alone, but the prompt is encoded once (by ``dola``, ``decore`` and ``diver`` twice).
             config: settings to use instead of the engine's.
             source: passages of the prompt, as for :meth:`generate`.
+            divide: divide the text at its risk points, as decoding divides an answer, so that each part has a risk of
+                its own. With a calibrator, the candidates at the risk points are grown for it.
             **settings: as for :meth:`generate`.
 
         Returns:
@@ -298,13 +304,13 @@ class CocoaEngine(LoadedModel):
             counts in the usage of each, and so do the prompt's passes; ``fed_tokens`` is the length of the text.
 
         Raises:
-            ConfigError: as for :meth:`generate`.
+            ConfigError: as for :meth:`generate`; or ``divide`` with a method that reads a text several times.
             PromptError: prompt or text is empty, or the two do not fit the context window.
             NonFiniteLogitsError: the model's logits are NaN.
         """
         settled = self._settings(config, settings)
         measure = self._measure(settled, source, given=True)
-        return given_texts.score(self.session, prompt, text, settled, measure, source)
+        return given_texts.score(self.session, prompt, text, settled, measure, source, divide=divide)
 
     def consistency(
         self,

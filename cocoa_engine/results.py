@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import Self
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import con_mlds_of, f_mlds_of
 from cocoa_engine.spans import Competition, FinishReason, RiskSource, Span, Usage
+from cocoa_engine.units import Check, MeasuredText, Unit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,6 +44,9 @@ class Generation(BaseModel):
     )
     answer_threshold: float | None = Field(
         None, description="The threshold of ``answer_risk``. `None` without a calibrator for answers."
+    )
+    calibrated_on: str | None = Field(
+        None, description="What ``answer_risk`` was fitted on. It holds for answers like those only."
     )
     processed: bool = Field(
         False,
@@ -76,6 +82,53 @@ class Generation(BaseModel):
     @property
     def _risks(self) -> list[float]:
         return [span.risk for span in self.spans if span.risk is not None]
+
+    @property
+    def words(self) -> list[Unit]:
+        """The words of the text. Those of a script that is written without spaces are its tokens."""
+        return self._measured.words
+
+    @property
+    def claims(self) -> list[Unit]:
+        """The names, numbers, dates, short quotations and content words of the text, each with its risk.
+
+        The risk of a word or a claim is the highest of its spans.
+        """
+        return self._measured.claims
+
+    @property
+    def sentences(self) -> list[Unit]:
+        """The sentences of the text. The risk of a sentence is the mean of its three riskiest claims."""
+        return self._measured.sentences
+
+    def check_these(self, most: int = 3) -> list[Check]:
+        """The riskiest claims, riskiest first, with the reasons and what competed with them.
+
+        Claims as low as the lowest of the answer are left out, so that the list is empty where nothing differs.
+
+        Args:
+            most: the largest number of claims.
+
+        Raises:
+            ValueError: ``most`` is negative.
+        """
+        return self._measured.check_these(most)
+
+    @cached_property
+    def _measured(self) -> MeasuredText:
+        """The units, computed when they are first asked for. They are neither fields nor copied nor serialised."""
+        return MeasuredText(self.text, self.spans)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy; see pydantic."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("_measured", None)
+        return copied
+
+    def __getstate__(self) -> dict[Any, Any]:
+        state = super().__getstate__()
+        fields = {name: value for name, value in state["__dict__"].items() if name != "_measured"}
+        return {**state, "__dict__": fields}
 
     def to_html(self, *, compared: Sequence[Generation] = (), title: str | None = None, full: bool = True) -> str:
         """The answer as HTML, every span shaded by its risk.

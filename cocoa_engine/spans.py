@@ -117,6 +117,11 @@ class Span(Measured):
         description="For each token, the length of the longest run of answer tokens that ends with it and occurs in "
         "the prompt, at most 3; 0 if the token does not occur in the prompt.",
     )
+    token_ends: list[int] = Field(
+        default_factory=list,
+        description="For each token, the offset in the answer's text after its last complete character. Empty if it is "
+        "not known.",
+    )
     preceding: Preceding = Field(default_factory=Preceding, description="The tokens before the span.")
     top_log_probs: list[list[tuple[int, float]]] | None = Field(
         None,

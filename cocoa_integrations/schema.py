@@ -12,11 +12,13 @@ from typing_extensions import NotRequired, TypedDict
 __all__ = [
     "AgentRiskEntry",
     "ArgumentEntry",
+    "CheckEntry",
     "CitationEntry",
     "PartEntry",
     "ReasoningEntry",
     "RiskReport",
     "RiskSummary",
+    "SentenceEntry",
     "SpanEntry",
     "ToolCallEntry",
     "TryEntry",
@@ -113,6 +115,37 @@ class SpanEntry(TypedDict):
     ]
 
 
+class CheckEntry(TypedDict):
+    """One entry of ``check`` in ``cocoa_risk``: a claim that is worth checking first."""
+
+    text: Annotated[str, "Text of the claim: a name, number, date, short quotation or content word."]
+    start: Annotated[int, "Offset of its first character in the generated text."]
+    end: Annotated[int, "Offset after its last character."]
+    kind: Annotated[
+        NotRequired[Literal["word", "name", "number", "date", "quote"]], "What it is. Not in a compact report."
+    ]
+    risk: Annotated[float | None, "Highest risk of its spans."]
+    reasons: Annotated[
+        NotRequired[list[str]],
+        "Why it may be wrong: `not in the source`, `little attention to the source`, `the model was unsure`, "
+        "`competing: ...`. Left out in a compact report if there is none.",
+    ]
+    competing: Annotated[
+        NotRequired[list[str]],
+        "What other candidates of its spans say in its place, likeliest first. Left out in a compact report if there "
+        "is nothing.",
+    ]
+    spans: Annotated[NotRequired[list[int]], "Numbers of its spans. Not in a compact report."]
+
+
+class SentenceEntry(TypedDict):
+    """One entry of ``sentences`` in ``cocoa_risk``."""
+
+    start: Annotated[int, "Offset of its first character in the generated text."]
+    end: Annotated[int, "Offset after its last character."]
+    risk: Annotated[float | None, "Mean risk of its three riskiest claims."]
+
+
 class ArgumentEntry(TypedDict):
     """One value of ``fields`` in ``cocoa_risk``, or of ``arguments`` in an entry of ``tool_calls``."""
 
@@ -206,6 +239,14 @@ class RiskReport(RiskSummary):
     """The ``cocoa_risk`` report of one answer."""
 
     spans: Annotated[list[SpanEntry], "Every span of the generated text, in order, reasoning included."]
+    check: Annotated[
+        NotRequired[list[CheckEntry]],
+        "The riskiest claims of the answer, riskiest first, at most three. Claims as low as the lowest are left out. "
+        "Missing in a partial report.",
+    ]
+    sentences: Annotated[
+        NotRequired[list[SentenceEntry]], "The sentences of the answer, in order. Missing in a partial report."
+    ]
     tool_calls: Annotated[NotRequired[list[ToolCallEntry]], "Only where the answer holds tool calls."]
     fields: Annotated[
         NotRequired[dict[str, ArgumentEntry]],

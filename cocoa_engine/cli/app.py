@@ -19,6 +19,7 @@ from cocoa_engine.cli.alpha import alpha
 from cocoa_engine.cli.ask import ask
 from cocoa_engine.cli.bench import bench
 from cocoa_engine.cli.calibrate import calibrate
+from cocoa_engine.cli.claims import claims
 from cocoa_engine.cli.compare import compare
 from cocoa_engine.cli.heads import heads
 from cocoa_engine.cli.info import info
@@ -125,6 +126,7 @@ app.command()(info)
 app.command()(bench)
 app.command()(heads)
 app.command()(signal)
+app.command()(claims)
 app.command()(calibrate)
 app.command()(alpha)
 

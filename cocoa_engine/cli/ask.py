@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from cocoa_engine.calibration.risk_measure import reaches
 from cocoa_engine.cli.export import Html, Svg, check_writable, write
 from cocoa_engine.cli.loading import load_engine
-from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.options import Calibrator, Details, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.prefill_progress import first_span, is_long
 from cocoa_engine.cli.prompting import Question, Raw, System, ask_engine, read_question
 from cocoa_engine.cli.terminal import can_redraw, output, print_json, print_note
@@ -24,6 +25,10 @@ from cocoa_engine.rendering.svg import document as picture
 from cocoa_engine.rendering.terminal import report, spans_text
 from cocoa_engine.results import Generation
 from cocoa_engine.spans import Span
+from cocoa_engine.units import riskiest
+
+TOO_RISKY = 3
+"""The exit code of ``--fail-on-risk``."""
 
 
 @with_options()
@@ -41,18 +46,27 @@ def ask(
             metavar="METHOD", help="Also answer with another method, such as greedy, and mark the differences."
         ),
     ] = None,
-    table: Annotated[
-        bool, typer.Option("--table/--no-table", help="Show every candidate of every risk point.", show_default=False)
-    ] = False,
+    table: Details = False,
+    fail_on_risk: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="RISK",
+            help="Exit with code 3 if the risk of the answer as a whole is at least this; without a calibrator for "
+            "answers, the risk of its riskiest claim.",
+        ),
+    ] = None,
     json: Json = False,
     no_color: NoColor = False,
     svg: Svg = None,
     html: Html = None,
 ) -> None:
-    """Ask a question. The answer is streamed, coloured by the risk of each span.
+    """Ask a question. The output is a verdict, the answer with its riskiest claims shaded, and the claims to check.
 
-    In a pipe or a file, the output is the plain text of the answer, unless --compare, --table, --no-color or --json is
-    given. If --max-risk stopped the answer, a line on stderr says so.
+    In a pipe or a file, the output is the plain text of the answer, unless --compare, --details, --no-color or --json
+    is given. If --max-risk stopped the answer, a line on stderr says so. With --fail-on-risk, the exit code is 3 if the
+    risk reaches the value.
     """
     compared_config = config.replace(method=compare) if compare is not None else None
     question = read_question(prompt, system=system, raw=raw)
@@ -101,6 +115,16 @@ def ask(
         write(svg, picture(generations, title=question, table=table))
     if html:
         write(html, render(generations, "html", title=question))
+    if fail_on_risk is not None and reaches(found := risk_of(generation), fail_on_risk):
+        print_note(f"the risk of the answer, {found:.3f}, reaches --fail-on-risk {fail_on_risk:g}")
+        raise typer.Exit(TOO_RISKY)
+
+
+def risk_of(generation: Generation) -> float:
+    """The risk of an answer as a whole; without a calibrator for answers, that of its riskiest claim, or else 0."""
+    if generation.answer_risk is not None:
+        return generation.answer_risk
+    return riskiest(claim.risk for claim in generation.claims) or 0.0
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from cocoa_engine.cli.export import Html, check_writable, write
 from cocoa_engine.cli.loading import load_engine
-from cocoa_engine.cli.options import Calibrator, Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.options import Calibrator, Details, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.prompting import Question, Raw, System, ask_engine, read_question
 from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.config import CocoaConfig
@@ -34,9 +34,7 @@ def compare(
     calibrator: Calibrator = None,
     system: System = None,
     raw: Raw = False,
-    table: Annotated[
-        bool, typer.Option("--table/--no-table", help="Show every candidate of every risk point.", show_default=False)
-    ] = False,
+    table: Details = False,
     json: Json = False,
     no_color: NoColor = False,
     html: Html = None,

@@ -18,7 +18,7 @@ Html = Annotated[
     typer.Option(
         metavar="FILE",
         dir_okay=False,
-        help="Also write an HTML page: every span shaded by its risk, with its scores and candidates on hover.",
+        help="Also write an HTML page: the riskiest claims shaded and listed, and all scores as details.",
     ),
 ]
 

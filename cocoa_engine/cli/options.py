@@ -42,6 +42,15 @@ Calibrator = Annotated[
         "by default. 'none': no calibrator.",
     ),
 ]
+Details = Annotated[
+    bool,
+    typer.Option(
+        "--details/--no-details",
+        "--table/--no-table",
+        help="Also show the risk of every span and sentence, and every candidate of every risk point.",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,36 +11,84 @@ from pydantic import TypeAdapter
 from rich.table import Table
 from rich.text import Text
 
+from cocoa_engine.cli.export import Html, check_writable, write
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import OTHER_METHODS, Calibrator, Json, LoadOptions, Model, NoColor, with_options
-from cocoa_engine.cli.terminal import output, print_json
+from cocoa_engine.cli.score_rows import score_rows
+from cocoa_engine.cli.terminal import output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import rule_without_rivals
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.rendering.documents import render
 from cocoa_engine.rendering.wording import SOURCES, visible
 from cocoa_engine.results import Generation
 
 
-@with_options("method", "metric", "alpha", "span_log_prob", "middle_layers", "final_layer", *OTHER_METHODS)
+@with_options("method", "metric", "alpha", "gamma", "span_log_prob", "middle_layers", "final_layer", *OTHER_METHODS)
 def score(
     config: CocoaConfig,
     loading: LoadOptions,
-    prompt: Annotated[str, typer.Option(help="The text before the text to score. No chat template is applied.")],
-    text: Annotated[list[str], typer.Option(help="The text to score. Repeatable; each text is one row.")],
+    prompt: Annotated[
+        str | None, typer.Option(help="The text before the text to score. No chat template is applied.")
+    ] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(help="The text to score. Repeatable; each text is one row.", show_default=False)
+    ] = None,
     model: Model = None,
     calibrator: Calibrator = None,
     json: Json = False,
     no_color: NoColor = False,
+    html: Html = None,
+    jsonl: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Answers from elsewhere: a JSON object a line with prompt and text, and optionally the source, a part "
+            "of the prompt. Needs --out.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            dir_okay=False,
+            help="Where the rows of --jsonl are written with their risk; a row that cannot be scored gets an error.",
+        ),
+    ] = None,
 ) -> None:
-    """Score a text after a prompt: its log-probability, its layer disagreement and the method's score."""
+    """Score a text after a prompt: its log-probability, its layer disagreement and the method's score.
+
+    With --html or --jsonl, each text is divided at its risk points, as an answer would be, so that its claims and
+    sentences have a risk of their own.
+    """
+    given = text or []
+    if (jsonl is None) != (out is None):
+        raise ConfigError("--jsonl and --out go together: the rows to score, and the file for their risk")
+    if jsonl is not None and (prompt is not None or given or html is not None or json):
+        raise ConfigError("--jsonl has the prompts and texts: leave --prompt, --text, --html and --json out")
+    if jsonl is None and (prompt is None or not given):
+        raise ConfigError("give --prompt and --text, or --jsonl and --out")
+    check_writable(html=html, out=out)
     engine = load_engine(model, loading, calibrator)
-    if len(text) > 1:
-        generations = engine.score(prompt, text, config=config)
+    if jsonl is not None and out is not None:
+        failed, total = score_rows(engine, jsonl, out, config)
+        print_note(f"{total} rows written to {out}" + (f", {failed} of them with an error" if failed else ""))
+        if failed == total:
+            raise typer.Exit(1)
+        return
+    assert prompt is not None
+    if html is not None:
+        write(html, render(engine.score(prompt, given, config=config, divide=True), "html", title=prompt))
+    if len(given) > 1:
+        generations = engine.score(prompt, given, config=config)
         if json:
             print_json(TypeAdapter(list[Generation]).dump_json(generations).decode())
         else:
             output(no_color).print(_rows(generations))
         return
-    generation = engine.score(prompt, text[0], config=config)
+    generation = engine.score(prompt, given[0], config=config)
     if json:
         print_json(generation.model_dump_json())
     else:

@@ -25,6 +25,7 @@ class Branch:
         token_ids, log_probs, entropies, margins: one entry for each token.
         contrasts: the contrast of each token, for a contrasting method.
         top: for each token, the most probable tokens at its place, if they are recorded.
+        ends: for each token, the length of the text, in complete characters, after it.
         hidden: ``[N + 1, d]`` float32, the states of layers m..n and the final one, summed over the fed tokens.
         source_attention: the source attention of each fed token; empty if the backend does not measure it.
         passage_attention: for each fed token, its attention on each passage; empty if there are none.
@@ -41,6 +42,7 @@ class Branch:
     margins: list[float] = field(default_factory=list)
     contrasts: list[float] = field(default_factory=list)
     top: list[list[tuple[int, float]]] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
     hidden: Tensor | None = None
     source_attention: list[float] = field(default_factory=list)
     passage_attention: list[Sequence[float]] = field(default_factory=list)
@@ -123,6 +125,7 @@ class DecidedSpan:
     Attributes:
         text_end: the end of the span's complete characters, as an offset in the answer's text before a stop text is cut
             off.
+        token_ends: for each token, the same of the text up to it.
     """
 
     token_ids: list[int]
@@ -141,3 +144,4 @@ class DecidedSpan:
     token_source_attention: list[float] = field(default_factory=list)
     passage_attention: list[float] = field(default_factory=list)
     top_log_probs: list[list[tuple[int, float]]] | None = None
+    token_ends: list[int] = field(default_factory=list)

@@ -109,6 +109,7 @@ def make_span(
         candidates=decided.candidates,
         chosen=decided.chosen,
         token_copied=decided.token_copied,
+        token_ends=_token_ends(decided, start, end),
         preceding=decided.preceding,
         top_log_probs=decided.top_log_probs,
         risk=risk.value,
@@ -118,9 +119,18 @@ def make_span(
     )
 
 
+def _token_ends(decided: DecidedSpan, start: int, end: int) -> list[int]:
+    """Where each token ends in the text that the span reports. The last one ends with the span."""
+    if len(decided.token_ends) < len(decided.token_ids):
+        return []
+    ends = [min(max(at, start), end) for at in decided.token_ends[: len(decided.token_ids)]]
+    return [*ends[:-1], end]
+
+
 def with_answer_risk(generation: Generation, calibrator: RiskCalibrator | None) -> Generation:
     """The answer with ``answer_risk`` set, if the calibrator was fitted on answers."""
     if calibrator is None or calibrator.answer is None or not generation.spans:
         return generation
     risk, threshold = calibrator.answer_risk(generation), threshold_of(calibrator.answer)
-    return generation.model_copy(update={"answer_risk": risk, "answer_threshold": threshold})
+    data = calibrator.answer.data
+    return generation.model_copy(update={"answer_risk": risk, "answer_threshold": threshold, "calibrated_on": data})

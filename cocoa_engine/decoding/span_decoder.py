@@ -273,6 +273,7 @@ class SpanDecoder:
             candidates=list(candidates),
             chosen=chosen,
             text_end=len(span.track.text),
+            token_ends=span.ends,
             token_copied=copied,
             preceding=before,
             token_source_attention=span.source_attention,
@@ -321,6 +322,7 @@ class SpanDecoder:
         branch.add_token(following, rank)
         token_id = branch.token_ids[-1]
         branch.track.push(token_id)
+        branch.ends.append(len(branch.track.text))
         if token_id in self.rules.eos:
             branch.ended = "eos"
         elif (

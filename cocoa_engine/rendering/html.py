@@ -1,8 +1,9 @@
 """Answers as HTML, for notebooks, reports and the web. The HTML has no script and fetches nothing.
 
-Every span is shaded and underlined by its risk. Hovering over a span, or focusing it with Tab, shows its scores and the
-candidates that competed. Text from the model is escaped, its control characters are made visible, and its writing
-direction is isolated from the page's.
+A verdict comes first, then the text with its riskiest claims shaded and underlined, then the claims to check. The
+details are folded: there, hovering over a span, or focusing it with Tab, shows its scores and the candidates that
+competed. Text from the model is escaped, its control characters are made visible, and its writing direction is isolated
+from the page's.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from hashlib import sha256
 from html import escape
 from importlib.resources import files
 
-from cocoa_engine.rendering.differences import Range, cut, differences
+from cocoa_engine.rendering.differences import Range, differences
+from cocoa_engine.rendering.highlights import MOST_SHADED, Piece, pieces, stopped_without_text
 from cocoa_engine.rendering.inputs import Answer
 from cocoa_engine.rendering.scale import RiskScale
+from cocoa_engine.rendering.verdict import CHECK_THESE, NOTHING, describe_check, verdict
 from cocoa_engine.rendering.wording import (
     CANDIDATE_COLUMNS,
     REACHED,
@@ -34,6 +37,7 @@ from cocoa_engine.rendering.wording import (
     visible,
 )
 from cocoa_engine.spans import Candidate, Span
+from cocoa_engine.units import Check
 
 _PAGE = """<!DOCTYPE html>
 <html>
@@ -60,11 +64,13 @@ def document(answers: Sequence[Answer], *, title: str | None = None) -> str:
 def fragment(answers: Sequence[Answer], *, title: str | None = None) -> str:
     """One answer, or several side by side with their differences marked, as HTML that can be put into any page.
 
+    The verdict comes first, then the text with its riskiest claims shaded, then the claims to check. Everything else is
+    folded under "Details".
+
     Args:
-        answers: at least one. All of them share one scale of risk.
+        answers: at least one.
         title: a heading, such as the question.
     """
-    scale = RiskScale.of(span for one in answers for span in one.spans)
     several = len(answers) > 1
     differing = differences([one.text for one in answers])
     parts = ["<style>", _style(), "</style>"]
@@ -75,11 +81,12 @@ def fragment(answers: Sequence[Answer], *, title: str | None = None) -> str:
         parts.append('<div class="cocoa-answer">')
         if several:
             parts.append(f'<p class="cocoa-name">{_text(name)}</p>')
-        parts += [_answer(one, ranges, scale, number), "</div>"]
+        parts += [_answer(one, ranges, number), "</div>"]
     parts.append("</div>")
-    if several and len({one.text for one in answers}) == 1:
-        parts.append("<p><strong>The answers are the same.</strong></p>")
-    parts.append(_about(answers, scale))
+    if several:
+        parts.append('<p>Words that another answer lacks are <span class="cocoa-differs">marked</span>.</p>')
+        if len({one.text for one in answers}) == 1:
+            parts.append("<p><strong>The answers are the same.</strong></p>")
     return '<div class="cocoa-risk">' + "\n".join(parts) + "\n</div>"
 
 
@@ -94,25 +101,82 @@ def _text(text: str) -> str:
     return escape(safe(text))
 
 
-def _answer(answer: Answer, differing: Sequence[Range], scale: RiskScale, number: int) -> str:
-    """The text, each span followed by its card."""
+def _answer(answer: Answer, differing: Sequence[Range], number: int) -> str:
+    """The verdict, the text, the claims to check, the sentences and the details of one answer."""
     # ids are derived from the answer, so that a saved notebook changes only if its answer does
     name = f"cocoa-{sha256(f'{number} {answer.model_dump_json()}'.encode()).hexdigest()[:10]}"
-    parts = ['<div class="cocoa-text" dir="auto">']
-    for number_of_span, span in enumerate(answer.spans, start=1):
-        parts.append(_span(span, answer, differing, scale.level(span.risk), f"{name}-{number_of_span}"))
-    parts.append("</div>")
+    scale = RiskScale.of(answer.spans)
+    checks = answer.check_these(MOST_SHADED)
+    shaded = (_piece(one, answer, checks, name) for one in pieces(answer, checks, scale, differing))
+    parts = [
+        f'<p class="cocoa-verdict">{_text(verdict(answer))}</p>',
+        f'<div class="cocoa-text" dir="auto">{"".join(shaded)}{_stopped(answer)}</div>',
+    ]
+    if checks:
+        listed = "".join(f"<li><bdi>{_text(describe_check(one))}</bdi></li>" for one in checks)
+        parts.append(f'<p class="cocoa-heading">{CHECK_THESE}</p><ol class="cocoa-check">{listed}</ol>')
+    else:
+        parts.append(f"<p>{NOTHING}</p>")
+    if len(answer.sentences) > 1:
+        parts.append(_bars(answer, scale))
+    spans = (_span(span, answer, scale.level(span.risk), f"{name}-{at}") for at, span in enumerate(answer.spans, 1))
+    parts.append(
+        "<details><summary>Details</summary>"
+        "<p>Every span: hover over it, or focus it with Tab, to see its scores and what it competed with.</p>"
+        f'<div class="cocoa-text" dir="auto">{"".join(spans)}</div>{_about(answer, scale)}</details>'
+    )
     return "".join(parts)
 
 
-def _span(span: Span, answer: Answer, differing: Sequence[Range], level: int, name: str) -> str:
+def _piece(one: Piece, answer: Answer, checks: Sequence[Check], name: str) -> str:
+    """A part of the text. The last piece of a shaded claim is followed by the claim's card."""
+    words = f'<span class="cocoa-differs">{_text(one.text)}</span>' if one.differs else _text(one.text)
+    reached = " cocoa-reached" if one.reached else ""
+    if one.number is None:
+        return f'<span class="{reached.strip()}">{words}</span>' if reached else words
+    begins = f"{name}-check-{one.number + 1}"
+    focus = f' id="{begins}" tabindex="0" aria-describedby="{begins}-card"' if one.first else ""
+    style = f'class="cocoa-span cocoa-level-{one.level}{reached}" style="anchor-name:--{begins}"'
+    drawn = f"<span {style}{focus}>{words}</span>"
+    if not one.last:
+        return drawn
+    check = checks[one.number]
+    others = "".join(f"<li><bdi>{_text(other)}</bdi></li>" for other in check.competing)
+    competed = f"<p>Other candidates say:</p><ul>{others}</ul>" if others else ""
+    return (
+        f'{drawn}<div class="cocoa-card" id="{begins}-card" role="tooltip" dir="ltr" hidden '
+        f'style="position-anchor:--{begins}"><p><bdi class="cocoa-quote">{escape(visible(check.text))}</bdi>: '
+        f"{escape(describe_check(check).partition(check.text)[2].strip(' :') or 'no reason')}</p>{competed}</div>"
+    )
+
+
+def _stopped(answer: Answer) -> str:
+    """A sign for the span at which ``max_risk`` stopped, if it has no visible text."""
+    stopped = stopped_without_text(answer)
+    if stopped is None:
+        return ""
+    sign = "cocoa-line" if "\n" in stopped else "cocoa-space" if stopped else "cocoa-end"
+    return f'<span class="cocoa-reached {sign}"></span>'
+
+
+def _bars(answer: Answer, scale: RiskScale) -> str:
+    """A bar for each sentence, with its words on hover and focus."""
+    rows = []
+    for one in answer.sentences:
+        risk = "–" if one.risk is None else f"{one.risk:.2f}"
+        width = 0 if one.risk is None or not scale.absolute else round(100 * min(max(one.risk, 0.0), 1.0))
+        rows.append(
+            f'<li tabindex="0"><span class="cocoa-bar"><span class="cocoa-level-{scale.level(one.risk)}" '
+            f'style="width:{width}%"></span></span> <span class="cocoa-number">{risk}</span> '
+            f'<bdi class="cocoa-words">{_text(" ".join(one.text.split()))}</bdi></li>'
+        )
+    return f'<p class="cocoa-heading">Sentences:</p><ol class="cocoa-bars">{"".join(rows)}</ol>'
+
+
+def _span(span: Span, answer: Answer, level: int, name: str) -> str:
     before, core, after = split_whitespace(span.text)
     if not core and not span.candidates and not span.reaches_max_risk:
         return _text(span.text)
-    words = "".join(
-        f'<span class="cocoa-differs">{_text(part)}</span>' if differs else _text(part)
-        for part, differs in cut(core, span.start + len(before), differing)
-    )
     # a span that competed or reached max_risk but has no visible text gets a sign from the style sheet, so that
     # copying the answer does not copy the sign
     blank = "" if core else " cocoa-line" if "\n" in span.text else " cocoa-space" if span.text else " cocoa-end"
@@ -121,7 +185,7 @@ def _span(span: Span, answer: Answer, differing: Sequence[Range], level: int, na
         before, after = "", span.text
     return (
         f'{_text(before)}<span class="cocoa-span cocoa-level-{level}{blank}{reached}" id="{name}" tabindex="0" '
-        f'aria-describedby="{name}-card" style="anchor-name:--{name}">{words}</span>'
+        f'aria-describedby="{name}-card" style="anchor-name:--{name}">{_text(core)}</span>'
         f'<div class="cocoa-card" id="{name}-card" role="tooltip" dir="ltr" hidden style="position-anchor:--{name}">'
         f"{_card(span, answer, level)}</div>{_text(after)}"
     )
@@ -155,22 +219,16 @@ def _candidate(candidate: Candidate, kept: bool) -> str:
     return f'<tr class="cocoa-kept">{text}{cells}</tr>' if kept else f"<tr>{text}{cells}</tr>"
 
 
-def _about(answers: Sequence[Answer], scale: RiskScale) -> str:
-    """The legend, and a summary of each answer."""
-    parts = ['<div class="cocoa-about">', f"<p>{escape(describe_scale(answers, scale))}</p>"]
+def _about(answer: Answer, scale: RiskScale) -> str:
+    """The legend, and a summary of the answer."""
+    parts = ['<div class="cocoa-about">', f"<p>{escape(describe_scale([answer], scale))}</p>"]
     signs = [
         f'<li>{level} <span class="cocoa-level-{level}">{one}</span></li>' for level, one in enumerate(scale.ranges)
     ]
-    if any_reached(answers):
+    if any_reached([answer]):
         signs.append(f'<li><span class="cocoa-reached">{REACHED}</span></li>')
     if signs:
         parts.append(f'<ul class="cocoa-legend">{"".join(signs)}</ul>')
-    for one in answers:
-        model = f" Model: {_text(one.model_name)}." if one.model_name else ""
-        parts.append(f"<p>{_text(describe_answer(one).removesuffix('.'))}; {describe_risk(one)}.{model}</p>")
-    if len(answers) > 1:
-        parts.append('<p>Words that another answer lacks are <span class="cocoa-differs">marked</span>.</p>')
-    parts.append(
-        "<p>Hover over a span, or focus it with Tab, to see its scores and the candidates it competed with.</p></div>"
-    )
+    model = f" Model: {_text(answer.model_name)}." if answer.model_name else ""
+    parts.append(f"<p>{_text(describe_answer(answer).removesuffix('.'))}; {describe_risk(answer)}.{model}</p></div>")
     return "".join(parts)

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.spans import RiskSource, Span, Usage
+from cocoa_engine.units import Check, Unit
 
 
 class Answer(Protocol):
@@ -35,6 +36,19 @@ class Answer(Protocol):
 
     @property
     def risk_source(self) -> RiskSource | None: ...
+
+    @property
+    def answer_threshold(self) -> float | None: ...
+
+    @property
+    def calibrated_on(self) -> str | None: ...
+
+    @property
+    def sentences(self) -> Sequence[Unit]: ...
+
+    def check_these(self, most: int = 3) -> Sequence[Check]:
+        """The riskiest claims."""
+        ...
 
     @property
     def max_risk(self) -> float: ...

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from cocoa_engine.rendering.highlights import MOST_SHADED, Piece, pieces, stopped_without_text
 from cocoa_engine.rendering.inputs import Answer
 from cocoa_engine.rendering.scale import RiskScale
+from cocoa_engine.rendering.verdict import CHECK_THESE, NOTHING, describe_check, verdict
 from cocoa_engine.rendering.wording import (
     CANDIDATE_COLUMNS,
     REACHED,
@@ -41,26 +43,44 @@ def document(answers: Sequence[Answer], *, title: str | None = None) -> str:
 
 
 def to_markdown(answer: Answer) -> str:
-    """One answer with the level of risk written after each span, a legend, and a table of the risk points."""
+    """One answer: a verdict, the text with the level of risk after its riskiest claims, and the claims to check.
+
+    Everything else is folded: the risk of the sentences, the legend, a table of the risk points, the cost.
+    """
     scale = RiskScale.of(answer.spans)
-    marked = (_marked(span, mark(scale.level(span.risk), span.reaches_max_risk)) for span in answer.spans)
-    parts = [_lines("".join(marked))]
+    checks = answer.check_these(MOST_SHADED)
+    marked = "".join(_marked(one) for one in pieces(answer, checks, scale))
+    if (stopped := stopped_without_text(answer)) is not None:
+        marked += f"[{visible(stopped)}|0!]"
+    parts = [f"**{_escaped(verdict(answer))}**", _lines(marked)]
+    listed = [f"{number}. {_escaped(describe_check(one))}" for number, one in enumerate(checks, start=1)]
+    parts.append("\n".join([CHECK_THESE, "", *listed]) if listed else NOTHING)
+    parts += ["<details><summary>Details</summary>", *_details(answer, scale), "</details>"]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _details(answer: Answer, scale: RiskScale) -> list[str]:
     legend = _escaped(describe_scale([answer], scale))
     levels = ", ".join(f"{level}: {one}" for level, one in enumerate(scale.ranges))
     reached = f"!: {REACHED}" if any_reached([answer]) else ""
-    parts.append(" ".join(part for part in (legend, levels, reached) if part))
+    parts = [" ".join(part for part in (legend, levels, reached) if part)]
+    if answer.sentences:
+        rows = ["| sentence | risk |", "|---|--:|"]
+        for one in answer.sentences:
+            risk = "–" if one.risk is None else f"{one.risk:.2f}"
+            rows.append(f"| {_escaped(safe(' '.join(one.text.split())))} | {risk} |")
+        parts.append("\n".join(rows))
     risk_points = [span for span in answer.spans if span.candidates]
     if risk_points:
         rows = [f"| after | candidate | {' | '.join(CANDIDATE_COLUMNS)} | taken |", "|---|---|--:|--:|--:|--:|---|"]
         parts.append("\n".join([*rows, *(row for span in risk_points for row in _rows(answer, span))]))
     parts.append(_escaped(f"{describe_answer(answer).removesuffix('.')}; {describe_risk(answer)}."))
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return parts
 
 
-def _marked(span: Span, risk: str) -> str:
-    leading, core, trailing = split_whitespace(safe(span.text))
-    if span.reaches_max_risk and not core:
-        return f"{leading}[{visible(span.text)}|{risk}]"
+def _marked(one: Piece) -> str:
+    leading, core, trailing = split_whitespace(safe(one.text))
+    risk = mark(one.level, one.reached)
     return f"{leading}[{core}|{risk}]{trailing}" if risk and core else leading + core + trailing
 
 

@@ -1,10 +1,11 @@
 """Answers, legends and risk points as rich renderables, for terminals and notebooks.
 
-Text from the model is never read as rich markup, and its control characters are made visible. Risk has four levels:
-plain, underlined, black on yellow, and white on red. With ``marks=True``, for output without colour, levels are written
-into the text instead: ``[like this|2]``. A span that reached ``max_risk`` is white on purple, or ``[like this|2!]``; if
-it is white space, only ``marks=True`` shows it. In a comparison, text that the answers share is dimmed; with
-``marks=True``, text that differs is put ``{in braces}``.
+The verdict comes first; the riskiest claims are shaded and listed; everything else is a detail. Text from the model is
+never read as rich markup, and its control characters are made visible. Risk has four levels: plain, underlined, black
+on yellow, and white on red. With ``marks=True``, for output without colour, levels are written into the text instead:
+``[like this|2]``. A span that reached ``max_risk`` is white on purple, or ``[like this|0!]``; if it is white space,
+only ``marks=True`` shows it. In a comparison, text that the answers share is dimmed; with ``marks=True``, text that
+differs is put ``{in braces}``.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from cocoa_engine.rendering.differences import Range, cut, differences
+from cocoa_engine.rendering.differences import differences
+from cocoa_engine.rendering.highlights import MOST_SHADED, Piece, pieces, stopped_without_text
 from cocoa_engine.rendering.inputs import Answer
 from cocoa_engine.rendering.scale import RiskScale
+from cocoa_engine.rendering.verdict import CHECK_THESE, NOTHING, bar, describe_check, verdict
 from cocoa_engine.rendering.wording import (
     CANDIDATE_COLUMNS,
     REACHED,
@@ -43,27 +46,54 @@ STYLES = ("", "underline", "#000000 on #ffd75f", "bold #ffffff on #c00000")
 REACHED_STYLE = "bold #ffffff on #5f00af"
 
 NARROWEST_COLUMN = 28
+NARROWEST_TABLE = 60
 
 
 def answer_text(answer: Answer, *, scale: RiskScale | None = None, marks: bool = False) -> Text:
-    """The answer, each span in the style of its level of risk.
+    """The answer, with its riskiest claims in the style of their level.
 
     Args:
         answer: what to show.
         scale: the scale of risk. Default: that of the answer.
         marks: write the levels into the text instead of colouring it.
     """
-    return spans_text(answer.spans, scale=scale, marks=marks)
+    scale = scale or RiskScale.of(answer.spans)
+    return _drawn(answer, pieces(answer, answer.check_these(MOST_SHADED), scale), marks)
 
 
-def spans_text(spans: Iterable[Span], *, scale: RiskScale | None = None, marks: bool = False) -> Text:
-    """The same as :func:`answer_text`, for an answer that is still being decoded."""
-    spans = list(spans)
-    scale = scale or RiskScale.of(spans)
+def spans_text(spans: Iterable[Span], *, marks: bool = False) -> Text:
+    """An answer that is still being decoded: its text, with the span that reached ``max_risk``."""
     text = Text()
     for span in spans:
+        _append(text, span.text, 0, marks, reached=span.reaches_max_risk)
+    return text
+
+
+def all_spans_text(answer: Answer, *, marks: bool = False) -> Text:
+    """The answer, each span in the style of its level."""
+    scale = RiskScale.of(answer.spans)
+    text = Text()
+    for span in answer.spans:
         _append(text, span.text, scale.level(span.risk), marks, reached=span.reaches_max_risk)
     return text
+
+
+def check_list(answer: Answer) -> Text:
+    """The claims to check, one a line."""
+    found = answer.check_these(MOST_SHADED)
+    if not found:
+        return Text(NOTHING, style="dim")
+    lines = [f"{number}. {describe_check(one)}" for number, one in enumerate(found, start=1)]
+    return Text("\n").join([Text(CHECK_THESE, style="bold"), *map(Text, lines)])
+
+
+def sentence_list(answer: Answer) -> Text:
+    """The sentences, each with a bar and its risk."""
+    lines = []
+    for one in answer.sentences:
+        risk = " –  " if one.risk is None else f"{one.risk:.2f}"
+        lines.append(Text(f"{bar(one)} {risk} {safe(' '.join(one.text.split()))}"))
+    return Text("\n").join(lines)
 
 
 def legend(*answers: Answer, scale: RiskScale | None = None, marks: bool = False) -> Text:
@@ -114,6 +144,28 @@ def risk_point_table(answer: Answer) -> Table:
     return table
 
 
+class RiskPoints:
+    """:func:`risk_point_table`, or a list where the screen is too narrow for it."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Called by rich."""
+        if options.max_width >= NARROWEST_TABLE:
+            yield risk_point_table(self.answer)
+            return
+        for number, span in enumerate((one for one in self.answer.spans if one.candidates), start=1):
+            words = words_before(self.answer.text, span.start, 16)
+            yield Text(f"{number} after “{words}”" if words else f"{number} at the start", style="dim")
+            for index, candidate in enumerate(span.candidates):
+                kept = index == span.chosen
+                taken = describe_choice(candidate, kept)
+                yield Text(f"  {visible(candidate.text)}{f' ({taken})' if taken else ''}", style="bold" if kept else "")
+                named = zip(CANDIDATE_COLUMNS, candidate_values(candidate), strict=True)
+                yield Text("    " + ", ".join(f"{name} {value}" for name, value in named), style="dim")
+
+
 class Comparison:
     """Several answers to one prompt: side by side, or one below the other on a narrow screen.
 
@@ -128,7 +180,8 @@ class Comparison:
         differing = differences([one.text for one in answers])
         self.names = [Text(name, style="bold") for name in answer_names(answers)]
         self.answers = [
-            _compared(one.spans, ranges, scale, marks) for one, ranges in zip(answers, differing, strict=True)
+            _drawn(one, pieces(one, one.check_these(MOST_SHADED), scale, ranges), marks, compared=True)
+            for one, ranges in zip(answers, differing, strict=True)
         ]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -146,32 +199,43 @@ class Comparison:
 
 
 def report(answers: Sequence[Answer], *, table: bool = False, marks: bool = False) -> RenderableType:
-    """One answer, or several to the same prompt, with a legend and a summary.
+    """One answer, or several to the same prompt: a verdict, the text with its riskiest claims, the claims to check.
 
     Args:
         answers: at least one.
-        table: add every candidate of every risk point.
+        table: add the details: the risk of every span and sentence, every candidate of every risk point, the cost.
         marks: write levels and differences into the text instead of colouring it.
     """
-    scale = RiskScale.of(span for one in answers for span in one.spans)
+    several = len(answers) > 1
     parts: list[RenderableType]
-    if len(answers) == 1:
-        parts = [answer_text(answers[0], scale=scale, marks=marks), Text()]
-    else:
+    if several:
+        scale = RiskScale.of(span for one in answers for span in one.spans)
         parts = [Comparison(answers, scale=scale, marks=marks), Text()]
         if len({one.text for one in answers}) == 1:
             parts += [Text("The answers are the same.", style="bold"), Text()]
-    for one, name in zip(answers, answer_names(answers), strict=True):
-        if table and any(span.candidates for span in one.spans):
-            heading = [Text(name, style="bold")] if len(answers) > 1 else []
-            parts += [*heading, risk_point_table(one), Text()]
-    parts.append(legend(*answers, scale=scale, marks=marks))
-    if len(answers) > 1:
+        for one, name in zip(answers, answer_names(answers), strict=True):
+            parts += [Text(name, style="bold"), Text(verdict(one)), check_list(one), Text()]
+    else:
+        parts = [Text(verdict(answers[0]), style="bold"), Text(), answer_text(answers[0], marks=marks), Text()]
+        parts += [check_list(answers[0])]
+    if several:
         parts.append(
             Text("{Words that another answer lacks}" if marks else "Words that all share are dim.", style="dim")
         )
-    parts += [summary(one) for one in answers]
+    if not table:
+        return Group(*parts, *([reached_legend(marks)] if any_reached(answers) else []))
+    for one, name in zip(answers, answer_names(answers), strict=True):
+        parts += [Text(), *([Text(name, style="bold")] if several else [])]
+        parts += [all_spans_text(one, marks=marks), Text(), sentence_list(one)]
+        if any(span.candidates for span in one.spans):
+            parts += [Text(), RiskPoints(one)]
+    parts += [Text(), legend(*answers, marks=marks), *(summary(one) for one in answers)]
     return Group(*parts)
+
+
+def reached_legend(marks: bool) -> Text:
+    """What the mark of a span that reached ``max_risk`` means."""
+    return Text(f"! {REACHED}" if marks else REACHED, style="" if marks else REACHED_STYLE)
 
 
 def _append(text: Text, piece: str, level: int, marks: bool, style: str = "", reached: bool = False) -> None:
@@ -185,17 +249,22 @@ def _append(text: Text, piece: str, level: int, marks: bool, style: str = "", re
     text.append(before).append(core, style="" if marks else f"{style} {risk_style}".strip()).append(after)
 
 
-def _compared(spans: Iterable[Span], differing: Sequence[Range], scale: RiskScale, marks: bool) -> Text:
-    """The spans of an answer, with the ranges that differ from another answer made visible."""
+def _drawn(answer: Answer, parts: Sequence[Piece], marks: bool, *, compared: bool = False) -> Text:
+    """The pieces of an answer; compared with another, those that the answers share are dim."""
     text = Text()
-    for span in spans:
-        for part, differs in cut(span.text, span.start, differing):
-            if marks and differs:
-                before, core, after = split_whitespace(part)
-                text.append(before + "{")
-                _append(text, core, scale.level(span.risk), marks, reached=span.reaches_max_risk)
-                text.append("}" + after)
-            else:
-                style = "" if differs else "dim"
-                _append(text, part, scale.level(span.risk), marks, style, span.reaches_max_risk)
+    for one in parts:
+        before, core, after = split_whitespace(safe(one.text))
+        risk = mark(one.level, one.reached) if one.last or one.number is None else ""
+        if marks:
+            if one.level or one.reached:
+                begins = one.first or one.number is None
+                core = f"{'[' if begins and core else ''}{core}{f'|{risk}]' if risk and core else ''}"
+            text.append(before + ("{" if one.differs and core else ""))
+            text.append(core + ("}" if one.differs and core else "") + after)
+            continue
+        style = REACHED_STYLE if one.reached else STYLES[one.level]
+        dim = "dim" if compared and not one.differs else ""
+        text.append(before, style=dim).append(core, style=f"{dim} {style}".strip()).append(after, style=dim)
+    if marks and (stopped := stopped_without_text(answer)) is not None:
+        text.append(f"[{visible(stopped)}|0!]")
     return text

@@ -90,17 +90,12 @@ def answer_names(answers: Sequence[Answer]) -> list[str]:
 
 
 def describe_scale(answers: Sequence[Answer], scale: RiskScale) -> str:
-    """What the levels of a scale mean in these answers."""
+    """What the levels of risk are, in these answers."""
     sources = dict.fromkeys(one.risk_source for one in answers if one.risk_source is not None)
-    if scale.absolute:
-        return f"Risk, 0 to 1 ({' and '.join(SOURCES[source] for source in sources) or 'no spans'}):"
-    metric = " and ".join(METRIC_NAMES[source] for source in sources if source in METRIC_NAMES)
-    own = len(answers) == 1 and scale == RiskScale.of(answers[0].spans)
-    texts = "this text's own range" if own else "the range of these texts"
-    words = f"Risk by raw {metric}, not a probability, relative to {texts}:"
-    if not scale.empty:
-        return words
-    return f"{words} {scale.low:.3f} throughout." if any(one.spans for one in answers) else f"{words} no spans."
+    named = " and ".join(SOURCES[source] for source in sources) or "no spans"
+    if not scale.absolute:
+        return f"Risk by {named}, not a probability: it has no levels."
+    return f"Risk, 0 to 1 ({named}):"
 
 
 def describe_answer(answer: Answer) -> str:

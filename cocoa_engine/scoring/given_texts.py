@@ -9,12 +9,14 @@ from cocoa_engine.calibration.features import competition
 from cocoa_engine.calibration.risk_measure import RiskMeasure
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.answer_history import AnswerHistory
+from cocoa_engine.decoding.branch import DecidedSpan
 from cocoa_engine.decoding.request import capture_spec
 from cocoa_engine.decoding.result_builder import make_span, with_answer_risk
 from cocoa_engine.decoding.task import require_ability
-from cocoa_engine.errors import PromptError
+from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.execution.session import Session
 from cocoa_engine.methods import METHODS
+from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.passages import Source, passage_positions
 from cocoa_engine.model.prompts import Prompt, Texts, is_many, prompt_ids, text_ids
@@ -22,8 +24,8 @@ from cocoa_engine.results import Generation
 from cocoa_engine.scoring.candidates import CandidateGrower, risk_points
 from cocoa_engine.scoring.rescoring import rescored
 from cocoa_engine.scoring.shared_prompt import GivenText, ScoredText, score_texts
-from cocoa_engine.scoring.teacher_forcing import score_text
-from cocoa_engine.spans import Competition, Usage
+from cocoa_engine.scoring.teacher_forcing import score_divided, score_text
+from cocoa_engine.spans import Candidate, Competition, Span, Usage
 
 
 def score(
@@ -33,9 +35,13 @@ def score(
     config: CocoaConfig,
     measure: RiskMeasure,
     source: Source | None = None,
+    *,
+    divide: bool = False,
 ) -> Generation | list[Generation]:
     """Score a text, or each of several texts; see :meth:`CocoaEngine.score`."""
     scorer = _Scorer(session, prompt, config, measure, source)
+    if divide:
+        return [scorer.divided(one) for one in text] if is_many(text) else scorer.divided(text)
     return scorer.many(text) if is_many(text) else scorer.one(text)
 
 
@@ -60,7 +66,32 @@ class _Scorer:
         )
         (scored,) = self._by_method([ScoredText(decided, 1)])
         (competed,) = self._competition([ids])
-        return self._generation(shown, scored, competed)
+        return self._generation(shown, [scored.decided], scored.forward_passes, competed)
+
+    def divided(self, text: str | Sequence[int]) -> Generation:
+        """A single text, divided at its risk points, in one forward pass.
+
+        Raises:
+            ConfigError: the method's score needs passes of its own.
+        """
+        method = self._config.method
+        if METHODS[method].needs_own_passes:
+            raise ConfigError(
+                f"method={method!r} scores a text as one span; leave divide=True out, or use 'cocoa-sig'."
+            )
+        ids, shown = self._ids(text, "text to score")
+        spans = score_divided(self._session.model, self._before, ids, self._config, self._plain, self._passages)
+        grown: Sequence[list[Candidate]] = [[] for _ in ids]
+        if self._calibrator is not None and METHODS[method].branches:
+            (grown,) = CandidateGrower(self._session, self._config)(self._before, [ids])
+        candidates, start = [], 0
+        for span in spans:
+            candidates.append(grown[start])
+            start += len(span.token_ids)
+        competed = None
+        if self._calibrator is not None and self._calibrator.answer is not None:
+            competed = competition(risk_points(grown))
+        return self._generation(shown, spans, 1, competed, candidates)
 
     def many(self, texts: str | Sequence[int] | Texts) -> list[Generation]:
         """Several texts; the prompt is encoded once."""
@@ -70,7 +101,8 @@ class _Scorer:
         scored = self._by_method(score_texts(backend, self._before, lengths, config, self._plain, self._passages))
         competed = self._competition([ids for ids, _ in given])
         return [
-            self._generation(shown, one, among) for (_, shown), one, among in zip(given, scored, competed, strict=True)
+            self._generation(shown, [one.decided], one.forward_passes, among)
+            for (_, shown), one, among in zip(given, scored, competed, strict=True)
         ]
 
     @property
@@ -111,27 +143,69 @@ class _Scorer:
         grower = CandidateGrower(self._session, self._config)
         return [competition(risk_points(candidates)) for candidates in grower(self._before, texts)]
 
-    def _generation(self, shown: str, scored: ScoredText, competed: Competition | None) -> Generation:
-        decided, forward_passes = scored
+    def _generation(
+        self,
+        shown: str,
+        decided: Sequence[DecidedSpan],
+        forward_passes: int,
+        competed: Competition | None,
+        candidates: Sequence[list[Candidate]] = (),
+    ) -> Generation:
+        """The result of a text.
+
+        Args:
+            shown: the text.
+            decided: its spans.
+            forward_passes: the number of passes it took.
+            competed: a summary of the candidates at its risk points.
+            candidates: for each span, the candidates where it begins, if they were grown.
+        """
         history = AnswerHistory(self._before)
-        copied, _ = history.extend(decided.token_ids, decided.token_log_probs, decided.token_entropies)
-        decided = replace(decided, token_copied=copied)
-        count = len(decided.token_ids)
-        span = make_span(decided, (0, len(shown), shown), self._config, self._measure, given=True)
+        token_ids = [token_id for span in decided for token_id in span.token_ids]
+        ends = self._ends(token_ids, shown)
+        spans: list[Span] = []
+        start = at = 0
+        for number, one in enumerate(decided):
+            copied, before = history.extend(one.token_ids, one.token_log_probs, one.token_entropies)
+            competing = candidates[number] if candidates else []
+            chosen = (index for index, other in enumerate(competing) if other.token_ids[:1] == one.token_ids[:1])
+            at += len(one.token_ids)
+            end = len(shown) if at == len(token_ids) else ends[at - 1]
+            measured = replace(
+                one,
+                token_copied=copied,
+                preceding=before,
+                token_ends=ends[at - len(one.token_ids) : at],
+                candidates=competing,
+                chosen=next(chosen, None),
+            )
+            place = (start, end, shown[start:end])
+            spans.append(make_span(measured, place, self._config, self._measure, given=True))
+            start = end
         generation = Generation(
             text=shown,
-            token_ids=decided.token_ids,
-            spans=[span],
+            token_ids=token_ids,
+            spans=spans,
             finish_reason=None,
             usage=Usage(
                 prompt_tokens=len(self._before),
-                completion_tokens=count,
+                completion_tokens=len(token_ids),
                 forward_passes=forward_passes,
-                fed_tokens=count,
+                fed_tokens=len(token_ids),
             ),
             config=self._config,
             model_name=self._session.model_name,
             competition=competed,
-            threshold=self._measure.threshold_of(span.risk_source),
+            threshold=self._measure.threshold_of(spans[0].risk_source),
         )
         return with_answer_risk(generation, self._calibrator)
+
+    def _ends(self, token_ids: Sequence[int], shown: str) -> list[int]:
+        """Where each token ends in the text. Some tokenizers drop the space that the text begins with."""
+        track = Detokenizer(self._session.tokens.decode)
+        ends = []
+        for token_id in token_ids:
+            track.push(token_id)
+            ends.append(len(track.text))
+        dropped = shown[:1].isspace() and not track.text[:1].isspace()
+        return [min(end + dropped, len(shown)) for end in ends]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -56,7 +57,43 @@ def score_spans(
         NonFiniteLogitsError: a token's log-probability is NaN or infinite.
     """
     text = [token_id for span in spans for token_id in span]
-    lengths = [len(span) for span in spans]
+    return _score(model, prompt, text, config, spec, lambda *_: [len(span) for span in spans], text_ends, passages)
+
+
+def score_divided(
+    model: LanguageModel,
+    prompt: list[int],
+    text: list[int],
+    config: CocoaConfig,
+    spec: CaptureSpec,
+    passages: Sequence[range] = (),
+) -> list[DecidedSpan]:
+    """Score a text divided at its risk points, in one forward pass; see :func:`score_spans`.
+
+    A span begins where several tokens compete by ``config.gamma``, and before a token that is not the most probable
+    one, as in :func:`cocoa_engine.studies.signal.segments.spans`. The spans' ``text_end`` is their number of tokens.
+    """
+
+    def lengths(statistics: TokenStatistics, predicting: Tensor) -> list[int]:
+        is_best = (predicting.argmax(dim=1).cpu() == torch.tensor(text)).tolist()
+        competes = [margin <= -math.log(config.gamma) for margin in statistics.margins]
+        starts = [at for at in range(len(text)) if at == 0 or competes[at] or not is_best[at]]
+        return [end - start for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+
+    return _score(model, prompt, text, config, spec, lengths, None, passages)
+
+
+def _score(
+    model: LanguageModel,
+    prompt: list[int],
+    text: list[int],
+    config: CocoaConfig,
+    spec: CaptureSpec,
+    divide: Callable[[TokenStatistics, Tensor], list[int]],
+    text_ends: Sequence[int] | None,
+    passages: Sequence[range],
+) -> list[DecidedSpan]:
+    """Score the spans of a text; ``divide`` returns their lengths from the statistics and the logits of the tokens."""
     token_ids = torch.tensor([[*prompt, *text]], device=model.device)
     inputs = {"use_cache": False} if "use_cache" in model.forward_parameters else {}
     with (
@@ -67,6 +104,7 @@ def score_spans(
         logits = model.forward(token_ids, logits_to_keep=len(text) + 1, **inputs).logits[0]
         predicting = logits[-len(text) - 1 : -1]  # [t, V]: each row predicts one token of the text
         statistics = _in_chunks(predicting, torch.tensor(text, device=logits.device))
+        lengths = divide(statistics, predicting)
         states = torch.split(captured.stacked(logits.device)[:, 0], lengths, dim=1)
         con, f = mlds(torch.stack([state.mean(dim=1) for state in states], dim=1))  # of [N + 1, B, d]
         measured, of_passages = probe.mean(), probe.of_passages()
@@ -80,14 +118,14 @@ def score_spans(
         )
     decided = []
     start = 0
-    for number, span in enumerate(spans):
-        rows = slice(start, start + len(span))
-        start += len(span)
+    for number, length in enumerate(lengths):
+        rows = slice(start, start + length)
+        start += length
         own = TokenStatistics(*(values[rows] for values in statistics))
         log_prob, score = log_prob_and_score(config, own.log_probs, con[number], f[number])
         decided.append(
             DecidedSpan(
-                span,
+                text[rows],
                 *own,
                 log_prob,
                 con[number],
@@ -95,7 +133,7 @@ def score_spans(
                 score,
                 [],
                 None,
-                text_ends[number],
+                start if text_ends is None else text_ends[number],
                 token_source_attention=source[rows],
                 passage_attention=passage_means(by_passage[rows]),
             )

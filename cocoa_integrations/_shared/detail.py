@@ -15,6 +15,9 @@ report."""
 NOT_KEPT = ("span", "score", "chosen")
 """The keys of a span that a compact report leaves out. Further ones are left out if they can be derived."""
 
+NOT_KEPT_OF_CHECKS = ("kind", "spans")
+"""The keys of a claim in ``check`` that a compact report leaves out."""
+
 MLDS = ("con_mlds", "f_mlds")
 
 UNSET: dict[str, Any] = {"flagged": False, "reaches_max_risk": False, "candidates": 0, "source_attention": None}
@@ -22,7 +25,7 @@ UNSET: dict[str, Any] = {"flagged": False, "reaches_max_risk": False, "candidate
 
 PARTS = ("reasoning", "answer")
 
-MEMBERS = ("spans", "tool_calls", "fields")
+MEMBERS = ("spans", "check", "sentences", "tool_calls", "fields")
 """The keys of a report that list its parts."""
 
 
@@ -65,6 +68,11 @@ def compact_report(report: dict[str, Any], stored: Stored | None) -> dict[str, A
         stored: the texts that are stored with the report; ``None`` if there are none.
     """
     compact = {**report, "compact": True}
+    if "check" in report:
+        compact["check"] = [
+            {key: value for key, value in one.items() if key not in NOT_KEPT_OF_CHECKS and value != []}
+            for one in report["check"]
+        ]
     offsets = {} if stored is None else _offsets(report, stored)
     if "reasoning" in report:  # the part of each span says which spans it has
         of_parts = {f"{part}_start": start for part, start in offsets.items()}

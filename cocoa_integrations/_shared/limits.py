@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from cocoa_engine import Unit, UnitLevel
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
 from cocoa_engine.messages import unknown
 from cocoa_integrations._shared.metadata import is_reasoning
 from cocoa_integrations._shared.reasoning import CLOSING
+from cocoa_integrations._shared.units import units_of_spans
 
 Metric = Literal["risk", "con_mlds", "f_mlds", "self_information"]
 """The values of a span that a threshold can be compared with; higher is riskier."""
@@ -95,31 +97,70 @@ def covering(text: str, spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     return covered
 
 
-def highest(spans: Sequence[dict[str, Any]], metric: Metric) -> float:
-    """The highest value of any span with visible text; 0.0 without such spans."""
-    return max((metric_of(span, metric) for span in visible_spans(spans)), default=0.0)
+def require_unit(unit: str) -> None:
+    """Refuse an unknown unit.
+
+    Raises:
+        ConfigError: the unit is unknown. The message names the closest one.
+    """
+    if unit not in get_args(UnitLevel):
+        raise ConfigError(unknown([unit], get_args(UnitLevel), what="unit"))
+
+
+def measured_units(spans: Sequence[dict[str, Any]], metric: Metric, unit: UnitLevel) -> list[dict[str, Any]]:
+    """The spans with visible text, or the claims or sentences, each with the value of the metric as ``value``.
+
+    The value of a claim is the highest of its spans, that of a sentence the mean of its three highest claims. Where a
+    span of the report has no text, there are no claims and sentences, and the spans take their place.
+
+    Args:
+        spans: entries of ``cocoa_spans``.
+        metric: the value.
+        unit: ``span``, ``claim`` or ``sentence``.
+    """
+    found: list[Unit] | None = None
+    if unit != "span":
+        answer = [span for span in spans if not is_reasoning(span)]
+        found = units_of_spans(answer, unit, lambda span: metric_of(span, metric))
+    if found is None:
+        return [{**span, "value": metric_of(span, metric)} for span in visible_spans(spans)]
+    return [
+        {**one.model_dump(include={"text", "start", "end", "kind", "risk", "spans"}), "value": one.risk or 0.0}
+        for one in found
+    ]
+
+
+def highest(spans: Sequence[dict[str, Any]], metric: Metric, unit: UnitLevel = "span") -> float:
+    """The highest value of any span with visible text, of any claim or any sentence; 0.0 without any."""
+    values = (one["value"] for one in measured_units(spans, metric, unit))
+    return max(values, key=lambda value: value if math.isfinite(value) else math.inf, default=0.0)
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A threshold for answers. An answer is too risky if one of its spans, or the answer as a whole, reaches it.
+    """A threshold for answers. An answer is too risky if one of its units, or the answer as a whole, reaches it.
 
-    Spans that contain only whitespace do not count.
+    Spans that contain only whitespace do not count. Claims have no punctuation or function words.
 
     Attributes:
         threshold: in the unit of the metric. `None` is the threshold that the report of the answer has: the
             calibrator's, or the measured default of its ``risk_source``.
         metric: the value that is compared. ``risk`` and ``answer_risk`` are in [0, 1].
+        unit: the parts of the answer that are compared: ``span``, ``claim`` or ``sentence``.
 
     Raises:
         ConfigError: the threshold is not a finite number, is outside the scale of the metric, or is missing for a
-            metric without a default; or the metric is unknown.
+            metric without a default; or the metric or the unit is unknown.
     """
 
     threshold: float | None = None
     metric: GateMetric = "risk"
+    unit: UnitLevel = "span"
 
     def __post_init__(self) -> None:
+        require_unit(self.unit)
+        if self.metric == "answer_risk" and self.unit != "span":
+            raise ConfigError(f"answer_risk is the risk of the answer as a whole; leave unit={self.unit!r} out")
         require_metric(self.metric, GateMetric)
         if self.threshold is None:
             if not self._in_unit_interval:
@@ -134,9 +175,21 @@ class Limit:
                 "the measured default, or give metric='f_mlds' to compare the raw MLDS"
             )
 
-    def risky(self, spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The spans that reach the threshold; none if the metric is that of whole answers."""
-        return [span for span in visible_spans(spans) if self._reached_by(span)]
+    def risky(self, spans: Sequence[dict[str, Any]], report: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        """The spans, claims or sentences that reach the threshold; none if the metric is that of whole answers.
+
+        Args:
+            spans: entries of ``cocoa_spans``.
+            report: the report of the answer, whose default threshold applies to claims and sentences.
+        """
+        if self.unit == "span" or self.metric == "answer_risk":
+            return [span for span in visible_spans(spans) if self._reached_by(span)]
+        threshold = self.threshold
+        if threshold is None and report is not None:
+            threshold = self.threshold_for(report)
+        if threshold is None:
+            return []
+        return [one for one in measured_units(spans, self.metric, self.unit) if reaches(one["value"], threshold)]
 
     def reached(self, report: dict[str, Any]) -> bool:
         """Whether an answer is too risky.
@@ -147,7 +200,7 @@ class Limit:
         threshold = self.threshold_for(report)
         if self.metric == "answer_risk":
             return reaches(self.value(report), threshold)
-        return bool(self.risky(report["spans"]))
+        return bool(self.risky(report["spans"], report))
 
     def value(self, report: dict[str, Any]) -> float:
         """The value of an answer: its risk as a whole, or the highest value of its spans.
@@ -156,7 +209,7 @@ class Limit:
             ConfigError: the report has no risk of the answer as a whole.
         """
         if self.metric != "answer_risk":
-            return highest(report["spans"], self.metric)
+            return highest(report["spans"], self.metric, self.unit)
         if report["answer_risk"] is None:
             raise ConfigError(
                 "this answer has no answer_risk, because its model has no calibrator for answers; fit one with `cocoa "
@@ -191,7 +244,7 @@ class Limit:
         value, threshold = self.value(report), self.threshold_for(report)
         named, source = "the answer", ""
         if self.metric != "answer_risk":
-            worst = max(visible_spans(report["spans"]), key=lambda span: metric_of(span, self.metric))
+            worst = max(measured_units(report["spans"], self.metric, self.unit), key=lambda one: one["value"])
             named = repr(worst["text"]) if "text" in worst else f"characters {worst['start']} to {worst['end']}"
         if self.metric == "risk" and (known := SOURCES.get(report.get("risk_source") or "")):
             source = f" ({known})"
@@ -214,13 +267,16 @@ class Limit:
             return bool(span.get("flagged"))
         return reaches(metric_of(span, self.metric), self.threshold)
 
-    def with_marks(self, text: str, spans: Sequence[dict[str, Any]], mark: Mark) -> str:
-        """The text with each risky span marked. Whitespace at the ends of a span stays outside the mark.
+    def with_marks(
+        self, text: str, spans: Sequence[dict[str, Any]], mark: Mark, report: dict[str, Any] | None = None
+    ) -> str:
+        """The text with each risky span, claim or sentence marked. Whitespace at its ends stays outside the mark.
 
         Args:
             text: the complete answer, or the part of it that ``spans`` cover.
             spans: entries of ``cocoa_spans``, in order.
-            mark: how to mark a span.
+            mark: how to mark it.
+            report: as for :meth:`risky`.
 
         Raises:
             ConfigError: the text is not the text of the spans.
@@ -228,14 +284,21 @@ class Limit:
         covered = covering(text, spans)
         if covered is None:
             raise ConfigError("the text differs from the text of its spans; mark an answer before changing its text")
-        risky = self.risky(covered)
-        return "".join(self._marked(span, mark) if span in risky else span["text"] for span in covered)
+        risky = self.risky(covered, report)
+        offset = covered[0]["end"] - len(covered[0]["text"]) if covered else 0
+        for one in reversed(risky):
+            end = one["end"] - offset
+            start = end - len(one["text"])
+            text = f"{text[:start]}{self._marked(one, mark)}{text[end:]}"
+        return text
 
-    def _marked(self, span: dict[str, Any], mark: Mark) -> str:
-        core = span["text"].strip()
-        before, _, after = span["text"].partition(core)
-        value = 0.0 if self.metric == "answer_risk" else metric_of(span, self.metric)
-        marked = mark.format(text=core, value=value) if isinstance(mark, str) else mark(core, span)
+    def _marked(self, one: dict[str, Any], mark: Mark) -> str:
+        core = one["text"].strip()
+        before, _, after = one["text"].partition(core)
+        value = 0.0 if self.metric == "answer_risk" else one.get("value", 0.0)
+        if "value" not in one and self.metric != "answer_risk":
+            value = metric_of(one, self.metric)
+        marked = mark.format(text=core, value=value) if isinstance(mark, str) else mark(core, one)
         return f"{before}{marked}{after}"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from cocoa_engine import ContextLift, Generation, RiskSource, Span
 from cocoa_integrations._shared.reasoning import Part, Split
+from cocoa_integrations._shared.units import unit_entries
 
 SCHEMA = 1
 SPANS_KEY = "cocoa_spans"
@@ -57,7 +58,7 @@ def all_spans(generation: Generation, split: Split | None = None) -> list[dict[s
 
 def risk_report(generation: Generation, split: Split | None = None) -> dict[str, Any]:
     """The ``cocoa_risk`` report of a complete answer; ``split`` separates its reasoning."""
-    return report_of(
+    report = report_of(
         all_spans(generation, split),
         method=generation.config.method,
         risk_source=generation.risk_source,
@@ -66,6 +67,7 @@ def risk_report(generation: Generation, split: Split | None = None) -> dict[str,
         answer_threshold=generation.answer_threshold,
         model_name=generation.model_name,
     )
+    return {**report, **unit_entries(generation, split)}
 
 
 def report_of(

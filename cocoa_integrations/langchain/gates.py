@@ -10,6 +10,7 @@ from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from cocoa_engine import Generation as EngineGeneration
+from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_integrations._shared.limits import GateMetric, Limit, Mark, covering, require_mark
@@ -27,6 +28,7 @@ def risk_gate(
     threshold: float | None = None,
     *,
     metric: GateMetric = "risk",
+    unit: UnitLevel = "span",
     on_risk: OnRisk = "raise",
     mark: Mark = MARK,
     answer: str = ABSTENTION,
@@ -51,6 +53,9 @@ def risk_gate(
             a whole (needs a calibrator for answers); ``con_mlds`` or ``f_mlds``, the raw MLDS, which have no default
             threshold; or ``self_information`` (-log p of the span, in nats). Spans that contain only whitespace, and
             end-of-sequence tokens, do not count.
+        unit: what is compared with the threshold, and marked: each ``span``; each ``claim``, a name, number, date,
+            short quotation or content word, with the highest value of its spans; or each ``sentence``, with the mean
+            of its three riskiest claims. With ``claim`` and ``sentence``, streams are passed on at the end.
         on_risk: ``raise`` a ``HallucinationRiskError``, for ``with_fallbacks``; ``mark`` the risky spans in the text;
             or ``abstain``: replace the text by ``answer`` and drop tool calls. The report is kept, and its spans
             contain the original text.
@@ -68,7 +73,7 @@ def risk_gate(
     Raises:
         ConfigError: an option is invalid. A call raises it if the answer has no report, or was interrupted.
     """
-    return RiskGate(threshold, metric=metric, on_risk=on_risk, mark=mark, answer=answer)
+    return RiskGate(threshold, metric=metric, unit=unit, on_risk=on_risk, mark=mark, answer=answer)
 
 
 class RiskGate(Runnable[Any, Any]):
@@ -79,11 +84,12 @@ class RiskGate(Runnable[Any, Any]):
         threshold: float | None = None,
         *,
         metric: GateMetric = "risk",
+        unit: UnitLevel = "span",
         on_risk: OnRisk = "raise",
         mark: Mark = MARK,
         answer: str = ABSTENTION,
     ) -> None:
-        self.limit = Limit(threshold, metric)
+        self.limit = Limit(threshold, metric, unit)
         if on_risk not in get_args(OnRisk):
             raise ConfigError(unknown([on_risk], get_args(OnRisk), what="on_risk"))
         if on_risk == "mark" and metric == "answer_risk":
@@ -111,7 +117,7 @@ class RiskGate(Runnable[Any, Any]):
             raise self.limit.error(report)
         if self.on_risk == "abstain":
             return self.with_gate_entry(with_text(_without_tool_calls(answer), self.answer), report)
-        return self.with_gate_entry(self._marked(answer, report["spans"]), report)
+        return self.with_gate_entry(self._marked(answer, report["spans"], report), report)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Apply the gate to a complete answer; see :meth:`passed`."""
@@ -150,17 +156,18 @@ class RiskGate(Runnable[Any, Any]):
         for passed in stream.end():
             yield passed
 
-    def _marked(self, answer: A, spans: list[dict[str, Any]]) -> A:
-        """An answer or a chunk with marks around its risky spans."""
+    def _marked(self, answer: A, spans: list[dict[str, Any]], report: dict[str, Any] | None = None) -> A:
+        """An answer or a chunk with marks around its risky spans, claims or sentences."""
         if _calls_tools(answer):
             return answer
-        return with_text(answer, self.limit.with_marks(_text(answer), spans, self.mark))
+        return with_text(answer, self.limit.with_marks(_text(answer), spans, self.mark, report))
 
     def with_gate_entry(self, answer: A, report: dict[str, Any], action: str | None = None) -> A:
         """The answer with an entry in its report about the action; by default that of the gate."""
         gate = {
             "action": action or self.on_risk,
             "metric": self.limit.metric,
+            **({} if self.limit.unit == "span" else {"unit": self.limit.unit}),
             "threshold": self.limit.threshold_for(report),
             "value": self.limit.value(report),
         }
@@ -178,7 +185,8 @@ class _Stream:
 
     def add(self, chunk: Any) -> Iterator[Any]:
         """Add the next chunk, and yield what can be passed on."""
-        if self._buffered is None and self._gate.on_risk == "mark" and _text_is_that_of_spans(chunk):
+        streams = self._gate.on_risk == "mark" and self._gate.limit.unit == "span"
+        if self._buffered is None and streams and _text_is_that_of_spans(chunk):
             yield self._marked(chunk)
         else:
             self._buffered = chunk if self._buffered is None else self._buffered + chunk
@@ -186,7 +194,11 @@ class _Stream:
     def end(self) -> Iterator[Any]:
         """Yield the rest of the stream."""
         if self._buffered is not None:
-            marks = self._gate.on_risk == "mark" and isinstance(self._buffered, BaseMessage)
+            marks = (
+                self._gate.on_risk == "mark"
+                and self._gate.limit.unit == "span"
+                and isinstance(self._buffered, BaseMessage)
+            )
             yield self._marked(self._buffered) if marks else self._gate.passed(self._buffered)
         if self._last is not None and not self._reported:
             get_risk(self._last)  # raises an error that explains what is missing

@@ -17,6 +17,7 @@ from langgraph.constants import TAG_NOSTREAM
 from langgraph.func import task
 from typing_extensions import NotRequired
 
+from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_integrations._shared.limits import GateMetric, Limit, Mark
@@ -69,6 +70,7 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
     Args:
         threshold: as in :func:`~cocoa_integrations.langchain.risk_gate`.
         metric: the value to compare, as in ``risk_gate``.
+        unit: what is compared: ``span``, ``claim`` or ``sentence``, as in ``risk_gate``.
         retry_with: what to try in turn: a chat model, or settings for a call of the agent's own model
             (``{"alpha": 6.0, "max_candidates": 16}``), or a list of these. Repeating the same greedy decoding would
             give the same answer. The answer of a model that does not measure risk is accepted.
@@ -95,6 +97,7 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         threshold: float | None = None,
         *,
         metric: GateMetric = "risk",
+        unit: UnitLevel = "span",
         retry_with: Retry | Sequence[Retry] = (),
         on_risk: OnRisk = "keep",
         mark: Mark = MARK,
@@ -104,9 +107,9 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         self.tools = []
         if on_risk not in get_args(OnRisk):
             raise ConfigError(unknown([on_risk], get_args(OnRisk), what="on_risk"))
-        self.limit = Limit(threshold, metric)
+        self.limit = Limit(threshold, metric, unit)
         action: GateAction = "raise" if on_risk == "keep" else "abstain" if on_risk == "interrupt" else on_risk
-        gate = RiskGate(threshold, metric=metric, on_risk=action, mark=mark, answer=answer)
+        gate = RiskGate(threshold, metric=metric, unit=unit, on_risk=action, mark=mark, answer=answer)
         self.on_risk = on_risk
         self.gate = None if on_risk == "keep" else gate
         self.retries = list(retry_with) if isinstance(retry_with, Sequence) else [retry_with]
@@ -123,7 +126,8 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
     def name(self) -> str:
         """A name that depends on the options: several middlewares of an agent need different names."""
         threshold = "default" if self.limit.threshold is None else self.limit.threshold
-        return f"{type(self).__name__}[{self.limit.metric} {threshold}, {self.on_risk}]"
+        unit = "" if self.limit.unit == "span" else f" by {self.limit.unit}"
+        return f"{type(self).__name__}[{self.limit.metric}{unit} {threshold}, {self.on_risk}]"
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]

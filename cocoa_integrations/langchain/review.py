@@ -121,7 +121,7 @@ def review(chosen: Chosen, limit: Limit) -> Mapping[str, Any]:
         type="risky_answer",
         answer=chosen.message.text,
         tool_calls=[{key: call[key] for key in ("name", "args", "id")} for call in chosen.message.tool_calls],
-        spans=limit.risky(chosen.spans),
+        spans=limit.risky(chosen.spans, chosen.entry["report"]),
         report=chosen.required_report(),
         metric=limit.metric,
         threshold=limit.threshold_for(chosen.required_report()),

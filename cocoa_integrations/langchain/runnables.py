@@ -9,9 +9,10 @@ from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGeneration, Generation
 
 from cocoa_engine import Generation as EngineGeneration
+from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations._shared.detail import Stored, expanded_report
-from cocoa_integrations._shared.limits import Metric, highest, require_metric
+from cocoa_integrations._shared.limits import Metric, highest, require_metric, require_unit
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, all_spans, risk_report
 from cocoa_integrations.langchain.detail import stored_in
 from cocoa_integrations.tool_calling import fields_of_report
@@ -49,8 +50,9 @@ def get_risk(answer: Answer) -> dict[str, Any]:
     )
 
 
-def max_risk(answer: Answer, metric: Metric = "risk") -> float:
-    """The highest value of any span of a complete answer, for conditions such as those of ``RunnableBranch``.
+def max_risk(answer: Answer, metric: Metric = "risk", *, unit: UnitLevel = "span") -> float:
+    """The highest value of any span, claim or sentence of a complete answer, for conditions such as those of
+    ``RunnableBranch``.
 
     Spans that contain only whitespace do not count. They do count in ``max_risk`` of the report.
 
@@ -58,12 +60,15 @@ def max_risk(answer: Answer, metric: Metric = "risk") -> float:
         answer: see :data:`Answer`.
         metric: ``risk`` (in [0, 1] with a calibrator, otherwise the raw MLDS of the configured metric), ``con_mlds``,
             ``f_mlds``, or ``self_information`` (-log p of the span, in nats).
+        unit: ``span``; ``claim``, which leaves out punctuation and function words; or ``sentence``, whose value is the
+            mean of its three riskiest claims.
 
     Raises:
-        ConfigError: the answer has no report, or the metric is unknown.
+        ConfigError: the answer has no report, or the metric or the unit is unknown.
     """
     require_metric(metric)
-    return highest(get_risk(answer)["spans"], metric)
+    require_unit(unit)
+    return highest(get_risk(answer)["spans"], metric, unit)
 
 
 def get_spans(answer: Answer) -> list[dict[str, Any]]:

@@ -10,10 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cocoa_integrations._shared.metadata import report_of
+from cocoa_integrations._shared.metadata import is_reasoning, report_of
+from cocoa_integrations._shared.units import sentence_entry, units_of_spans
 
 EMPTY = "Empty Response"
 """What LlamaIndex's synthesizers show instead of an empty answer."""
+
+MOST_CHECKS = 3
+"""The number of claims to check that a report lists."""
 
 SEPARATOR = "\n---------------------\n"
 """What LlamaIndex's ``Accumulate`` puts between answers."""
@@ -99,6 +103,7 @@ def merged_report(parts: Sequence[Part], reports: Sequence[dict[str, Any]]) -> d
         report["run_id"] = used[0]["run_id"]
     if reasoned := [each["reasoning"] for each in used if "reasoning" in each]:
         report["reasoning"] = _all_reasoning(reasoned)
+    report |= {"check": _checks(parts, reports), "sentences": _sentences(parts)}
     report["parts"] = [{"start": part.start, "end": part.end, "report": part.answer} for part in parts]
     return report
 
@@ -107,6 +112,35 @@ def _common(reports: Sequence[dict[str, Any]], key: str) -> Any:
     """The value that all reports with spans have in common; ``None`` if they differ."""
     values = {report.get(key) for report in reports if report["spans"]}
     return values.pop() if len(values) == 1 else None
+
+
+def _checks(parts: Sequence[Part], reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The claims to check of all answers that the text shows, riskiest first, with offsets in it."""
+    found = []
+    for part in parts:
+        shown = dict(part.spans)
+        text = "".join(entry["text"] for entry in shown.values())
+        for one in reports[part.answer].get("check", ()):
+            numbers = one.get("spans", ())
+            if not numbers or any(number not in shown for number in numbers):
+                continue
+            # white space of the answer may be missing from the shown text
+            moved = shown[numbers[0]]["end"] - reports[part.answer]["spans"][numbers[0]]["end"]
+            start, end = one["start"] + moved, one["end"] + moved
+            begin = next(iter(shown.values()))["start"]
+            if text[start - begin : end - begin] == one["text"]:
+                here = [shown[number]["span"] for number in numbers]
+                found.append({**one, "start": start, "end": end, "spans": here})
+    return sorted(found, key=lambda one: -(one["risk"] or 0.0))[:MOST_CHECKS]
+
+
+def _sentences(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """The sentences of all answers that the text shows."""
+    found = []
+    for part in parts:
+        entries = [entry for _, entry in part.spans if not is_reasoning(entry)]
+        found += units_of_spans(entries, "sentence", lambda span: span["risk"]) or []
+    return [sentence_entry(one) for one in found]
 
 
 def _all_reasoning(reasoned: Sequence[dict[str, Any]]) -> dict[str, Any]:

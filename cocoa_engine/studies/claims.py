@@ -1,0 +1,222 @@
+"""How well the risk of claims and sentences points at labelled errors; the implementation of ``cocoa claims``.
+
+Every rule that makes the risk of a unit from its spans is measured beside the spans themselves. The scores need no fit:
+less source attention, and 1 - p of the least probable token. "Leads to the error" is the share of answers with an error
+in which one of the three riskiest claims has a part of it, beside three claims drawn at random.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from cocoa_engine.datasets import LabelledText
+from cocoa_engine.errors import DataError
+from cocoa_engine.studies.signal.ranking import Bootstrap, Interval, Ranked, interval
+from cocoa_engine.studies.signal.segments import TeacherForced, begins_span
+from cocoa_engine.units.claims import claim_ranges
+from cocoa_engine.units.measuring import mean_of_riskiest
+from cocoa_engine.units.sentences import sentence_ranges
+from cocoa_engine.units.words import Range
+
+Score = Literal["source attention", "least probable token"]
+SCORES: tuple[Score, ...] = ("source attention", "least probable token")
+SHOWN = 3
+"""The number of claims that a reader is shown."""
+
+
+@dataclass(frozen=True)
+class TokenValues:
+    """An answer, token by token.
+
+    Attributes:
+        record: the labelled answer.
+        ends: the offset after each token in the record's text.
+        log_probs: log p of each token.
+        source_attention: of each token; empty if it was not measured.
+        starts: the numbers of the tokens at which spans begin.
+    """
+
+    record: LabelledText
+    ends: Sequence[int]
+    log_probs: Sequence[float]
+    source_attention: Sequence[float]
+    starts: Sequence[int]
+
+    @classmethod
+    def of(cls, forced: TeacherForced) -> TokenValues:
+        """The values of a teacher-forced answer."""
+        profile = forced.profile
+        starts = [at for at in range(len(forced.ends)) if at == 0 or begins_span(profile, at)]
+        return cls(forced.record, forced.ends, profile.log_probs, profile.source_attention, starts)
+
+
+class Row(NamedTuple):
+    """One line of the result: a value of some units, by one rule and one score."""
+
+    units: str
+    rule: str
+    score: Score | str
+    items: int
+    value: Interval
+
+
+@dataclass
+class _Column:
+    """Units of one kind with the values of one rule and score."""
+
+    groups: list[str]
+    labels: list[bool]
+    values: list[float]
+
+    def add(self, group: str, label: bool, value: float) -> None:
+        self.groups.append(group)
+        self.labels.append(label)
+        self.values.append(value)
+
+
+def measure_claims(answers: Iterable[TokenValues], *, draws: int = 1000, seed: int = 0) -> list[Row]:
+    """AUROC by span, claim and sentence, and how often the riskiest claims lead to the error.
+
+    Args:
+        answers: answers whose hallucinated parts are labelled; others are left out.
+        draws, seed: of the bootstrap over prompts.
+
+    Raises:
+        DataError: no answer has labelled parts, or only one class is labelled.
+    """
+    columns: dict[tuple[str, str, Score], _Column] = {}
+    hits: dict[str, _Column] = {}
+    for answer in answers:
+        if answer.record.spans is not None:
+            _add(answer, columns, hits)
+    if not columns:
+        raise DataError("no answer has labelled parts, which the risk of claims is compared with.")
+    rows = []
+    for (units, rule, score), column in columns.items():
+        positive = np.array(column.labels, dtype=float)
+        if positive.min() == positive.max():  # as for the sentences of answers that are all wrong
+            continue
+        ranked = Ranked(column.values, positive, 1 - positive)
+        found = Bootstrap(column.groups, draws, seed).interval(ranked, "auroc")
+        rows.append(Row(units, rule, score, len(column.values), found))
+    for name, column in hits.items():
+        rows.append(Row("three claims", "lead to the error", name, len(column.values), _share(column, draws, seed)))
+    return rows
+
+
+def _add(answer: TokenValues, columns: dict[tuple[str, str, Score], _Column], hits: dict[str, _Column]) -> None:
+    text, group = answer.record.text, answer.record.group
+    wrong = answer.record.hallucinated_at(0, len(text))
+    tokens = [Range(start, end) for start, end in zip([0, *answer.ends], answer.ends, strict=False)]
+    firsts = list(answer.starts)
+    spans = list(zip(firsts, [*firsts[1:], len(tokens)], strict=True))
+    claims = [Range(one.start, one.end) for one in claim_ranges(text)]
+    sentences = sentence_ranges(text)
+    claim_labels = [_is_wrong(place, text, wrong) for place in claims]
+    for score in SCORES:
+        if score == "source attention" and not answer.source_attention:
+            continue
+        of_tokens = _token_scores(answer, score)
+        combine = _mean if score == "source attention" else max
+        of_spans = [combine(of_tokens[first:last]) for first, last in spans]
+        places = [Range(tokens[first].start, tokens[last - 1].end) for first, last in spans]
+
+        def add(units: str, rule: str, place: Range, value: float, score: Score = score) -> None:
+            column = columns.setdefault((units, rule, score), _Column([], [], []))
+            column.add(group, _is_wrong(place, text, wrong), value)
+
+        for place, value in zip(places, of_spans, strict=True):
+            if text[place.start : place.end].strip():
+                add("span", "itself", place, value)
+        by_claim = []
+        for place in claims:
+            shared, own = _shared(place, places, of_spans), _shared(place, tokens, of_tokens)
+            highest = max((value for value, _ in shared), default=math.nan)
+            by_claim.append(highest)
+            if shared and own:
+                add("claim", "highest span", place, highest)
+                add("claim", "mean of spans", place, _weighted(shared))
+                add("claim", "own tokens", place, combine([value for value, _ in own]))
+        for place in sentences:
+            shared = _shared(place, places, of_spans)
+            inside = [value for one, value in zip(claims, by_claim, strict=True) if _overlap(one, place) > 0]
+            if shared and inside:
+                add("sentence", "highest span", place, max(value for value, _ in shared))
+                add("sentence", "mean of spans", place, _weighted(shared))
+                add("sentence", "three riskiest claims", place, mean_of_riskiest(inside))
+        if any(claim_labels) and not all(claim_labels):
+            riskiest = sorted(range(len(claims)), key=lambda number: by_claim[number], reverse=True)[:SHOWN]
+            found = any(claim_labels[number] for number in riskiest)
+            hits.setdefault(score, _Column([], [], [])).add(group, True, float(found))
+    if any(claim_labels) and not all(claim_labels):
+        chance = 1 - _chance_of_none(len(claims), sum(claim_labels))
+        hits.setdefault("at random", _Column([], [], [])).add(group, True, chance)
+
+
+def _token_scores(answer: TokenValues, score: Score) -> list[float]:
+    if score == "source attention":
+        return [-value for value in answer.source_attention]
+    return [-math.expm1(value) for value in answer.log_probs]
+
+
+def _is_wrong(place: Range, text: str, wrong: Sequence[bool]) -> bool:
+    return any(wrong[at] and not text[at].isspace() for at in range(place.start, min(place.end, len(text))))
+
+
+def _overlap(one: Range, other: Range) -> int:
+    return min(one.end, other.end) - max(one.start, other.start)
+
+
+def _shared(place: Range, parts: Sequence[Range], values: Sequence[float]) -> list[tuple[float, int]]:
+    """The value of each part that shares characters with a place, and how many."""
+    pairs = ((value, _overlap(part, place)) for part, value in zip(parts, values, strict=True))
+    return [(value, size) for value, size in pairs if size > 0]
+
+
+def _weighted(shared: Sequence[tuple[float, int]]) -> float:
+    return sum(value * size for value, size in shared) / sum(size for _, size in shared)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _chance_of_none(claims: int, wrong: int) -> float:
+    """The probability that no wrong claim is among :data:`SHOWN` drawn ones."""
+    shown = min(SHOWN, claims)
+    return math.comb(claims - wrong, shown) / math.comb(claims, shown)
+
+
+def _share(column: _Column, draws: int, seed: int) -> Interval:
+    """The mean, with its interval over prompts."""
+    names = list(dict.fromkeys(column.groups))
+    by: dict[str, list[float]] = {name: [] for name in names}
+    for group, value in zip(column.groups, column.values, strict=True):
+        by[group].append(value)
+    sums, counts = np.array([sum(by[name]) for name in names]), np.array([len(by[name]) for name in names])
+    random = np.random.default_rng(seed)
+    drawn = random.multinomial(len(names), np.full(len(names), 1 / len(names)), size=draws)
+    samples = (drawn @ sums) / (drawn @ counts) if len(names) > 1 else np.full(draws, np.nan)
+    return interval(float(np.mean(column.values)), samples)
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """The rows as CSV: units, rule, score, items, value, low, high."""
+    lines = ["units,rule,score,items,value,low,high"]
+    shown: Callable[[float | None], str] = lambda value: "" if value is None else f"{value:.4f}"  # noqa: E731
+    for row in rows:
+        values = ",".join(map(shown, row.value))
+        lines.append(f"{row.units},{row.rule},{row.score},{row.items},{values}")
+    return "\n".join(lines) + "\n"
+
+
+def to_markdown(rows: Sequence[Row]) -> str:
+    """The rows as a table."""
+    lines = ["| units | rule | score | items | value |", "|---|---|---|--:|--:|"]
+    lines += [f"| {row.units} | {row.rule} | {row.score} | {row.items} | {row.value.shown()} |" for row in rows]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,150 @@
+"""Cuts a text into sentences: plain text, Markdown, lists and code. Only the text is read."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+from cocoa_engine.units.function_words import ENGLISH
+from cocoa_engine.units.words import Range, words_of
+
+# abbreviations that a name, a number or the rest of the sentence follows
+_ABBREVIATIONS = words_of(
+    """
+    mr mrs ms dr prof rev hon st sr jr gen col capt lt sgt maj cmdr sen rep gov pres vs v al cf eg ie viz no nos nr
+    vol pp p fig figs eq eqs ch sec art ed eds est approx ca c inc ltd co corp plc bros dept univ assn mt ft jan feb
+    mar apr jun jul aug sep sept oct nov dec mon tue wed thu fri sat sun bzw z.b d.h u.a usw m mme mlle sra
+    """
+)
+_MAY_END = frozenset(
+    [
+        "etc",
+        "usw",
+        "al",
+        "inc",
+        "ltd",
+        "co",
+        "corp",
+        "plc",
+        "bros",
+        "jr",
+        "sr",
+        "st",
+        "no",
+        "a.m",
+        "p.m",
+        "u.s",
+        "u.k",
+        "u.n",
+        "e.u",
+        "ph.d",
+        "b.c",
+        "a.d",
+        "d.c",
+    ]
+)
+_LINE_MARK = re.compile(r"[ \t]*(?:[-*+•‣–][ \t]+|\(?\d{1,3}[.)][ \t]+|\(?[a-zA-Z][.)][ \t]+(?=[A-Z])|#{1,6}[ \t]|\|)")
+_FENCE = re.compile(r"[ \t]*(```+|~~~+)")
+_CODE = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
+_END = re.compile(r"[.!?…‽]+[\"'”’»)\]*_]*(?=\s|$)|[。！？｡]+[」』”’）]*|[।॥؟۔]+")
+_WORD_BEFORE = re.compile(r"[^\s(\[\"“‘'*_]+$")
+_WORD_AFTER = re.compile(r"\s*[\"“‘'(\[*_]*(\w[\w'’]*)?")
+
+
+def sentence_ranges(text: str) -> list[Range]:
+    """The sentences of a text, in order. Together they have every character of it but white space between them.
+
+    A line that begins a list item, a heading or a table row begins a sentence; so does a paragraph. A fenced block of
+    code is one. A full stop after an abbreviation or an initial, in a number, an address or code ends none.
+
+    Args:
+        text: any text.
+    """
+    found: list[Range] = []
+    for start, end, is_code in _blocks(text):
+        bounds = [start] if is_code else [start, *_ends(text, start, end)]
+        if bounds[-1] != end:
+            bounds.append(end)
+        for low, high in itertools.pairwise(bounds):
+            core = text[low:high].strip()
+            if core:
+                first = text.index(core, low)
+                found.append(Range(first, first + len(core)))
+    return found
+
+
+def list_marks(text: str) -> list[Range]:
+    """The marks at the beginning of lines: bullets, numbers of list items, signs of headings."""
+    marks: list[Range] = []
+    at = 0
+    for line in text.splitlines(keepends=True):
+        if mark := _LINE_MARK.match(line):
+            marks.append(Range(at, at + mark.end()))
+        at += len(line)
+    return marks
+
+
+def _blocks(text: str) -> Iterator[tuple[int, int, bool]]:
+    """The paragraphs, list items, headings and fenced blocks of code of a text: start, end, whether it is code."""
+    begin = at = 0
+    fence: str | None = None
+    for line in text.splitlines(keepends=True):
+        mark = _FENCE.match(line)
+        if fence is not None:
+            if mark and mark[1].startswith(fence) and not line[mark.end() :].strip():
+                yield begin, at + len(line), True
+                begin, fence = at + len(line), None
+        elif mark:
+            yield begin, at, False
+            begin, fence = at, mark[1]
+        elif not line.strip() or _LINE_MARK.match(line) or not _continues(text[begin:at], line):
+            yield begin, at, False
+            begin = at
+        at += len(line)
+    yield begin, at, fence is not None
+
+
+def _continues(before: str, line: str) -> bool:
+    """Whether a line continues the sentence of the line before it: a wrapped line, not one of its own."""
+    last = before.rstrip()
+    return bool(last) and last[-1] not in ".!?:。！？" and line.lstrip()[:1].islower()
+
+
+def _ends(text: str, start: int, end: int) -> list[int]:
+    """Where sentences end inside a block."""
+    codes = [(code.start(), code.end()) for code in _CODE.finditer(text, start, end)]
+    mark = _LINE_MARK.match(text, start, end)
+    begin = mark.end() if mark else start
+    found = []
+    for dot in _END.finditer(text, begin, end):
+        in_code = any(low < dot.start() < high for low, high in codes)
+        if not in_code and not _is_inside(text, dot, begin, end):
+            found.append(dot.end())
+    return found
+
+
+def _is_inside(text: str, mark: re.Match[str], begin: int, end: int) -> bool:
+    """Whether the sentence goes on after a mark: after an abbreviation, or where a small letter follows."""
+    after = _WORD_AFTER.match(text, mark.end(), end)
+    following = (after[1] if after else None) or ""
+    alone = mark.group() in ("!", "?") or mark.group()[0] in "。！？｡।॥؟۔"
+    if following[:1].islower() and not alone:
+        return True
+    return mark.group()[0] == "." and _is_abbreviation(text, mark, begin, following)
+
+
+def _is_abbreviation(text: str, dot: re.Match[str], begin: int, following: str) -> bool:
+    """Whether a full stop belongs to an abbreviation or an initial, and the word after it to the same sentence."""
+    before = _WORD_BEFORE.search(text, begin, dot.start())
+    if len(dot.group()) > 1 or before is None or not following:
+        return False
+    word = before.group().rstrip(".")
+    if word.lower() in _MAY_END or ("." in word and word.replace(".", "").isalpha()):
+        return following.lower() not in ENGLISH or word.lower() in ("e.g", "i.e")
+    if len(word) == 1 and word.isupper() and word != "I":
+        return following.lower() not in ENGLISH  # an initial
+    if word.lower() in ("no", "art", "fig", "vol", "p", "pp", "ch", "sec", "nr", "nos"):
+        return following[:1].isdigit()
+    plain = ("vs", "cf", "approx", "ca", "viz", "eg", "ie")
+    return (word.lower() in _ABBREVIATIONS and not word.islower()) or word in plain

@@ -1,0 +1,70 @@
+"""Gates and helpers that compare claims or sentences with the threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.runnables import RunnableGenerator
+
+from cocoa_engine import ConfigError, HallucinationRiskError
+from cocoa_integrations._shared.metadata import all_spans, risk_report
+from cocoa_integrations.langchain import max_risk, risk_gate
+from tests.helpers.made_up_answers import generation
+
+ANSWER = generation(("The Seine", 0.6), (" is", 0.9), (" long", 0.2), (".", 0.99))
+
+
+def message() -> AIMessage:
+    return AIMessage(ANSWER.text, response_metadata={"cocoa_risk": {**risk_report(ANSWER), "threshold": 0.5}})
+
+
+def test_a_full_stop_stops_no_answer_by_claim() -> None:
+    assert risk_gate(0.8, unit="claim").invoke(message()).text == ANSWER.text
+    with pytest.raises(HallucinationRiskError):
+        risk_gate(0.8).invoke(message())
+    with pytest.raises(HallucinationRiskError, match="Seine"):
+        risk_gate(unit="claim").invoke(message())
+
+
+@pytest.mark.parametrize(
+    ("unit", "threshold", "text"),
+    [("claim", None, "The [[Seine]] is long."), ("sentence", 0.35, "[[The Seine is long.]]")],
+)
+def test_marks_and_the_entry_of_the_gate(unit: Any, threshold: float | None, text: str) -> None:
+    marked = risk_gate(threshold, unit=unit, on_risk="mark").invoke(message())
+    assert marked.text == text
+    gate = marked.response_metadata["cocoa_risk"]["gate"]
+    assert (gate["unit"], gate["threshold"]) == (unit, threshold or 0.5)
+    assert "unit" not in risk_gate(0.1, on_risk="mark").invoke(message()).response_metadata["cocoa_risk"]["gate"]
+
+
+def test_a_stream_is_marked_at_its_end() -> None:
+    def chunks(given: Iterator[Any]) -> Iterator[AIMessageChunk]:
+        for span in all_spans(ANSWER):
+            yield AIMessageChunk(span["text"], additional_kwargs={"cocoa_spans": [span]})
+        report = {**risk_report(ANSWER), "threshold": 0.5}
+        yield AIMessageChunk("", response_metadata={"cocoa_risk": report}, chunk_position="last")
+
+    chain = RunnableGenerator(chunks) | risk_gate(unit="claim", on_risk="mark")
+    assert "".join(chunk.text for chunk in chain.stream("")) == "The [[Seine]] is long."
+
+
+def test_the_highest_risk_by_unit() -> None:
+    assert max_risk(message()) == 0.99
+    assert max_risk(message(), unit="claim") == 0.6
+    assert max_risk(message(), unit="sentence") == pytest.approx(0.4)
+    with pytest.raises(ConfigError, match="unit"):
+        max_risk(message(), unit="word")  # type: ignore[arg-type]
+
+
+def test_middleware_takes_the_unit() -> None:
+    middleware = pytest.importorskip("cocoa_integrations.langchain.middleware")
+    by_claim = middleware.RiskMiddleware(0.8, unit="claim")
+    assert by_claim.limit.unit == "claim"
+    assert by_claim.name != middleware.RiskMiddleware(0.8).name
+    report = risk_report(ANSWER)
+    assert not by_claim.limit.reached(report)
+    assert middleware.RiskMiddleware(0.8).limit.reached(report)

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.forks import free_in_child
 from cocoa_engine.optional import need
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 """JSON on one line, as ``json.dumps`` writes it. Schema keywords that cannot be enforced are logged."""
 
 _tokenizers: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()  # building one takes about a second
-_guard = threading.Lock()
+_guard = free_in_child(threading.Lock())
 
 
 class GrammarProcessor(LogitsProcessor):

@@ -17,10 +17,11 @@ from torch import Tensor, distributed, nn
 from transformers import MODEL_FOR_MASKED_LM_MAPPING
 
 from cocoa_engine.errors import UnsupportedModelError
+from cocoa_engine.forks import free_in_child
 
 # Hooks and forward passes of one model must not interleave, also when several engines wrap it.
 _locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
-_locks_guard = threading.Lock()
+_locks_guard = free_in_child(threading.Lock())
 
 
 class LanguageModel:
@@ -51,7 +52,7 @@ class LanguageModel:
         self.forward_parameters = frozenset(inspect.signature(_unwrapped(model).forward).parameters)
         self._modules = list(model.modules())
         with _locks_guard:
-            self.lock = _locks.setdefault(model, threading.RLock())
+            self.lock = _locks.setdefault(model, free_in_child(threading.RLock()))
 
     @property
     def device(self) -> torch.device:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from cocoa_engine.cache_directory import cache_directory
 from cocoa_engine.execution.native.structures import mismatch
+from cocoa_engine.forks import free_in_child
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class _UnfitError(Exception):
     """The kernels cannot run on this machine."""
 
 
-_building = threading.Lock()
+_building = free_in_child(threading.Lock())
 
 
 def built() -> Library:

@@ -57,7 +57,10 @@ class GrammarProcessor(LogitsProcessor):
             eos_token_ids = [] if own is None else [own]
         self._ends = frozenset(eos_token_ids)
         self._tokenizer = _llguidance_tokenizer(tokenizer, self._ends)
-        failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
+        try:
+            failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"the grammar has a lone surrogate, which is not valid Unicode: {error.reason}.") from None
         if failed:
             raise ConfigError(f"the grammar cannot be enforced: {messages[0]}")
         for message in messages:
@@ -106,6 +109,11 @@ class GrammarProcessor(LogitsProcessor):
         position.move_to(answer)
         banned = torch.ones(scores.shape[-1], dtype=torch.bool)
         if forced := position.matcher.compute_ff_tokens():
+            if forced[0] >= len(banned):
+                raise ConfigError(
+                    f"the grammar needs token {forced[0]}, which is outside the model's vocabulary of {len(banned)}; "
+                    "load the model's own tokenizer."
+                )
             banned[forced[0]] = False
         else:
             bits = torch.frombuffer(bytearray(position.matcher.compute_bitmask()), dtype=torch.uint8)
@@ -194,8 +202,10 @@ def json_rule(schema: Mapping[str, Any]) -> str:
     """
     try:
         return "%json " + json.dumps({**schema, "x-guidance": _LAYOUT})
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # ValueError: the schema contains itself
         raise ConfigError(f"a JSON schema must be a dict of plain JSON values: {error}") from None
+    except RecursionError:
+        raise ConfigError("the JSON schema is nested too deeply; use $defs and $ref.") from None
 
 
 def _llguidance_tokenizer(tokenizer: Any, ends: frozenset[int]) -> Any:

@@ -18,7 +18,7 @@ from cocoa_engine.execution.backends.shared_cache import SPARE_SLOTS
 from cocoa_engine.execution.session import Session
 from cocoa_engine.methods import METHODS
 from cocoa_engine.methods.retrieval_heads import source_heads
-from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts
+from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts, valid_generation_config
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.prompts import Prompt, prompt_ids
@@ -41,8 +41,13 @@ def make_requests(
     criteria: Callables | PerPrompt = None,
     generation_config: GenerationConfig | None = None,
     cancellation: Cancellation | None = None,
-) -> list[Request]:
+    *,
+    keep_errors: bool = False,
+) -> list[Request | PromptError]:
     """Check several prompts with the same settings. Arguments and errors are those of :func:`make_request`.
+
+    Args:
+        keep_errors: return the error of a prompt that is not valid in its position, instead of raising it.
 
     Raises:
         PromptError: ``prompts`` is not a list, or one of the prompts is not valid.
@@ -51,10 +56,15 @@ def make_requests(
     if isinstance(prompts, str) or not isinstance(prompts, Sequence):
         raise PromptError("generate_batch takes a list of prompts; for a single one use generate.")
     of_prompts = (prompts, _for_each(processors, len(prompts)), _for_each(criteria, len(prompts)))
-    return [
-        make_request(session, prompt, config, its_processors, its_criteria, generation_config, cancellation)
-        for prompt, its_processors, its_criteria in zip(*of_prompts, strict=True)
-    ]
+    made: list[Request | PromptError] = []
+    for prompt, *callables in zip(*of_prompts, strict=True):
+        try:
+            made.append(make_request(session, prompt, config, *callables, generation_config, cancellation))
+        except PromptError as error:
+            if not keep_errors:
+                raise
+            made.append(error)
+    return made
 
 
 def _for_each(given: Callables | PerPrompt, count: int) -> Sequence[Callables]:
@@ -116,6 +126,8 @@ def make_request(
     if generation_config is not None and not isinstance(generation_config, GenerationConfig):
         kind = type(generation_config).__name__
         raise ConfigError(f"generation_config must be a transformers GenerationConfig, not {kind}.")
+    if cancellation is not None and not isinstance(cancellation, Cancellation):
+        raise ConfigError(f"cancellation must be a Cancellation, not {type(cancellation).__name__}.")
     model, tokens = session.model, session.tokens
     capture = capture_spec(model, config)
     ids = prompt_ids(model, tokens, prompt)
@@ -133,13 +145,15 @@ def make_request(
                 f"window is {window}. Shorten the prompt to less than half of it."
             )
         config = config.replace(max_new_tokens=min(config.max_new_tokens, left))
-    eos = eos_token_ids(model.model, tokens.tokenizer, generation_config)
+    with valid_generation_config():
+        eos = eos_token_ids(model.model, tokens.tokenizer, generation_config)
+        texts = (*config.stop, *stop_texts(model.model, generation_config))
+        penalty = config.repetition_penalty or METHODS[config.method].repetition_penalty
+        own = logits_processors(model.model, eos, ids, config.max_new_tokens, penalty, generation_config)
     generator = None
     if config.temperature > 0:
         generator = torch.Generator()
         generator.manual_seed(model.fresh_seed() if config.seed is None else config.seed)
-    penalty = config.repetition_penalty or METHODS[config.method].repetition_penalty
-    texts = (*config.stop, *stop_texts(model.model, generation_config))
     stops = {stop: tokens.special_token_id(stop) for stop in texts}
     rules = Rules(
         config=config,
@@ -147,7 +161,7 @@ def make_request(
         stop_texts=tuple(stop for stop, token_id in stops.items() if token_id is None),
         stop_ids=frozenset(token_id for token_id in stops.values() if token_id is not None),
         processors=[
-            *logits_processors(model.model, eos, ids, config.max_new_tokens, penalty, generation_config),
+            *own,
             *(_for_prompt(processor, ids) for processor in _as_list("logits_processor", processors)),
         ],
         criteria=_as_list("stopping_criteria", criteria),

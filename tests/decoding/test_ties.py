@@ -86,4 +86,4 @@ def test_an_overflow_is_an_error(part: str, linears: Any) -> None:
     with pytest.raises(NonFiniteLogitsError):
         engine.generate([5, 6, 7, 20, 30], max_new_tokens=4)
     with pytest.raises(NonFiniteLogitsError):
-        engine.score([5, 6, 7], [20, 30])
+        next(engine.stream([5, 6]))

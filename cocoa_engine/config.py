@@ -91,7 +91,9 @@ class CocoaConfig(BaseModel):
         le=10**6,
         description="DeCoRe: number of retrieval heads to mask, best first. Default: 50, but at most 1 in 20.",
     )
-    diver_weight: float = Field(1.0, ge=0, le=1e6, description="Diver: weight of the mutual information with the prompt.")
+    diver_weight: float = Field(
+        1.0, ge=0, le=1e6, description="Diver: weight of the mutual information with the prompt."
+    )
     repetition_penalty: float | None = Field(
         None,
         gt=0,

@@ -29,8 +29,10 @@ def explain(error: ValidationError) -> str:
 
 def unknown(names: Iterable[str], known: Iterable[str], *, what: str) -> str:
     """A message about unknown names, with the closest known name for each."""
-    known = list(known)
-    listed = ", ".join(f"{what} {short_repr(name)}{did_you_mean(name, known)}" for name in names)
+    known, names = list(known), list(names)
+    listed = ", ".join(f"{what} {short_repr(name)}{did_you_mean(name, known)}" for name in names[:LISTED])
+    if len(names) > LISTED:
+        listed += f" and {len(names) - LISTED} more"
     return f"unknown {listed}; known are {', '.join(known)}"
 
 

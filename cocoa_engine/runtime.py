@@ -37,7 +37,9 @@ class Runtime(BaseModel):
         "memory is ample. bfloat16: a bfloat16 copy of float32 weights, which changes some answers.",
     )
     max_batch_size: int = Field(8, ge=1, le=4096, description="Maximum number of sequences in a forward pass.")
-    max_queue: int = Field(256, ge=0, le=10**6, description="Maximum number of waiting calls. Further calls are refused.")
+    max_queue: int = Field(
+        256, ge=0, le=10**6, description="Maximum number of waiting calls. Further calls are refused."
+    )
     prefix_cache_mb: int = Field(
         256,
         ge=0,

@@ -49,8 +49,8 @@ class CalibrationWarning(UserWarning):
     def of(cls, differences: Sequence[str]) -> CalibrationWarning:
         """The warning that lists differences from :meth:`RiskCalibrator.mismatches`."""
         return cls(
-            f"the calibrator does not match: {safe(shortened('; '.join(differences), 600))}. Its risks may be meaningless here. Fit a "
-            "calibrator for these settings (cocoa calibrate), or use none."
+            f"the calibrator does not match: {safe(shortened('; '.join(differences), 600))}. Its risks may be "
+            "meaningless here. Fit a calibrator for these settings (cocoa calibrate), or use none."
         )
 
 

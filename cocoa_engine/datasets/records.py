@@ -11,7 +11,6 @@ from typing import Protocol, TypeVar
 
 from cocoa_engine.errors import DataError
 
-
 MAX_PARTS = 10_000
 """Maximum number of labelled parts of an answer."""
 
@@ -98,7 +97,8 @@ def checked(records: Sequence[LabelledText], where: object, *, both_classes: boo
 
     Raises:
         DataError: there are no records; an id is repeated; a prompt or an answer is empty; a source is not in
-            its prompt; a part is outside its answer, or there are more than 10,000 of them; or both classes are required and only one is labelled.
+            its prompt; a part is outside its answer, or there are more than 10,000 of them; or both classes are
+            required and only one is labelled.
     """
     if not records:
         raise DataError(f"{where} has no answers.")
@@ -114,7 +114,7 @@ def checked(records: Sequence[LabelledText], where: object, *, both_classes: boo
             raise DataError(f"{where}: the source of {record.id!r} is not in its prompt, word for word.")
         if record.spans is not None and len(record.spans) > MAX_PARTS:
             raise DataError(
-                f"{where}: {record.id!r} has {len(record.spans)} labelled parts; an answer can have {MAX_PARTS} at most."
+                f"{where}: {record.id!r} has {len(record.spans)} labelled parts; an answer may have {MAX_PARTS}."
             )
         for span in record.spans or ():
             if not 0 <= span.start < span.end <= len(record.text):

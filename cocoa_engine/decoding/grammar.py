@@ -17,6 +17,7 @@ from transformers import LogitsProcessor
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.optional import need
+from cocoa_engine.safe_text import safe, shortened
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +61,13 @@ class GrammarProcessor(LogitsProcessor):
         try:
             failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
         except UnicodeEncodeError as error:
-            raise ConfigError(f"the grammar has a lone surrogate, which is not valid Unicode: {error.reason}.") from None
+            raise ConfigError(
+                f"the grammar has a lone surrogate, which is not valid Unicode: {error.reason}."
+            ) from None
         if failed:
             raise ConfigError(f"the grammar cannot be enforced: {messages[0]}")
         for message in messages:
-            logger.warning("grammar: %s", message)
+            logger.warning("grammar: %s", safe(shortened(message, 300)))
         self._start = llguidance.LLMatcher(self._tokenizer, grammar)
         self._matchers: dict[int, _MatcherState] = {}
         self._prompt_length: int | None = None

@@ -87,12 +87,14 @@ def _loaded() -> ctypes.CDLL:
                 return _declared(_opened(folder / name))
             except OSError as error:
                 logger.info("the kernels cannot be stored in %s: %s", folder, error)
-        logger.warning("the kernels are built for this process alone; set %s to a folder to keep them in", CACHE_VARIABLE)
+        logger.warning(
+            "the kernels are built for this process alone; set %s to a folder to keep them in", CACHE_VARIABLE
+        )
         return _declared(_opened(made))
 
 
 def _folders() -> Iterator[Path]:
-    """The folders in which the library may be kept: one in the cache directory, else one of this user for temporary files.
+    """The folders in which the library may be kept: one in the cache directory, and one for temporary files.
 
     Loading a library runs its code, so a folder that another user could write to is not used.
     """
@@ -127,9 +129,13 @@ def _is_intact(library: Path) -> bool:
     checksum = _checksum_file(library)
     if not library.is_file():
         return False
-    if is_private(library) and checksum.is_file() and is_private(checksum):
-        if checksum.read_text(encoding="ascii", errors="replace").strip() == _checksum(library.read_bytes()):
-            return True
+    if (
+        is_private(library)
+        and checksum.is_file()
+        and is_private(checksum)
+        and checksum.read_bytes() == _checksum(library.read_bytes())
+    ):
+        return True
     logger.warning("%s is damaged, or other users could write it; it is built again", library)
     return False
 
@@ -138,8 +144,8 @@ def _checksum_file(library: Path) -> Path:
     return library.with_suffix(".sha256")
 
 
-def _checksum(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _checksum(data: bytes) -> bytes:
+    return hashlib.sha256(data).hexdigest().encode("ascii")
 
 
 def _compiler() -> str:
@@ -176,12 +182,12 @@ def _compile(compiler: str, folder: Path) -> Path:
 def _keep(made: Path, kept: Path) -> None:
     """Store the library and its checksum, each atomically: another process may be reading or building it.
 
-    If two processes build it at the same time and their libraries differ, the checksum may be that of the other one. The
-    next process then builds it again.
+    If two processes build it at the same time and their libraries differ, the checksum may be that of the other one.
+    The next process then builds it again.
     """
     data = made.read_bytes()
     _replace(kept, data)
-    _replace(_checksum_file(kept), _checksum(data).encode("ascii"))
+    _replace(_checksum_file(kept), _checksum(data))
 
 
 def _replace(path: Path, data: bytes) -> None:

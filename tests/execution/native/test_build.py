@@ -121,7 +121,7 @@ def replace_by_another(library: Path) -> None:
 
 def replace_with_checksum(library: Path) -> None:
     replace_by_another(library)
-    library.with_suffix(".sha256").write_text(build._checksum(library.read_bytes()))
+    library.with_suffix(".sha256").write_bytes(build._checksum(library.read_bytes()))
 
 
 @needs_kernels
@@ -136,7 +136,15 @@ def replace_with_checksum(library: Path) -> None:
         (lambda library: library.chmod(0o666), "other users could write it"),
         (lambda library: library.with_suffix(".sha256").chmod(0o666), "other users could write it"),
     ],
-    ids=["truncated", "another", "another with checksum", "no checksum", "odd checksum", "writable", "checksum writable"],
+    ids=[
+        "truncated",
+        "another",
+        "another with checksum",
+        "no checksum",
+        "odd checksum",
+        "writable",
+        "checksum writable",
+    ],
 )
 def test_a_library_that_is_not_as_it_was_built_is_built_again(
     damage: Callable[[Path], Any],

@@ -85,7 +85,10 @@ def test_a_fork_after_use(inside: str) -> None:
     assert status == 0, "the child hangs"
     outcomes: dict[str, str] = said[0]
     for door, outcome in outcomes.items():
-        assert outcome.startswith("ForkedProcessError: this engine was loaded before the process forked"), (door, outcome)
+        assert outcome.startswith("ForkedProcessError: this engine was loaded before the process forked"), (
+            door,
+            outcome,
+        )
         assert "spawn" in outcome
     assert "Exception ignored" not in done.stderr
     own: list[Any] = said[1]

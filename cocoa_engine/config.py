@@ -58,9 +58,9 @@ class CocoaConfig(BaseModel):
         description="A token competes if its probability is at least gamma times the highest. 1 is greedy.",
     )
     max_candidates: int = Field(
-        8, ge=1, description="Maximum number of competing tokens that start a branch. 1 is greedy."
+        8, ge=1, le=1000, description="Maximum number of competing tokens that start a branch. 1 is greedy."
     )
-    max_span_tokens: int = Field(16, ge=1, description="Maximum number of tokens of a branch.")
+    max_span_tokens: int = Field(16, ge=1, le=10**6, description="Maximum number of tokens of a branch.")
     span_boundary: Literal["right", "left", "own", "fixed"] = Field(
         "right",
         description="Where branches end: all at the latest (right) or the earliest (left) of their next risk points, "
@@ -95,12 +95,16 @@ class CocoaConfig(BaseModel):
     decore_masked_heads: int | None = Field(
         None,
         ge=1,
+        le=10**6,
         description="DeCoRe: number of retrieval heads to mask, best first. Default: 50, but at most 1 in 20.",
     )
-    diver_weight: float = Field(1.0, ge=0, description="Diver: weight of the mutual information with the prompt.")
+    diver_weight: float = Field(
+        1.0, ge=0, le=1e6, description="Diver: weight of the mutual information with the prompt."
+    )
     repetition_penalty: float | None = Field(
         None,
         gt=0,
+        le=1e6,
         description="Penalty on tokens that occurred before, which divides their scores. Default: the value of the "
         "model's generation config; 1.2 for DoLa.",
     )
@@ -111,10 +115,11 @@ class CocoaConfig(BaseModel):
         description="Decoding stops after the first span whose risk reaches this. It must be in [0, 1] unless the risk "
         "is a raw MLDS. Default: no limit.",
     )
-    max_new_tokens: int = Field(256, ge=1, description="Maximum number of new tokens.")
+    max_new_tokens: int = Field(256, ge=1, le=10**7, description="Maximum number of new tokens.")
     temperature: float = Field(
         0.0,
         ge=0,
+        le=1e6,
         description="0 keeps the best branch. Above 0, a branch is sampled from softmax(score / temperature). sample: "
         "every token is drawn from softmax(logits / temperature); 0 is greedy, 1 the model's distribution.",
     )

@@ -239,14 +239,25 @@ class CocoaEngine(LoadedModel):
             logits_processor: for all prompts, or a :class:`PerPrompt`.
             stopping_criteria: for all prompts, or a :class:`PerPrompt`.
             batch_size: the maximum number of prompts at a time. Default and limit: ``Runtime.max_batch_size``.
-            return_exceptions: return the error of a prompt in its position, instead of raising the first one.
+            return_exceptions: return the error of a prompt in its position, instead of raising the first one. This
+                includes the error of a prompt that is not valid.
             source: for each prompt its passages, or `None`.
         """
         config = self._settings(config, settings)
         requests = make_requests(
-            self.session, prompts, config, logits_processor, stopping_criteria, generation_config, cancellation, source
+            self.session,
+            prompts,
+            config,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            cancellation,
+            source,
+            keep_errors=return_exceptions,
         )
-        return self._decode(requests, [config] * len(requests), batch_size, keep_errors=return_exceptions)
+        valid = [request for request in requests if isinstance(request, Request)]
+        answers = iter(self._decode(valid, [config] * len(valid), batch_size, keep_errors=return_exceptions))
+        return [next(answers) if isinstance(request, Request) else request for request in requests]
 
     @overload
     def score(

@@ -24,6 +24,7 @@ from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.messages import explain
 from cocoa_engine.methods import METHODS
 from cocoa_engine.results import Generation
+from cocoa_engine.safe_text import safe, shortened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,8 +49,8 @@ class CalibrationWarning(UserWarning):
     def of(cls, differences: Sequence[str]) -> CalibrationWarning:
         """The warning that lists differences from :meth:`RiskCalibrator.mismatches`."""
         return cls(
-            f"the calibrator does not match: {'; '.join(differences)}. Its risks may be meaningless here. Fit a "
-            "calibrator for these settings (cocoa calibrate), or use none."
+            f"the calibrator does not match: {safe(shortened('; '.join(differences), 600))}. Its risks may be "
+            "meaningless here. Fit a calibrator for these settings (cocoa calibrate), or use none."
         )
 
 
@@ -390,10 +391,11 @@ class RiskCalibrator(_Part):
         path = EMBEDDED if str(path) == "embedded" else path
         try:
             return cls.model_validate_json(Path(path).read_bytes())
-        except OSError as error:
-            raise CalibrationError(f"the calibrator {path} cannot be read: {error.strerror}.") from error
         except ValidationError as error:
             raise CalibrationError(f"{path} is not a calibrator of this version: {explain(error)}") from None
+        except (OSError, ValueError) as error:  # ValueError: the path contains a NUL character
+            reason = getattr(error, "strerror", None) or error
+            raise CalibrationError(f"the calibrator {path} cannot be read: {reason}.") from error
 
     def save(self, path: str | Path) -> None:
         """Write the calibrator as JSON."""

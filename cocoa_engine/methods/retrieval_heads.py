@@ -203,10 +203,10 @@ def known_heads(
     file = Path(path)
     try:
         found = _read(file, file.stat().st_mtime_ns)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"decore_heads: {path} cannot be read ({error}); `cocoa heads` writes it.") from None
     except ValidationError as error:
         raise ConfigError(f"decore_heads: {path} is not a file of `cocoa heads`: {explain(error)}") from None
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path that contains a NUL character
+        raise ConfigError(f"decore_heads: {path} cannot be read ({error}); `cocoa heads` writes it.") from None
     if (found.num_layers, found.num_heads) != (num_layers, num_heads):
         raise ConfigError(
             f"decore_heads: {path} is for {found.model_name}, with {found.num_layers} layers of {found.num_heads} "

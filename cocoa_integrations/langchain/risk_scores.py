@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -14,6 +15,7 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langsmith import utils as langsmith_utils
 from langsmith.run_trees import get_cached_client
 
+from cocoa_engine.forks import free_in_child
 from cocoa_integrations._shared.scores import SCORE_NAME, Scoring, emit_event
 from cocoa_integrations.langchain.run_spans import ReceivesSpans
 from cocoa_integrations.langchain.runnables import find_risk
@@ -75,8 +77,9 @@ class RiskScores(BaseCallbackHandler, ReceivesSpans):
         self._logger_provider = logger_provider
         self._roots: dict[UUID, UUID] = {}
         self._spans: dict[UUID, Sequence[Span]] = {}
-        self._lock = threading.Lock()
+        self._lock = free_in_child(threading.Lock())
         self._sender: ThreadPoolExecutor | None = None
+        self._process = os.getpid()
         self._waiting: set[Future[None]] = set()
 
     def on_run_spans(self, run_id: UUID, spans: Sequence[Span]) -> None:
@@ -175,6 +178,8 @@ class RiskScores(BaseCallbackHandler, ReceivesSpans):
         if client is None:
             return
         with self._lock:
+            if self._process != os.getpid():  # after a fork, the thread of the sender does not exist
+                self._sender, self._waiting, self._process = None, set(), os.getpid()
             if len(self._waiting) >= _MAX_WAITING:
                 logger.warning("the score of run %s is dropped: %d others wait to be sent.", run_id, _MAX_WAITING)
                 return

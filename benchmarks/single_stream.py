@@ -56,7 +56,7 @@ def measure(bench: Bench) -> dict[str, Any]:
         further_decoders[f"{GREEDY}, {name}, {linears} linears"] = cocoa("greedy", linears=linears, **runtime)
         further_decoders[f"{COCOA_SIG}, {name}, {linears} linears"] = cocoa("cocoa-sig", linears=linears, **runtime)
     for method in METHODS:
-        if method not in ("greedy", "cocoa-sig"):
+        if method not in ("greedy", "cocoa-sig", "sample"):
             further_decoders[f"{method}, {LEAN}"] = cocoa(method, **lean)
     further = bench.compare("single stream, further decoders", further_decoders, rounds_of_parts(cases, 4))
 

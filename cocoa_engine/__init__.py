@@ -38,6 +38,7 @@ from cocoa_engine.units import Check, MeasuredText, Unit, UnitLevel
 
 if TYPE_CHECKING:
     from cocoa_engine.calibration import CalibrationWarning, RiskCalibrator
+    from cocoa_engine.consistency import Consistency
     from cocoa_engine.decoding.grammar import GrammarProcessor, json_rule
     from cocoa_engine.decoding.request import PerPrompt
     from cocoa_engine.engine import CocoaEngine
@@ -63,6 +64,7 @@ __all__ = [
     "CocoaError",
     "Competition",
     "ConfigError",
+    "Consistency",
     "ContextLift",
     "DataError",
     "Detokenizer",
@@ -102,6 +104,7 @@ __all__ = [
 _LAZY = {
     "CalibrationWarning": "calibration",
     "CocoaEngine": "engine",
+    "Consistency": "consistency",
     "ContextLift": "scoring.context_lift",
     "Detokenizer": "model.detokenizer",
     "GrammarProcessor": "decoding.grammar",

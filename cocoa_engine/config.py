@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from cocoa_engine.equations import SpanLogProb
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import explain, unknown
 from cocoa_engine.spans import RiskSource
 
-MethodName = Literal["greedy", "cocoa", "cocoa-sig", "dola", "decore", "diver"]
+MethodName = Literal["greedy", "cocoa", "cocoa-sig", "dola", "decore", "diver", "sample"]
 """The decoding methods. Each is a file of :mod:`cocoa_engine.methods`, which builds its registry from these names."""
 
 _LAYERS = r"^(high|low|\d+(,\d+)*)$"
@@ -65,8 +66,13 @@ class CocoaConfig(BaseModel):
         description="Where branches end: all at the latest (right) or the earliest (left) of their next risk points, "
         "each at its own next risk point (own), or all after max_span_tokens (fixed).",
     )
-    span_log_prob: Literal["sum", "mean"] = Field(
-        "sum", description="log p_S as the sum (the paper) or the mean of log p over the span's tokens."
+    span_log_prob: SpanLogProb = Field(
+        "greedy_end",
+        description="log p_S from log p of the span's tokens, for candidates of unequal length: their sum (the paper) "
+        "or mean; the sum over as many tokens as the shortest candidate has (common_length); the sum, but the mean for "
+        "candidates that end the answer (end_mean); the sum, but such candidates are kept only where greedy decoding "
+        "would take them (greedy_end); the sum divided by GNMT's length penalty (gnmt) or by the square root of the "
+        "length (sqrt).",
     )
     middle_layers: tuple[int, int] | None = Field(
         None, description="Window m,n of the middle layers, both inclusive, 0 <= m < n <= L. Default: L//3, 2L//3."
@@ -109,7 +115,18 @@ class CocoaConfig(BaseModel):
     temperature: float = Field(
         0.0,
         ge=0,
-        description="0 keeps the best branch. Above 0, a branch is sampled from softmax(score / temperature).",
+        description="0 keeps the best branch. Above 0, a branch is sampled from softmax(score / temperature). sample: "
+        "every token is drawn from softmax(logits / temperature); 0 is greedy, 1 the model's distribution.",
+    )
+    top_k: int = Field(
+        0, ge=0, description="sample: tokens are drawn among this many most probable ones. 0 allows all, 1 is greedy."
+    )
+    top_p: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="sample: tokens are drawn among the fewest most probable ones that have at least this probability "
+        "together. 1 allows all.",
     )
     seed: int | None = Field(
         None, ge=0, lt=2**63, description="Seed of the sampling. Default: a new seed for each call."

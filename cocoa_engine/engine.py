@@ -12,6 +12,7 @@ from cocoa_engine.calibration import CalibrationWarning, RiskCalibrator, embedde
 from cocoa_engine.calibration.risk_measure import RiskMeasure, risk_measure
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.consistency import Consistency, Match, compare, sample_configs
 from cocoa_engine.decoding.batch import decode_batch
 from cocoa_engine.decoding.request import Callables, PerPrompt, Request, make_request, make_requests
 from cocoa_engine.decoding.task import DecodeTask
@@ -188,8 +189,7 @@ class CocoaEngine(LoadedModel):
         request = make_request(
             self.session, prompt, config, logits_processor, stopping_criteria, generation_config, cancellation, source
         )
-        (generation,) = self._decode([request], config, 1)
-        assert isinstance(generation, Generation)
+        (generation,) = self._generations([request], [config])
         return generation
 
     def stream(
@@ -246,7 +246,7 @@ class CocoaEngine(LoadedModel):
         requests = make_requests(
             self.session, prompts, config, logits_processor, stopping_criteria, generation_config, cancellation, source
         )
-        return self._decode(requests, config, batch_size, keep_errors=return_exceptions)
+        return self._decode(requests, [config] * len(requests), batch_size, keep_errors=return_exceptions)
 
     @overload
     def score(
@@ -311,6 +311,54 @@ class CocoaEngine(LoadedModel):
         settled = self._settings(config, settings)
         measure = self._measure(settled, source, given=True)
         return given_texts.score(self.session, prompt, text, settled, measure, source, divide=divide)
+
+    def consistency(
+        self,
+        prompt: Prompt | Messages,
+        answer: str | Generation | None = None,
+        n: int = 5,
+        *,
+        temperature: float = 0.8,
+        match: Match | None = None,
+        config: CocoaConfig | None = None,
+        logits_processor: Callables = None,
+        stopping_criteria: Callables = None,
+        generation_config: GenerationConfig | None = None,
+        cancellation: Cancellation | None = None,
+        **settings: Any,
+    ) -> Consistency:
+        """Sample answers to a prompt in one batch, and compare an answer with them.
+
+        A model that knows an answer tends to repeat it (self-consistency; SelfCheckGPT, Manakul et al., 2023). A low
+        agreement suggests an error. It costs ``n`` further answers.
+
+        Args:
+            prompt: text, token ids or chat messages.
+            answer: the answer to compare with. `None` generates it with the given settings.
+            n: number of samples, at least 1.
+            temperature: temperature of the samples, above 0. ``top_k`` and ``top_p`` among the settings apply to them
+                too.
+            match: compares the text of a sample with the text of the answer, and returns a bool or a number in [0, 1].
+                Default: their normalised texts are equal, or the F1 score of their words is at least 0.5.
+            config: settings to use instead of the engine's.
+            logits_processor, stopping_criteria, generation_config, cancellation: as for :meth:`generate`.
+            **settings: fields of :class:`CocoaConfig`. Samples have the method ``"sample"``; with a ``seed``, sample i
+                has the seed ``seed + i``.
+
+        Raises:
+            ConfigError: ``n`` is below 1, ``temperature`` is not above 0, the samples would all be greedy, ``match``
+                returns something else, or as for :meth:`generate`.
+            PromptError, NonFiniteLogitsError, EngineBusyError, RequestCancelledError: as for :meth:`generate`.
+            ChatTemplateError: as for :meth:`chat`.
+        """
+        config = self._settings(config, settings)
+        ids = self.encode_chat(prompt) if is_chat(prompt) else prompt
+        more = (logits_processor, stopping_criteria, generation_config, cancellation)
+        configs = sample_configs(config, n, temperature)
+        requests = [make_request(self.session, ids, one, *more) for one in configs]
+        if answer is None:  # first, so that the samples reuse its prompt
+            (answer,) = self._generations([make_request(self.session, ids, config, *more)], [config])
+        return compare(answer, self._generations(requests, configs), match)
 
     def layer_profile(self, prompt: Prompt | Messages, generation: Generation, span: Span | int) -> LayerCurve:
         """How the layers disagree about one span of an answer, layer by layer. Both MLDS are means of these values.
@@ -407,12 +455,24 @@ class CocoaEngine(LoadedModel):
             self._warned.update(fresh)
             warnings.warn(CalibrationWarning.of(fresh), stacklevel=4)
 
+    def _generations(self, requests: Sequence[Request], configs: Sequence[CocoaConfig]) -> list[Generation]:
+        return [one for one in self._decode(requests, configs, None) if isinstance(one, Generation)]
+
+    def _task(self, request: Request, config: CocoaConfig) -> DecodeTask:
+        return DecodeTask(request, config, self.session, self._measure(config, request.passages))
+
     def _decode(
-        self, requests: Sequence[Request], config: CocoaConfig, batch_size: int | None, *, keep_errors: bool = False
+        self,
+        requests: Sequence[Request],
+        configs: Sequence[CocoaConfig],
+        batch_size: int | None,
+        *,
+        keep_errors: bool = False,
     ) -> list[Generation | Exception]:
+        config_of = {id(request): config for request, config in zip(requests, configs, strict=True)}
         return decode_batch(
             requests,
-            lambda request: DecodeTask(request, config, self.session, self._measure(config, request.passages)),
+            lambda request: self._task(request, config_of[id(request)]),
             self.session.scheduler,
             self.runtime.max_batch_size if batch_size is None else batch_size,
             keep_errors=keep_errors,

@@ -18,7 +18,10 @@ if TYPE_CHECKING:  # settings and results can be imported without torch
 
 Number = TypeVar("Number", float, "Tensor", "NDArray[float64]")
 
-SpanLogProb = Literal["sum", "mean"]
+SpanLogProb = Literal["sum", "mean", "common_length", "end_mean", "greedy_end", "gnmt", "sqrt"]
+
+GNMT_EXPONENT = 0.6
+"""The exponent a of GNMT's length penalty that Wu et al. (2016) tuned to between 0.6 and 0.7."""
 
 
 def middle_layers(num_layers: int) -> tuple[int, int]:
@@ -107,17 +110,99 @@ def _total(values: Any) -> Any:
 
 
 def span_log_prob(token_log_probs: Sequence[float], rule: SpanLogProb = "sum") -> float:
-    """log p_S of a span from the log-probabilities of its tokens.
+    """log p_S of a span that is compared with no other; see :func:`span_log_probs`.
 
-    ``"sum"`` is log p_S = sum_i log p(y_i | x, y_<i), as in the paper; ``"mean"`` divides it by the number of tokens.
+    Without rivals, ``"common_length"``, ``"end_mean"`` and ``"greedy_end"`` are the sum.
 
     Raises:
         ValueError: the span has no token.
     """
-    if not token_log_probs:
+    return span_log_probs([token_log_probs], rule)[0]
+
+
+def span_log_probs(
+    candidates: Sequence[Sequence[float]], rule: SpanLogProb = "sum", ended: Sequence[bool] = ()
+) -> list[float]:
+    """log p_S of candidates that are compared with each other, by a rule for unequal lengths.
+
+    With n tokens of log-probabilities log p_i = log p(y_i | x, y_<i):
+
+    - ``"sum"``: sum_i log p_i, as in the paper. A short candidate has few terms, so one that ends at once can win.
+    - ``"mean"``: sum_i log p_i / n.
+    - ``"common_length"``: the sum over the first k tokens, where k is the length of the shortest candidate.
+    - ``"end_mean"``: the sum; for a candidate that ends the answer, N times its mean, where N is the length of the
+      longest candidate that does not (of all, if all end). It therefore beats rivals of N tokens only by its mean.
+    - ``"greedy_end"``: the sum. Of the candidates that end the answer only the first may be kept; see
+      :func:`may_be_kept`.
+    - ``"gnmt"``: sum_i log p_i / ((5 + n) / 6)^a with a = 0.6 (Wu et al., 2016, equation 14).
+    - ``"sqrt"``: sum_i log p_i / n^0.5, between the sum (exponent 0) and the mean (exponent 1).
+
+    All rules rank candidates of equal length alike under CoCoA-SIG.
+
+    Args:
+        candidates: for each candidate, the natural log-probability of each of its tokens.
+        rule: the rule.
+        ended: whether each candidate ends the answer. Empty: none does.
+
+    Returns:
+        log p_S of each candidate, in nats.
+
+    Raises:
+        ValueError: a candidate has no token, or ``ended`` is of another length.
+    """
+    if not all(candidates):
         raise ValueError("a span has at least one token")
-    total = float(sum(token_log_probs))
-    return total if rule == "sum" else total / len(token_log_probs)
+    ends = list(ended) or [False] * len(candidates)
+    if len(ends) != len(candidates):
+        raise ValueError(f"ended is given for {len(ends)} of {len(candidates)} candidates")
+    lengths = [len(one) for one in candidates]
+    if rule == "common_length":
+        return [float(sum(one[: min(lengths)])) for one in candidates]
+    totals = [float(sum(one)) for one in candidates]
+    if rule == "end_mean":
+        longest = max((n for n, end in zip(lengths, ends, strict=True) if not end), default=max(lengths))
+        scales = [longest / n if end else 1.0 for n, end in zip(lengths, ends, strict=True)]
+        return [total * scale for total, scale in zip(totals, scales, strict=True)]
+    return [total / length_penalty(n, rule) for total, n in zip(totals, lengths, strict=True)]
+
+
+def may_be_kept(rule: SpanLogProb, ended: Sequence[bool]) -> list[bool]:
+    """Which candidates of a risk point may be kept.
+
+    log p of a candidate that ends the answer counts all that will be said, log p of another only a beginning. Under
+    ``"greedy_end"`` the comparison therefore does not decide to end the answer: a candidate that ends it may be kept
+    only if it is the first, which greedy decoding takes. All other rules allow all candidates.
+
+    Args:
+        rule: the rule.
+        ended: whether each candidate ends the answer, the one with the most probable first token first.
+    """
+    return [rule != "greedy_end" or number == 0 or not end for number, end in enumerate(ended)]
+
+
+def length_penalty(length: Number, rule: SpanLogProb, exponent: float = GNMT_EXPONENT) -> Number:
+    """What the summed log p of a span without rivals is divided by.
+
+    1 for rules that are then the sum, n for ``"mean"``, n^0.5 for ``"sqrt"``. For ``"gnmt"``, ((5 + n) / 6)^a: Wu et
+    al. (2016), "Google's Neural Machine Translation System", equation 14.
+
+    Args:
+        length: n, the number of tokens.
+        rule: the rule.
+        exponent: a.
+    """
+    powers: dict[SpanLogProb, tuple[Number, float]] = {
+        "mean": (length, 1.0),
+        "sqrt": (length, 0.5),
+        "gnmt": ((5 + length) / 6, exponent),
+    }
+    base, power = powers.get(rule, (length, 0.0))
+    return base**power
+
+
+def rule_without_rivals(rule: SpanLogProb) -> SpanLogProb:
+    """The rule that gives the same log p_S for a span without rivals: ``"sum"`` for rules that compare candidates."""
+    return rule if rule in ("mean", "sqrt", "gnmt") else "sum"
 
 
 def cocoa(log_prob: Number, mlds: Number, alpha: float) -> Number:

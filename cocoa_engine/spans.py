@@ -15,7 +15,7 @@ RiskSource = Literal["calibrator", "source_attention", "token_probability", "f_m
 class Measured(BaseModel):
     """The statistics that spans and candidates share. Logarithms are natural; scores are those of the method.
 
-    ``log_prob`` is log p_S by ``CocoaConfig.span_log_prob``: the sum or the mean of ``token_log_probs``.
+    ``log_prob`` is log p_S by ``CocoaConfig.span_log_prob``, by default the sum of ``token_log_probs``.
     """
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
@@ -71,6 +71,7 @@ class Candidate(Measured):
     """One of the spans that competed at a risk point."""
 
     is_greedy: bool = Field(description="Whether greedy decoding would have taken this candidate's first token.")
+    ends_answer: bool = Field(False, description="Whether it ends the answer, by an end token or a stop text.")
 
 
 class Preceding(BaseModel):
@@ -106,7 +107,9 @@ class Span(Measured):
         "given: a text scored as given."
     )
     candidates: list[Candidate] = Field(
-        default_factory=list, description="At a risk point, all candidates, ordered by their first token's probability."
+        default_factory=list,
+        description="At a risk point, all candidates, ordered by their first token's probability. They are as "
+        "long as they were compared, also if max_new_tokens cut the span.",
     )
     chosen: int | None = Field(None, description="At a risk point, the index of the chosen candidate.")
     token_copied: list[int] = Field(

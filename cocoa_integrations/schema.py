@@ -51,7 +51,9 @@ class SpanEntry(TypedDict):
         "fMLDS: disagreement of the middle layers with the final layer, between 0 and 2. Left out in a compact report "
         "if it is the risk.",
     ]
-    log_prob: Annotated[float, "Log-probability of the span in nats: sum or mean over its tokens (`span_log_prob`)."]
+    log_prob: Annotated[
+        float, "Log-probability of the span in nats, by default the sum over its tokens (`span_log_prob`)."
+    ]
     score: Annotated[
         NotRequired[float], "Score by which the method ranks candidates. Higher is better. Not in a compact report."
     ]

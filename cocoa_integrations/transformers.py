@@ -22,6 +22,7 @@ from transformers import (
     StoppingCriteria,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
+    TopPLogitsWarper,
 )
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 from transformers.generation.streamers import BaseStreamer
@@ -42,7 +43,7 @@ from cocoa_engine.messages import unknown
 
 __all__ = ["Cocoa", "CocoaGenerateOutput", "cocoa"]
 
-GIVEN_BY_GENERATE = ("max_new_tokens", "temperature", "repetition_penalty")
+GIVEN_BY_GENERATE = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty")
 """Settings that ``generate`` already has, under the same names."""
 
 _SAMPLING: dict[str, tuple[Any, ...]] = {
@@ -90,7 +91,8 @@ class Cocoa:
 
     The arguments of ``generate`` keep their meaning: ``max_new_tokens``, end and pad tokens, logits processors,
     stopping criteria, a streamer, left-padded batches. ``do_sample`` samples spans, with ``temperature``; ``top_k`` has
-    no effect if it is at least ``max_candidates``, and is refused otherwise. Every other field of
+    no effect if it is at least ``max_candidates``, and is refused otherwise. With ``method="sample"``, ``do_sample``
+    samples tokens as ``generate`` does, with ``temperature``, ``top_k`` and ``top_p``. Every other field of
     :class:`~cocoa_engine.CocoaConfig` can also be given to ``generate``, where it takes precedence. A pipeline of
     transformers takes the loop too: ``pipe(prompt, custom_generate=cocoa)``. Pipelines sample by default; give
     ``do_sample=False`` for greedy choices.
@@ -163,7 +165,8 @@ class Cocoa:
         if _of_generate(sys._getframe(1), "assistant_model") is not None:
             raise ConfigError("CoCoA decoding does not support assistant_model; leave it out.")
         settings = {name: options.pop(name) for name in _SETTINGS if options.get(name) is not None}
-        config = self._config.replace(**settings, **_sampling(generation_config))
+        config = self._config.replace(**settings)
+        config = config.replace(**_sampling(generation_config, config))
         _refuse(generation_config, options, config)
         self._refuse_stop_without_tokenizer(config)
         rows, width = input_ids.shape
@@ -300,7 +303,7 @@ def _refuse(generation_config: GenerationConfig, options: Mapping[str, Any], con
     """
     refused = dict(_UNSUPPORTED)
     if generation_config.do_sample:
-        refused |= _SAMPLING
+        refused |= {name: value for name, value in _SAMPLING.items() if name not in _drawn_with(config)}
     values = {name: getattr(generation_config, name, None) for name in refused}
     top_k = values.get("top_k")
     if top_k is not None and _keeps_all_candidates(top_k, config):
@@ -323,18 +326,32 @@ def _keeps_all_candidates(top_k: int, config: CocoaConfig) -> bool:
     return top_k >= config.max_candidates and METHODS[config.method].branches
 
 
+def _drawn_with(config: CocoaConfig) -> tuple[str, ...]:
+    """The options of ``generate`` for sampling that the method has, besides ``temperature``."""
+    return ("top_k", "top_p") if METHODS[config.method].samples else ()
+
+
 def _applied_by_the_engine(processor: LogitsProcessor, config: CocoaConfig) -> bool:
     """Whether a processor is one of ``generate`` for sampling that the engine applies itself, or has no effect."""
+    if METHODS[config.method].samples:  # others are the caller's own
+        if isinstance(processor, TopKLogitsWarper):
+            return bool(processor.top_k == config.top_k)
+        if isinstance(processor, TopPLogitsWarper):
+            return bool(processor.top_p == config.top_p)
     if isinstance(processor, TopKLogitsWarper):
         return _keeps_all_candidates(processor.top_k, config)
     return isinstance(processor, TemperatureLogitsWarper)
 
 
-def _sampling(generation_config: GenerationConfig) -> dict[str, float]:
+def _sampling(generation_config: GenerationConfig, config: CocoaConfig) -> dict[str, float]:
     if not generation_config.do_sample:
         return {"temperature": 0.0}
     temperature = generation_config.temperature
-    return {"temperature": 1.0 if temperature is None else temperature}
+    given = {name: getattr(generation_config, name) for name in _drawn_with(config)}
+    return {
+        "temperature": 1.0 if temperature is None else temperature,
+        **{name: value for name, value in given.items() if value is not None},
+    }
 
 
 def _unpadded(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> tuple[list[list[int]], list[Tensor]]:

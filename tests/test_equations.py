@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -173,6 +175,115 @@ def test_span_log_prob(token_log_probs):
 def test_span_without_tokens_has_no_log_prob():
     with pytest.raises(ValueError, match="at least one token"):
         equations.span_log_prob([])
+    with pytest.raises(ValueError, match="at least one token"):
+        equations.span_log_probs([[-1.0], []], "end_mean", [False, True])
+
+
+RULES = get_args(equations.SpanLogProb)
+negative = st.floats(-60, -1e-3)
+rivals = st.lists(st.lists(negative, min_size=1, max_size=12), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("sum", [-1.0, -2.4, -3.0]),
+        ("mean", [-1.0, -0.6, -1.5]),
+        ("common_length", [-1.0, -0.9, -1.2]),
+        ("end_mean", [-4.0, -2.4, -3.0]),  # four times its mean: as long as the second
+        ("greedy_end", [-1.0, -2.4, -3.0]),
+        ("gnmt", [-1.0, -2.4 / 1.5**0.6, -3.0 / (7 / 6) ** 0.6]),
+        ("sqrt", [-1.0, -1.2, -3.0 / math.sqrt(2)]),
+    ],
+)
+def test_each_rule_by_hand(rule, expected):
+    """An end token at once, a likely branch that goes on, and an unlikely one."""
+    candidates, ended = [[-1.0], [-0.9, -0.5, -0.5, -0.5], [-1.2, -1.8]], [True, False, False]
+    values = equations.span_log_probs(candidates, rule, ended)
+    assert values == pytest.approx(expected, abs=1e-12)
+    assert values.index(max(values)) == (0 if rule in ("sum", "greedy_end", "gnmt", "sqrt") else 1)
+
+
+@given(st.integers(1, 12), st.integers(0, 2**31 - 1), st.integers(2, 6), alphas)
+def test_every_rule_ranks_equally_long_candidates_as_the_sum_does(length, seed, count, alpha):
+    generator = torch.Generator().manual_seed(seed)
+    candidates = (-5 * torch.rand(count, length, generator=generator, dtype=torch.float64)).tolist()
+    mlds = torch.rand(count, generator=generator, dtype=torch.float64).tolist()
+    ended = (torch.rand(count, generator=generator) < 0.5).tolist()
+    by_sum = [equations.cocoa_sig(one, of, alpha) for one, of in zip(map(math.fsum, candidates), mlds, strict=True)]
+    for rule in set(RULES) - {"common_length"}:
+        values = equations.span_log_probs(candidates, rule, ended)
+        scores = [equations.cocoa_sig(one, of, alpha) for one, of in zip(values, mlds, strict=True)]
+        assert [one / scores[0] for one in scores] == pytest.approx([one / by_sum[0] for one in by_sum])
+    assert equations.span_log_probs(candidates, "common_length", ended) == pytest.approx(
+        list(map(math.fsum, candidates))
+    )
+
+
+@given(rivals, st.randoms(use_true_random=False))
+def test_rules_do_not_depend_on_the_order(candidates, dice):
+    ended = [dice.random() < 0.5 for _ in candidates]
+    order = list(range(len(candidates)))
+    dice.shuffle(order)
+    for rule in RULES:
+        values = equations.span_log_probs(candidates, rule, ended)
+        turned = equations.span_log_probs([candidates[at] for at in order], rule, [ended[at] for at in order])
+        assert turned == pytest.approx([values[at] for at in order])
+        assert equations.span_log_prob(candidates[0], rule) == equations.span_log_probs([candidates[0]], rule)[0]
+
+
+@given(rivals)
+def test_penalties_lie_between_the_sum_and_the_mean(candidates):
+    total, mean, gnmt, root = (equations.span_log_probs(candidates, rule) for rule in ("sum", "mean", "gnmt", "sqrt"))
+    for at in range(len(candidates)):
+        for between in (gnmt[at], root[at]):
+            assert total[at] - 1e-9 <= between <= mean[at] + 1e-9
+    assert equations.length_penalty(1, "gnmt") == 1.0
+    assert equations.length_penalty(7, "gnmt", exponent=0) == 1.0
+    assert equations.length_penalty(7, "gnmt", exponent=1) == 2.0
+
+
+def test_the_penalty_of_many_spans_is_that_of_each():
+    lengths = np.array([1.0, 4.0, 7.0])
+    for rule in RULES:
+        alone = [equations.length_penalty(n, rule) for n in lengths.tolist()]
+        assert equations.length_penalty(lengths, rule) == pytest.approx(alone)
+        for n, penalty in zip(range(1, 8, 3), alone, strict=True):
+            assert equations.span_log_prob([-0.5] * n, rule) == pytest.approx(-0.5 * n / penalty)
+        same = equations.rule_without_rivals(rule)
+        assert equations.span_log_prob([-0.5, -2.0], rule) == equations.span_log_prob([-0.5, -2.0], same)
+
+
+@given(rivals, st.lists(negative, max_size=5))
+def test_the_common_length_ignores_what_rivals_have_beyond_it(candidates, more):
+    shortest = min(range(len(candidates)), key=lambda at: len(candidates[at]))
+    longer = [one if at == shortest else [*one, *more] for at, one in enumerate(candidates)]
+    assert equations.span_log_probs(longer, "common_length") == equations.span_log_probs(candidates, "common_length")
+
+
+@given(st.lists(negative, min_size=1, max_size=6), st.lists(negative, min_size=6, max_size=12))
+def test_an_end_wins_by_its_mean_alone(end, rival):
+    """And whatever the others' lengths: they are compared by their sums."""
+    by_end, by_rival = equations.span_log_probs([end, rival], "end_mean", [True, False])
+    difference = math.fsum(end) / len(end) - math.fsum(rival) / len(rival)
+    if abs(difference) > 1e-9:
+        assert (by_end > by_rival) == (difference > 0)
+    assert equations.span_log_probs([end, rival], "end_mean") == equations.span_log_probs([end, rival], "sum")
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=8))
+def test_only_greedy_decoding_ends_the_answer_under_greedy_end(ended):
+    kept = equations.may_be_kept("greedy_end", ended)
+    assert kept[0]
+    assert all(not end for end, may in zip(ended[1:], kept[1:], strict=True) if may)
+    assert all(may for end, may in zip(ended, kept, strict=True) if not end)
+    for rule in set(RULES) - {"greedy_end"}:
+        assert all(equations.may_be_kept(rule, ended))
+
+
+def test_ends_are_given_for_every_candidate():
+    with pytest.raises(ValueError, match="1 of 2 candidates"):
+        equations.span_log_probs([[-1.0], [-2.0]], "end_mean", [True])
 
 
 @pytest.mark.parametrize(

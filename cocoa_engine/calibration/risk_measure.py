@@ -87,7 +87,7 @@ class RiskMeasure:
 
 def token_risk(token_log_probs: list[float]) -> float:
     """1 - p of the least probable token of a span, in [0, 1]."""
-    return -math.expm1(min(token_log_probs))
+    return abs(math.expm1(min(token_log_probs)))  # abs: not -0.0
 
 
 def reaches(risk: float | None, threshold: float | None) -> bool:

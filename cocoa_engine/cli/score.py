@@ -17,6 +17,7 @@ from cocoa_engine.cli.options import OTHER_METHODS, Calibrator, Json, LoadOption
 from cocoa_engine.cli.score_rows import score_rows
 from cocoa_engine.cli.terminal import output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.equations import rule_without_rivals
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.rendering.documents import render
 from cocoa_engine.rendering.wording import SOURCES, visible
@@ -101,7 +102,8 @@ def _statistics(generation: Generation) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(style="dim")
-    table.add_row("log p", f"{span.log_prob:.4f}", f"{config.span_log_prob} over {len(span.token_ids)} tokens, in nats")
+    rule = rule_without_rivals(config.span_log_prob)
+    table.add_row("log p", f"{span.log_prob:.4f}", f"{rule} over {len(span.token_ids)} tokens, in nats")
     table.add_row("self-information", f"{span.self_information:.4f}", "-log p")
     table.add_row("ConMLDS", f"{span.con_mlds:.4f}", "disagreement of consecutive middle layers")
     table.add_row("fMLDS", f"{span.f_mlds:.4f}", "disagreement of the middle layers with the final one")

@@ -1,6 +1,7 @@
 """Questions with known answers. The model answers them, and its answers are labelled by comparison.
 
-A file has either JSON lines with ``question``, ``answers`` and optionally the ``context`` to answer from:
+A file has either JSON lines with ``question``, ``answers`` and optionally the ``context`` to answer from (or ``ctxs``,
+a list of passages with a ``text`` each):
 
 >>> {"question": "Who wrote Dune?", "context": "Dune is a novel by Frank Herbert.", "answers": ["Frank Herbert"]}
 
@@ -10,15 +11,14 @@ a passage in which the answer was swapped.
 
 from __future__ import annotations
 
-import re
-import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cocoa_engine.datasets.files import field, read_json_lines, read_parquet
+from cocoa_engine.datasets.files import as_object, field, read_json_lines, read_parquet
 from cocoa_engine.errors import DataError
+from cocoa_engine.text_matching import normalized
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Question:
 
     def is_right(self, answer: str) -> bool:
         """Whether an answer contains a known answer word for word, ignoring case, punctuation and articles."""
-        words = f" {_normalized(answer)} "
-        return any(f" {_normalized(known)} " in words for known in self.answers)
+        words = f" {normalized(answer)} "
+        return any(f" {normalized(known)} " in words for known in self.answers)
 
 
 def read_questions(path: str | Path) -> list[Question]:
@@ -61,7 +61,7 @@ def read_questions(path: str | Path) -> list[Question]:
     path = Path(path)
     questions: dict[tuple[str, str | None], Question] = {}
     for where, question in _nq_swap(path) if path.suffix == ".parquet" else _json_lines(path):
-        if not question.text.strip() or not any(_normalized(answer) for answer in question.answers):
+        if not question.text.strip() or not any(normalized(answer) for answer in question.answers):
             raise DataError(f"{where}: the question is empty, or none of its answers contains a word.")
         questions.setdefault((question.text, question.context), question)
     if not questions:
@@ -72,8 +72,15 @@ def read_questions(path: str | Path) -> list[Question]:
 def _json_lines(path: Path) -> Iterator[tuple[str, Question]]:
     for where, row in read_json_lines(path):
         text = field(row, "question", str, where)
-        context = field(row, "context", str, where) if row.get("context") is not None else None
+        context = field(row, "context", str, where) if row.get("context") is not None else _passages(row, where)
         yield where, Question(text, context, _strings(row, "answers", where), str(row.get("group", text)))
+
+
+def _passages(row: Mapping[str, Any], where: str) -> str | None:
+    """The texts of ``ctxs``, as in files of Natural Questions with their passages."""
+    if not row.get("ctxs"):
+        return None
+    return "\n\n".join(field(as_object(each, where), "text", str, where) for each in field(row, "ctxs", list, where))
 
 
 def _nq_swap(path: Path) -> Iterator[tuple[str, Question]]:
@@ -93,9 +100,3 @@ def _strings(row: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
     if not values or not all(isinstance(value, str) for value in values):
         raise DataError(f"{where}: {name} must be a non-empty list of strings.")
     return tuple(values)
-
-
-def _normalized(text: str) -> str:
-    """The text as SQuAD's evaluation compares it: lower case, without punctuation, articles and extra white space."""
-    text = "".join(letter for letter in text.lower() if letter not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())

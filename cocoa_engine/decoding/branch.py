@@ -60,12 +60,13 @@ class Branch:
 
         Args:
             following: the distribution.
-            rank: the rank of the token among the most probable ones, from 0. `None` takes the best token, which a
-                contrasting method chooses by its contrast.
+            rank: the rank of the token among the most probable ones, from 0. `None` takes the token that the method
+                chooses: the most probable one, the one with the highest contrast, or a sampled one.
         """
-        if rank is None and following.contrasted is not None:
-            token_id, log_prob, contrast = following.contrasted
-            self.contrasts.append(contrast)
+        if rank is None and following.chosen is not None:
+            token_id, log_prob, contrast = following.chosen
+            if contrast is not None:
+                self.contrasts.append(contrast)
         else:
             token_id, log_prob = following.token_ids[rank or 0], following.log_probs[rank or 0]
         self.token_ids.append(token_id)
@@ -84,16 +85,37 @@ class Branch:
         if output.passages:
             self.passage_attention.append(output.passages)
 
+    def cut(self, track: Detokenizer, outputs: Sequence[TokenOutput]) -> Branch:
+        """The first tokens of the branch with their statistics, as a branch that no token may follow.
 
-def passage_means(tokens: Sequence[Sequence[float]]) -> list[float]:
-    """The mean attention on each passage, over the tokens of a span; empty without passages."""
-    return [sum(column) / len(column) for column in zip(*tokens, strict=True)]
+        Args:
+            track: decodes its tokens; none of them has been pushed yet.
+            outputs: the output of each token to keep.
+        """
+        end = len(outputs)
+        kept = Branch(
+            track,
+            token_ids=self.token_ids[:end],
+            log_probs=self.log_probs[:end],
+            entropies=self.entropies[:end],
+            margins=self.margins[:end],
+            top=self.top[:end],
+        )
+        for token_id, output in zip(kept.token_ids, outputs, strict=True):
+            track.push(token_id)
+            kept.add_output(output)
+        return kept
 
 
 def branch_mlds(branches: Sequence[Branch]) -> tuple[list[float], list[float]]:
     """ConMLDS and fMLDS of each branch, from its states averaged over its tokens."""
     pooled = [branch.hidden / len(branch.token_ids) for branch in branches if branch.hidden is not None]
     return mlds(torch.stack(pooled, dim=1))
+
+
+def passage_means(tokens: Sequence[Sequence[float]]) -> list[float]:
+    """The mean attention on each passage, over the tokens of a span; empty without passages."""
+    return [sum(column) / len(column) for column in zip(*tokens, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ class TokenOutput:
         others: ``[K, V]``, the logits that a contrasting method contrasts with; kept only together with ``logits``.
         source: the token's source attention; `None` if the backend does not measure it.
         passages: the token's attention on each passage; empty if there are none, or if it is not measured.
-        next: the next-token distribution; `None` if logits processors still have to be applied, or if it is not finite.
+        next: the next-token distribution; `None` if logits processors still have to be applied or the token drawn,
+            or if it is not finite.
     """
 
     logits: Tensor | None
@@ -49,12 +50,14 @@ class Distributions:
         self._recorded = rules.config.top_logprobs
         self._count = max(2, rules.config.max_candidates, self._recorded)
         self._native = native
+        # the distribution after a token is formed only when the loop asks for it
+        self._needs_paths = bool(rules.processors) or rules.sampler is not None
 
     def outputs(self, step: StepOutput) -> list[TokenOutput]:
         """The output of a forward pass, split into one entry for each fed token."""
         count = len(step.logits)
         source, passages = source_values(step), passage_values(step)
-        known = [None] * count if self._rules.processors else self._top(step.logits, step.others)
+        known = [None] * count if self._needs_paths else self._top(step.logits, step.others)
         found = []
         for row, following in enumerate(known):
             again = following is None or self._method.reads_back
@@ -74,7 +77,7 @@ class Distributions:
         Raises:
             NonFiniteLogitsError: no token can be chosen after one of the paths.
         """
-        if self._rules.processors:
+        if self._needs_paths:
             others = [each.others for each in outputs if each.others is not None]
             known = self._top(
                 torch.stack([logits_of(each) for each in outputs]),
@@ -115,7 +118,10 @@ class Distributions:
         """
         if others is None or not isinstance(self._method, ContrastingMethod):
             processed = self._rules.processed(prefix, paths, logits) if paths else logits
-            return next_tokens(processed, self._count, native=self._native)
+            known = next_tokens(processed, self._count, native=self._native)
+            if self._rules.sampler is None or not paths:
+                return known
+            return self._rules.sampler.drawn(known, processed, [len(prefix) + len(path) for path in paths])
         config = self._rules.config
         contrasts = self._method.contrast(logits.float(), others, config)
         allowed = self._method.plausible(logits.float(), config)

@@ -14,7 +14,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import Branch, branch_mlds
 from cocoa_engine.decoding.distributions import TokenOutput
 from cocoa_engine.decoding.next_tokens import NextTokens
-from cocoa_engine.decoding.span_scoring import log_prob_and_score
+from cocoa_engine.decoding.span_scoring import best_candidate, log_probs_and_scores
 from cocoa_engine.execution.backends import Path
 
 
@@ -44,11 +44,9 @@ class Lookahead:
         base: Path = ()
         while finished:
             con, f = branch_mlds(finished)
-            scores = [
-                log_prob_and_score(self._config, branch.log_probs, con[number], f[number])[1]
-                for number, branch in enumerate(finished)
-            ]
-            best = finished[scores.index(max(scores))]
+            log_probs, ended = [branch.log_probs for branch in finished], [bool(branch.ended) for branch in finished]
+            scores = [score for _, score in log_probs_and_scores(self._config, log_probs, ended, con, f)]
+            best = finished[best_candidate(self._config, scores, ended)]
             base = (*base, *best.token_ids)
             if best.ended or best.next is None:
                 break

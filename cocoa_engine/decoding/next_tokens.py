@@ -15,12 +15,15 @@ from cocoa_engine.errors import NonFiniteLogitsError
 from cocoa_engine.execution.native import operators
 
 
-class Contrasted(NamedTuple):
-    """The token that a contrasting method chooses, its log p under the model, and its contrast."""
+class Chosen(NamedTuple):
+    """The token that a method chooses instead of the most probable one, and its log p under the model.
+
+    A contrasting method also gives its contrast.
+    """
 
     token_id: int
     log_prob: float
-    contrast: float
+    contrast: float | None = None
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class NextTokens:
         log_probs: natural log p(w | x, y) of each token, normalized over the whole vocabulary.
         entropy: entropy in nats of the distribution over the whole vocabulary.
         margin: log p of the most probable token minus log p of the second; inf if only one token is allowed.
-        contrasted: the token that a contrasting method chooses instead of the most probable one.
+        chosen: the token that a contrasting or sampling method chooses instead of the most probable one.
         top: the most probable tokens to record, each with its log p; empty unless ``CocoaConfig.top_logprobs`` asks.
     """
 
@@ -40,13 +43,13 @@ class NextTokens:
     log_probs: tuple[float, ...]
     entropy: float
     margin: float
-    contrasted: Contrasted | None = None
+    chosen: Chosen | None = None
     top: tuple[tuple[int, float], ...] = ()
 
     @property
     def best(self) -> int:
         """The token that is chosen if no branches are opened."""
-        return self.token_ids[0] if self.contrasted is None else self.contrasted.token_id
+        return self.token_ids[0] if self.chosen is None else self.chosen.token_id
 
     def competing(self, gamma: float, max_candidates: int) -> NextTokens:
         """The candidate set C = {w : p(w) >= gamma * max p}, at most ``max_candidates`` tokens.
@@ -115,16 +118,19 @@ def contrasted(
         One entry per row; `None` for a row in which no token can be chosen.
     """
     best, token_ids = ranked.max(dim=-1)
-    places = token_ids[:, None]
-    log_probs = logits.float().gather(1, places)[:, 0] - logits.float().logsumexp(dim=-1)
-    columns = (best, token_ids, log_probs, contrasts.gather(1, places)[:, 0])
+    columns = (best, token_ids, log_probs_of(logits, token_ids), contrasts.gather(1, token_ids[:, None])[:, 0])
     rows = torch.stack([column.double() for column in columns], dim=1).tolist()
     return [
         None
         if each is None or not all(map(math.isfinite, row))
-        else replace(each, contrasted=Contrasted(int(row[1]), row[2], row[3]))
+        else replace(each, chosen=Chosen(int(row[1]), row[2], row[3]))
         for each, row in zip(known, rows, strict=True)
     ]
+
+
+def log_probs_of(logits: Tensor, token_ids: Tensor) -> Tensor:
+    """log p of one token in each row: ``[W, V]`` logits and ``[W]`` ids to ``[W]`` float32."""
+    return logits.float().gather(1, token_ids[:, None])[:, 0] - logits.float().logsumexp(dim=-1)
 
 
 def non_finite(position: int) -> NonFiniteLogitsError:

@@ -12,11 +12,12 @@ from transformers import GenerationConfig
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.rules import Rules
+from cocoa_engine.decoding.sampler import Sampler
 from cocoa_engine.equations import middle_layers
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.execution.backends.shared_cache import SPARE_SLOTS
 from cocoa_engine.execution.session import Session
-from cocoa_engine.methods import METHODS
+from cocoa_engine.methods import METHODS, SamplingMethod
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts
 from cocoa_engine.model.hidden_states import CaptureSpec
@@ -129,7 +130,7 @@ def make_request(
     capture = capture_spec(model, config)
     ids = prompt_ids(model, tokens, prompt)
     passages = passage_positions(tokens, prompt, ids, source)
-    window = model.context_window
+    window, left = model.context_window, None
     if window is not None:
         if len(ids) >= window:
             raise PromptError(
@@ -144,11 +145,13 @@ def make_request(
             )
         config = config.replace(max_new_tokens=min(config.max_new_tokens, left))
     eos = eos_token_ids(model.model, tokens.tokenizer, generation_config)
-    generator = None
+    generator, sampler, method = None, None, METHODS[config.method]
     if config.temperature > 0:
         generator = torch.Generator()
         generator.manual_seed(model.fresh_seed() if config.seed is None else config.seed)
-    penalty = config.repetition_penalty or METHODS[config.method].repetition_penalty
+        if isinstance(method, SamplingMethod) and config.top_k != 1:  # 1 is greedy, also between equal tokens
+            sampler = Sampler(method, config, generator, len(ids))
+    penalty = config.repetition_penalty or method.repetition_penalty
     texts = (*config.stop, *stop_texts(model.model, generation_config))
     stops = {stop: tokens.special_token_id(stop) for stop in texts}
     rules = Rules(
@@ -161,11 +164,13 @@ def make_request(
             *(_for_prompt(processor, ids) for processor in _as_list("logits_processor", processors)),
         ],
         criteria=_as_list("stopping_criteria", criteria),
+        window_left=left,
         generator=generator,
+        sampler=sampler,
     )
-    branching = METHODS[config.method].branches and config.gamma < 1 and config.max_candidates > 1
-    span = min(config.max_span_tokens, config.max_new_tokens)
+    branching = method.branches and config.gamma < 1 and config.max_candidates > 1
     branches = min(config.max_candidates, model.vocab_size) if branching else 0
+    span = config.max_span_tokens if left is None else min(config.max_span_tokens, left)
     reserve = config.max_new_tokens + min(branches * span, SPARE_SLOTS)
     return Request(ids, rules, capture, reserve, Cancellation() if cancellation is None else cancellation, passages)
 

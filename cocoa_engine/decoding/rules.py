@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.decoding.sampler import Sampler
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.backends import Path
 
@@ -25,7 +26,10 @@ class Rules:
         stop_ids: ids of special tokens that were given as stop texts.
         processors: transformers logits processors, called as ``(ids [1, t], logits [1, V])`` before the softmax.
         criteria: transformers stopping criteria, called as ``(ids [1, t], None)`` after each token. True ends the text.
+        window_left: the number of tokens that the context window has room for after the prompt; `None`: no limit.
+            Branches may grow beyond ``max_new_tokens``, but not beyond this.
         generator: the random generator that samples a branch if ``temperature`` is above 0, otherwise `None`.
+        sampler: draws the tokens of the answer, for a sampling method with ``temperature`` above 0.
     """
 
     config: CocoaConfig
@@ -34,7 +38,9 @@ class Rules:
     stop_ids: frozenset[int] = frozenset()
     processors: Sequence[Callable[..., Any]] = ()
     criteria: Sequence[Callable[..., Any]] = ()
+    window_left: int | None = None
     generator: torch.Generator | None = None
+    sampler: Sampler | None = None
 
     def processed(self, prefix: Sequence[int], paths: Sequence[Path], scores: Tensor) -> Tensor:
         """Apply the logits processors, in order, to each row of scores.

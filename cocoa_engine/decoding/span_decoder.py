@@ -20,9 +20,10 @@ from cocoa_engine.decoding.branch import Branch, DecidedSpan, branch_mlds, passa
 from cocoa_engine.decoding.distributions import Distributions, TokenOutput
 from cocoa_engine.decoding.next_tokens import NextTokens
 from cocoa_engine.decoding.rules import Rules
-from cocoa_engine.decoding.span_scoring import log_prob_and_score
+from cocoa_engine.decoding.span_scoring import best_candidate, log_prob_and_score, log_probs_and_scores
 from cocoa_engine.decoding.speculation import FreeRows, Speculation
-from cocoa_engine.decoding.token_feed import Feeding, TokenFeed
+from cocoa_engine.decoding.token_feed import TokenFeed
+from cocoa_engine.equations import may_be_kept
 from cocoa_engine.execution.backends import FeedRequest, Path, StepOutput, TokenTree
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.detokenizer import Detokenizer
@@ -110,10 +111,12 @@ class SpanDecoder:
     def grow(self, candidates: NextTokens) -> Generator[Sequence[Path], StepOutput | list[TokenOutput], list[Branch]]:
         """Open a branch for each candidate and extend all branches token by token to their boundary.
 
-        The boundary follows ``CocoaConfig.span_boundary``. The generator yields the paths to feed, and receives the
-        output of the pass or a :class:`TokenOutput` for each path. It returns the finished branches.
+        The boundary follows ``CocoaConfig.span_boundary``. It does not depend on ``max_new_tokens``, so that the limit
+        changes no choice. The generator yields the paths to feed, and receives the output of the pass or a
+        :class:`TokenOutput` for each path. It returns the finished branches.
         """
-        longest = min(self.config.max_span_tokens, self._tokens_left)
+        left = self._window_left
+        longest = self.config.max_span_tokens if left is None else min(self.config.max_span_tokens, left)
         branches = [Branch(self.track.fork()) for _ in candidates.token_ids]
         for rank, branch in enumerate(branches):
             self._append(branch, candidates, rank)
@@ -122,7 +125,8 @@ class SpanDecoder:
             paths = [branch.path for branch in live]
             growing = [branch.path for branch in live if not branch.ended]
             finished = [branch for branch in branches if branch.own_boundary is not None]
-            self._add_outputs(live, (yield from self._fed(paths, growing, finished)), paths)
+            outputs = yield from self._feed.feed(paths, growing, finished, max(longest, self._tokens_left))
+            self._add_outputs(live, outputs, paths, left)
             for branch in live:
                 if branch.own_boundary is None and (length == longest or self._at_own_boundary(branch)):
                     branch.own_boundary = length
@@ -140,12 +144,11 @@ class SpanDecoder:
             pmi: PMI(S; x) of each branch S, for a method that scores the prompt again (Diver).
         """
         con, f = branch_mlds(branches)
+        log_probs, ended = [branch.log_probs for branch in branches], [bool(branch.ended) for branch in branches]
+        scores = log_probs_and_scores(self.config, log_probs, ended, con, f, pmi)
         start = len(self.track.text)
         candidates = []
-        for number, branch in enumerate(branches):
-            log_prob, score = log_prob_and_score(
-                self.config, branch.log_probs, con[number], f[number], pmi=pmi[number] if pmi else 0.0
-            )
+        for number, (branch, (log_prob, score)) in enumerate(zip(branches, scores, strict=True)):
             candidates.append(
                 Candidate(
                     text=branch.track.text[start : branch.track.stop_at],
@@ -160,6 +163,7 @@ class SpanDecoder:
                     f_mlds=f[number],
                     score=score,
                     is_greedy=number == 0,
+                    ends_answer=ended[number],
                 )
             )
         return candidates
@@ -168,6 +172,12 @@ class SpanDecoder:
     def _tokens_left(self) -> int:
         """The number of tokens that may still be added to the answer."""
         return self.config.max_new_tokens - (len(self._token_ids) - len(self.prompt))
+
+    @property
+    def _window_left(self) -> int | None:
+        """The number of tokens that still fit the context window; `None`: no limit."""
+        left = self.rules.window_left
+        return None if left is None else left - (len(self._token_ids) - len(self.prompt))
 
     def _begin(self, tree: TokenTree, first: Tensor | None) -> Generator[FeedRequest, StepOutput, NextTokens]:
         """The next-token distribution after the prompt. Feeds the prompt's last token if ``first`` is `None`."""
@@ -186,7 +196,9 @@ class SpanDecoder:
         """Add the best next token to a greedy run, and feed it."""
         self._append(run, following)
         taken = run.path[-1:]
-        self._add_outputs([run], (yield from self._fed([taken], [] if run.ended else [taken])), [taken])
+        left = self._tokens_left
+        outputs = yield from self._feed.feed([taken], [] if run.ended else [taken], (), left)
+        self._add_outputs([run], outputs, [taken], left)
         return taken
 
     def _mutual_information(self, branches: Sequence[Branch]) -> Generator[FeedRequest, StepOutput, list[float]]:
@@ -196,27 +208,41 @@ class SpanDecoder:
         return (yield from self._feed.read_back(self.prompt, [branch.path for branch in branches]))
 
     def _choose(self, branches: Sequence[Branch], pmi: Sequence[float]) -> Branch:
-        """Score the branches, choose one, and record it as a span with all its candidates."""
+        """Score the branches, choose one, and record it as a span with all its candidates.
+
+        The chosen branch is cut where the answer reaches ``max_new_tokens``. Its candidates are not.
+        """
         candidates = self.score_candidates(branches, pmi)
-        scores = [candidate.score for candidate in candidates]
+        scores, ended = [one.score for one in candidates], [one.ends_answer for one in candidates]
         if self.config.temperature > 0:
-            below_best = torch.tensor(scores, dtype=torch.float64) - max(scores)  # <= 0: dividing it cannot give +inf
+            allowed = torch.tensor(may_be_kept(self.config.span_log_prob, ended))
+            values = torch.tensor(scores, dtype=torch.float64).masked_fill(~allowed, -torch.inf)
+            below_best = values - values.max()  # <= 0: dividing it cannot give +inf
             weights = torch.softmax(below_best / self.config.temperature, dim=0)
             chosen = int(torch.multinomial(weights, 1, generator=self.rules.generator))
         else:
-            chosen = scores.index(max(scores))  # ties: the candidate with the more probable first token
-        one = candidates[chosen]
-        self._record(branches[chosen], one.con_mlds, one.f_mlds, candidates, chosen, pmi[chosen])
+            chosen = best_candidate(self.config, scores, ended)  # ties: the more probable first token
         for branch in branches:
             if branch is not branches[chosen]:
                 self._speculation.index_dropped(branch.token_ids)
-        return branches[chosen]
+        one = candidates[chosen]
+        if len(one.token_ids) <= self._tokens_left:
+            self._record(branches[chosen], one.con_mlds, one.f_mlds, candidates, chosen, (one.log_prob, one.score))
+            return branches[chosen]
+        path = one.token_ids[: self._tokens_left]
+        outputs = [self._feed.output(tuple(path[:end])) for end in range(1, len(path) + 1)]
+        kept = branches[chosen].cut(self.track.fork(), outputs)
+        (con,), (f,) = branch_mlds([kept])
+        scored = log_prob_and_score(self.config, kept.log_probs, con, f, pmi=pmi[chosen])
+        self._record(kept, con, f, candidates, chosen, scored)
+        return kept
 
     def _record_run(self, run: Branch) -> Branch:
         """Record a greedy run as a span unless it is empty. Returns a new, empty run."""
         if run.token_ids:
             (con,), (f,) = branch_mlds([run])
-            self._record(run, con, f)
+            scored = log_prob_and_score(self.config, run.log_probs, con, f, contrasts=run.contrasts)
+            self._record(run, con, f, scored=scored)
         return Branch(run.track)
 
     def _record(
@@ -226,10 +252,14 @@ class SpanDecoder:
         f: float,
         candidates: Sequence[Candidate] = (),
         chosen: int | None = None,
-        pmi: float = 0.0,
+        scored: tuple[float, float] = (0.0, 0.0),
     ) -> None:
-        """Add a span to ``decided``. Decoding ends here if its risk reaches ``max_risk``."""
-        log_prob, score = log_prob_and_score(self.config, span.log_probs, con, f, contrasts=span.contrasts, pmi=pmi)
+        """Add a span to ``decided``. Decoding ends here if its risk reaches ``max_risk``.
+
+        Args:
+            scored: log p_S and the score.
+        """
+        log_prob, score = scored
         copied, before = self._history.extend(span.token_ids, span.log_probs, span.entropies)
         decided = DecidedSpan(
             token_ids=span.token_ids,
@@ -258,12 +288,14 @@ class SpanDecoder:
 
     def _commit(self, tree: TokenTree, kept: Branch, taken: Path) -> None:
         """Make the tokens of ``taken`` part of the answer, and set the finish reason if it ends there."""
-        likely = (kept.next.best, *self._competing(kept.next).token_ids) if kept.next is not None else ()
-        self._feed.commit(tree, taken, likely)
         self.track = kept.track
         self._token_ids.extend(taken)
         if self.finish_reason is None:  # "risk" takes precedence
             self.finish_reason = kept.ended or ("length" if self._tokens_left < 1 else None)
+        if self.has_ended() and not tree.keeps_rest:
+            return  # such a tree may be unable to commit a cut branch, and is not fed any more
+        likely = (kept.next.best, *self._competing(kept.next).token_ids) if kept.next is not None else ()
+        self._feed.commit(tree, taken, likely)
 
     def _competing(self, following: NextTokens) -> NextTokens:
         """The candidate set."""
@@ -285,10 +317,6 @@ class SpanDecoder:
             return short if len(short) == len(branches) else []
         return [branch for branch in branches if not branch.ended] if short else []  # right, fixed: up to the latest
 
-    def _fed(self, paths: Sequence[Path], growing: Sequence[Path], finished: Sequence[Branch] = ()) -> Feeding:
-        """The outputs of some paths; see :meth:`TokenFeed.feed`."""
-        return self._feed.feed(paths, growing, finished, self._tokens_left)
-
     def _append(self, branch: Branch, following: NextTokens, rank: int | None = None) -> None:
         """Add a next token, by default the best, to a branch, and check whether it ends the text."""
         branch.add_token(following, rank)
@@ -304,13 +332,20 @@ class SpanDecoder:
         ):
             branch.ended = "stop"
 
-    def _add_outputs(self, branches: Sequence[Branch], outputs: Sequence[TokenOutput], paths: Sequence[Path]) -> None:
-        """Add the output for each branch's last token: its states, and the distribution after it."""
+    def _add_outputs(
+        self, branches: Sequence[Branch], outputs: Sequence[TokenOutput], paths: Sequence[Path], left: int | None
+    ) -> None:
+        """Add the output for each branch's last token: its states, and the distribution after it.
+
+        Args:
+            left: the number of tokens after which no token may follow; `None`: no limit.
+        """
         for branch, output in zip(branches, outputs, strict=True):
             branch.add_output(output)
         # processors are not called after an end: a grammar would allow no token there
-        left = self._tokens_left
-        open_ended = [at for at, branch in enumerate(branches) if not branch.ended and len(paths[at]) < left]
+        open_ended = [
+            at for at, branch in enumerate(branches) if not branch.ended and (left is None or len(paths[at]) < left)
+        ]
         if open_ended:
             following = self._distributions.after(
                 self._token_ids, [paths[at] for at in open_ended], [outputs[at] for at in open_ended]

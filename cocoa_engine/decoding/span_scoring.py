@@ -32,20 +32,52 @@ def log_prob_and_score(
     contrasts: Sequence[float] = (),
     pmi: float = 0.0,
 ) -> tuple[float, float]:
-    """log p_S of a span, and its score under the configured method and metric.
+    """log p_S of a span without rivals, and its score under the configured method and metric.
 
     Args:
         config: the settings: method, metric, alpha, ``span_log_prob`` and ``diver_weight``.
         token_log_probs: log p of each token.
         con_mlds, f_mlds: the span's MLDS.
-        contrasts: the contrast of each token, for a contrasting method; the score is their sum or mean.
+        contrasts: the contrast of each token, for a contrasting method; the score is log p_S computed from them.
         pmi: PMI(S; x), for a method that reads the prompt back; ``diver_weight`` times PMI is added to the score.
     """
     log_prob = equations.span_log_prob(token_log_probs, config.span_log_prob)
     if contrasts:
         return log_prob, equations.span_log_prob(contrasts, config.span_log_prob)
+    return log_prob, _score(config, log_prob, con_mlds, f_mlds, pmi)
+
+
+def log_probs_and_scores(
+    config: CocoaConfig,
+    token_log_probs: Sequence[Sequence[float]],
+    ended: Sequence[bool],
+    con_mlds: Sequence[float],
+    f_mlds: Sequence[float],
+    pmi: Sequence[float] = (),
+) -> list[tuple[float, float]]:
+    """log p_S and the score of each candidate of a risk point; see :func:`log_prob_and_score`.
+
+    Args:
+        ended: whether each candidate ends the answer.
+    """
+    log_probs = equations.span_log_probs(token_log_probs, config.span_log_prob, ended)
+    values = zip(log_probs, con_mlds, f_mlds, pmi or [0.0] * len(log_probs), strict=True)
+    return [(log_prob, _score(config, log_prob, con, f, of_prompt)) for log_prob, con, f, of_prompt in values]
+
+
+def _score(config: CocoaConfig, log_prob: float, con_mlds: float, f_mlds: float, pmi: float) -> float:
     score = METHODS[config.method].score(log_prob, ranking_mlds(config, con_mlds, f_mlds), config.alpha)
-    return log_prob, score + config.diver_weight * pmi
+    return score + config.diver_weight * pmi
+
+
+def best_candidate(config: CocoaConfig, scores: Sequence[float], ended: Sequence[bool]) -> int:
+    """The index of the candidate with the highest score of those that may be kept; in a tie, the first.
+
+    Args:
+        ended: whether each candidate ends the answer.
+    """
+    allowed = equations.may_be_kept(config.span_log_prob, ended)
+    return max((index for index, may in enumerate(allowed) if may), key=lambda index: (scores[index], -index))
 
 
 def ranking_mlds(config: CocoaConfig, con_mlds: float, f_mlds: float) -> float:

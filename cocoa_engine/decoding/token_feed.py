@@ -45,7 +45,7 @@ class TokenFeed:
             paths: the paths whose outputs are needed.
             growing: those of ``paths`` that another token may follow.
             finished: branches that have reached their boundary while others still grow.
-            tokens_left: the number of tokens that may still be added to the answer.
+            tokens_left: the number of tokens that may still follow the committed ones.
         """
         self._speculation.check_guesses(paths)
         missing = [path for path in paths if path not in self._known]
@@ -55,6 +55,10 @@ class TokenFeed:
             outputs = step if isinstance(step, list) else self._distributions.outputs(step)
             self._known.update(zip(fed, outputs, strict=True))
         return [self._known[path] for path in paths]
+
+    def output(self, path: Path) -> TokenOutput:
+        """The output of a path that was fed after the committed tokens."""
+        return self._known[path]
 
     def commit(self, tree: TokenTree, taken: Path, likely: Sequence[int]) -> None:
         """Commit a path. Outputs after it are kept only if one of the ``likely`` tokens has been fed ahead.

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import get_args
 
 from cocoa_engine.config import MethodName
-from cocoa_engine.methods.base import ContrastingMethod, DecodingMethod
+from cocoa_engine.methods.base import ContrastingMethod, DecodingMethod, SamplingMethod
 
 
 def _load(name: MethodName) -> DecodingMethod:
@@ -26,4 +26,4 @@ def _load(name: MethodName) -> DecodingMethod:
 METHODS: dict[str, DecodingMethod] = {name: _load(name) for name in get_args(MethodName)}
 """All decoding methods by name."""
 
-__all__ = ["METHODS", "ContrastingMethod", "DecodingMethod"]
+__all__ = ["METHODS", "ContrastingMethod", "DecodingMethod", "SamplingMethod"]

@@ -18,6 +18,7 @@ class DecodingMethod(ABC):
     Attributes:
         name: the name in ``CocoaConfig(method=...)``.
         branches: whether branches are opened at risk points. Otherwise the best token is chosen there too.
+        samples: whether every token is drawn, if ``temperature`` is above 0.
         reads_back: whether the score also includes the PMI of the prompt and the candidate, for which the prompt is fed
             again after each candidate.
         repetition_penalty: the default repetition penalty. `None` uses the model's own.
@@ -25,6 +26,7 @@ class DecodingMethod(ABC):
 
     name: ClassVar[str]
     branches: ClassVar[bool] = True
+    samples: ClassVar[bool] = False
     reads_back: ClassVar[bool] = False
     repetition_penalty: ClassVar[float | None] = None
 
@@ -62,6 +64,32 @@ class DecodingMethod(ABC):
             UnsupportedModelError: the model has no attention heads.
         """
         return ()
+
+
+class SamplingMethod(DecodingMethod):
+    """A method that draws every token, if ``temperature`` is above 0.
+
+    The log-probabilities, entropies and margins of an answer remain those of the model's own distribution.
+    """
+
+    branches = False
+    samples = True
+
+    @abstractmethod
+    def probabilities(self, logits: Tensor, config: CocoaConfig) -> Tensor:
+        """The distributions to draw tokens from.
+
+        Args:
+            logits: the model's logits after the logits processors, ``[W, V]`` float32.
+            config: the settings; ``temperature`` is above 0.
+
+        Returns:
+            ``[W, V]`` float64. Each row sums to 1; NaN for a row of logits that allows no token.
+        """
+
+    def score(self, log_prob: float, mlds: float, alpha: float) -> float:
+        """log p_S of the span."""
+        return log_prob
 
 
 class ContrastingMethod(DecodingMethod):

@@ -118,8 +118,8 @@ def risk_point_table(answer: Answer) -> Table:
     """Every candidate of every risk point, with its scores.
 
     The last column marks the candidate that was ``kept``, the one that ``greedy`` decoding would have taken, or
-    ``both``. Spaces at the ends of a candidate are shown as ``␣``, line ends as ``\\n``, and a candidate that ends the
-    answer without text as ``(end)``.
+    ``both``, and others that end the answer (``ends``). Spaces at the ends of a candidate are shown as ``␣``, line
+    ends as ``\\n``, and a candidate that ends the answer without text as ``(end)``.
     """
     table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     table.add_column("#", justify="right", no_wrap=True)

@@ -180,8 +180,13 @@ def candidate_values(candidate: Candidate) -> tuple[str, str, str, str]:
 
 
 def describe_choice(candidate: Candidate, kept: bool) -> str:
-    """``kept`` if it was chosen, ``greedy`` if greedy decoding would choose it, ``both``, or an empty string."""
-    return "both" if kept and candidate.is_greedy else "kept" if kept else "greedy" if candidate.is_greedy else ""
+    """``kept`` if it was chosen, ``greedy`` if greedy decoding would choose it, or ``both``.
+
+    Of the others, ``ends`` marks those that end the answer: a rule of ``CocoaConfig.span_log_prob`` may exclude them.
+    """
+    if kept or candidate.is_greedy:
+        return "both" if kept and candidate.is_greedy else "kept" if kept else "greedy"
+    return "ends" if candidate.ends_answer else ""
 
 
 def count(number: int, one: str, many: str = "") -> str:

@@ -150,8 +150,7 @@ class CandidateGrower:
         candidates = following.competing(config.gamma, config.max_candidates)
         if len(candidates.token_ids) < 2:
             return None
-        left = config.max_span_tokens if window is None else min(config.max_span_tokens, window - len(ids))
-        rules = Rules(config.replace(max_new_tokens=left), self._eos)
+        rules = Rules(config, self._eos, window_left=None if window is None else window - len(ids))
         decoder = SpanDecoder(ids, rules, Detokenizer(self._session.tokens.decode))
         loop = decoder.grow(candidates)
         return _Growing(base, decoder, loop, next(loop))

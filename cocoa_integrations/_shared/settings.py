@@ -7,27 +7,37 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation, create_model
 
-from cocoa_engine import CocoaConfig
+from cocoa_engine import METHODS, CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
+
+OF_SAMPLING = ("top_k", "top_p")
+"""Settings that are options of other models unless the method samples tokens."""
 
 SYNONYMS = {"max_tokens": "max_new_tokens"}
 """Other names of settings, from the frameworks."""
 
 
-def split_settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_settings(options: Mapping[str, Any], method: str = "sample") -> tuple[dict[str, Any], dict[str, Any]]:
     """Split keyword arguments into decode settings, with synonyms resolved, and the rest.
 
-    A setting that is ``None`` is dropped, unless ``None`` is its default.
+    A setting that is ``None`` is dropped, unless ``None`` is its default. ``top_k`` and ``top_p`` belong to the rest
+    unless the method samples tokens.
+
+    Args:
+        options: the keyword arguments.
+        method: the decoding method, if the arguments do not name another.
 
     Raises:
         ConfigError: a setting is given under two names with different values.
     """
+    used = METHODS.get(str(options.get("method") or method))
+    samples = used is not None and used.samples
     settings: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     for name, value in options.items():
         setting = SYNONYMS.get(name, name)
-        if setting not in CocoaConfig.model_fields:
+        if setting not in CocoaConfig.model_fields or (setting in OF_SAMPLING and not samples):
             rest[name] = value
         elif value is None and CocoaConfig.model_fields[setting].default is not None:
             continue

@@ -8,14 +8,15 @@ from typing import Any
 from cocoa_engine.errors import ConfigError
 
 _COMPETE = "gamma and max_candidates set which tokens compete"
+_SAMPLING = f"{_COMPETE}; only method='sample' takes it"
 _SAMPLE_AGAIN = "call again with a temperature above 0"
 _REPETITION = "give repetition_penalty"
 _PROCESSOR = "give logits_processor"
 _STOP = "give stop"
 
 INSTEAD = {
-    "top_k": _COMPETE,
-    "top_p": _COMPETE,
+    "top_k": _SAMPLING,
+    "top_p": _SAMPLING,
     "min_p": "gamma is such a threshold: a token competes if its probability is at least gamma times the highest",
     "typical_p": _COMPETE,
     "do_sample": "give temperature: 0 decodes greedily, and a value above 0 samples",

@@ -15,6 +15,8 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_integrations.evaluation.progress import progress_bar
 
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown, also on a terminal.")]
+
 _SWEPT = ("method", "metric", "alpha")
 _SHARED = tuple(name for name in CocoaConfig.model_fields if name not in _SWEPT)
 
@@ -47,13 +49,15 @@ def evaluate(
     run_code: Annotated[
         bool, typer.Option("--run-code", help="Allow mbpp to run the code that the model writes, in a limited process.")
     ] = False,
+    markdown: Markdown = False,
 ) -> None:
     """Evaluate decoding methods on a benchmark's data file, with a table like those of the paper."""
     from cocoa_integrations.evaluation.arms import make_arms
     from cocoa_integrations.evaluation.data import describe_data, load_samples
-    from cocoa_integrations.evaluation.folder import TABLE
     from cocoa_integrations.evaluation.paper import choose_model
     from cocoa_integrations.evaluation.run import evaluate as run
+    from cocoa_integrations.evaluation.table import report
+    from cocoa_integrations.evaluation.table_text import show
     from cocoa_integrations.evaluation.tasks import find_task
 
     chosen = find_task(task)
@@ -62,7 +66,7 @@ def evaluate(
     choose_model(chosen.name, model or MODEL_NAME, paper_model)  # reports a wrong name before the evaluation
     samples = load_samples(chosen.name, data, limit=limit, shuffle=shuffle)
     with progress_bar(chosen.name) as (begin, advance):
-        run(
+        results = run(
             lambda: load_engine(model, loading),
             chosen,
             samples,
@@ -78,7 +82,7 @@ def evaluate(
             begin=begin,
             advance=advance,
         )
-    print((out / TABLE).read_text(encoding="utf-8"), end="")
+    show(report(chosen, results, paper_model), as_markdown=markdown)
 
 
 def _list(given: str) -> list[str]:

@@ -9,6 +9,7 @@ import typer
 
 from cocoa_engine.errors import ConfigError, MissingExtraError
 from cocoa_engine.optional import need
+from cocoa_integrations.evaluation.command import Markdown
 from cocoa_integrations.evaluation.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -34,13 +35,50 @@ def judge(
     paper_model: Annotated[
         str | None, typer.Option(help="Model of the paper to compare with. Default: the most similar one.")
     ] = None,
+    factscore: Annotated[
+        bool,
+        typer.Option(
+            "--factscore",
+            help="Measure FActScore instead: the share of atomic facts of each summary (samsum, "
+            "xsum) that its document supports.",
+        ),
+    ] = False,
+    gamma: Annotated[
+        float | None,
+        typer.Option(
+            help="Length penalty of FActScore, for summaries of at most this many facts; its code uses 10. "
+            "Default: none."
+        ),
+    ] = None,
+    markdown: Markdown = False,
 ) -> None:
     """Judge the answers of an evaluation with an LLM and the paper's prompts. Stored verdicts are reused."""
-    from cocoa_integrations.evaluation.judge import JUDGED_TABLE, judge_run
+    from cocoa_integrations.evaluation.factscore import factscore_report, factscore_run
+    from cocoa_integrations.evaluation.judge import judge_run, judged_report
+    from cocoa_integrations.evaluation.table_text import show
 
+    if factscore and labels is not None:
+        raise ConfigError("--labels is for judged answers, not for --factscore")
+    if gamma is not None and not factscore:
+        raise ConfigError("--gamma is the length penalty of --factscore")
     model = _chat_model(judge)
+    if factscore:
+        with progress_bar("FActScore") as (begin, advance):
+            found = factscore_run(
+                folder,
+                model,
+                name=judge,
+                gamma=gamma,
+                attempts=attempts,
+                timeout=timeout,
+                concurrency=concurrency,
+                begin=begin,
+                advance=advance,
+            )
+        show(factscore_report(found), as_markdown=markdown)
+        return
     with progress_bar("judging") as (begin, advance):
-        judge_run(
+        results = judge_run(
             folder,
             model,
             name=judge,
@@ -52,7 +90,7 @@ def judge(
             begin=lambda total: begin(0, total),
             advance=advance,
         )
-    print((folder / JUDGED_TABLE).read_text(encoding="utf-8"), end="")
+    show(judged_report(results, paper_model), as_markdown=markdown)
 
 
 def _chat_model(name: str) -> BaseChatModel:

@@ -178,7 +178,8 @@ def _objects(reply: str) -> Iterator[dict[str, Any]]:
         start = text.find("{", end)
 
 
-def _yes_or_no(reply: str) -> bool | None:
+def yes_or_no(reply: str) -> bool | None:
+    """Whether a reply is yes; ``None`` if it is neither yes nor no."""
     return {"yes": True, "no": False}.get(reply.strip().strip("\"'.").lower())
 
 
@@ -187,7 +188,7 @@ _SUMMARY_TRUTH = Question("truth", _SUMMARY, _of_json("final_verdict", "Not Hall
 _GROUNDED_TRUTH = Question("truth", _GROUNDED, _of_json("evaluation", "Correct", "Incorrect"))
 
 QUESTIONS: Mapping[str, tuple[Question, ...]] = {
-    "truthfulqa_gen": (_TRUTHFUL, Question("info", _INFORMATIVE, _yes_or_no)),
+    "truthfulqa_gen": (_TRUTHFUL, Question("info", _INFORMATIVE, yes_or_no)),
     "nq": (_GROUNDED_TRUTH,),
     "nq_swap": (_GROUNDED_TRUTH,),
     "samsum": (_SUMMARY_TRUTH,),

@@ -4,38 +4,24 @@ from __future__ import annotations
 
 import math
 import re
-import string
-from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from cocoa_engine.optional import need
+from cocoa_engine.text_matching import normalized, token_f1
 
 REJECTION = "i have no comment"
 
 
-def squad_normalize(text: str) -> str:
-    """Normalise a text as SQuAD's evaluation script does: lower case, no punctuation, articles or extra whitespace."""
-    text = "".join(letter for letter in text.lower() if letter not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
-
-
 def exact_match(answer: str, references: Sequence[str]) -> float:
     """1.0 if the normalised answer equals a normalised reference."""
-    return float(squad_normalize(answer) in {squad_normalize(reference) for reference in references})
+    return float(normalized(answer) in {normalized(reference) for reference in references})
 
 
 def f1(answer: str, references: Sequence[str]) -> float:
     """The highest F1 score of the normalised words of the answer with those of a reference."""
-    return max(_f1(squad_normalize(answer).split(), squad_normalize(reference).split()) for reference in references)
-
-
-def _f1(answer: Sequence[str], reference: Sequence[str]) -> float:
-    if not answer or not reference:
-        return float(answer == reference)
-    common = sum((Counter(answer) & Counter(reference)).values())
-    return 2 * common / (len(answer) + len(reference))
+    return max(token_f1(answer, reference) for reference in references)
 
 
 def rouge_l(answer: str, references: Sequence[str]) -> float:

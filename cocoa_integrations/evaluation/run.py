@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
@@ -15,7 +14,10 @@ from cocoa_engine.errors import ConfigError, DataError, PromptError
 from cocoa_integrations.evaluation.arms import Arm
 from cocoa_integrations.evaluation.files import fingerprint
 from cocoa_integrations.evaluation.folder import RESULTS, SAMPLES, TABLE, RunFolder, open_folder
-from cocoa_integrations.evaluation.table import markdown
+from cocoa_integrations.evaluation.metrics import rejected
+from cocoa_integrations.evaluation.statistics import statistics
+from cocoa_integrations.evaluation.table import report
+from cocoa_integrations.evaluation.table_text import markdown
 from cocoa_integrations.evaluation.tasks import EvalTask, Sample
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ def evaluate(
         )
     if not samples or not arms:
         raise ConfigError("an evaluation needs at least one sample and one arm")
-    shared = _shared(task, config or CocoaConfig())
+    shared = shared_settings(task, config or CocoaConfig())
     if model is None:
         if callable(engine):
             raise ConfigError("give model=... to describe the model that the function loads")
@@ -92,7 +94,7 @@ def evaluate(
         "limit": limit,
     }
     with open_folder(Path(out), settings) as folder:
-        _require_same_samples(folder, samples)
+        require_same_samples(folder, samples)
         _require_metrics(folder, task)
         begin(len(folder.rows), len(samples) * len(arms))
         if len(folder.rows) < len(samples) * len(arms):
@@ -102,36 +104,37 @@ def evaluate(
                 advance(len(rows))
         results = {"settings": settings, "samples": len(samples), "arms": summarise(task, arms, folder.rows.values())}
         folder.write(RESULTS, dumps(results, indent=2, ensure_ascii=False) + "\n")
-        folder.write(TABLE, markdown(task, results, paper_model))
+        folder.write(TABLE, markdown(report(task, results, paper_model)))
     return results
 
 
 def summarise(task: EvalTask, arms: Sequence[Arm], rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The mean and the standard error of every metric, for each arm."""
+    """For each arm, the counts of failed, empty and rejected answers, and the statistics of every metric.
+
+    See :func:`~cocoa_integrations.evaluation.statistics.statistics`.
+    """
     rows = list(rows)
-    summary = []
+    summary: list[dict[str, Any]] = []
+    first: dict[str, dict[str, float]] = {}
     for arm in arms:
         own = [row for row in rows if row["arm"] == str(arm)]
-        statistics = {}
-        for column in task.columns:
-            values = [row["metrics"][column.metric] for row in own]
-            mean = math.fsum(values) / len(values)
-            spread = math.fsum((value - mean) ** 2 for value in values)
-            error = math.sqrt(spread / (len(values) - 1) / len(values)) if len(values) > 1 else None
-            statistics[column.metric] = {"mean": mean, "standard_error": error}
+        values = {column.metric: {row["id"]: row["metrics"][column.metric] for row in own} for column in task.columns}
         summary.append(
             {
                 **arm._asdict(),
                 "samples": len(own),
                 "errors": sum("error" in row for row in own),
                 "empty": sum(not row["answer"] for row in own),
-                "metrics": statistics,
+                "rejected": sum(rejected(row["answer"]) == 1 for row in own),
+                "metrics": {name: statistics(each, first.get(name)) for name, each in values.items()},
             }
         )
+        first = first or values
     return summary
 
 
-def _shared(task: EvalTask, config: CocoaConfig) -> CocoaConfig:
+def shared_settings(task: EvalTask, config: CocoaConfig) -> CocoaConfig:
+    """The settings of a task: its length limit, unless ``config`` has one, and its stop texts."""
     given = config.model_fields_set
     length = config.max_new_tokens if "max_new_tokens" in given else task.max_new_tokens
     return config.replace(max_new_tokens=length, stop=tuple(dict.fromkeys((*task.until, *config.stop))))
@@ -147,8 +150,13 @@ def _heads(arms: Sequence[Arm], config: CocoaConfig) -> str | None:
         raise ConfigError(f"decore_heads: {config.decore_heads} cannot be read ({error})") from None
 
 
-def _require_same_samples(folder: RunFolder, samples: Sequence[Sample]) -> None:
-    now = {sample.id: _identity(sample) for sample in samples}
+def require_same_samples(folder: RunFolder, samples: Sequence[Sample]) -> None:
+    """Check that the rows of a folder are of these samples.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    now = {sample.id: identity(sample) for sample in samples}
     for (_, key), row in folder.rows.items():
         if now.get(key) != row["sample"]:
             raise ConfigError(
@@ -167,7 +175,8 @@ def _require_metrics(folder: RunFolder, task: EvalTask) -> None:
                 )
 
 
-def _identity(sample: Sample) -> str:
+def identity(sample: Sample) -> str:
+    """A digest of a sample."""
     return sha256(sample.model_dump_json().encode()).hexdigest()[:16]
 
 
@@ -195,7 +204,7 @@ def _rows(
                         "arm": str(arm),
                         "id": sample.id,
                         **arm._asdict(),
-                        "sample": _identity(sample),
+                        "sample": identity(sample),
                         **sample.model_dump(include={"question", "references", "incorrect", "context"}),
                         **measured,
                     }

@@ -82,6 +82,10 @@ class EvalTask:
         text = text.strip()
         return text.partition(self.ends_at)[0].rstrip() if self.ends_at else text
 
+    def is_complete(self, text: str) -> bool:
+        """Whether further text cannot change :meth:`answer`."""
+        return bool(self.ends_at) and self.ends_at in text.lstrip()
+
 
 def find_task(name: str) -> EvalTask:
     """The task with a name, in which ``-`` and ``_`` are equivalent.

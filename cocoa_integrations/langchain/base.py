@@ -109,7 +109,12 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, BaseLanguageModel[Any]):
     """The names of the options that ask for tools, for error messages."""
 
     def __init__(self, **options: Any) -> None:
-        settings, rest = split_settings(options)
+        base, engine = options.get("config"), options.get("engine")
+        if base is None:
+            base = engine.config if isinstance(engine, CocoaEngine) else CocoaConfig()
+        if not isinstance(base, CocoaConfig):
+            raise ConfigError(f"config takes a CocoaConfig, not {type(base).__name__}")
+        settings, rest = split_settings(options, base.method)
         rest = refuse_unsupported(without_unset(type(self), rest), what=type(self).__name__)
         if not_here := INSTEAD.keys() & rest.keys():
             hints = "; ".join(f"instead of {name} {INSTEAD[name]}" for name in sorted(not_here))
@@ -117,15 +122,10 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, BaseLanguageModel[Any]):
         if isinstance(rest.get("metadata"), str):
             raise ConfigError(f"{type(self).__name__}: metadata is LangChain's; the option is named risk_metadata")
         refuse_unknown(rest, [*type(self).model_fields, "model", "config"], what=type(self).__name__)
-        base = rest.pop("config", None)
-        engine = rest.get("engine")
+        rest.pop("config", None)
         resolve_model_name(rest)
         if isinstance(engine, CocoaEngine):
             refuse_beside("engine", changed_options(rest))
-        if base is None:
-            base = engine.config if isinstance(engine, CocoaEngine) else CocoaConfig()
-        if not isinstance(base, CocoaConfig):
-            raise ConfigError(f"config takes a CocoaConfig, not {type(base).__name__}")
         try:
             super().__init__(**rest, **fields_of(base.replace(**settings)))
         except ValidationError as error:
@@ -203,7 +203,8 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, BaseLanguageModel[Any]):
         called = self._with_tools(options)
         framework = {name: value for name, value in options.items() if name in FRAMEWORK}
         others = FRAMEWORK | TOOLS | TOOL_DETAILS
-        settings, rest = split_settings({name: value for name, value in options.items() if name not in others})
+        own = {name: value for name, value in options.items() if name not in others}
+        settings, rest = split_settings(own, self.method)
         rest = refuse_unsupported(without_unset(self._call_options, rest), what=f"a call of {type(self).__name__}")
         name = rest.pop("model", None)
         if name not in (None, self._name):

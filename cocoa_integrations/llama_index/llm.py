@@ -178,14 +178,14 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, FunctionCalling
         is_function_calling_model: bool | None = None,
         **options: Any,
     ) -> None:
-        settings, rest = split_settings(options)
+        _require("engine", engine, CocoaEngine)
+        _require("config", config, CocoaConfig)
+        base = config or (engine.config if engine is not None else CocoaConfig())
+        settings, rest = split_settings(options, base.method)
         if of_calls := sorted(name for name in rest if name in SUPPORTED and name not in type(self).model_fields):
             raise ConfigError(f"CocoaLLM: give {', '.join(of_calls)} in generate_kwargs")
         rest = refuse_unsupported(rest, what="CocoaLLM")
         refuse_unknown(rest, (*type(self).model_fields, "engine", "config", "model", "tokenizer"), what="CocoaLLM")
-        _require("engine", engine, CocoaEngine)
-        _require("config", config, CocoaConfig)
-        base = config or (engine.config if engine is not None else CocoaConfig())
         of_every_call = {} if generate_kwargs is None else generate_kwargs
         decode = DecodeOptions(base.replace(**settings)).updated(of_every_call)
         if twice := settings.keys() & split_settings(of_every_call)[0].keys():

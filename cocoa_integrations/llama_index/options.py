@@ -81,7 +81,7 @@ class DecodeOptions:
         """
         if not isinstance(options, Mapping):  # possible for generate_kwargs
             raise ConfigError(f"generate_kwargs takes a dict of options, not {type(options).__name__}.")
-        settings, rest = split_settings(options)
+        settings, rest = split_settings(options, self.config.method)
         unsupported = {*_INSTEAD, *GenerationConfig().to_dict()} - {*SUPPORTED}
         refuse_unknown(rest.keys() - unsupported, SUPPORTED, what="CocoaLLM")
         processors, criteria = dict(self.processors), dict(self.criteria)

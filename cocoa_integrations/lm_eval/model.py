@@ -262,7 +262,7 @@ class CocoaLM(TemplateLM):
     def span_score(self, requests: list[Any]) -> list[float]:
         """The method's score of each continuation, taken as one span after its context.
 
-        The score is log p * (1 + alpha * MLDS) for CoCoA-SIG, and log p for greedy, where log p is the sum or the mean
+        The score is log p * (1 + alpha * MLDS) for CoCoA-SIG, and log p for greedy, where log p is by default the sum
         over the tokens (``span_log_prob``).
         """
         groups: dict[str, list[int]] = {}

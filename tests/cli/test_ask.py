@@ -46,6 +46,8 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "max_risk": ("1.5", 1.5),
     "max_new_tokens": ("3", 3),
     "temperature": ("0.7", 0.7),
+    "top_k": ("5", 5),
+    "top_p": ("0.9", 0.9),
     "seed": ("11", 11),
     "top_logprobs": ("2", 2),
     "stop": ("###", ("###",)),

@@ -113,14 +113,15 @@ def test_signal_of_parts(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
 
 def test_signal_by_the_mean_of_log_p(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
     found = {}
-    for length in ("sum", "mean"):
+    for length in ("sum", "mean", "greedy_end"):
         options = ("--span-log-prob", length, "--alpha", "0", "--draws", "20")
         assert cocoa("signal", "--data", str(parts), "--out", str(tmp_path / length), *options).exit_code == 0
         record = json.loads((tmp_path / length / "signal.json").read_text())
-        assert record["span_log_prob"] == length
-        assert f"log p of a span as the {length} over its tokens" in (tmp_path / length / "signal.md").read_text()
+        alone = "sum" if length == "greedy_end" else length  # a given span has no rivals
+        assert record["span_log_prob"] == alone
+        assert f"log p of a span as the {alone} over its tokens" in (tmp_path / length / "signal.md").read_text()
         found[length] = record["levels"]["span"]["ranking"]
-    for length, alone in (("sum", "-log p"), ("mean", "-mean log p")):
+    for length, alone in (("sum", "-log p"), ("mean", "-mean log p"), ("greedy_end", "-log p")):
         assert found[length]["CoCoA, fMLDS"]["auroc"] == found[length][alone]["auroc"]  # with alpha 0 they are the same
     assert found["sum"]["-log p"]["auroc"] != found["sum"]["-mean log p"]["auroc"]
 

@@ -30,6 +30,16 @@ def test_json_lines(tmp_path: Path) -> None:
     assert sample([dune, total], 1) in ([dune], [total])
 
 
+def test_passages_of_natural_questions(tmp_path: Path) -> None:
+    row = {"question": "q", "answers": ["one"], "ctxs": [{"title": "t", "text": "One."}, {"text": "Two."}]}
+    (own,) = read_questions(write(tmp_path / "q.jsonl", [row]))
+    assert own.context == "One.\n\nTwo."
+    (without,) = read_questions(write(tmp_path / "q.jsonl", [{**row, "ctxs": []}]))
+    assert without.context is None
+    with pytest.raises(LabelledDataError, match="text"):
+        read_questions(write(tmp_path / "q.jsonl", [{**row, "ctxs": [{"title": "t"}]}]))
+
+
 def test_nq_swap_as_published(tmp_path: Path) -> None:
     """Each question with its own passage, and once with a swapped answer."""
     pyarrow = pytest.importorskip("pyarrow")

@@ -64,7 +64,7 @@ def grid(seed: int) -> list[dict[str, Any]]:
         "method": ["cocoa-sig", "cocoa", "greedy"],
         "metric": ["f_mlds", "con_mlds"],
         "span_boundary": ["right", "left", "own", "fixed"],
-        "span_log_prob": ["sum", "mean"],
+        "span_log_prob": ["sum", "mean", "common_length", "end_mean", "greedy_end", "gnmt", "sqrt"],
         "final_layer": ["post_norm", "pre_norm"],
         "middle_layers": [None, (0, 1), (1, NUM_LAYERS - 1), (0, NUM_LAYERS)],
     }

@@ -27,7 +27,7 @@ from tests.helpers.rivals import config_of
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 PROMPT = "the ring is a thing"
-METHODS = ("greedy", "cocoa", "cocoa-sig", "diver", "dola", "decore")
+METHODS = ("greedy", "cocoa", "cocoa-sig", "diver", "dola", "decore", "sample")
 
 
 def first_at(spans: list[Span], limit: float) -> int:

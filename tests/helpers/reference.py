@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -194,6 +194,7 @@ class Reference:
         self.processors = list(logits_processor)
         self.criteria = list(stopping_criteria)
         self.choices = None if choices is None else iter(choices)
+        self.limit: float = config.max_new_tokens
         self.margin = math.inf
 
         self.num_layers = forward.num_layers  # L
@@ -255,7 +256,9 @@ class Reference:
 
     def risk_point(self, here: Branch, competing: list[int]) -> tuple[ReferenceSpan, Branch]:
         """Grow a branch from each competing token to the boundary and keep the best."""
-        cap = min(self.config.max_span_tokens, self.config.max_new_tokens - len(here.before))
+        window = getattr(self.model.config, "max_position_embeddings", None) or math.inf
+        cap = int(min(self.config.max_span_tokens, window - len(self.prompt) - len(here.before)))
+        self.limit = math.inf  # max_new_tokens cuts the span that is kept, and nothing else
         grown = []  # of each branch, what it was at length 1, 2, ...
         for token in competing:  # each to its own next risk point
             stages = [self.step(here, token)]
@@ -276,12 +279,25 @@ class Reference:
                 stages.append(self.greedy_step(stages[-1]))
             branches.append(stages[min(length, len(stages)) - 1])
 
-        candidates = [self.measure(branch) for branch in branches]
-        chosen = self.choose([candidate.score for candidate in candidates])
-        return ReferenceSpan("risk_point", candidates[chosen], candidates, chosen), branches[chosen]
+        candidates = [self.measure(branch, branches) for branch in branches]
+        ends = [branch.end is not None for branch in branches]
+        chosen = self.choose([candidate.score for candidate in candidates], ends)
+        self.limit = self.config.max_new_tokens
+        left = self.config.max_new_tokens - len(here.before)
+        kept, figures = branches[chosen], candidates[chosen]
+        if len(kept.token_ids) > left:
+            kept = grown[chosen][left - 1]
+            figures = self.measure(kept)
+        if len(kept.token_ids) == left:
+            kept = replace(kept, end=kept.end or "length")
+        return ReferenceSpan("risk_point", figures, candidates, chosen), kept
 
-    def choose(self, scores: list[float]) -> int:
+    def choose(self, scores: list[float], ends: list[bool]) -> int:
         """The best score; a tie goes to the more probable first token."""
+        if self.config.span_log_prob == "greedy_end":  # an end is kept only if it is greedy decoding's
+            scores = [
+                -math.inf if b and end else score for b, (score, end) in enumerate(zip(scores, ends, strict=True))
+            ]
         if self.choices is not None:
             return next(self.choices)
         best = max(range(len(scores)), key=lambda b: (scores[b], -b))
@@ -318,7 +334,7 @@ class Reference:
         ids = torch.tensor([self.prompt + answer], device=self.model.device)
         if any(bool(criterion(ids, scores.unsqueeze(0))) for criterion in self.criteria):
             return "stop"
-        return "length" if len(answer) >= self.config.max_new_tokens else None
+        return "length" if len(answer) >= self.limit else None
 
     def text(self, token_ids: list[int]) -> str:
         """The answer up to the first stop text."""
@@ -358,21 +374,30 @@ class Reference:
             self.near((higher - lower).item())
         return tokens[: min(count, most)].tolist()
 
-    def measure(self, branch: Branch) -> Figures:
-        """The figures of a branch as a span."""
+    def measure(self, branch: Branch, rivals: Sequence[Branch] = ()) -> Figures:
+        """The figures of a branch as a span, among the branches of its risk point."""
         state, token_log_probs = branch.state, branch.token_log_probs
         pooled = state.hidden[:, -len(branch.token_ids) :].mean(dim=1)  # H[S, l] in row l
         width = self.n - self.m + 1  # N
         con = sum(dis(pooled[j], pooled[j + 1]) for j in range(self.m, self.n)) / width
         final = sum(dis(pooled[j], pooled[self.num_layers]) for j in range(self.m, self.n + 1)) / width
 
-        log_prob = sum(token_log_probs)
-        if self.config.span_log_prob == "mean":
-            log_prob /= len(token_log_probs)
+        log_prob = self.log_p_of(branch, rivals or [branch])
         mlds = final if self.config.metric == "f_mlds" else con
         score = self.score_of(branch, log_prob, mlds)
         entropies, margins = map(list, zip(*branch.chosen_from, strict=True))
         return Figures(branch.token_ids, token_log_probs, entropies, margins, log_prob, con, final, score)
+
+    def log_p_of(self, branch: Branch, rivals: Sequence[Branch]) -> float:
+        """log p_S of a branch among rivals of other lengths, itself included."""
+        rule, values = self.config.span_log_prob, branch.token_log_probs
+        if rule == "common_length":
+            return sum(values[: min(len(rival.token_ids) for rival in rivals)])
+        if rule == "end_mean" and branch.end in ("eos", "stop"):
+            open_ended = [rival for rival in rivals if rival.end not in ("eos", "stop")]
+            return sum(values) / len(values) * max(len(rival.token_ids) for rival in open_ended or rivals)
+        divided_by = {"mean": len(values), "gnmt": ((5 + len(values)) / 6) ** 0.6, "sqrt": len(values) ** 0.5}
+        return sum(values) / divided_by.get(rule, 1)
 
     def score_of(self, branch: Branch, log_prob: float, mlds: float) -> float:
         """What the method ranks a span by."""

@@ -24,7 +24,13 @@ from cocoa_engine.rendering.terminal import (
 from tests.helpers.made_up_answers import figures, generation, stopped
 
 LEVELS = generation(
-    ("It is", 0.99), (" low", 0.20), (",", 0.95), (" mild", 0.30), (" raised", 0.60), (" high", 0.90), (".", 0.99),
+    ("It is", 0.99),
+    (" low", 0.20),
+    (",", 0.95),
+    (" mild", 0.30),
+    (" raised", 0.60),
+    (" high", 0.90),
+    (".", 0.99),
     risk_source="token_probability",
 )
 
@@ -200,17 +206,13 @@ def test_everything_fits_forty_columns(width: int) -> None:
 
 
 FIRST = generation(("Sound travels", 0.1), (" faster in water.", 0.9), risk_source="token_probability")
-OTHER = generation(
-    ("Sound travels faster in", 0.2), (" wood.", 0.9), method="greedy", risk_source="token_probability"
-)
+OTHER = generation(("Sound travels faster in", 0.2), (" wood.", 0.9), method="greedy", risk_source="token_probability")
 
 
 def test_a_comparison_stands_side_by_side_with_its_differences_marked() -> None:
     heading, text = drawn(Comparison([FIRST, OTHER], marks=True), 160).splitlines()
     assert heading.split() == ["cocoa-sig", "greedy"]
-    assert " ".join(text.split()) == (
-        "Sound travels [faster|3] in {[water|3]}. Sound travels faster in {[wood|3]}."
-    )
+    assert " ".join(text.split()) == ("Sound travels [faster|3] in {[water|3]}. Sound travels faster in {[wood|3]}.")
 
 
 def test_a_comparison_in_colour_dims_what_the_answers_share() -> None:

@@ -90,14 +90,15 @@ def own_answers(
     batch_size = engine.runtime.max_batch_size
     for start in range(0, len(questions), batch_size):
         batch = questions[start : start + batch_size]
-        generations = engine.generate_batch(_prompts(engine, batch), config=config)
+        generations = engine.generate_batch(question_prompts(engine, batch), config=config)
         for question, generation in zip(batch, generations, strict=True):
             rows.add(answer_features(generation), not question.is_right(generation.text), question.group)
         advance(len(batch))
     return rows.labelled("answer")
 
 
-def _prompts(engine: CocoaEngine, questions: Sequence[Question]) -> list[str | list[int]]:
+def question_prompts(engine: CocoaEngine, questions: Sequence[Question]) -> list[str | list[int]]:
+    """The prompt of each question: a chat if the model has a template, otherwise a text to continue."""
     if not engine.has_chat_template:
         return [f"{question.request}\nAnswer:" for question in questions]
     return [engine.encode_chat([{"role": "user", "content": question.request}]) for question in questions]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.equations import SpanLogProb, cocoa, cocoa_sig, middle_layers
+from cocoa_engine.equations import SpanLogProb, cocoa, cocoa_sig, length_penalty, middle_layers
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.model.hidden_states import FinalLayer
 from cocoa_engine.studies.signal.items import Floats, Items
@@ -35,7 +35,7 @@ class Layers:
 
 def composites(items: Items, layers: Layers, alpha: float, length: SpanLogProb = "sum") -> dict[str, Floats]:
     """The paper's four scores of each item, ``[n]`` each, higher is better."""
-    log_prob = items.log_prob if length == "sum" else items.log_prob / items.tokens
+    log_prob = items.log_prob / length_penalty(items.tokens, length)
     con, f = items.con_mlds(layers.window), items.f_mlds(layers.window, layers.final)
     return {
         "CoCoA, ConMLDS": cocoa(log_prob, con, alpha),

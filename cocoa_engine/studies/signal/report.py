@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.equations import SpanLogProb
+from cocoa_engine.equations import SpanLogProb, rule_without_rivals
 from cocoa_engine.studies.signal.indicators import Layers, composites, indicators, layer_choices, means, pairs, parts
 from cocoa_engine.studies.signal.items import Floats, Items
 from cocoa_engine.studies.signal.paired import PairedTest, paired_test
@@ -53,7 +53,7 @@ def measure(
     return {
         "about": about,
         "alpha": config.alpha,
-        "span_log_prob": config.span_log_prob,
+        "span_log_prob": rule_without_rivals(config.span_log_prob),
         "draws": draws,
         "seed": seed,
         "levels": levels,

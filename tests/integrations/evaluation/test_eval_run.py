@@ -206,7 +206,7 @@ def test_settings_are_not_mixed(engine: CocoaEngine, truthfulqa: Path, tmp_path:
     before = (out / "samples.jsonl").read_bytes()
     for changes, message in [
         ({"arms": ARMS[:1]}, "arms is"),
-        ({"config": CocoaConfig(span_log_prob="mean")}, 'decoding.span_log_prob is "sum" there, "mean" now'),
+        ({"config": CocoaConfig(span_log_prob="mean")}, 'decoding.span_log_prob is "greedy_end" there, "mean" now'),
         ({"model": {"name": "another"}}, "model.name is"),
         ({"task": TASKS["truthfulqa_gen"]}, "task is"),
         ({"limit": 1, "samples": samples[:1]}, "limit is 2 there, 1 now"),
@@ -352,7 +352,9 @@ def test_command(cocoa: Cocoa, engine: CocoaEngine, truthfulqa: Path, tmp_path: 
     assert shown.exit_code == 0, shown.output
     table = (out / "table.md").read_text()
     assert shown.stdout == table
-    assert len([line for line in table.splitlines() if line.startswith("| CoCoA")]) == 8
+    means, differences = table.split("Difference to Baseline (greedy)")
+    for part in (means, differences):
+        assert len([line for line in part.splitlines() if line.startswith("| CoCoA")]) == 8
     assert len(rows_of(out)) == 2 * 9
     expected = load_samples("truthfulqa_mc", truthfulqa, limit=2)
     assert [row["question"] for row in rows_of(out) if row["arm"] == "greedy"] == [one.question for one in expected]

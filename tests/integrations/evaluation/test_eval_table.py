@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import csv
+import io
+import re
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.stats
+from rich.console import Console
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations.evaluation import TASKS, Arm, paper
+from cocoa_integrations.evaluation import TASKS, Arm, paper, progress
 from cocoa_integrations.evaluation.judge import _COLUMNS, _TRUTH
 from cocoa_integrations.evaluation.paper import choose_model, paper_results
-from cocoa_integrations.evaluation.table import markdown
+from cocoa_integrations.evaluation.statistics import beyond_noise, statistics
+from cocoa_integrations.evaluation.table import report
+from cocoa_integrations.evaluation.table_text import draw, markdown, show
 
 
 def results(
@@ -46,17 +54,17 @@ def test_table_as_the_papers() -> None:
         Arm("cocoa", "f_mlds", 2.5): {"mc1": 0.40001, "mc2": 0.6, "mc3": 0.2},
         Arm("cocoa-sig", "f_mlds", 2.5): {"mc1": 0.40002, "mc2": 0.55, "mc3": 0.1},
     }
-    assert markdown(TASKS["truthfulqa_mc"], results("truthfulqa_mc", figures)) == (
+    assert markdown(report(TASKS["truthfulqa_mc"], results("truthfulqa_mc", figures))) == (
         "**truthfulqa_mc**, Llama-3.1-8B, 10 samples\n"
         "\n"
         "| Decoding method | Mode | MC1 (%) ↑ | MC2 (%) ↑ | MC3 (%) ↑ "
         "| paper: MC1 (%) ↑ | paper: MC2 (%) ↑ | paper: MC3 (%) ↑ |\n"
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
-        "| Baseline (greedy) | - | <u>39.41</u> | 50.00 | **30.00** | 39.41 | 58.84 | 32.45 |\n"
-        "| CoCoA | fMLDS (α=2.5) | **40.00** | **60.00** | <u>20.00</u> | – | – | – |\n"
-        "| CoCoA-SIG | fMLDS (α=2.5) | **40.00** | <u>55.00</u> | 10.00 | 44.68 | 57.93 | 33.13 |\n"
+        "| Baseline (greedy) | - | 39.41 | 50.00 | 30.00 | 39.41 | 58.84 | 32.45 |\n"
+        "| CoCoA | fMLDS (α=2.5) | 40.00 | 60.00 | 20.00 | – | – | – |\n"
+        "| CoCoA-SIG | fMLDS (α=2.5) | 40.00 | 55.00 | 10.00 | 44.68 | 57.93 | 33.13 |\n"
         "\n"
-        "Best in bold, second best underlined; ↑ more is better, ↓ less is better.\n"
+        "↑ more is better, ↓ less is better.\n"
         "The paper's results are those of Llama-3-8b on the paper's samples.\n"
     )
 
@@ -66,13 +74,13 @@ def test_less_can_be_better_and_fractions_keep_four_decimals() -> None:
         Arm("greedy"): {"rejected": 0.2, "rouge_l_acc": 0.5},
         Arm("cocoa-sig", "con_mlds", 1.0): {"rejected": 0.1, "rouge_l_acc": 0.5},
     }
-    table = markdown(TASKS["truthfulqa_gen"], results("truthfulqa_gen", figures, errors=1, empty=3))
-    assert "| Baseline (greedy) | - | <u>20.00</u> | 50.00 | 13.50 |" in table
-    assert "| CoCoA-SIG | ConMLDS (α=1) | **10.00** | 50.00 | 22.05 |" in table
+    table = markdown(report(TASKS["truthfulqa_gen"], results("truthfulqa_gen", figures, errors=1, empty=3)))
+    assert "| paper: Rej. rate (%) ↓ | Empty |\n" in table
+    assert "| Baseline (greedy) | - | 20.00 | 50.00 | 13.50 | 3 |" in table
+    assert "| CoCoA-SIG | ConMLDS (α=1) | 10.00 | 50.00 | 22.05 | 3 |" in table
     assert "count as wrong: 2 across all arms" in table
-    assert "Empty answers: 4 across all arms" in table
     figures = {Arm("greedy"): {"em": 0.483, "f1": 0.71094}}
-    table = markdown(TASKS["nq"], results("nq", figures, "Qwen/Qwen2.5-14B-Instruct"))
+    table = markdown(report(TASKS["nq"], results("nq", figures, "Qwen/Qwen2.5-14B-Instruct")))
     assert "| Baseline (greedy) | - | 48.30 | 0.7109 | 48.30 | 0.7109 |" in table
     assert "F1 ↑" in table
 
@@ -195,23 +203,24 @@ def test_figures_are_those_of_the_layers_that_were_set() -> None:
     figures = {Arm("greedy"): {"rejected": 0.2}, arm: {"rejected": 0.1}, Arm("cocoa"): {"rejected": 0.3}}
     figures = {one: {**means, "rouge_l_acc": 0.5} for one, means in figures.items()}
     given = results("truthfulqa_gen", figures, config=CocoaConfig(middle_layers=(11, 19)))
-    table = markdown(TASKS["truthfulqa_gen"], given)
-    assert "| Baseline (greedy) | - | <u>20.00</u> | 50.00 | 13.50 |" in table
-    assert "| CoCoA-SIG | ConMLDS (α=1) | **10.00** | 50.00 | 21.05 |" in table
+    table = markdown(report(TASKS["truthfulqa_gen"], given))
+    assert "| Baseline (greedy) | - | 20.00 | 50.00 | 13.50 |" in table
+    assert "| CoCoA-SIG | ConMLDS (α=1) | 10.00 | 50.00 | 21.05 |" in table
     assert "\nMiddle layers are set to 11 to 19: " in table
     assert "results for these of its 32 layers, if there are any.\n" in table
     assert "CocoaConfig.paper()" not in table
     del figures[arm]
     given = results("truthfulqa_gen", figures, config=CocoaConfig(middle_layers=(11, 19)))
-    assert "Middle layers" not in markdown(TASKS["truthfulqa_gen"], given)
+    assert "Middle layers" not in markdown(report(TASKS["truthfulqa_gen"], given))
 
 
 def test_a_table_says_what_was_not_set_as_in_the_paper() -> None:
     figures = {Arm("greedy"): {"em": 0.483, "f1": 0.71094}}
     usual = CocoaConfig(max_new_tokens=9, stop="\n", seed=1, decore_heads="heads.json")  # the task's and the model's
-    assert markdown(TASKS["nq"], results("nq", figures, config=usual)) == markdown(TASKS["nq"], results("nq", figures))
+    plain = markdown(report(TASKS["nq"], results("nq", figures)))
+    assert markdown(report(TASKS["nq"], results("nq", figures, config=usual))) == plain
     other = CocoaConfig(gamma=0.2, max_candidates=4, span_boundary="own", repetition_penalty=1.1)
-    assert markdown(TASKS["nq"], results("nq", figures, config=other)).endswith(
+    assert markdown(report(TASKS["nq"], results("nq", figures, config=other))).endswith(
         "The paper's results are those of Llama-3-8b on the paper's samples.\n"
         "Settings that differ from `CocoaConfig.paper()`, whose values are in brackets: "
         "gamma 0.2 (0.3), max_candidates 4 (8), span_boundary own (right), repetition_penalty 1.1 (none).\n"
@@ -221,17 +230,115 @@ def test_a_table_says_what_was_not_set_as_in_the_paper() -> None:
 def test_a_judged_table_is_compared_with_a_model_that_was_judged() -> None:
     figures = {Arm("greedy"): {"truth": 0.5}, Arm("cocoa-sig", "f_mlds", 2.5): {"truth": 0.6}}
     judged = replace(TASKS["nq_swap"], columns=(_TRUTH,))
-    table = markdown(judged, results("nq_swap", figures))
-    assert "| Baseline (greedy) | - | <u>50.00</u> | 58.60 |" in table
-    assert "| CoCoA-SIG | fMLDS (α=2.5) | **60.00** | 59.70 |" in table
+    table = markdown(report(judged, results("nq_swap", figures)))
+    assert "| Baseline (greedy) | - | 50.00 | 58.60 |" in table
+    assert "| CoCoA-SIG | fMLDS (α=2.5) | 60.00 | 59.70 |" in table
     assert "those of Qwen-2.5-14b on the paper's samples" in table
-    assert "paper" not in markdown(judged, results("nq_swap", figures), "mistral-7b")
+    assert "paper" not in markdown(report(judged, results("nq_swap", figures), "mistral-7b"))
 
 
 def test_settings_are_named_also_where_the_paper_has_no_figures() -> None:
     config = CocoaConfig(gamma=0.2, middle_layers=(11, 19))
     arms = {Arm("cocoa-sig", "con_mlds", 1.0): {"accuracy": 0.5}}
-    table = markdown(TASKS["gsm8k"], results("gsm8k", arms, config=config))
+    table = markdown(report(TASKS["gsm8k"], results("gsm8k", arms, config=config)))
     assert "paper:" not in table
     assert "Middle layers are set to 11 to 19" in table
     assert "gamma 0.2 (0.3)" in table
+
+
+# Statistics.
+
+
+def test_differences_are_paired() -> None:
+    """Two methods whose values vary much from sample to sample, and differ by little but always."""
+    first = {str(number): float(number % 10) for number in range(40)}
+    better = {key: value + 0.5 for key, value in first.items()}
+    found = statistics(better, first)
+    values = list(better.values())
+    assert found["mean"] == pytest.approx(sum(values) / 40)
+    assert found["standard_error"] == pytest.approx(scipy.stats.sem(values))
+    assert found["difference"] == {"estimate": 0.5, "low": 0.5, "high": 0.5, "samples": 40}
+    assert beyond_noise(found["difference"])
+    assert "difference" not in statistics(first)
+    assert statistics({"a": 1.0})["standard_error"] is None
+    assert statistics({"a": 1.0}, {"a": 0.0, "b": 0.0})["difference"]["low"] is None
+
+
+def test_the_interval_is_that_of_the_mean() -> None:
+    random = np.random.default_rng(1)
+    first = {str(number): value for number, value in enumerate(random.normal(size=300))}
+    other = {key: value + step for (key, value), step in zip(first.items(), random.normal(0.1, 1, 300), strict=True)}
+    steps = [other[key] - first[key] for key in first]
+    expected = scipy.stats.norm.interval(0.95, np.mean(steps), scipy.stats.sem(steps))
+    difference = statistics(other, first)["difference"]
+    assert (difference["low"], difference["high"]) == pytest.approx(expected, abs=0.01)
+    few = {key: other[key] for key in list(other)[:5]}
+    assert statistics(few, first)["difference"]["samples"] == 5
+    assert not beyond_noise({"estimate": 1.0, "low": 1.0, "high": 1.0, "samples": 5})  # too few to say so
+
+
+def noisy(task: str, values: dict[Arm, dict[str, float]]) -> Any:
+    """Results of 40 samples in which an arm's values are those of the first, moved by a share of the samples."""
+    made = results(task, values)
+    shown: dict[str, dict[str, float]] = {}
+    for one, means in zip(made["arms"], values.values(), strict=True):
+        each = {name: {str(n): float(n < mean * 40) for n in range(40)} for name, mean in means.items()}
+        one["metrics"] = {name: statistics(of_one, shown.get(name)) for name, of_one in each.items()}
+        one["rejected"] = 2
+        shown = shown or each
+    return made
+
+
+NOISY = {
+    Arm("greedy"): {"rejected": 0.5, "rouge_l_acc": 0.5},
+    Arm("cocoa", "f_mlds", 1.0): {"rejected": 0.2, "rouge_l_acc": 0.525},
+    Arm("cocoa-sig", "f_mlds", 1.0): {"rejected": 0.9, "rouge_l_acc": 0.8},
+}
+
+
+def test_bold_only_beyond_noise() -> None:
+    table = markdown(report(TASKS["truthfulqa_gen"], noisy("truthfulqa_gen", NOISY)))
+    means, differences = table.split("Difference to Baseline (greedy)")
+    assert "| Baseline (greedy) | - | 50.00 ± 8.01 | 50.00 ± 8.01 | 13.50 | 0 | 2 |" in means
+    assert "| CoCoA | fMLDS (α=1) | **20.00 ± 6.41** | 52.50 ± 8.00 |" in means  # less is better there
+    assert "| CoCoA-SIG | fMLDS (α=1) | 90.00 ± 4.80 | **80.00 ± 6.41** |" in means
+    assert "| Empty | Rejected |" in means
+    assert "| CoCoA | fMLDS (α=1) | **-30.00 (-45.00 – -17.50)** | +2.50 (+0.00 – +7.50) |" in differences
+    assert "| CoCoA-SIG | fMLDS (α=1) | +40.00 (" in differences
+    assert "Bold (* on a terminal): better than the first method beyond noise" in differences
+    assert "<u>" not in table
+
+
+def test_a_terminal_gets_no_markdown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    made = report(TASKS["truthfulqa_gen"], noisy("truthfulqa_gen", NOISY))
+    show(made)
+    assert capsys.readouterr().out == markdown(made)  # piped
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "160")
+    show(made)
+    drawn = capsys.readouterr().out
+    for raw in ("**", "---:", "<u>", "| "):
+        assert raw not in drawn
+    for text in ("truthfulqa_gen", "Baseline (greedy)", "20.00 ± 6.41", "+2.50 (+0.00 – +7.50)", "standard error"):
+        assert text in drawn
+    show(made, as_markdown=True)
+    assert capsys.readouterr().out == markdown(made)
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=160, legacy_windows=False)
+    draw(made, console)
+    coloured = console.file.getvalue()  # type: ignore[attr-defined]
+    assert re.search(r"\x1b\[1;32m *20.00 ± 6.41\*\x1b", coloured)
+    assert "52.50 ± 8.00*" not in coloured
+
+
+def test_progress_in_a_pipe_is_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.progress_bar("nq") as (begin, advance):
+        begin(10, 110)
+        for _ in range(5):
+            now[0] += 20
+            advance(10)
+    assert capsys.readouterr().err.splitlines() == [
+        "nq: 30 of 110, 0:00:40 elapsed, 0:02:40 left",
+        "nq: 50 of 110, 0:01:20 elapsed, 0:02:00 left",
+    ]

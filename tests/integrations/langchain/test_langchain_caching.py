@@ -12,6 +12,7 @@ from langchain_core.globals import set_llm_cache
 from langchain_core.load import dumps, loads
 
 from cocoa_engine import CocoaConfig, CocoaEngine
+from cocoa_integrations._shared.settings import OF_SAMPLING
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_risk, get_risk_callback
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.rivals import heads_file
@@ -21,6 +22,7 @@ MODELS = [ChatCocoa, CocoaLLM]
 OTHER: dict[str, Any] = {
     "method": "cocoa",
     "metric": "con_mlds",
+    "risk": "f_mlds",
     "alpha": 0.9,
     "gamma": 0.5,
     "max_candidates": 2,
@@ -38,6 +40,8 @@ OTHER: dict[str, Any] = {
     "max_new_tokens": 3,
     "max_risk": 0.5,
     "temperature": 0.7,
+    "top_k": 5,
+    "top_p": 0.9,
     "seed": 1,
     "top_logprobs": 2,
     "stop": ["x"],
@@ -82,7 +86,7 @@ def test_no_setting_replays_an_answer_of_another(
     Path(heads).rename(tmp_path / "heads.json")
     monkeypatch.chdir(tmp_path)
     model = kind(engine=quick_engine, max_new_tokens=4)
-    other = {setting: OTHER[setting]}
+    other = {setting: OTHER[setting], **({"method": "sample"} if setting in OF_SAMPLING else {})}
     answer(model)
     answer(model, **other)
     assert len(spy.calls) == 2

@@ -148,7 +148,7 @@ def test_the_risk_is_that_of_the_answer(thinker: ChatCocoa) -> None:
     assert report["max_risk"] == highest["answer"] == seen.max_risk
     assert report["reasoning"]["max_risk"] == highest["reasoning"]
     assert report["reasoning"]["spans"] == [span["span"] for span in parts["reasoning"]]
-    assert max_risk(message) < highest["reasoning"]
+    assert max_risk(message, "f_mlds") < max(span["f_mlds"] for span in parts["reasoning"])
     assert "".join(span["text"] for span in parts["answer"]).strip() == "Hello!"
     assert message.usage_metadata is not None
     details = message.usage_metadata["output_token_details"]
@@ -157,12 +157,12 @@ def test_the_risk_is_that_of_the_answer(thinker: ChatCocoa) -> None:
 
 def test_gates_count_and_mark_the_answer(thinker: ChatCocoa) -> None:
     message = thinker.invoke("Hi")
-    highest = max_risk(message)
-    between = (highest + get_risk(message)["reasoning"]["max_risk"]) / 2
+    highest = max_risk(message, "f_mlds")
+    between = (highest + max(span["f_mlds"] for span in get_risk(message)["spans"])) / 2
     assert highest < between
-    assert risk_gate(between).invoke(message) == message
+    assert risk_gate(between, metric="f_mlds").invoke(message) == message
     with pytest.raises(HallucinationRiskError):
-        risk_gate(highest).invoke(message)
+        risk_gate(highest, metric="f_mlds").invoke(message)
     reasoning = {"type": "reasoning", "reasoning": THOUGHT}
     mark = risk_gate(0.0, on_risk="mark", mark="[{text}]")
     marked = mark.invoke(message)
@@ -308,7 +308,7 @@ def test_a_changed_text_after_the_reasoning_is_noticed(thinker: ChatCocoa) -> No
     changed = message.model_copy(update={"content": [message.content[0], {"type": "text", "text": "Hello, you!"}]})
     assert max_risk(changed) == max_risk(message)
     with pytest.raises(HallucinationRiskError, match="characters"):
-        risk_gate(0.0).invoke(changed)
+        risk_gate(0.0, metric="f_mlds").invoke(changed)
     with pytest.raises(ConfigError, match="differs from the text of its spans"):
         risk_gate(0.0, on_risk="mark").invoke(changed)
     silent = message.model_copy(update={"content": message.text})  # without its reasoning

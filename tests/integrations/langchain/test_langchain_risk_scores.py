@@ -96,7 +96,7 @@ def test_langsmith_gets_feedback_on_every_run(quick_chat: ChatCocoa, client: Cli
     assert feedback["run_id"] == feedback["trace_id"] == str(run_id)
     assert feedback["session_id"] == str(PROJECT)
     assert feedback["value"] == "fail"
-    assert "raw MLDS" in feedback["comment"]
+    assert "least probable token" in feedback["comment"]
     assert feedback["feedback_source"]["metadata"]["model"] == "quick"
 
 
@@ -146,7 +146,7 @@ def test_opentelemetry_gets_an_event_in_the_span_of_the_run(
 ) -> None:
     spans = Spans()
     # the instrumentation ends its span before the handler is called
-    config: Any = {"callbacks": [AzureLike(spans.tracer), RiskScores(logger_provider=events.provider, threshold=2.0)]}
+    config: Any = {"callbacks": [AzureLike(spans.tracer), RiskScores(logger_provider=events.provider, threshold=1.0)]}
     answer = quick_chat.invoke("a", config, max_tokens=4)
     if streamed:
         events.exporter.clear()
@@ -157,7 +157,7 @@ def test_opentelemetry_gets_an_event_in_the_span_of_the_run(
     assert event.event_name == "gen_ai.evaluation.result"
     attributes = dict(event.attributes)
     assert attributes.pop("gen_ai.evaluation.explanation").startswith(
-        "highest risk of any span (raw MLDS); the riskiest"
+        "highest risk of any span (1 - p of the least probable token); the riskiest"
     )
     assert attributes == {
         "gen_ai.evaluation.name": "hallucination_risk",
@@ -177,7 +177,8 @@ async def test_an_event_belongs_to_the_current_span_otherwise(quick_llm: CocoaLL
     [event] = events.records()
     assert event.span_id == outer.get_span_context().span_id
     assert event.attributes["gen_ai.evaluation.name"] == "risk"
-    assert event.attributes["gen_ai.evaluation.explanation"] == "highest risk of any span (raw MLDS)"
+    explanation = event.attributes["gen_ai.evaluation.explanation"]
+    assert explanation == "highest risk of any span (1 - p of the least probable token)"
     assert "gen_ai.evaluation.score.label" not in event.attributes
 
 

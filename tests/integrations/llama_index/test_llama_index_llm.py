@@ -14,7 +14,7 @@ from llama_index.core.llms import ChatMessage, CompletionResponse
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, PromptError, methods
 from cocoa_integrations._shared.metadata import all_spans, risk_report
-from cocoa_integrations._shared.settings import config_of
+from cocoa_integrations._shared.settings import OF_SAMPLING, config_of
 from cocoa_integrations.llama_index import CocoaLLM, CocoaRiskEvent
 from tests.helpers.alike import close
 from tests.helpers.llama_index_helpers import PROMPT, Listener
@@ -111,6 +111,7 @@ async def test_token_counters_read_the_usage(method: str, asynchronous: bool, en
 SETTINGS: dict[str, Any] = {
     "method": "cocoa",
     "metric": "con_mlds",
+    "risk": "f_mlds",
     "alpha": 0.5,
     "gamma": 0.2,
     "max_candidates": 3,
@@ -128,6 +129,8 @@ SETTINGS: dict[str, Any] = {
     "max_risk": 1.5,
     "max_new_tokens": 3,
     "temperature": 0.5,
+    "top_k": 5,
+    "top_p": 0.9,
     "seed": 7,
     "top_logprobs": 2,
     "stop": ("Rome",),
@@ -139,11 +142,16 @@ def test_there_is_a_case_for_every_setting() -> None:
     assert all(getattr(CocoaConfig(), name) != value for name, value in SETTINGS.items())
 
 
+def needed_by(name: str) -> dict[str, Any]:
+    """Settings without which a setting is refused."""
+    return {"method": "sample"} if name in OF_SAMPLING else {}
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_is_an_option_of_constructor_and_call(
     name: str, llm: CocoaLLM, engine: CocoaEngine, heard: Listener
 ) -> None:
-    short = {"max_new_tokens": 2, name: SETTINGS[name]}
+    short = {"max_new_tokens": 2, name: SETTINGS[name], **needed_by(name)}
     llm.complete(PROMPT, **short)
     CocoaLLM(engine=engine, **short).complete(PROMPT)
     used = [event.generation.config for event in heard.of(CocoaRiskEvent)]
@@ -156,9 +164,11 @@ def test_every_setting_can_be_read_and_set(name: str, llm: CocoaLLM, heard: List
     assert getattr(llm, name) == getattr(CocoaConfig(max_new_tokens=8), name)
     llm.max_new_tokens = 2
     setattr(llm, name, SETTINGS[name])
+    for needed, value in needed_by(name).items():
+        setattr(llm, needed, value)
     list(llm.stream_complete(PROMPT))
     (event,) = heard.of(CocoaRiskEvent)
-    assert event.generation.config == CocoaConfig(**{"max_new_tokens": 2, name: SETTINGS[name]})
+    assert event.generation.config == CocoaConfig(**{"max_new_tokens": 2, name: SETTINGS[name], **needed_by(name)})
     assert llm.metadata.num_output == llm.max_new_tokens
 
 

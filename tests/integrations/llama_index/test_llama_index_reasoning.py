@@ -111,7 +111,6 @@ def test_the_risk_is_that_of_the_answer(thinker: CocoaLLM) -> None:
     by_part = {part: [span for span in report["spans"] if span["part"] == part] for part in ("reasoning", "answer")}
     assert report["max_risk"] == max(span["risk"] for span in by_part["answer"])
     assert report["reasoning"]["max_risk"] == max(span["risk"] for span in by_part["reasoning"])
-    assert report["max_risk"] < report["reasoning"]["max_risk"]
     block = response.message.blocks[0]
     assert isinstance(block, ThinkingBlock)
     assert 0 < block.num_tokens < response.raw["usage"]["completion_tokens"]  # type: ignore[operator]

@@ -166,12 +166,12 @@ async def test_equal_answers_keep_their_own_risk(chat: CocoaLLM) -> None:
         RiskQueryEngine(over(llm, "accumulate")).synthesize(QueryBundle(QUESTION), [node]).metadata["cocoa_risk"]
         for node in Found().retrieve(QUESTION)
     ]
-    expected = [span["risk"] for report in one_by_one for span in report["spans"]]
+    expected = [span["f_mlds"] for report in one_by_one for span in report["spans"]]
     assert len(set(expected)) > 1
     shown, metadata = await shown_by(RiskQueryEngine(over(llm, "accumulate", use_async=True)), "aquery")
     check(shown, metadata["cocoa_risk"])
     assert len({text_of(report) for report in metadata["cocoa_reports"]}) == 1
-    assert [span["risk"] for span in metadata["cocoa_risk"]["spans"]] == pytest.approx(expected, abs=1e-4)
+    assert [span["f_mlds"] for span in metadata["cocoa_risk"]["spans"]] == pytest.approx(expected, abs=1e-4)
 
 
 def test_lift_of_accumulated_answers(chat: CocoaLLM) -> None:

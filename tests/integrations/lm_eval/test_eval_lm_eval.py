@@ -164,7 +164,7 @@ def test_every_setting_is_a_model_arg(engine: CocoaEngine, monkeypatch: pytest.M
         "span_boundary": "left", "span_log_prob": "mean", "middle_layers": "8-16", "final_layer": "pre_norm",
         "dola_layers": "16-18", "dola_relative_top": 0.2, "decore_heads": "heads.json", "decore_masked_heads": 3,
         "diver_weight": 0.5, "repetition_penalty": 1.3, "max_risk": 1.5,
-        "max_new_tokens": 17, "temperature": 0.5, "seed": 3, "top_logprobs": 2, "stop": "###",
+        "max_new_tokens": 17, "temperature": 0.5, "top_k": 5, "top_p": 0.9, "seed": 3, "top_logprobs": 2, "stop": "###",
         "forward": "modules", "linears": "stock", "max_batch_size": 2, "max_queue": 9, "prefix_cache_mb": 1,
         "draft_tokens": 0, "cuda_graphs": False,
     }  # fmt: skip

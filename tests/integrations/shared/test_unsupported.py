@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cocoa_engine import CocoaEngine, ConfigError
+from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError
 from cocoa_integrations._shared.unsupported import INSTEAD, WITHOUT_EFFECT
 from cocoa_integrations.langchain import ChatCocoa
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
@@ -76,3 +76,37 @@ def test_values_without_effect_are_accepted(name: str, tiny: CocoaEngine) -> Non
 def test_options_of_calls_go_into_generate_kwargs(tiny: CocoaEngine) -> None:
     with pytest.raises(ConfigError, match="CocoaLLM: give do_sample, no_repeat_ngram_size in generate_kwargs"):
         LlamaIndexLLM(engine=tiny, do_sample=True, no_repeat_ngram_size=3)
+
+
+SAMPLED: dict[str, Any] = {
+    "method": "sample",
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 20,
+    "seed": 3,
+    "max_new_tokens": 8,
+}
+
+
+def test_the_method_sample_takes_top_p_and_top_k(tiny: CocoaEngine) -> None:
+    expected = tiny.generate("Hi", **SAMPLED).text
+    assert expected != tiny.generate("Hi", **SAMPLED | {"top_k": 0, "top_p": 1.0, "temperature": 3.0}).text
+    assert LangChainLLM(engine=tiny, **SAMPLED).invoke("Hi") == expected
+    assert LangChainLLM(engine=tiny).invoke("Hi", **SAMPLED) == expected
+    assert LangChainLLM(engine=tiny, method="sample").invoke("Hi", **SAMPLED | {"method": None}) == expected
+    assert LangChainLLM(engine=tiny, config=CocoaConfig(method="sample"), **SAMPLED).invoke("Hi") == expected
+    assert LlamaIndexLLM(engine=tiny, **SAMPLED).complete("Hi").text == expected
+    assert LlamaIndexLLM(engine=tiny, generate_kwargs=SAMPLED).complete("Hi").text == expected
+    assert LlamaIndexLLM(engine=tiny, method="sample").complete("Hi", **SAMPLED).text == expected
+    assert ChatCocoa(method="sample", temperature=0.7, top_p=0.9).config.top_p == 0.9
+    greedy = tiny.generate("Hi", method="greedy", max_new_tokens=8).text
+    assert LangChainLLM(engine=tiny, **SAMPLED).invoke("Hi", method="greedy") == greedy
+
+
+def test_top_p_is_refused_where_a_call_goes_back_to_spans(tiny: CocoaEngine) -> None:
+    for ask in (
+        lambda: LangChainLLM(engine=tiny, method="sample").invoke("Hi", method="cocoa-sig", top_p=0.9),
+        lambda: LlamaIndexLLM(engine=tiny, method="sample").complete("Hi", method="cocoa-sig", top_p=0.9),
+    ):
+        with pytest.raises(ConfigError, match=r"top_p=0\.9 \(gamma .* only method='sample'"):
+            ask()

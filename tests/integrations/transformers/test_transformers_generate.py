@@ -168,6 +168,19 @@ def test_spans_are_sampled() -> None:
     answers(model.generate(**padded(rows), custom_generate=cocoa, seed=1, **options), rows, [sampled], PAD)
 
 
+def test_tokens_are_sampled() -> None:
+    model, rows = tiny_model("llama", seed=6), prompts(2)
+    engine = CocoaEngine(model, tiny_tokenizer())
+    settings: dict[str, Any] = {"temperature": 1.5, "top_k": 9, "top_p": 0.8, "max_new_tokens": 16}
+    sampled = engine.generate_batch(rows, method="sample", seed=1, **settings)
+    found = model.generate(**padded(rows), custom_generate=cocoa, method="sample", do_sample=True, seed=1, **settings)
+    answers(found, rows, sampled, PAD)
+    only = LogitsProcessorList([TopKLogitsWarper(1)])  # of the user, besides the top_k of generate
+    greedy = engine.generate_batch(rows, method="greedy", max_new_tokens=16)
+    options: dict[str, Any] = {**settings, "do_sample": True, "logits_processor": only}
+    answers(model.generate(**padded(rows), custom_generate=Cocoa(method="sample"), **options), rows, greedy, PAD)
+
+
 def test_a_streamer_gets_the_prompt_then_each_token(engine: CocoaEngine) -> None:
     ids = torch.tensor([engine.encode(PROMPTS["question"])])
     streamer = TextIteratorStreamer(engine.tokenizer, skip_prompt=True, timeout=1)

@@ -1,0 +1,92 @@
+"""Agreement of an answer with sampled answers to the same prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.results import Generation
+from cocoa_engine.text_matching import normalized, support, token_f1
+
+SAME_F1 = 0.5
+"""Two answers agree if the F1 score of their words is at least this."""
+
+Match = Callable[[str, str], bool | float]
+"""Compares a sampled answer with the answer: whether, or how far (in [0, 1]), they agree."""
+
+
+class Consistency(BaseModel):
+    """An answer, sampled answers to the same prompt, and how far they agree."""
+
+    model_config = ConfigDict(frozen=True)
+
+    answer: str = Field(description="The text that the samples are compared with.")
+    agreement: float = Field(description="Share of the samples that agree with the answer, in [0, 1].")
+    f1: float = Field(description="Mean F1 score of the words of a sample with those of the answer, in [0, 1].")
+    matches: list[float] = Field(description="For each sample whether, or how far, it agrees, in [0, 1].")
+    samples: list[Generation] = Field(description="The sampled answers.")
+    generation: Generation | None = Field(None, description="The answer with its spans, if it is not a mere text.")
+
+    def support(self, text: str) -> float | None:
+        """How many samples contain the content words of a part of the answer, such as a sentence or a span.
+
+        SelfCheckGPT's measure by words (Manakul et al., 2023), with shares instead of log-probabilities. Content words
+        have a digit, a capital letter or at least four letters.
+
+        Returns:
+            The share of the samples that contain a word, averaged over the words, in [0, 1]; `None` for a text without
+            content words.
+        """
+        return support(text, [sample.text for sample in self.samples])
+
+
+def same_answer(sample: str, answer: str) -> bool:
+    """Whether two answers are equal after normalisation, or share most of their words (F1 of at least 0.5)."""
+    return normalized(sample) == normalized(answer) or token_f1(sample, answer) >= SAME_F1
+
+
+def sample_configs(config: CocoaConfig, n: int, temperature: float) -> list[CocoaConfig]:
+    """The settings of ``n`` sampled answers. With a seed, sample i has the seed ``seed + i``.
+
+    Raises:
+        ConfigError: ``n`` is not a whole number above 0, or the samples would all be greedy.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ConfigError(f"n must be a whole number, at least 1 (got {n!r})")
+    sampled = config.replace(method="sample", temperature=temperature, max_risk=None)
+    if sampled.temperature == 0 or sampled.top_k == 1:
+        raise ConfigError("with temperature=0 or top_k=1 all samples are alike; give a temperature above 0 and top_k=0")
+    if config.seed is None:
+        return [sampled] * n
+    return [sampled.replace(seed=(config.seed + number) % 2**63) for number in range(n)]
+
+
+def compare(answer: str | Generation, samples: Sequence[Generation], match: Match | None = None) -> Consistency:
+    """Compare sampled answers with an answer.
+
+    Args:
+        answer: the answer, or its text.
+        samples: at least one sampled answer.
+        match: compares a sample with the answer. Default: :func:`same_answer`.
+
+    Raises:
+        ConfigError: ``match`` returns something else than a bool or a number in [0, 1].
+    """
+    text = answer.text if isinstance(answer, Generation) else answer
+    matches = []
+    for sample in samples:
+        found = (match or same_answer)(sample.text, text)
+        if not isinstance(found, (bool, int, float)) or not 0 <= found <= 1:
+            raise ConfigError(f"match must return a bool or a number in [0, 1], not {found!r}.")
+        matches.append(float(found))
+    return Consistency(
+        answer=text,
+        agreement=sum(matches) / len(matches),
+        f1=sum(token_f1(sample.text, text) for sample in samples) / len(samples),
+        matches=matches,
+        samples=list(samples),
+        generation=answer if isinstance(answer, Generation) else None,
+    )

@@ -1,0 +1,50 @@
+"""Comparison of short texts by their words."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+
+def normalized(text: str) -> str:
+    """The text as SQuAD's evaluation compares it: lower case, without punctuation, articles and extra white space."""
+    text = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def token_f1(one: str, other: str) -> float:
+    """The F1 score of the normalised words of two texts, in [0, 1]. Two texts without words have 1."""
+    first, second = normalized(one).split(), normalized(other).split()
+    if not first or not second:
+        return float(first == second)
+    return 2 * sum((Counter(first) & Counter(second)).values()) / (len(first) + len(second))
+
+
+def content_words(text: str) -> list[str]:
+    """The words that have a digit, a capital letter or at least four letters, in lower case, each once.
+
+    The rule needs no list of words. It finds no words within text that is written without spaces.
+    """
+    words = re.findall(r"\w+", text)
+    kept = (word for word in words if len(word) > 3 or any(letter.isdigit() or letter.isupper() for letter in word))
+    return list(dict.fromkeys(word.lower() for word in kept))
+
+
+def support(text: str, others: Sequence[str]) -> float | None:
+    """How many of the other texts contain the content words of a text.
+
+    Args:
+        text: a sentence, a span or a claim.
+        others: at least one text.
+
+    Returns:
+        The share of the other texts that contain a word, averaged over the content words, in [0, 1]; `None` for a text
+        without content words.
+    """
+    words = content_words(text)
+    contained = [set(re.findall(r"\w+", other.lower())) for other in others]
+    if not words:
+        return None
+    return sum(word in one for word in words for one in contained) / (len(words) * len(contained))

@@ -1,0 +1,66 @@
+"""``cocoa length-rules``: compare the rules for candidates of unequal length. Registered as an entry point."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cocoa_engine.cli.loading import load_engine
+from cocoa_engine.cli.options import LoadOptions, Model, with_options
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.model.embedded import MODEL_NAME
+from cocoa_integrations.evaluation.progress import progress_bar
+
+_SHARED = ("gamma", "max_candidates", "max_span_tokens", "span_boundary", "middle_layers", "final_layer",
+           "repetition_penalty", "max_new_tokens")  # fmt: skip
+
+
+@with_options(*_SHARED)
+def length_rules(
+    config: CocoaConfig,
+    loading: LoadOptions,
+    data: Annotated[list[str], typer.Option(metavar="TASK=PATH", help="A task and its data file. Repeatable.")],
+    out: Annotated[Path, typer.Option(help="Folder for the results. An interrupted run is resumed in its folder.")],
+    model: Model = None,
+    methods: Annotated[str, typer.Option(help="Methods, comma-separated. Greedy is the baseline.")] = "cocoa,cocoa-sig",
+    rules: Annotated[str | None, typer.Option(help="Rules (span_log_prob), comma-separated. Default: all.")] = None,
+    prompts: Annotated[int | None, typer.Option(min=1, help="Maximum number of prompts of each task.")] = None,
+    shuffle: Annotated[int | None, typer.Option(help="Seed for shuffling the samples before --prompts.")] = None,
+) -> None:
+    """Compare rules for candidates of unequal length with greedy decoding, on the data files of several tasks."""
+    from cocoa_integrations.evaluation.data import describe_data, load_samples
+    from cocoa_integrations.evaluation.folder import TABLE
+    from cocoa_integrations.evaluation.length_rules import RULES, make_rule_arms, study
+    from cocoa_integrations.evaluation.tasks import find_task
+
+    arms = make_rule_arms(_list(methods), RULES if rules is None else _list(rules))
+    files: dict[str, Path] = {}
+    for given in data:
+        name, separator, path = given.partition("=")
+        if not separator:
+            raise ConfigError(f"--data {given}: give a task and its data file, such as samsum=test.jsonl")
+        files[find_task(name).name] = Path(path)
+    tasks = [
+        (find_task(name), load_samples(name, path, limit=prompts, shuffle=shuffle)) for name, path in files.items()
+    ]
+    with progress_bar("length rules") as (begin, advance):
+        study(
+            lambda: load_engine(model, loading),
+            tasks,
+            arms,
+            out,
+            config=config,
+            model={"name": model or MODEL_NAME, "dtype": loading.dtype},
+            data={name: describe_data(path, shuffle=shuffle) for name, path in files.items()},
+            limit=prompts,
+            begin=begin,
+            advance=advance,
+        )
+    print((out / TABLE).read_text(encoding="utf-8"), end="")
+
+
+def _list(given: str) -> list[str]:
+    return [part.strip() for part in given.split(",") if part.strip()]

@@ -1,0 +1,168 @@
+"""``engine.consistency``: sampled answers to a prompt, and how far an answer agrees with them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from cocoa_engine import CocoaConfig, CocoaEngine, Consistency, Generation
+from cocoa_engine.datasets.questions import Question
+from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.studies.consistency import SCORES, measure, summarise
+from cocoa_engine.text_matching import content_words, support, token_f1
+from tests.helpers.alike import assert_alike
+from tests.helpers.engines import engine_of, prompt
+from tests.helpers.forward_passes import record
+from tests.helpers.made_up_answers import generation
+from tests.helpers.structured import engine_for_schemas
+from tests.helpers.tiny_models import tiny_model
+
+SHORT: dict[str, Any] = {"max_new_tokens": 6, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def tiny() -> CocoaEngine:
+    return engine_of(tiny_model("llama"))
+
+
+def test_samples_are_those_of_their_seeds_and_share_their_passes(tiny: CocoaEngine) -> None:
+    passes = record(tiny)
+    found = tiny.consistency(prompt(1), "any text", 4, temperature=1.3, top_p=0.9, **SHORT)
+    assert max(len(each.widths) for each in passes) == 4
+    for number, sample in enumerate(found.samples):
+        config = CocoaConfig(method="sample", temperature=1.3, top_p=0.9, max_new_tokens=6, seed=5 + number)
+        assert_alike(sample, tiny.generate(prompt(1), config=config))
+    assert len({sample.text for sample in found.samples}) > 1
+    assert found.answer == "any text"
+    assert found.generation is None
+
+
+def test_the_answer_is_generated_with_the_settings_if_none_is_given(tiny: CocoaEngine) -> None:
+    found = tiny.consistency(prompt(1), n=2, method="cocoa", max_risk=None, **SHORT)
+    expected = tiny.generate(prompt(1), method="cocoa", **SHORT)
+    assert found.generation is not None
+    assert_alike(found.generation, expected)
+    assert found.answer == expected.text
+    again = tiny.consistency(prompt(1), expected, 2, **SHORT)
+    assert (again.generation, again.agreement) == (expected, found.agreement)
+    assert Consistency.model_validate_json(found.model_dump_json()) == found
+
+
+def test_samples_that_are_nearly_greedy_agree(tiny: CocoaEngine) -> None:
+    found = tiny.consistency(prompt(1), n=3, temperature=1e-6, method="greedy", **SHORT)
+    assert (found.agreement, found.f1, found.matches) == (1.0, 1.0, [1.0] * 3)
+    other = tiny.consistency(prompt(1), "nothing of that", 3, temperature=1e-6, **SHORT)
+    assert (other.agreement, other.f1, other.matches) == (0.0, 0.0, [0.0] * 3)
+
+
+def test_a_comparison_of_the_user(tiny: CocoaEngine) -> None:
+    texts: list[tuple[str, str]] = []
+
+    def half(sample: str, answer: str) -> float:
+        texts.append((sample, answer))
+        return len(texts) / 4
+
+    found = tiny.consistency(prompt(1), "answer", 2, match=half, **SHORT)
+    assert found.matches == [0.25, 0.5]
+    assert found.agreement == 0.375
+    assert texts == [(sample.text, "answer") for sample in found.samples]
+    for wrong in (1.5, -1, "yes", None, math.nan):
+        with pytest.raises(ConfigError, match=r"match must return a bool or a number in \[0, 1\]"):
+            tiny.consistency(prompt(1), "answer", 1, match=lambda *_: wrong, **SHORT)  # noqa: B023
+
+
+def test_messages_are_a_prompt() -> None:
+    chats = engine_for_schemas()
+    messages = [{"role": "user", "content": "Hello"}]
+    found = chats.consistency(messages, n=2, **SHORT)
+    assert found == chats.consistency(chats.encode_chat(messages), n=2, **SHORT)
+
+
+def test_processors_apply_to_the_answer_and_the_samples() -> None:
+    constrained = engine_for_schemas()
+    found = constrained.consistency(
+        prompt(1), n=4, temperature=5.0, logits_processor=constrained.constrain(regex="yes|no"), **SHORT
+    )
+    assert {found.answer, *(sample.text for sample in found.samples)} == {"yes", "no"}
+    assert found.agreement == sum(sample.text == found.answer for sample in found.samples) / 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n": 0}, "n must be a whole number, at least 1"),
+        ({"n": True}, "n must be a whole number"),
+        ({"n": 2.5}, "n must be a whole number"),
+        ({"temperature": 0}, "all samples are alike"),
+        ({"top_k": 1}, "all samples are alike"),
+        ({"temperature": -1}, "temperature"),
+        ({"gama": 1}, "unknown setting 'gama'"),
+    ],
+)
+def test_refused_before_any_work(options: dict[str, Any], message: str, tiny: CocoaEngine) -> None:
+    passes = record(tiny)
+    with pytest.raises(ConfigError, match=message):
+        tiny.consistency(prompt(1), **options)
+    with pytest.raises(PromptError):
+        tiny.consistency("")
+    assert not passes
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "f1"),
+    [
+        ("The Eiffel Tower.", "eiffel tower", 1.0),
+        ("in 1889", "It was built in 1889", 2 * 2 / (2 + 5)),
+        ("Paris Paris", "Paris", 2 / 3),
+        ("Rome", "Paris", 0.0),
+        ("", "the", 1.0),
+        ("", "Rome", 0.0),
+    ],
+)
+def test_f1_of_words(one: str, other: str, f1: float) -> None:
+    assert token_f1(one, other) == token_f1(other, one) == pytest.approx(f1)
+
+
+def test_support_is_the_share_of_samples_that_contain_the_content_words() -> None:
+    assert content_words("In 1889 the Eiffel Tower was new to us, the tower!") == ["in", "1889", "eiffel", "tower"]
+    samples = ["The tower of 1889.", "Eiffel built a tower", "Who knows?"]
+    assert support("the Tower", samples) == 2 / 3
+    assert support("Eiffel, 1889", samples) == 1 / 3
+    assert support("it is so", samples) is None
+    found = Consistency(
+        answer="The Tower.", agreement=0, f1=0, matches=[0, 0], samples=[answer(text) for text in samples[:2]]
+    )
+    assert found.support("Eiffel tower") == 0.75
+
+
+def answer(text: str) -> Generation:
+    return generation((text, 0.5))
+
+
+def test_the_study_ranks_wrong_answers_by_disagreement() -> None:
+    chats = engine_for_schemas()
+    greedy = chats.chat(
+        [{"role": "user", "content": Question("q0", None, ("x",), "g").request}], method="greedy", max_new_tokens=4
+    ).text
+    questions = [Question(f"q{number}", None, (greedy if number == 0 else "x",), f"g{number}") for number in range(3)]
+    rows = list(measure(chats, questions, n=2, max_new_tokens=4))
+    assert [row["wrong"] for row in rows][1:] == [True, True]
+    assert all(len(row["samples"]) == 2 and row["sample_seconds"] > 0 for row in rows)
+    made_up = [
+        {
+            "group": n,
+            "wrong": n % 3 == 0,
+            "agreement": float(n % 3 != 0),
+            "f1": 0.5,
+            "mean_log_prob": -n,
+            "min_log_prob": n,
+        }
+        for n in range(30)
+    ]
+    values, differences = summarise(made_up)
+    assert values.keys() == set(SCORES)
+    assert (values["agreement"].estimate, values["f1"].estimate) == (1.0, 0.5)
+    assert differences["agreement"].estimate == pytest.approx(1 - values["mean_log_prob"].estimate)
+    assert (differences["agreement"].low or 0) > 0

@@ -1,0 +1,203 @@
+"""``method="sample"``: the distribution of transformers' sampling, greedy at its limits, the same in batches."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from pydantic import BaseModel, ConfigDict
+from scipy.stats import chisquare
+from transformers import GenerationConfig, RepetitionPenaltyLogitsProcessor
+
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation
+from cocoa_engine.decoding import task
+from cocoa_engine.decoding.next_tokens import next_tokens
+from cocoa_engine.decoding.sampler import Sampler
+from cocoa_engine.methods.sample import Sample
+from cocoa_integrations.langchain import ChatCocoa
+from tests.helpers.alike import assert_alike
+from tests.helpers.engines import engine_of, prompt
+from tests.helpers.structured import engine_for_schemas
+from tests.helpers.tiny_models import tiny_model
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.6},
+    {"temperature": 1.5, "top_k": 7},
+    {"temperature": 2.0, "top_p": 0.7},
+    {"temperature": 1.3, "top_k": 12, "top_p": 0.8, "repetition_penalty": 1.4},
+]
+
+
+@pytest.fixture(scope="module")
+def tiny() -> CocoaEngine:
+    return engine_of(tiny_model("llama"))
+
+
+def sampled(engine: CocoaEngine, given: list[int], **settings: Any) -> Generation:
+    return engine.generate(
+        given, **{"method": "sample", "temperature": 1.0, "max_new_tokens": 20, "seed": 1, **settings}
+    )
+
+
+def expected_distribution(engine: CocoaEngine, ids: list[int], settings: dict[str, Any]) -> torch.Tensor:
+    """softmax of what transformers' own warpers leave of the logits, in the order of ``generate``."""
+    config = GenerationConfig(**{"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, **settings})
+    config.eos_token_id = None
+    sequence = torch.tensor([ids])
+    processors = engine.model._get_logits_processor(config, input_ids_seq_length=len(ids), device="cpu")
+    with torch.no_grad():
+        logits = engine.model(sequence).logits[:, -1].float()
+    return processors(sequence, logits).softmax(-1)[0]
+
+
+def processed_logits(engine: CocoaEngine, ids: list[int], settings: dict[str, Any]) -> torch.Tensor:
+    with torch.no_grad():
+        logits = engine.model(torch.tensor([ids])).logits[:, -1].float()
+    if penalty := settings.get("repetition_penalty"):
+        logits = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([ids]), logits)
+    return logits[0]
+
+
+def draws(logits: torch.Tensor, count: int, settings: dict[str, Any]) -> list[int]:
+    """Tokens drawn from one distribution, as those of an answer of ``count`` tokens."""
+    config = CocoaConfig(**{"method": "sample", "temperature": 1.0, **settings})
+    rows = logits.expand(count, -1)
+    sampler = Sampler(Sample(), config, torch.Generator().manual_seed(1), prompt_length=7)
+    known = next_tokens(rows, 2)
+    return [token.chosen.token_id for token in sampler.drawn(known, rows, range(7, 7 + count))]  # type: ignore[union-attr]
+
+
+def p_value(counts: Counter[int], expected: torch.Tensor) -> float:
+    """Chi-square of drawn tokens, the rare ones (fewer than 5 expected) taken together."""
+    total = counts.total()
+    assert all(expected[token] > 0 for token in counts), "a token was drawn that must not be"
+    observed = np.array([counts[token] for token in range(len(expected))], dtype=float)
+    wanted = expected.double().numpy() * total
+    common = wanted >= 5
+    observed = np.append(observed[common], observed[~common].sum())
+    wanted = np.append(wanted[common], wanted[~common].sum())
+    kept = wanted > 0
+    observed, wanted = observed[kept], wanted[kept]
+    return float(chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue) if len(wanted) > 1 else 1.0
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_draws_follow_the_distribution_of_transformers(settings: dict[str, Any], tiny: CocoaEngine) -> None:
+    logits = processed_logits(tiny, prompt(3), settings)
+    assert p_value(Counter(draws(logits, 5000, settings)), expected_distribution(tiny, prompt(3), settings)) > 1e-3
+
+
+def test_the_chi_square_test_can_fail(tiny: CocoaEngine) -> None:
+    drawn = Counter(draws(processed_logits(tiny, prompt(3), {}), 5000, {"temperature": 0.8}))
+    assert p_value(drawn, expected_distribution(tiny, prompt(3), {})) < 1e-6
+
+
+@pytest.mark.slow
+def test_answers_follow_the_distribution_of_transformers(tiny: CocoaEngine) -> None:
+    given, settings = prompt(3), SETTINGS[-1]
+    answers = [sampled(tiny, given, seed=seed, max_new_tokens=2, **settings).token_ids for seed in range(500)]
+    first = Counter(ids[0] for ids in answers)
+    assert p_value(first, expected_distribution(tiny, given, settings)) > 1e-3
+    (common, times), *_ = first.most_common()
+    assert times > 50
+    second = Counter(ids[1] for ids in answers if ids[0] == common)
+    assert p_value(second, expected_distribution(tiny, [*given, common], settings)) > 1e-3
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 5e-324}, {"top_k": 1}, {"top_p": 1e-9}])
+def test_the_limits_are_greedy(settings: dict[str, Any], tiny: CocoaEngine) -> None:
+    for number in range(3):
+        greedy = tiny.generate(prompt(number), method="greedy", max_new_tokens=20)
+        answer = sampled(tiny, prompt(number), **settings)
+        assert_alike(answer.model_copy(update={"config": greedy.config}), greedy)
+
+
+def test_equally_probable_tokens_are_not_drawn_with_top_k_1() -> None:
+    model = tiny_model("llama")
+    with torch.no_grad():
+        model.get_output_embeddings().weight.zero_()
+    level = engine_of(model)
+    assert sampled(level, prompt(0), top_k=1).token_ids == [0]  # the end token, whose id is the lowest
+    assert len(set(sampled(level, prompt(0)).token_ids)) > 5
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.4, "top_p": 0.9}, {"repetition_penalty": 1.3}])
+def test_a_seed_gives_the_same_answer_alone_in_a_batch_and_as_a_stream(
+    settings: dict[str, Any], tiny: CocoaEngine
+) -> None:
+    prompts = [prompt(number, length) for number, length in enumerate((6, 2, 15, 9))]
+    settings = {"method": "sample", "temperature": 1.0, "seed": 7, "max_new_tokens": 24, **settings}
+    together = tiny.generate_batch(prompts, **settings)
+    for given, answer in zip(prompts, together, strict=True):
+        alone = tiny.generate(given, **settings)
+        assert_alike(alone, answer)
+        with tiny.stream(given, **settings) as stream:
+            assert [span.token_ids for span in stream] == [span.token_ids for span in alone.spans]
+    assert together != tiny.generate_batch(prompts, **settings | {"seed": 8})
+
+
+def test_without_a_seed_answers_differ(tiny: CocoaEngine) -> None:
+    assert len({tuple(sampled(tiny, prompt(0), seed=None).token_ids) for _ in range(4)}) > 1
+
+
+def test_the_figures_are_those_of_the_models_own_distribution(tiny: CocoaEngine) -> None:
+    answer = sampled(tiny, prompt(5), temperature=2.0, top_k=30, top_logprobs=3)
+    given = tiny.score(prompt(5), answer.token_ids, method="sample")
+    log_probs = [value for span in answer.spans for value in span.token_log_probs]
+    assert log_probs == pytest.approx(given.spans[0].token_log_probs, abs=1e-4)
+    assert min(log_probs) < -3, "no improbable token was drawn"
+    for span in answer.spans:
+        assert (span.kind, span.candidates, span.chosen) == ("greedy", [], None)
+        assert span.score == span.log_prob == pytest.approx(sum(span.token_log_probs))
+        assert 0 < span.f_mlds < 2
+        top = [row[0][1] for row in span.top_log_probs or []]
+        assert all(best >= taken - 1e-6 for best, taken in zip(top, span.token_log_probs, strict=True))
+
+
+def test_tokens_fed_ahead_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    with torch.no_grad():  # the next token follows mostly from the last one, so that guesses are often right
+        for layer in model.get_decoder().layers:
+            layer.self_attn.o_proj.weight.mul_(0.2)
+            layer.mlp.down_proj.weight.mul_(0.2)
+    saved = 0
+    for number in range(4):
+        given = [*prompt(number), *prompt(number)]
+        settings = {"temperature": 0.3, "seed": number, "max_new_tokens": 40}
+        ahead = sampled(engine_of(model, draft_tokens=5), given, **settings)
+        with monkeypatch.context() as patch:
+            patch.setattr(task, "FREE_LEAVES", 1)
+            one_by_one = sampled(engine_of(model, draft_tokens=0), given, **settings)
+        assert_alike(ahead, one_by_one)
+        saved += one_by_one.usage.forward_passes - ahead.usage.forward_passes
+    assert saved > 0
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 2.0}, {"temperature": 2.0, "top_p": 0.9, "top_k": 40}])
+def test_a_grammar_holds(settings: dict[str, Any]) -> None:
+    constrained = engine_for_schemas()
+    words = constrained.constrain(regex="(yes|no), (I|you) (can|must)")
+    prompts = [prompt(number) for number in range(6)]
+    together = constrained.generate_batch(prompts, method="sample", seed=4, logits_processor=words, **settings)
+    assert all(re.fullmatch("(yes|no), (I|you) (can|must)", answer.text) for answer in together)
+    assert len({answer.text for answer in together}) > 1
+
+
+@pytest.mark.slow
+def test_tools_are_called() -> None:
+    class Choose(BaseModel):
+        """Choose."""
+
+        model_config = ConfigDict(extra="forbid")
+        side: Literal["left", "right"]
+
+    model = ChatCocoa(engine=engine_for_schemas(), method="sample", temperature=8.0, max_tokens=200)
+    calling = model.bind_tools([Choose], tool_choice="any")
+    answers = [calling.invoke("Left or right?", seed=seed) for seed in range(6)]
+    arguments = [call["args"]["side"] for answer in answers for call in answer.tool_calls]
+    assert set(arguments) == {"left", "right"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 
 import pytest
 from hypothesis import given
@@ -11,10 +12,27 @@ from rich.console import Console, RenderableType
 
 from cocoa_engine import Candidate, CocoaEngine
 from cocoa_engine.rendering.scale import RiskScale
-from cocoa_engine.rendering.terminal import STYLES, Comparison, answer_text, legend, report, risk_point_table
+from cocoa_engine.rendering.terminal import (
+    STYLES,
+    Comparison,
+    answer_text,
+    legend,
+    report,
+    risk_point_table,
+    spans_text,
+)
 from tests.helpers.made_up_answers import figures, generation, stopped
 
-LEVELS = generation((" low", 0.80), (" mild", 0.83), (" raised", 0.86), (" high", 0.90))
+LEVELS = generation(
+    ("It is", 0.99),
+    (" low", 0.20),
+    (",", 0.95),
+    (" mild", 0.30),
+    (" raised", 0.60),
+    (" high", 0.90),
+    (".", 0.99),
+    risk_source="token_probability",
+)
 
 
 def drawn(renderable: RenderableType, width: int = 80, color: bool = False) -> str:
@@ -31,88 +49,87 @@ def styles(text: str, style: str) -> list[str]:
     return [text[span.start : span.end] for span in rendered.spans if span.style == style]
 
 
-def test_each_level_has_its_style_and_white_space_none() -> None:
-    text = " low mild raised high"
+def test_the_riskiest_claims_have_the_style_of_their_level_and_nothing_else_has() -> None:
+    text = "It is low, mild raised high."
     assert styles(text, "underline") == ["mild"]
     assert styles(text, "#000000 on #ffd75f") == ["raised"]
     assert styles(text, "bold #ffffff on #c00000") == ["high"]
 
 
 def test_marks_replace_colour() -> None:
-    assert answer_text(LEVELS, marks=True).plain == " low [mild|1] [raised|2] [high|3]"
+    assert answer_text(LEVELS, marks=True).plain == "It is low, [mild|1] [raised|2] [high|3]."
 
 
-def test_raw_risk_is_shown_relative_to_the_text_and_the_legend_says_so() -> None:
-    words = " ".join(drawn(legend(LEVELS)).split())
-    assert "raw fMLDS, not a probability, relative to this text's own range" in words
-    assert "0.800–0.825 0.825–0.850 0.850–0.875 0.875–0.900" in words
-    assert "raw ConMLDS" in legend(LEVELS.model_copy(update={"config": LEVELS.config.replace(metric="con_mlds")})).plain
+def test_the_verdict_comes_first_and_the_claims_to_check_beneath() -> None:
+    lines = drawn(report([LEVELS], marks=True)).splitlines()
+    assert lines[0].startswith("Not calibrated: shading compares parts of this model's answers")
+    assert lines[-4:] == [
+        "Check these:",
+        "1. high 0.90: the model was unsure",
+        "2. raised 0.60: the model was unsure",
+        "3. mild 0.30: the model was unsure",
+    ]
+    assert "fMLDS" not in "".join(lines)  # only among the details
+    whole = LEVELS.model_copy(update={"answer_risk": 0.714, "calibrated_on": "questions about a passage"})
+    first = drawn(report([whole])).splitlines()[0]
+    assert first.strip() == "Whole answer: 71 % likely wrong; calibrated on questions about a passage."
 
 
-def test_calibrated_risk_is_shown_on_an_absolute_scale_and_the_legend_says_so() -> None:
-    calibrated = generation(("sure", 0.10), (" doubtful", 0.30), calibrated=True)
-    assert answer_text(calibrated, marks=True).plain == "sure [doubtful|1]"
-    words = legend(calibrated).plain
-    assert "calibrated" in words
-    assert "relative" not in words
-    assert "0.000–0.250" in words
+def test_a_claim_has_one_colour_in_any_view() -> None:
+    """No scale is relative to the texts beside it."""
+    alone = answer_text(LEVELS, marks=True).plain
+    other = generation(("It is low, mild raised high", 0.1), (" now", 0.95), risk_source="token_probability")
+    beside = Comparison([LEVELS, other], marks=True).answers[0].plain
+    assert beside.replace("{", "").replace("}", "") == alone
+    shorter = LEVELS.model_copy(update={"spans": LEVELS.spans[:4], "text": "It is low, mild"})
+    assert answer_text(shorter, marks=True).plain == "It is low, [mild|1]"
 
 
-def test_a_span_that_cannot_be_seen_does_not_stretch_the_scale() -> None:
-    ended = generation(("low", 0.8), (" high", 0.9), ("", 5.0))
-    assert answer_text(ended, marks=True).plain == "low [high|3]"
+def test_a_raw_mlds_has_no_levels() -> None:
+    raw = generation(("all", 0.8), (" alike", 0.9), risk_source="f_mlds")
+    assert answer_text(raw, marks=True).plain == "all alike"
+    words = " ".join(drawn(report([raw], table=True)).split())
+    assert "the risk is raw fMLDS, which is not a probability, so nothing is shaded" in words
+    assert "it has no levels" in words
 
 
-def test_equal_risks_are_not_painted() -> None:
-    alike = generation(("all", 0.9), (" alike", 0.9))
-    assert answer_text(alike, marks=True).plain == "all alike"
-    assert "0.900 throughout" in legend(alike).plain
+def test_nothing_is_shaded_where_nothing_differs() -> None:
+    alike = generation(("Paris", 0.9), (" shines", 0.9), risk_source="token_probability")
+    shown = drawn(report([alike], marks=True))
+    assert "Paris shines" in shown
+    assert "No claim of this answer stands out." in shown
+    assert "|" not in shown
 
 
-def test_risks_that_only_rounding_tells_apart_are_not_painted() -> None:
-    first = generation(("all", 1.0563), (" alike", 1.0563 + 1e-7))
-    other = generation(("all", 1.0563 + 2e-7), (" alike", 1.0563), method="greedy")
-    assert answer_text(first, marks=True).plain == "all alike"
-    assert "1.056 throughout" in legend(first).plain
-    one, two = Comparison([first, other]).answers
-    assert one.spans == two.spans
+@given(risk=st.one_of(st.floats(0, 1), st.just(math.nan)))
+def test_levels_are_fixed_steps(risk: float) -> None:
+    scale = RiskScale()
+    assert scale.level(risk) == (3 if math.isnan(risk) else min(int(risk * 4), 3))
+    assert scale.level(None) == 0
+    assert RiskScale(absolute=False).level(risk) == 0
+    assert scale.ranges == ["0.00–0.25", "0.25–0.50", "0.50–0.75", "0.75–1.00"]
 
 
-@given(low=st.floats(0, 2), width=st.floats(0, 0.1))
-def test_every_level_that_is_drawn_has_ends_that_differ_in_the_legend(low: float, width: float) -> None:
-    scale = RiskScale.of(generation(("one", low), (" other", low + width)).spans)
-    assert bool(scale.ranges) == bool(scale.level(scale.high))
-    for shown in scale.ranges:
-        start, end = shown.split("–")
-        assert start != end
-
-
-def test_spans_that_are_nearly_alike_are_not_painted_as_if_one_stood_out() -> None:
-    alike = generation(("Paris", 0.9035), (" it", 0.9053), (" is", 0.9041))
-    assert answer_text(alike, marks=True).plain == "Paris it is"
-    assert "0.903–0.908" in legend(alike).plain
-    assert answer_text(generation(("Paris", 0.875), (" it", 0.9)), marks=True).plain == "Paris [it|3]"
+def test_details_have_every_span_and_sentence() -> None:
+    shown = drawn(report([LEVELS], table=True, marks=True))
+    assert "[It is|3] low[,|3] [mild|1] [raised|2] [high|3][.|3]" in shown
+    assert "██████░░░░ 0.60 It is low, mild raised high." in shown
+    assert "cocoa-sig: 7 tokens, 7 spans" in shown
 
 
 def test_the_span_that_reached_max_risk_is_marked_whatever_its_level() -> None:
-    answer = stopped(("Dune", 0.9), (" is", 0.8))
-    assert answer_text(answer, marks=True).plain == "[Dune|3] [is|0!]"
-    assert "! reached max_risk" in legend(answer, marks=True).plain
+    answer = stopped(("Dune", 0.2), (" is", 0.1))
+    assert answer_text(answer, marks=True).plain == "Dune [is|0!]"
+    assert "! reached max_risk" in drawn(report([answer], marks=True))
     coloured = answer_text(answer)
     assert coloured.plain == answer.text
     style = next(str(span.style) for span in coloured.spans if coloured.plain[span.start : span.end] == "is")
     assert style not in STYLES
     assert style in {str(span.style) for span in legend(answer).spans}
-    assert answer_text(stopped(("Dune", 0.9), ("", 0.8)), marks=True).plain == "Dune[(end)|0!]"
+    assert answer_text(stopped(("Dune", 0.9), ("", 0.8)), marks=True).plain.endswith("[(end)|0!]")
     assert "{[is|0!]}" in drawn(Comparison([answer, generation(("Dune", 0.9))], marks=True))
-    assert "max_risk" not in legend(LEVELS, marks=True).plain
-
-
-def test_scale_of_both_texts_when_compared() -> None:
-    other = generation(("other", 0.95), method="greedy")
-    shared = RiskScale.of([*LEVELS.spans, *other.spans])
-    assert (shared.low, shared.high, shared.calibrated) == (0.80, 0.95, False)
-    assert "relative to the range of these texts" in legend(LEVELS, scale=shared).plain
+    assert "max_risk" not in drawn(report([LEVELS], table=True, marks=True))
+    assert spans_text(answer.spans, marks=True).plain == "Dune [is|0!]"
 
 
 @pytest.mark.parametrize(
@@ -128,11 +145,11 @@ def test_scale_of_both_texts_when_compared() -> None:
 )
 @pytest.mark.parametrize("width", [24, 80])
 def test_text_is_drawn_as_it_is(text: str, width: int) -> None:
-    answer = generation(("x ", 0.8), (text, 0.9))
-    assert answer_text(answer).plain == "x " + text
+    answer = generation(("x ", 0.1), (text, 0.9), (" y", 0.8), risk_source="token_probability")
+    assert answer_text(answer).plain == "x " + text + " y"
     shown = drawn(answer_text(answer), width)
-    assert "".join(shown.split()) == "".join(("x" + text).split())
-    assert "\x1b[" in drawn(answer_text(answer), width, color=True) or not text
+    assert "".join(shown.split()) == "".join(("x" + text + "y").split())
+    assert "\x1b[" in drawn(answer_text(answer), width, color=True)
 
 
 def test_words_are_not_torn_at_narrow_widths() -> None:
@@ -180,26 +197,30 @@ def test_table_fits_narrow_terminals_with_every_figure_whole(width: int) -> None
         assert figure in shown
 
 
-FIRST = generation(("Sound travels", 0.8), (" faster in water.", 0.9))
-OTHER = generation(("Sound travels faster in", 0.8), (" wood.", 0.9), method="greedy")
+@pytest.mark.parametrize("width", [24, 40])
+def test_everything_fits_forty_columns(width: int) -> None:
+    shown = drawn(report([RISKY, LEVELS], table=True, marks=True), width)
+    assert max(map(len, shown.splitlines())) <= width
+    for figure in ("-2.25", "0.020", "0.900", "-7.50", "(kept)", "(greedy)", "-9.00"):
+        assert figure in " ".join(shown.split())
+
+
+FIRST = generation(("Sound travels", 0.1), (" faster in water.", 0.9), risk_source="token_probability")
+OTHER = generation(("Sound travels faster in", 0.2), (" wood.", 0.9), method="greedy", risk_source="token_probability")
 
 
 def test_a_comparison_stands_side_by_side_with_its_differences_marked() -> None:
     heading, text = drawn(Comparison([FIRST, OTHER], marks=True), 160).splitlines()
     assert heading.split() == ["cocoa-sig", "greedy"]
-    assert (
-        " ".join(text.split()) == "Sound travels [faster in|3] {[water|3]}[.|3] Sound travels faster in {[wood|3]}[.|3]"
-    )
+    assert " ".join(text.split()) == ("Sound travels [faster|3] in {[water|3]}. Sound travels faster in {[wood|3]}.")
 
 
 def test_a_comparison_in_colour_dims_what_the_answers_share() -> None:
     first, other = Comparison([FIRST, OTHER]).answers
     assert first.plain == FIRST.text
     assert other.plain == OTHER.text
-    assert {other.plain[span.start : span.end] for span in other.spans if "dim" in str(span.style)} == {
-        "Sound travels faster in",
-        ".",
-    }
+    dim = "".join(other.plain[span.start : span.end] for span in other.spans if "dim" in str(span.style))
+    assert "".join(dim.split()) == "Soundtravelsfasterin."
     (differing,) = (span for span in first.spans if first.plain[span.start : span.end] == "water")
     assert str(differing.style) == "bold #ffffff on #c00000"
 
@@ -208,10 +229,10 @@ def test_a_comparison_too_wide_for_the_terminal_stands_one_below_the_other() -> 
     lines = drawn(Comparison([FIRST, OTHER], marks=True), 50).splitlines()
     assert lines == [
         "cocoa-sig",
-        "Sound travels [faster in|3] {[water|3]}[.|3]",
+        "Sound travels [faster|3] in {[water|3]}.",
         "",
         "greedy",
-        "Sound travels faster in {[wood|3]}[.|3]",
+        "Sound travels faster in {[wood|3]}.",
     ]
 
 
@@ -222,7 +243,7 @@ def test_equal_answers_are_said_to_be_so() -> None:
 
 def test_report_of_an_empty_answer() -> None:
     shown = drawn(report([generation()], table=True), 200)
-    assert "no spans." in shown
+    assert "There is nothing to measure in this answer." in shown
     assert "cocoa-sig: 0 tokens, 0 spans, 0 risk points, 5 forward passes, ended by the model." in shown
 
 

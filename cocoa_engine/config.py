@@ -68,11 +68,8 @@ class CocoaConfig(BaseModel):
     )
     span_log_prob: SpanLogProb = Field(
         "greedy_end",
-        description="log p_S from log p of the span's tokens, for candidates of unequal length: their sum (the paper) "
-        "or mean; the sum over as many tokens as the shortest candidate has (common_length); the sum, but the mean for "
-        "candidates that end the answer (end_mean); the sum, but such candidates are kept only where greedy decoding "
-        "would take them (greedy_end); the sum divided by GNMT's length penalty (gnmt) or by the square root of the "
-        "length (sqrt).",
+        description="log p_S from log p of the tokens, for candidates of unequal length: their sum (the paper), their "
+        "mean or another rule. greedy_end: the sum, but only greedy decoding ends the answer.",
     )
     middle_layers: tuple[int, int] | None = Field(
         None, description="Window m,n of the middle layers, both inclusive, 0 <= m < n <= L. Default: L//3, 2L//3."

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class CocoaEngine(LoadedModel):
     """Decodes a local Hugging Face causal LM with CoCoA-SIG and reports the risk of every span.
 
-    Threads may share one engine. The model and the tokenizer are left unchanged: no hook remains on them, not even
+    Threads may share one engine; forked processes may not. The model and the tokenizer are left unchanged: no hook remains on them, not even
     after an exception or an abandoned stream.
 
     Args:
@@ -183,6 +183,7 @@ class CocoaEngine(LoadedModel):
             PromptError: the prompt is empty or leaves no room in the context window.
             NonFiniteLogitsError: the model's logits are NaN.
             EngineBusyError: ``Runtime.max_queue`` calls are waiting already.
+            ForkedProcessError: the process has forked since the engine was loaded, and this is the child.
             RequestCancelledError: the call was cancelled by ``cancellation``.
         """
         config = self._settings(config, settings)

@@ -19,7 +19,7 @@ def explain(error: ValidationError) -> str:
     details = error.errors(include_url=False, include_context=False)
     for detail in details[:LISTED]:
         message = shortened(detail["msg"].removeprefix("Value error, "), 400)
-        name = shortened(".".join(str(part) for part in detail["loc"]), 80)
+        name = shortened(".".join(str(part) for part in detail["loc"]), 120)
         # errors without a location have complete messages
         lines.append(f"{name}: {message} (got {short_repr(detail['input'])})" if name else message)
     if len(details) > LISTED:

@@ -21,16 +21,17 @@ def safe(text: str) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """A text of about ``limit`` characters at most: if it is longer, its middle is replaced by ``…``.
+    """A text of at most ``limit`` characters: if it is longer, its middle is left out.
 
     Args:
         text: the text.
-        limit: the number of characters to keep. Two thirds of them are from the beginning.
+        limit: at least 100. Two thirds of the characters are from the beginning.
     """
     if len(text) <= limit:
         return text
-    end = limit // 3
-    return f"{text[: limit - end]} … ({len(text) - limit} more characters) … {text[len(text) - end :]}"
+    kept = limit - 40
+    end = kept // 3
+    return f"{text[: kept - end]} … ({len(text) - kept} characters left out) … {text[len(text) - end :]}"
 
 
 def short_repr(value: object) -> str:

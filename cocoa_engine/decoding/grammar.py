@@ -59,11 +59,11 @@ class GrammarProcessor(LogitsProcessor):
         self._ends = frozenset(eos_token_ids)
         self._tokenizer = _llguidance_tokenizer(tokenizer, self._ends)
         try:
-            failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
+            grammar.encode()
         except UnicodeEncodeError as error:
-            raise ConfigError(
-                f"the grammar has a lone surrogate, which is not valid Unicode: {error.reason}."
-            ) from None
+            half = ascii(grammar[error.start])
+            raise ConfigError(f"the grammar contains {half}, a lone surrogate, which is not valid Unicode.") from None
+        failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
         if failed:
             raise ConfigError(f"the grammar cannot be enforced: {messages[0]}")
         for message in messages:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -79,7 +78,6 @@ class RiskScores(BaseCallbackHandler, ReceivesSpans):
         self._spans: dict[UUID, Sequence[Span]] = {}
         self._lock = free_in_child(threading.Lock())
         self._sender: ThreadPoolExecutor | None = None
-        self._process = os.getpid()
         self._waiting: set[Future[None]] = set()
 
     def on_run_spans(self, run_id: UUID, spans: Sequence[Span]) -> None:
@@ -178,8 +176,6 @@ class RiskScores(BaseCallbackHandler, ReceivesSpans):
         if client is None:
             return
         with self._lock:
-            if self._process != os.getpid():  # after a fork, the thread of the sender does not exist
-                self._sender, self._waiting, self._process = None, set(), os.getpid()
             if len(self._waiting) >= _MAX_WAITING:
                 logger.warning("the score of run %s is dropped: %d others wait to be sent.", run_id, _MAX_WAITING)
                 return

@@ -100,6 +100,7 @@ class Branch:
             entropies=self.entropies[:end],
             margins=self.margins[:end],
             top=self.top[:end],
+            ends=self.ends[:end],
         )
         for token_id, output in zip(kept.token_ids, outputs, strict=True):
             track.push(token_id)

@@ -131,7 +131,7 @@ def _answer(answer: Answer, differing: Sequence[Range], number: int) -> str:
 def _piece(one: Piece, answer: Answer, checks: Sequence[Check], name: str) -> str:
     """A part of the text. The last piece of a shaded claim is followed by the claim's card."""
     words = f'<span class="cocoa-differs">{_text(one.text)}</span>' if one.differs else _text(one.text)
-    reached = " cocoa-reached" if one.reached else ""
+    reached = " cocoa-reached" if one.reached and one.text.strip() else ""
     if one.number is None:
         return f'<span class="{reached.strip()}">{words}</span>' if reached else words
     begins = f"{name}-check-{one.number + 1}"

@@ -15,8 +15,10 @@ from rich.console import Console
 from typer.testing import Result
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, Span, methods
+from cocoa_engine.cli.ask import TOO_RISKY, risk_of
 from cocoa_engine.cli.prefill_progress import bar
 from tests.helpers.alike import assert_alike
+from tests.helpers.made_up_answers import generation
 
 Cocoa = Callable[..., Result]
 
@@ -357,3 +359,29 @@ def assert_one_line(result: Result, words: str) -> None:
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith("cocoa: ")
     assert words in result.stderr
+
+
+def test_fail_on_risk_is_an_exit_code(cocoa: Cocoa, engine: CocoaEngine) -> None:
+    answer = engine.chat(messages(QUESTION), max_new_tokens=12)
+    risk = risk_of(answer)
+    assert 0 < risk < 1
+    failed = cocoa("ask", QUESTION, *SHORT, "--fail-on-risk", str(risk / 2))
+    assert failed.exit_code == TOO_RISKY == 3
+    assert failed.stdout == answer.text + "\n"
+    assert "--fail-on-risk" in failed.stderr
+    assert cocoa("ask", QUESTION, *SHORT, "--fail-on-risk", "1").exit_code == 0
+
+
+def test_the_risk_of_an_answer_is_that_as_a_whole_or_of_its_riskiest_claim() -> None:
+    bare = generation(("Rome", 0.4), (" is", 0.9), (" old", 0.2))
+    assert risk_of(bare) == 0.4
+    assert risk_of(bare.model_copy(update={"answer_risk": 0.1})) == 0.1
+    assert math.isnan(risk_of(generation(("Rome", math.nan), (" is old", 0.2))))
+    assert risk_of(generation()) == 0.0
+
+
+def test_details_are_shown_only_if_asked_for(cocoa: Cocoa) -> None:
+    short = cocoa("ask", QUESTION, *SHORT, "--no-color")
+    assert "fMLDS" not in short.stdout
+    for option in ("--details", "--table"):
+        assert "fMLDS" in cocoa("ask", QUESTION, *SHORT, "--no-color", option).stdout

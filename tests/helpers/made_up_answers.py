@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cocoa_engine import Candidate, CocoaConfig, Generation, Span, Usage
+from cocoa_engine import Candidate, CocoaConfig, Generation, RiskSource, Span, Usage
 
 ATTACK = (
     '</style></div><script>document.title="taken"</script>',
@@ -30,7 +30,10 @@ def figures(text: str, risk: float = 0.9, log_prob: float = -2.25, score: float 
 
 
 def generation(
-    *parts: tuple[str, float], candidates: list[Candidate] | None = None, calibrated: bool = False, **config: Any
+    *parts: tuple[str, float],
+    candidates: list[Candidate] | None = None,
+    risk_source: RiskSource = "token_probability",
+    **config: Any,
 ) -> Generation:
     """An answer of spans with a text and a risk each; ``candidates`` are those of the last, the first one kept."""
     spans: list[Span] = []
@@ -46,7 +49,7 @@ def generation(
                 candidates=competed,
                 chosen=0 if competed else None,
                 risk=risk,
-                calibrated=calibrated,
+                risk_source=risk_source,
             )
         )
         start += len(text)

@@ -20,9 +20,10 @@ LIGHT_LEVELS = ("#fff4c2", "#ffcf85", "#f59a8d")
 DARK_LEVELS = ("#3d3818", "#6d4a0b", "#a62f26")
 CANDIDATES = [Candidate(**figures(f" rival {number}", 0.9 - number / 100), is_greedy=not number) for number in range(8)]
 LEVELS = generation(
-    ("Nothing to doubt,", 0.80),
-    (" little to doubt,", 0.83),
-    (" more to doubt,", 0.86),
+    ("Nothing,", 0.10),
+    (" little,", 0.30),
+    (" more", 0.60),
+    (" doubt,", 0.60),
     (" and rival 0", 0.90),
     candidates=CANDIDATES,
 )
@@ -40,7 +41,13 @@ def written(folder: Path, html: str) -> Path:
 
 
 def name_of_span(one: Generation, number: int) -> str:
+    """A span among the details, by its number from 0."""
     return re.findall(r'id="(cocoa-\w+-\d+)"', one.to_html())[number]
+
+
+def opened(html: str) -> str:
+    """The page with its details unfolded."""
+    return html.replace("<details>", "<details open>")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -49,7 +50,17 @@ class Page(HTMLParser):
 
 
 def answer_in(page: Page) -> str:
+    """The text of the answers, which the details repeat."""
     return page.text("cocoa-text", without="cocoa-card")
+
+
+class Both(Page):
+    """A page without its details, and the details."""
+
+    def __init__(self, html: str) -> None:
+        parts = re.split(r"<details>.*?</details>", html, flags=re.DOTALL)
+        self.details = Page("".join(re.findall(r"<details>.*?</details>", html, flags=re.DOTALL)))
+        super().__init__("".join(parts))
 
 
 CANDIDATES = [
@@ -57,14 +68,16 @@ CANDIDATES = [
     Candidate(**figures(" “Emma”\n" + "very " * 60, 0.8, -1.5, -8.25), is_greedy=True),
     Candidate(**figures("", 0.7, -3.0, -9.0), is_greedy=False),
 ]
-LEVELS = generation((" low", 0.80), (" mild", 0.83), (" raised", 0.86), (" <b>Dune</b>", 0.90), candidates=CANDIDATES)
+LEVELS = generation(
+    ("It", 0.95), (" low", 0.20), (" mild", 0.30), (" raised", 0.60), (" <Dune>", 0.90), candidates=CANDIDATES
+)
 
 
 @pytest.mark.parametrize("full", [True, False])
 def test_what_a_model_wrote_is_text_and_nothing_else(full: bool) -> None:
     hostile = generation(*((text, 0.8 + 0.02 * number) for number, text in enumerate(ATTACK)))
-    page = Page(hostile.to_html(full=full, title=ATTACK[0]))
-    assert answer_in(page) == safe(hostile.text)
+    page = Both(hostile.to_html(full=full, title=ATTACK[0]))
+    assert answer_in(page) == answer_in(page.details) == safe(hostile.text)
     assert page.text("cocoa-prompt") == ATTACK[0]
     assert not set(answer_in(page)) & set("\x1b\x00\u202e\u2066")
     tags = {tag for tag, _ in page.elements}
@@ -82,18 +95,47 @@ def test_nothing_is_fetched() -> None:
     assert "default-src 'none'" in html
 
 
-def test_each_span_is_shaded_by_its_level_and_reachable_by_keyboard() -> None:
-    page = Page(LEVELS.to_html(full=False))
-    spans = page.of_class("cocoa-span")
-    assert [span["class"] for span in spans] == [f"cocoa-span cocoa-level-{level}" for level in range(4)]
-    assert {span["tabindex"] for span in spans} == {"0"}
+def test_the_riskiest_claims_are_shaded_and_reachable_by_keyboard() -> None:
+    page = Both(LEVELS.to_html(full=False))
+    assert page.text("cocoa-verdict").startswith("Not calibrated: shading compares parts")
+    claims = page.of_class("cocoa-span")
+    assert [one["class"] for one in claims] == [f"cocoa-span cocoa-level-{level}" for level in (1, 2, 3)]
+    assert page.text("cocoa-level-3", without="cocoa-bars") == "Dune"
+    assert page.text("cocoa-check").startswith("Dune 0.90: the model was unsure; competing: Emma")
+    assert page.text("cocoa-check").endswith("raised 0.60: the model was unsuremild 0.30: the model was unsure")
+    assert {one["tabindex"] for one in claims} == {"0"}
     cards = page.of_class("cocoa-card")
-    assert [span["aria-describedby"] for span in spans] == [card["id"] for card in cards]
+    assert [one["aria-describedby"] for one in claims] == [card["id"] for card in cards]
     assert {card["role"] for card in cards} == {"tooltip"}
+    assert "Other candidates say:" in page.text("cocoa-card")
+
+
+def test_every_span_is_among_the_details() -> None:
+    page = Both(LEVELS.to_html(full=False)).details
+    spans = page.of_class("cocoa-span")
+    assert [span["class"] for span in spans] == [f"cocoa-span cocoa-level-{level}" for level in (3, 0, 1, 2, 3)]
+    assert {span["tabindex"] for span in spans} == {"0"}
+    assert [span["aria-describedby"] for span in spans] == [card["id"] for card in page.of_class("cocoa-card")]
+
+
+def test_sentences_have_bars_and_their_words() -> None:
+    two = generation(("Rome is old.", 0.2), (" Paris is new", 0.8), (".", 0.1))
+    page = Page(two.to_html())
+    assert len(page.of_class("cocoa-bars")) == 1
+    assert page.text("cocoa-words") == "Rome is old.Paris is new."
+    assert page.text("cocoa-number") == "0.200.80"
+    assert "width:80%" in two.to_html()
+    assert Page(LEVELS.to_html()).of_class("cocoa-bars") == []  # one sentence
+
+
+def test_nothing_is_shaded_where_nothing_differs() -> None:
+    page = Both(generation(("Paris", 0.9), (" shines", 0.9)).to_html())
+    assert page.of_class("cocoa-span") == []
+    assert "No claim of this answer stands out." in "".join(text for _, text in page.texts)
 
 
 def test_a_card_holds_the_figures_and_the_rivals() -> None:
-    page = Page(LEVELS.to_html())
+    page = Both(LEVELS.to_html()).details
     words = " ".join(page.text("cocoa-card").split())
     for part in ("chosen from 3 competing candidates", "risk level 3 of 0 to 3", "log p", "-2.25", "0.900", "-7.50"):
         assert part in words
@@ -114,44 +156,43 @@ def test_a_figure_of_a_later_version_is_shown_under_its_name() -> None:
 
 
 def test_the_legend_says_what_the_levels_are() -> None:
-    raw = Page(LEVELS.to_html()).text("cocoa-about")
-    assert "raw fMLDS, not a probability, relative to this text's own range" in raw
-    assert "0.800–0.825" in raw
-    assert "highest risk 0.900, mean 0.847 (raw fMLDS)" in raw
-    calibrated = Page(generation(("sure", 0.1), (" not", 0.3), calibrated=True).to_html()).text("cocoa-about")
-    assert "Risk, calibrated (0 to 1):" in calibrated
-    assert "0.000–0.250" in calibrated
+    words = Page(LEVELS.to_html()).text("cocoa-about")
+    assert "Risk, 0 to 1 (1 - p of the least probable token):" in words
+    assert "0.25–0.50" in words
+    assert "highest risk 0.950, mean 0.590" in words
+    raw = Page(generation(("sure", 0.8), (" not", 0.9), risk_source="f_mlds").to_html())
+    assert "Risk by raw fMLDS, not a probability: it has no levels." in raw.text("cocoa-about")
+    assert raw.of_class("cocoa-legend") == []
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\n"])
 def test_answers_without_a_word(text: str) -> None:
     empty = generation(*([(text, 0.9)] if text else []))
-    page = Page(empty.to_html())
-    assert answer_in(page) == text
+    page = Both(empty.to_html())
+    assert answer_in(page) == answer_in(page.details) == text
     assert page.of_class("cocoa-span") == []
 
 
 def test_a_risk_point_without_a_word_can_be_pointed_at_and_adds_no_text() -> None:
     ended = generation(("Yes.", 0.8), ("", 0.9), candidates=[CANDIDATES[2]])
-    page = Page(ended.to_html())
+    page = Both(ended.to_html()).details
     assert answer_in(page) == "Yes."
     assert page.of_class("cocoa-end")
     broken = generation(("Yes.", 0.8), ("\n", 0.9), candidates=[CANDIDATES[2]])
-    assert answer_in(Page(broken.to_html())) == "Yes.\n"
+    assert answer_in(Both(broken.to_html()).details) == "Yes.\n"
     assert Page(broken.to_html()).of_class("cocoa-line")
 
 
 def test_answers_stand_side_by_side_with_their_differences_marked() -> None:
     first = generation(("It is", 0.8), (" Paris, <of course>.", 0.9))
     other = generation(("It is Rome", 0.8), (", <of course>.", 0.85), method="greedy")
-    page = Page(first.to_html(compared=[other], title="Which city?"))
+    page = Both(first.to_html(compared=[other], title="Which city?"))
     assert page.text("cocoa-name") == "cocoa-siggreedy"
     assert answer_in(page) == first.text + other.text
     assert page.text("cocoa-differs") == "ParisRomemarked"
-    assert "relative to the range of these texts" in page.text("cocoa-about")
     assert "<strong>The answers are the same.</strong>" in first.to_html(compared=[first.model_copy()])
-    names = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
-    assert len(set(names)) == len(names) == 8
+    names = [attributes["id"] for one in (page, page.details) for _, attributes in one.elements if "id" in attributes]
+    assert len(set(names)) == len(names) == 8 + 2  # four spans and the one claim that stands out, with their cards
 
 
 def test_answers_of_one_method_are_told_apart_by_their_settings() -> None:
@@ -171,22 +212,23 @@ def test_a_real_answer_and_a_scored_text(engine: CocoaEngine) -> None:
     answer = engine.generate("The three primary colours are", max_new_tokens=12)
     assert answer.usage.risk_points
     page = Page(answer.to_html())
-    assert answer_in(page) == answer.text
+    assert answer_in(page) == 2 * answer.text
     rows = sum(len(span.candidates) for span in answer.spans)
     assert len([one for tag, one in page.elements if tag == "th" and one.get("scope") == "row"]) == rows
     scored = engine.score("The capital of France is", " Paris.")
     page = Page(scored.to_html())
-    assert answer_in(page) == " Paris."
+    assert answer_in(page) == 2 * " Paris."
     assert "a text scored as given" in page.text("cocoa-card")
     assert engine.model_name in page.text("cocoa-about")
 
 
 @pytest.mark.parametrize("last", [" is", "\n", ""])
 def test_the_span_that_reached_max_risk_has_its_sign_whatever_its_level(last: str) -> None:
-    page = Page(stopped(("Dune", 0.9), (last, 0.8)).to_html())
-    assert answer_in(page) == "Dune" + last
-    classes = [span["class"] or "" for span in page.of_class("cocoa-span")]
+    page = Both(stopped(("Dune", 0.9), (last, 0.8)).to_html())
+    assert answer_in(page) == answer_in(page.details) == "Dune" + last
+    assert len(page.of_class("cocoa-reached")) == 1
+    classes = [span["class"] or "" for span in page.details.of_class("cocoa-span")]
     assert ["cocoa-reached" in one for one in classes] == [False, True]
-    assert page.text("cocoa-card").count("reached max_risk") == 1
-    assert "reached max_risk" in page.text("cocoa-legend" if last.strip() else "cocoa-about")
+    assert page.details.text("cocoa-card").count("reached max_risk") == 1
+    assert "reached max_risk" in page.details.text("cocoa-about")
     assert "reached max_risk" not in Page(LEVELS.to_html()).text("cocoa-about")

@@ -31,7 +31,6 @@ LEVELS = generation(
     (" raised", 0.60),
     (" high", 0.90),
     (".", 0.99),
-    risk_source="token_probability",
 )
 
 
@@ -78,7 +77,7 @@ def test_the_verdict_comes_first_and_the_claims_to_check_beneath() -> None:
 def test_a_claim_has_one_colour_in_any_view() -> None:
     """No scale is relative to the texts beside it."""
     alone = answer_text(LEVELS, marks=True).plain
-    other = generation(("It is low, mild raised high", 0.1), (" now", 0.95), risk_source="token_probability")
+    other = generation(("It is low, mild raised high", 0.1), (" now", 0.95))
     beside = Comparison([LEVELS, other], marks=True).answers[0].plain
     assert beside.replace("{", "").replace("}", "") == alone
     shorter = LEVELS.model_copy(update={"spans": LEVELS.spans[:4], "text": "It is low, mild"})
@@ -94,7 +93,7 @@ def test_a_raw_mlds_has_no_levels() -> None:
 
 
 def test_nothing_is_shaded_where_nothing_differs() -> None:
-    alike = generation(("Paris", 0.9), (" shines", 0.9), risk_source="token_probability")
+    alike = generation(("Paris", 0.9), (" shines", 0.9))
     shown = drawn(report([alike], marks=True))
     assert "Paris shines" in shown
     assert "No claim of this answer stands out." in shown
@@ -145,10 +144,10 @@ def test_the_span_that_reached_max_risk_is_marked_whatever_its_level() -> None:
 )
 @pytest.mark.parametrize("width", [24, 80])
 def test_text_is_drawn_as_it_is(text: str, width: int) -> None:
-    answer = generation(("x ", 0.1), (text, 0.9), (" y", 0.8), risk_source="token_probability")
-    assert answer_text(answer).plain == "x " + text + " y"
+    answer = generation(("Xylophone ", 0.1), (text, 0.9), (" y", 0.8))
+    assert answer_text(answer).plain == "Xylophone " + text + " y"
     shown = drawn(answer_text(answer), width)
-    assert "".join(shown.split()) == "".join(("x" + text + "y").split())
+    assert "".join(shown.split()) == "".join(("Xylophone" + text + "y").split())
     assert "\x1b[" in drawn(answer_text(answer), width, color=True)
 
 
@@ -205,8 +204,8 @@ def test_everything_fits_forty_columns(width: int) -> None:
         assert figure in " ".join(shown.split())
 
 
-FIRST = generation(("Sound travels", 0.1), (" faster in water.", 0.9), risk_source="token_probability")
-OTHER = generation(("Sound travels faster in", 0.2), (" wood.", 0.9), method="greedy", risk_source="token_probability")
+FIRST = generation(("Sound travels", 0.1), (" faster in water.", 0.9))
+OTHER = generation(("Sound travels faster in", 0.2), (" wood.", 0.9), method="greedy")
 
 
 def test_a_comparison_stands_side_by_side_with_its_differences_marked() -> None:

@@ -1,0 +1,99 @@
+"""``cocoa score`` on answers from elsewhere: JSON lines in and out, and a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from cocoa_engine import CocoaConfig, CocoaEngine, DataError
+from cocoa_engine.cli.score_rows import risk_of_row, score_rows
+from tests.helpers.made_up_answers import generation
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+Cocoa = Callable[..., Result]
+
+ROWS: list[Any] = [
+    {"id": 7, "prompt": "abc def", "text": " ghi jkl mno.", "source": "abc"},
+    {"prompt": "abc", "text": ""},
+    {"prompt": "abc"},
+    ["no object"],
+    {"prompt": "abc", "text": " ghi", "source": "not in it"},
+]
+
+
+@pytest.fixture
+def tiny() -> CocoaEngine:
+    return CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+
+
+def test_rows_keep_what_they_have_and_their_errors(tiny: CocoaEngine, tmp_path: Path) -> None:
+    given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    given.write_text("\n".join([*map(json.dumps, ROWS), "", "{broken"]), encoding="utf-8")
+    assert score_rows(tiny, given, out, CocoaConfig()) == (5, 6)
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == 6
+    first = rows[0]
+    assert {key: first[key] for key in ROWS[0]} == ROWS[0]
+    scored = tiny.score("abc def", " ghi jkl mno.", divide=True, source=["abc"])
+    assert first["risk"] == risk_of_row(scored)
+    assert first["risk"]["verdict"].startswith("Not calibrated")
+    assert first["risk"]["sentences"][0]["end"] == len(" ghi jkl mno.")
+    for number, (row, message) in enumerate(
+        zip(rows[1:], ("empty", "'text' must be a text", "not a JSON object", "not in it", ""), strict=True), start=2
+    ):
+        assert row["error"].startswith(f"row {number}: ")
+        assert message in row["error"]
+        assert "risk" not in row
+
+
+def test_values_are_valid_json() -> None:
+    risky = generation(("Rome", float("nan")), (" is old", 0.2))
+    json.dumps(risk_of_row(risky), allow_nan=False)
+    assert risk_of_row(risky)["check"][0]["text"] == "Rome"
+
+
+def test_a_file_without_rows_is_refused(tiny: CocoaEngine, tmp_path: Path) -> None:
+    empty = tmp_path / "in.jsonl"
+    empty.write_text("\n", encoding="utf-8")
+    with pytest.raises(DataError, match="no rows"):
+        score_rows(tiny, empty, tmp_path / "out.jsonl", CocoaConfig())
+
+
+def test_the_command(cocoa: Cocoa, engine: CocoaEngine, tmp_path: Path) -> None:
+    given, out, page = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "page.html"
+    row = {"prompt": "The capital of France is", "text": " Paris, on the Seine."}
+    given.write_text(json.dumps(row) + "\n{}\n", encoding="utf-8")
+    result = cocoa("score", "--jsonl", str(given), "--out", str(out))
+    assert result.exit_code == 0, result.stderr
+    assert "2 rows written" in result.stderr
+    assert "1 of them with an error" in result.stderr
+    scored = json.loads(out.read_text(encoding="utf-8").splitlines()[0])
+    assert {"Paris", "Seine"} >= {one["text"] for one in scored["risk"]["check"]}
+    result = cocoa("score", "--prompt", row["prompt"], "--text", row["text"], "--html", str(page))
+    assert result.exit_code == 0, result.stderr
+    html = page.read_text(encoding="utf-8")
+    assert 'class="cocoa-verdict"' in html
+    assert "Seine" in html
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--jsonl", "{file}"),
+        ("--out", "{file}"),
+        ("--prompt", "a"),
+        ("--text", "a"),
+        ("--jsonl", "{file}", "--out", "{file}x", "--json"),
+    ],
+)
+def test_options_that_make_no_sense(cocoa: Cocoa, tmp_path: Path, options: tuple[str, ...]) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_text("{}\n", encoding="utf-8")
+    result = cocoa("score", *(option.format(file=file) for option in options))
+    assert result.exit_code == 2
+    assert "--jsonl" in result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import weakref
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
@@ -88,7 +89,7 @@ class SpanStream(Iterator[Span], Generic[EngineT_co]):
         forward pass, or at once if it is still queued.
         """
         self._state.closing.cancel()
-        if self._spans.gi_frame is None:  # it has ended
+        if inspect.getgeneratorstate(self._spans) == inspect.GEN_CLOSED:  # it has ended
             return
         with contextlib.suppress(ValueError):  # another thread runs the generator, which sees `closing`
             self._spans.close()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from cocoa_engine.rendering.inputs import Answer
 from cocoa_engine.rendering.scale import RAW
-from cocoa_engine.rendering.wording import SOURCES, safe
+from cocoa_engine.rendering.wording import SOURCES
+from cocoa_engine.safe_text import safe
 from cocoa_engine.units import Check, Unit
 
 CHECK_THESE = "Check these:"

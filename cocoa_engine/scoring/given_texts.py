@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from cocoa_engine.calibration.features import competition
 from cocoa_engine.calibration.risk_measure import RiskMeasure
@@ -40,9 +41,11 @@ def score(
 ) -> Generation | list[Generation]:
     """Score a text, or each of several texts; see :meth:`CocoaEngine.score`."""
     scorer = _Scorer(session, prompt, config, measure, source)
-    if divide:
-        return [scorer.divided(one) for one in text] if is_many(text) else scorer.divided(text)
-    return scorer.many(text) if is_many(text) else scorer.one(text)
+    if not divide:
+        return scorer.many(text) if is_many(text) else scorer.one(text)
+    if is_many(text):
+        return [scorer.divided(cast("str | Sequence[int]", one)) for one in text]
+    return scorer.divided(cast("str | Sequence[int]", text))
 
 
 class _Scorer:

@@ -54,7 +54,7 @@ class Scoring:
 
     def explanation(self, report: dict[str, Any]) -> str:
         """What the score is, and the riskiest span."""
-        kind = SOURCES.get(report.get("risk_source"), "source unknown")
+        kind = SOURCES.get(report.get("risk_source") or "", "source unknown")
         spans = visible_spans(report["spans"])
         if not self.explain or not spans:
             return f"highest risk of any span ({kind})"

@@ -6,6 +6,7 @@ Run ``python -m benchmarks.passages --prompt-tokens 512``.
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from rich.console import Console
 
@@ -34,12 +35,7 @@ def main() -> None:
         for name, runtime in FORWARDS.items():
             after = Steps(bench, runtime, options.prompt_tokens)
 
-            def steps(passages: int, after: Steps = after) -> int:
-                for _ in range(STEPS):
-                    after.step(1, capturing=True, passages=passages)
-                return STEPS
-
-            competitors = {str(count): timed(lambda _, count=count: steps(count)) for count in (0, *COUNTS)}
+            competitors = {str(count): timed(partial(_steps, after, count)) for count in (0, *COUNTS)}
             for competitor in competitors.values():
                 competitor(None)
             seconds = interleave(competitors, [[None]] * options.rounds)
@@ -50,6 +46,12 @@ def main() -> None:
                     f"{name}, {options.prompt_tokens} tokens: {count} passages / none {found.median:.3f} "
                     f"({found.lowest:.3f} - {found.highest:.3f})"
                 )
+
+
+def _steps(after: Steps, passages: int, _: None) -> int:
+    for _number in range(STEPS):
+        after.step(1, capturing=True, passages=passages)
+    return STEPS
 
 
 if __name__ == "__main__":

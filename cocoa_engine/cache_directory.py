@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from pathlib import Path
 
@@ -20,3 +21,17 @@ def cache_directory() -> Path:
     else:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "cocoa-engine"
+
+
+def is_private(*paths: Path) -> bool:
+    """Whether no other user can have written these files and folders: they belong to this user or root.
+
+    Raises:
+        OSError: one of them does not exist.
+    """
+    if not hasattr(os, "getuid"):
+        return True
+    return all(
+        status.st_uid in (os.getuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        for status in (path.stat() for path in paths)
+    )

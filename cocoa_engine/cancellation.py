@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from cocoa_engine.errors import RequestCancelledError
+from cocoa_engine.forks import free_in_child
 
 
 class Cancellation:
@@ -17,7 +18,7 @@ class Cancellation:
 
     def __init__(self) -> None:
         # reentrant, because garbage collection of a listening stream may run in the thread that holds the lock
-        self._lock = threading.RLock()
+        self._lock = free_in_child(threading.RLock())
         self._cancelled = False
         self._listeners: dict[object, Callable[[], None]] = {}
 

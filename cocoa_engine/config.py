@@ -58,9 +58,9 @@ class CocoaConfig(BaseModel):
         description="A token competes if its probability is at least gamma times the highest. 1 is greedy.",
     )
     max_candidates: int = Field(
-        8, ge=1, description="Maximum number of competing tokens that start a branch. 1 is greedy."
+        8, ge=1, le=1000, description="Maximum number of competing tokens that start a branch. 1 is greedy."
     )
-    max_span_tokens: int = Field(16, ge=1, description="Maximum number of tokens of a branch.")
+    max_span_tokens: int = Field(16, ge=1, le=10**6, description="Maximum number of tokens of a branch.")
     span_boundary: Literal["right", "left", "own", "fixed"] = Field(
         "right",
         description="Where branches end: all at the latest (right) or the earliest (left) of their next risk points, "
@@ -68,11 +68,8 @@ class CocoaConfig(BaseModel):
     )
     span_log_prob: SpanLogProb = Field(
         "greedy_end",
-        description="log p_S from log p of the span's tokens, for candidates of unequal length: their sum (the paper) "
-        "or mean; the sum over as many tokens as the shortest candidate has (common_length); the sum, but the mean for "
-        "candidates that end the answer (end_mean); the sum, but such candidates are kept only where greedy decoding "
-        "would take them (greedy_end); the sum divided by GNMT's length penalty (gnmt) or by the square root of the "
-        "length (sqrt).",
+        description="log p_S from log p of the tokens, for candidates of unequal length: their sum (the paper), their "
+        "mean or another rule. greedy_end: the sum, but only greedy decoding ends the answer.",
     )
     middle_layers: tuple[int, int] | None = Field(
         None, description="Window m,n of the middle layers, both inclusive, 0 <= m < n <= L. Default: L//3, 2L//3."
@@ -88,19 +85,23 @@ class CocoaConfig(BaseModel):
     )
     decore_heads: str | None = Field(
         None,
-        description="File with the model's retrieval heads, written by `cocoa heads`. DeCoRe masks them, and the "
-        "attention of the best 20 on the prompt is the source attention. Default: the embedded model's heads, for "
-        "models of its shape.",
+        description="File with the model's retrieval heads. DeCoRe masks them, and the attention of the best 20 on the "
+        "prompt is the source attention. Default: the file that `cocoa heads` has written for this model to the cache "
+        "directory, or else the embedded model's heads, for models of its shape.",
     )
     decore_masked_heads: int | None = Field(
         None,
         ge=1,
+        le=10**6,
         description="DeCoRe: number of retrieval heads to mask, best first. Default: 50, but at most 1 in 20.",
     )
-    diver_weight: float = Field(1.0, ge=0, description="Diver: weight of the mutual information with the prompt.")
+    diver_weight: float = Field(
+        1.0, ge=0, le=1e6, description="Diver: weight of the mutual information with the prompt."
+    )
     repetition_penalty: float | None = Field(
         None,
         gt=0,
+        le=1e6,
         description="Penalty on tokens that occurred before, which divides their scores. Default: the value of the "
         "model's generation config; 1.2 for DoLa.",
     )
@@ -111,10 +112,11 @@ class CocoaConfig(BaseModel):
         description="Decoding stops after the first span whose risk reaches this. It must be in [0, 1] unless the risk "
         "is a raw MLDS. Default: no limit.",
     )
-    max_new_tokens: int = Field(256, ge=1, description="Maximum number of new tokens.")
+    max_new_tokens: int = Field(256, ge=1, le=10**7, description="Maximum number of new tokens.")
     temperature: float = Field(
         0.0,
         ge=0,
+        le=1e6,
         description="0 keeps the best branch. Above 0, a branch is sampled from softmax(score / temperature). sample: "
         "every token is drawn from softmax(logits / temperature); 0 is greedy, 1 the model's distribution.",
     )

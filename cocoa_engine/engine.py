@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class CocoaEngine(LoadedModel):
     """Decodes a local Hugging Face causal LM with CoCoA-SIG and reports the risk of every span.
 
-    Threads may share one engine. The model and the tokenizer are left unchanged: no hook remains on them, not even
+    Threads may share one engine; forked processes may not. The model and the tokenizer are left unchanged: no hook remains on them, not even
     after an exception or an abandoned stream.
 
     Args:
@@ -183,6 +183,7 @@ class CocoaEngine(LoadedModel):
             PromptError: the prompt is empty or leaves no room in the context window.
             NonFiniteLogitsError: the model's logits are NaN.
             EngineBusyError: ``Runtime.max_queue`` calls are waiting already.
+            ForkedProcessError: the process has forked since the engine was loaded, and this is the child.
             RequestCancelledError: the call was cancelled by ``cancellation``.
         """
         config = self._settings(config, settings)
@@ -239,14 +240,25 @@ class CocoaEngine(LoadedModel):
             logits_processor: for all prompts, or a :class:`PerPrompt`.
             stopping_criteria: for all prompts, or a :class:`PerPrompt`.
             batch_size: the maximum number of prompts at a time. Default and limit: ``Runtime.max_batch_size``.
-            return_exceptions: return the error of a prompt in its position, instead of raising the first one.
+            return_exceptions: return the error of a prompt in its position, instead of raising the first one. This
+                includes the error of a prompt that is not valid.
             source: for each prompt its passages, or `None`.
         """
         config = self._settings(config, settings)
         requests = make_requests(
-            self.session, prompts, config, logits_processor, stopping_criteria, generation_config, cancellation, source
+            self.session,
+            prompts,
+            config,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            cancellation,
+            source,
+            keep_errors=return_exceptions,
         )
-        return self._decode(requests, [config] * len(requests), batch_size, keep_errors=return_exceptions)
+        valid = [request for request in requests if isinstance(request, Request)]
+        answers = iter(self._decode(valid, [config] * len(valid), batch_size, keep_errors=return_exceptions))
+        return [next(answers) if isinstance(request, Request) else request for request in requests]
 
     @overload
     def score(

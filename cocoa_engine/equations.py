@@ -142,7 +142,7 @@ def span_log_probs(
     Args:
         candidates: for each candidate, the natural log-probability of each of its tokens.
         rule: the rule.
-        ended: whether each candidate ends the answer. Empty: none does.
+        ended: whether each candidate ends the answer, by an end token or a stop text. Empty: none does.
 
     Returns:
         log p_S of each candidate, in nats.

@@ -9,9 +9,21 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from cocoa_engine.safe_text import safe, shortened
+
+MESSAGE_LIMIT = 800
+"""Number of characters of a message that are kept. Messages quote files, and can become arbitrarily long."""
+
 
 class CocoaError(Exception):
-    """Base class of every error raised by ``cocoa_engine`` and ``cocoa_integrations``."""
+    """Base class of every error raised by ``cocoa_engine`` and ``cocoa_integrations``.
+
+    In messages, control characters are shown as visible characters, and the middle of a long message is left out.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        message = [safe(shortened(one, MESSAGE_LIMIT)) if isinstance(one, str) else one for one in args[:1]]
+        super().__init__(*message, *args[1:], **kwargs)
 
 
 class ConfigError(CocoaError, ValueError):
@@ -48,6 +60,14 @@ class ModelLoadError(CocoaError, OSError):
 
 class NonFiniteLogitsError(CocoaError, ArithmeticError):
     """The model (or a logits processor) produced logits from which no token can be chosen."""
+
+
+class ForkedProcessError(CocoaError, RuntimeError):
+    """The engine was loaded before the process forked, and is used in the child.
+
+    A fork does not copy the threads that torch computes with, so the child would wait for them forever. Load the engine
+    in the child, or start processes with the method ``spawn``.
+    """
 
 
 class EngineBusyError(CocoaError, RuntimeError):

@@ -19,49 +19,55 @@ if TYPE_CHECKING:
 
 
 class LoadedModel:
-    """The base class of :class:`~cocoa_engine.CocoaEngine`: facts about its model, and conversion of text to tokens.
-
-    Attributes:
-        session: the model, the tokenizer, and the scheduler that runs them.
-    """
+    """The base class of :class:`~cocoa_engine.CocoaEngine`: facts about its model, and conversion of text to tokens."""
 
     def __init__(self, session: Session) -> None:
-        self.session = session
+        self._session = session
+
+    @property
+    def session(self) -> Session:
+        """The model, the tokenizer, and the scheduler that runs them. Every call of the engine goes through it.
+
+        Raises:
+            ForkedProcessError: the process has forked since the engine was loaded, and this is the child.
+        """
+        self._session.require_process()
+        return self._session
 
     @property
     def model(self) -> PreTrainedModel:
         """The model that was passed in."""
-        return self.session.model.model
+        return self._session.model.model
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer that was passed in."""
-        return self.session.tokens.tokenizer
+        return self._session.tokens.tokenizer
 
     @property
     def runtime(self) -> Runtime:
         """How the model is run."""
-        return self.session.runtime
+        return self._session.runtime
 
     @property
     def model_name(self) -> str:
         """The model's name in results."""
-        return self.session.model_name
+        return self._session.model_name
 
     @property
     def num_layers(self) -> int:
         """The number of decoder layers, L."""
-        return self.session.model.num_layers
+        return self._session.model.num_layers
 
     @property
     def context_window(self) -> int | None:
         """The maximum length of prompt and answer together, in tokens; `None` if the config does not state it."""
-        return self.session.model.context_window
+        return self._session.model.context_window
 
     @property
     def has_chat_template(self) -> bool:
         """Whether :meth:`chat` can be used."""
-        return self.session.tokens.has_chat_template
+        return self._session.tokens.has_chat_template
 
     def info(self) -> ModelInfo:
         """Facts about the model and how it runs. Selects its backend, if that has not been done before."""

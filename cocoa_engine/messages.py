@@ -7,26 +7,36 @@ from collections.abc import Iterable
 
 from pydantic import ValidationError
 
+from cocoa_engine.safe_text import safe, short_repr, shortened
+
+LISTED = 4
+"""Number of errors that a message lists; it counts the others."""
+
 
 def explain(error: ValidationError) -> str:
-    """The errors of a pydantic validation in one line."""
+    """The first errors of a pydantic validation in one line, with shortened values."""
     lines = []
-    for detail in error.errors():
-        message = detail["msg"].removeprefix("Value error, ")
-        name = ".".join(str(part) for part in detail["loc"])
+    details = error.errors(include_url=False, include_context=False)
+    for detail in details[:LISTED]:
+        message = shortened(detail["msg"].removeprefix("Value error, "), 400)
+        name = shortened(".".join(str(part) for part in detail["loc"]), 120)
         # errors without a location have complete messages
-        lines.append(f"{name}: {message} (got {detail['input']!r})" if name else message)
-    return "; ".join(lines)
+        lines.append(f"{name}: {message} (got {short_repr(detail['input'])})" if name else message)
+    if len(details) > LISTED:
+        lines.append(f"and {len(details) - LISTED} more errors")
+    return safe("; ".join(lines))
 
 
 def unknown(names: Iterable[str], known: Iterable[str], *, what: str) -> str:
     """A message about unknown names, with the closest known name for each."""
-    known = list(known)
-    listed = ", ".join(f"{what} {name!r}{did_you_mean(name, known)}" for name in names)
+    known, names = list(known), list(names)
+    listed = ", ".join(f"{what} {short_repr(name)}{did_you_mean(name, known)}" for name in names[:LISTED])
+    if len(names) > LISTED:
+        listed += f" and {len(names) - LISTED} more"
     return f"unknown {listed}; known are {', '.join(known)}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` with the closest known name, or an empty string."""
-    close = difflib.get_close_matches(str(name), list(known), n=1)  # the given name may not be a string
+    close = difflib.get_close_matches(str(name)[:100], list(known), n=1)  # the given name may not be a string
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -36,15 +36,18 @@ class Runtime(BaseModel):
         "torch's linear layers. auto: native for float32 weights if the kernels can be compiled, otherwise packed if "
         "memory is ample. bfloat16: a bfloat16 copy of float32 weights, which changes some answers.",
     )
-    max_batch_size: int = Field(8, ge=1, description="Maximum number of sequences in a forward pass.")
-    max_queue: int = Field(256, ge=0, description="Maximum number of waiting calls. Further calls are refused.")
+    max_batch_size: int = Field(8, ge=1, le=4096, description="Maximum number of sequences in a forward pass.")
+    max_queue: int = Field(
+        256, ge=0, le=10**6, description="Maximum number of waiting calls. Further calls are refused."
+    )
     prefix_cache_mb: int = Field(
         256,
         ge=0,
+        le=2**24,
         description="Memory for keys and values of past prompts, which later prompts with the same prefix reuse.",
     )
     draft_tokens: int = Field(
-        4, ge=0, description="Prompt lookup: maximum number of draft tokens after each leaf. 0 turns it off."
+        4, ge=0, le=1000, description="Prompt lookup: maximum number of draft tokens after each leaf. 0 turns it off."
     )
     cuda_graphs: bool = Field(
         True, description="On a GPU, replay each step of the lean forward pass as one CUDA graph."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -35,8 +36,10 @@ class SpanStream(Iterator[Span], Generic[EngineT_co]):
 
     def __init__(self, engine: EngineT_co, request: Request, config: CocoaConfig, measure: RiskMeasure) -> None:
         self._state = _State()
-        self._engine, self._request = engine, request
-        self._spans = _decoded(self._state, engine.session, request, config, measure)
+        self._engine, self._request, self._session = engine, request, engine.session
+        self._spans = _decoded(self._state, self._session, request, config, measure)
+        # also at exit: when modules are cleared, the generator could no longer be closed
+        weakref.finalize(self, _close_abandoned, self._state.closing, weakref.ref(self._spans))
 
     @property
     def engine(self) -> EngineT_co:
@@ -70,6 +73,7 @@ class SpanStream(Iterator[Span], Generic[EngineT_co]):
         return self._state.closing.cancelled
 
     def __next__(self) -> Span:
+        self._session.require_process()
         span = next(self._spans)
         if self.closed:  # by another thread, which cannot close the generator while it runs
             self.close()
@@ -84,6 +88,8 @@ class SpanStream(Iterator[Span], Generic[EngineT_co]):
         forward pass, or at once if it is still queued.
         """
         self._state.closing.cancel()
+        if self._spans.gi_frame is None:  # it has ended
+            return
         with contextlib.suppress(ValueError):  # another thread runs the generator, which sees `closing`
             self._spans.close()
 
@@ -104,6 +110,14 @@ class _State:
     task: DecodeTask | None = None  # while it runs
     read: int = 0  # tokens of the prompt, once the task is closed
     closing: Cancellation = field(default_factory=Cancellation)
+
+
+def _close_abandoned(closing: Cancellation, spans: weakref.ref[Generator[Span, None, None]]) -> None:
+    """Close the generator of a stream that is freed, or open when the process ends."""
+    closing.cancel()
+    if (generator := spans()) is not None:
+        with contextlib.suppress(ValueError):  # a thread runs it
+            generator.close()
 
 
 def _decoded(

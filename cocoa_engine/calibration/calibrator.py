@@ -24,6 +24,7 @@ from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.messages import explain
 from cocoa_engine.methods import METHODS
 from cocoa_engine.results import Generation
+from cocoa_engine.safe_text import safe, shortened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,8 +49,8 @@ class CalibrationWarning(UserWarning):
     def of(cls, differences: Sequence[str]) -> CalibrationWarning:
         """The warning that lists differences from :meth:`RiskCalibrator.mismatches`."""
         return cls(
-            f"the calibrator does not match: {'; '.join(differences)}. Its risks may be meaningless here. Fit a "
-            "calibrator for these settings (cocoa calibrate), or use none."
+            f"the calibrator does not match: {safe(shortened('; '.join(differences), 600))}. Its risks may be "
+            "meaningless here. Fit a calibrator for these settings (cocoa calibrate), or use none."
         )
 
 
@@ -323,6 +324,7 @@ class RiskCalibrator(_Part):
         *,
         count: int = 300,
         config: CocoaConfig | None = None,
+        chat: bool = False,
         isotonic: bool = False,
         threshold: tuple[Rule, float] | None = None,
         folds: int = 5,
@@ -332,14 +334,15 @@ class RiskCalibrator(_Part):
         """Fit a calibrator without labelled data, as ``cocoa calibrate --self`` does.
 
         The model answers questions about invented passages and about the user's documents, some of which have no answer
-        in their passage. Its answers are labelled by comparison. The documentation, under "Calibrate without labels",
-        says how far such a calibrator was right on other texts.
+        in their passage. Its answers are labelled by comparison. The risk of spans is fitted on retellings of invented
+        passages with planted errors, which the model reads. The documentation, under "Calibrate without labels", says
+        how far such a calibrator was right on other texts.
 
         Args:
             engine: the engine with the model.
             documents: texts to ask about as well, such as those that the model will answer from.
-            count: the number of questions.
-            config, isotonic, threshold, folds, draws: as for :meth:`fit`.
+            count: the number of questions; there are half as many texts with planted errors.
+            config, chat, isotonic, threshold, folds, draws: as for :meth:`fit`.
             seed: seed of the questions, of the bootstrap, and of the prompts of a conformal threshold.
 
         Raises:
@@ -353,6 +356,7 @@ class RiskCalibrator(_Part):
             documents,
             count=count,
             config=config,
+            chat=chat,
             isotonic=isotonic,
             threshold=threshold,
             folds=folds,
@@ -387,10 +391,11 @@ class RiskCalibrator(_Part):
         path = EMBEDDED if str(path) == "embedded" else path
         try:
             return cls.model_validate_json(Path(path).read_bytes())
-        except OSError as error:
-            raise CalibrationError(f"the calibrator {path} cannot be read: {error.strerror}.") from error
         except ValidationError as error:
             raise CalibrationError(f"{path} is not a calibrator of this version: {explain(error)}") from None
+        except (OSError, ValueError) as error:  # ValueError: the path contains a NUL character
+            reason = getattr(error, "strerror", None) or error
+            raise CalibrationError(f"the calibrator {path} cannot be read: {reason}.") from error
 
     def save(self, path: str | Path) -> None:
         """Write the calibrator as JSON."""

@@ -28,6 +28,7 @@ from cocoa_engine.cli.score import score
 from cocoa_engine.cli.signal import signal
 from cocoa_engine.cli.terminal import print_note
 from cocoa_engine.errors import CocoaError
+from cocoa_engine.safe_text import safe
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
@@ -142,5 +143,5 @@ def _as_one_line(
 ) -> str:
     """Format this package's warnings like its errors, and others as Python does."""
     if issubclass(category, CalibrationWarning) and "--debug" not in sys.argv:
-        return f"cocoa: warning: {message}\n"
+        return f"cocoa: warning: {safe(str(message))}\n"
     return _python_format(message, category, filename, lineno, line)

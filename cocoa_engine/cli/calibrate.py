@@ -179,7 +179,7 @@ def calibrate(
         count = prompts or QUESTIONS
         made = made_questions(texts, count, seed)
         with progress("Answering questions", len(made)) as advance:
-            found = self_made_features(engine, made, config, advance=advance)
+            found = self_made_features(engine, made, config, chat=chat, seed=seed, advance=advance)
         about = about_self_made(found, len(made), len(texts))
     found = {one: items for one, items in found.items() if level in (None, one)}
     if not found:

@@ -31,6 +31,14 @@ def heads(
     lengths: Annotated[
         str, typer.Option(help="Lengths of the texts that needles are hidden in, in tokens.")
     ] = "256,512,1024",
+    spread: Annotated[
+        bool,
+        typer.Option(
+            "--spread",
+            help="Search for no heads: take 20 heads spread over the layers after the middle, for models that recall "
+            "no needle.",
+        ),
+    ] = False,
     prompts: Annotated[
         int, typer.Option(min=0, help="Prompts that the model answers for the reference distribution; 0: none.")
     ] = 60,
@@ -49,15 +57,18 @@ def heads(
     if out is not None:
         make_folder(out.parent)
     engine = load_engine(model, loading)
-    from cocoa_engine.methods.retrieval_heads import keep
+    from cocoa_engine.methods.retrieval_heads import heads_per_layer, keep, spread_heads
     from cocoa_engine.studies.retrieval_heads import find_retrieval_heads  # imports torch
     from cocoa_engine.studies.source_reference import with_reference
 
     with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("needles", total=None)
-        found = find_retrieval_heads(
-            engine, sizes, on_progress=lambda done, total: progress.update(task, completed=done, total=total)
-        )
+        if spread:
+            found = spread_heads(engine.model_name, engine.num_layers, heads_per_layer(engine.session.model))
+        else:
+            task = progress.add_task("needles", total=None)
+            found = find_retrieval_heads(
+                engine, sizes, on_progress=lambda done, total: progress.update(task, completed=done, total=total)
+            )
         if prompts:
             answers = progress.add_task("answers", total=prompts)
             found = with_reference(
@@ -66,8 +77,11 @@ def heads(
                 prompts=prompts,
                 on_progress=lambda done, total: progress.update(answers, completed=done, total=total),
             )
-    best = ", ".join(f"{head.layer}.{head.head} ({head.score:.2f})" for head in found.heads[:5])
-    print(f"{len(found.heads)} heads of {found.model_name}, {found.samples} needles recalled; best: {best}")
+    if spread:
+        print(f"{len(found.heads)} heads of {found.model_name}, spread over layers {found.heads[0].layer} and above")
+    else:
+        best = ", ".join(f"{head.layer}.{head.head} ({head.score:.2f})" for head in found.heads[:5])
+        print(f"{len(found.heads)} heads of {found.model_name}, {found.samples} needles recalled; best: {best}")
     if found.reference is not None:
         low, middle, high = (found.reference[len(found.reference) * part // 20] for part in (1, 10, 19))
         print(

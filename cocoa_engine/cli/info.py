@@ -11,6 +11,7 @@ from rich.text import Text
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import MODEL_HELP, Json, LoadOptions, NoColor, with_options
 from cocoa_engine.cli.terminal import output, print_json
+from cocoa_engine.safe_text import safe
 
 
 @with_options()
@@ -39,4 +40,4 @@ def _shown(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, tuple | list):
         return "..".join(str(part) for part in value)
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else safe(str(value))

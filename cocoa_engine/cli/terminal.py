@@ -8,6 +8,8 @@ import sys
 
 from rich.console import Console
 
+from cocoa_engine.safe_text import safe
+
 
 def output(no_color: bool) -> Console:
     """The console on stdout. Without colour it writes no styles at all, not even bold."""
@@ -22,7 +24,7 @@ def can_redraw(console: Console) -> bool:
 
 def print_note(message: str) -> None:
     """Print one line on stderr, apart from the command's output."""
-    print("cocoa:", " ".join(message.split()), file=sys.stderr)
+    print("cocoa:", safe(" ".join(message.split())), file=sys.stderr)
 
 
 def print_json(document: str) -> None:

@@ -6,12 +6,16 @@ import csv
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cocoa_engine.errors import DataError
 from cocoa_engine.optional import need
+
+INFLATED_LIMIT = 2**30
+"""Number of bytes to which a compressed file may grow. A small file can contain any number of them."""
 
 Row = tuple[str, Mapping[str, Any]]
 """The location of a row, for messages, and its values by field or column."""
@@ -24,8 +28,8 @@ def read_text(path: Path) -> str:
         DataError: it cannot be read, or is not UTF-8.
     """
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix.lower() == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
+        data = _inflated(path) if path.suffix.lower() == ".gz" else path.read_bytes()
+    except (OSError, EOFError, ValueError, zlib.error) as error:  # ValueError: the path contains a NUL character
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
     try:
         return data.decode("utf-8-sig")
@@ -34,6 +38,22 @@ def read_text(path: Path) -> str:
         raise DataError(
             f"{path}, line {line}: not UTF-8 (byte {error.start} is 0x{data[error.start]:02x}); convert it (iconv)."
         ) from None
+
+
+def _inflated(path: Path) -> bytes:
+    """The content of a gzip file.
+
+    Raises:
+        DataError: it is larger than :data:`INFLATED_LIMIT`.
+    """
+    with gzip.open(path) as file:
+        data = file.read(INFLATED_LIMIT + 1)
+    if len(data) > INFLATED_LIMIT:
+        raise DataError(
+            f"{path} is larger than {INFLATED_LIMIT // 2**20} MiB when decompressed, which is the limit; divide it, or "
+            "decompress it yourself."
+        )
+    return data
 
 
 def read_json(path: Path) -> Any:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 from random import Random
 from typing import Protocol, TypeVar
 
 from cocoa_engine.errors import DataError
+
+MAX_PARTS = 10_000
+"""Maximum number of labelled parts of an answer."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,17 @@ class LabelledText:
         """
         if self.spans is None:
             raise ValueError(f"only the whole answer {self.id} is labelled")
-        parts = [(span.start, span.end) for span in self.spans if span.hallucinated]
-        return [any(first <= at < last for first, last in parts) for at in range(start, end)]
+        return [at < len(self._hallucinated) and self._hallucinated[at] for at in range(start, end)]
+
+    @cached_property
+    def _hallucinated(self) -> list[bool]:
+        """Whether each character is in a hallucinated part, up to the end of the last one."""
+        parts = [span for span in self.spans or () if span.hallucinated]
+        changes = [0] * (max((span.end for span in parts), default=0) + 1)
+        for span in parts:
+            changes[span.start] += 1
+            changes[span.end] -= 1
+        return [depth > 0 for depth in accumulate(changes)]
 
 
 def checked(records: Sequence[LabelledText], where: object, *, both_classes: bool = True) -> list[LabelledText]:
@@ -83,7 +97,8 @@ def checked(records: Sequence[LabelledText], where: object, *, both_classes: boo
 
     Raises:
         DataError: there are no records; an id is repeated; a prompt or an answer is empty; a source is not in
-            its prompt; a part is outside its answer; or both classes are required and only one is labelled.
+            its prompt; a part is outside its answer, or there are more than 10,000 of them; or both classes are
+            required and only one is labelled.
     """
     if not records:
         raise DataError(f"{where} has no answers.")
@@ -97,6 +112,10 @@ def checked(records: Sequence[LabelledText], where: object, *, both_classes: boo
                 raise DataError(f"{where}: the {name} of {record.id!r} is empty; give it a text or remove the record.")
         if record.source is not None and not (record.source and record.source in record.prompt):
             raise DataError(f"{where}: the source of {record.id!r} is not in its prompt, word for word.")
+        if record.spans is not None and len(record.spans) > MAX_PARTS:
+            raise DataError(
+                f"{where}: {record.id!r} has {len(record.spans)} labelled parts; an answer may have {MAX_PARTS}."
+            )
         for span in record.spans or ():
             if not 0 <= span.start < span.end <= len(record.text):
                 raise DataError(

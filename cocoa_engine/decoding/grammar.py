@@ -15,7 +15,9 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.forks import free_in_child
 from cocoa_engine.optional import need
+from cocoa_engine.safe_text import safe, shortened
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +25,7 @@ _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 """JSON on one line, as ``json.dumps`` writes it. Schema keywords that cannot be enforced are logged."""
 
 _tokenizers: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()  # building one takes about a second
-_guard = threading.Lock()
+_guard = free_in_child(threading.Lock())
 
 
 class GrammarProcessor(LogitsProcessor):
@@ -56,11 +58,16 @@ class GrammarProcessor(LogitsProcessor):
             eos_token_ids = [] if own is None else [own]
         self._ends = frozenset(eos_token_ids)
         self._tokenizer = _llguidance_tokenizer(tokenizer, self._ends)
+        try:
+            grammar.encode()
+        except UnicodeEncodeError as error:
+            half = ascii(grammar[error.start])
+            raise ConfigError(f"the grammar contains {half}, a lone surrogate, which is not valid Unicode.") from None
         failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
         if failed:
             raise ConfigError(f"the grammar cannot be enforced: {messages[0]}")
         for message in messages:
-            logger.warning("grammar: %s", message)
+            logger.warning("grammar: %s", safe(shortened(message, 300)))
         self._start = llguidance.LLMatcher(self._tokenizer, grammar)
         self._matchers: dict[int, _MatcherState] = {}
         self._prompt_length: int | None = None
@@ -105,6 +112,11 @@ class GrammarProcessor(LogitsProcessor):
         position.move_to(answer)
         banned = torch.ones(scores.shape[-1], dtype=torch.bool)
         if forced := position.matcher.compute_ff_tokens():
+            if forced[0] >= len(banned):
+                raise ConfigError(
+                    f"the grammar needs token {forced[0]}, which is outside the model's vocabulary of {len(banned)}; "
+                    "load the model's own tokenizer."
+                )
             banned[forced[0]] = False
         else:
             bits = torch.frombuffer(bytearray(position.matcher.compute_bitmask()), dtype=torch.uint8)
@@ -193,8 +205,10 @@ def json_rule(schema: Mapping[str, Any]) -> str:
     """
     try:
         return "%json " + json.dumps({**schema, "x-guidance": _LAYOUT})
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # ValueError: the schema contains itself
         raise ConfigError(f"a JSON schema must be a dict of plain JSON values: {error}") from None
+    except RecursionError:
+        raise ConfigError("the JSON schema is nested too deeply; use $defs and $ref.") from None
 
 
 def _llguidance_tokenizer(tokenizer: Any, ends: frozenset[int]) -> Any:

@@ -80,27 +80,40 @@ def next_tokens(logits: Tensor, count: int, *, native: bool = False) -> list[Nex
     """
     logits = logits.float()
     count = min(count, logits.shape[-1])
-    rows = (operators.next_tokens if native and operators.can_rank(logits) else _next_tokens)(logits, count).tolist()
+    if native and operators.can_rank(logits):
+        rows = operators.next_tokens(logits, count).tolist()
+    else:
+        rows = _ranked(logits, count)
     result: list[NextTokens | None] = []
     for *row, spread in rows:
-        half = len(row) // 2
         if not math.isfinite(row[0]):
             result.append(None)
             continue
-        order = sorted(zip((-value for value in row[:half]), map(int, row[half:]), strict=True))
-        kept = [(token_id, -negative) for negative, token_id in order if negative < math.inf]
-        ids, values = tuple(token_id for token_id, _ in kept), tuple(value for _, value in kept)
+        values = tuple(value for value in row[:count] if value > -math.inf)
+        ids = tuple(int(token_id) for token_id in row[count : count + len(values)])
         result.append(NextTokens(ids, values, spread, values[0] - values[1] if len(values) > 1 else math.inf))
     return result
 
 
-def _next_tokens(logits: Tensor, count: int) -> Tensor:
-    """``[W, 2 * count + 1]``: log p of the most probable tokens, their ids, and the entropy."""
-    top = logits.topk(count, dim=-1)  # [W, count]
+def _ranked(logits: Tensor, count: int) -> list[list[float]]:
+    """For each row: log p of the most probable tokens, their ids, and the entropy, as from the native kernel."""
+    # topk takes any of equal logits; one more shows whether the last one taken is tied with one that is left out
+    top = logits.topk(min(count + 1, logits.shape[-1]), dim=-1)  # [W, K]
     log_sum, entropy = row_statistics(logits, top.values[:, 0])
-    log_probs = top.values - log_sum[:, None]
     # ids < 2**53 are exact
-    return torch.cat([log_probs.double(), top.indices.double(), entropy[:, None].double()], dim=-1)
+    columns = (top.values, top.indices, top.values - log_sum[:, None], entropy[:, None])
+    rows = []
+    for number, row in enumerate(torch.cat([column.double() for column in columns], dim=-1).tolist()):
+        width = len(row) // 3
+        values, ids, log_probs = (row[width * part : width * (part + 1)] for part in range(3))
+        if width > count and values[count - 1] == values[count] > -math.inf:
+            last = values[count]
+            tied = (logits[number] == last).nonzero()[:count, 0].tolist()
+            above = sum(value > last for value in values)
+            ids = [*ids[:above], *tied]
+        order = sorted(range(count), key=lambda rank: (-values[rank], ids[rank]))
+        rows.append([*(log_probs[rank] for rank in order), *(ids[rank] for rank in order), row[-1]])
+    return rows
 
 
 def contrasted(

@@ -19,7 +19,7 @@ from cocoa_engine.execution.backends.shared_cache import SPARE_SLOTS
 from cocoa_engine.execution.session import Session
 from cocoa_engine.methods import METHODS, SamplingMethod
 from cocoa_engine.methods.retrieval_heads import source_heads
-from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts
+from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts, valid_generation_config
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.passages import Source, passage_positions, sources_of_batch
@@ -44,8 +44,13 @@ def make_requests(
     generation_config: GenerationConfig | None = None,
     cancellation: Cancellation | None = None,
     source: Sequence[Source | None] | None = None,
-) -> list[Request]:
+    *,
+    keep_errors: bool = False,
+) -> list[Request | PromptError]:
     """Check several prompts with the same settings. Arguments and errors are those of :func:`make_request`.
+
+    Args:
+        keep_errors: return the error of a prompt that is not valid in its position, instead of raising it.
 
     Raises:
         PromptError: ``prompts`` is not a list, or one of the prompts is not valid.
@@ -56,10 +61,16 @@ def make_requests(
     count = len(prompts)
     sources = sources_of_batch(source, count)
     of_prompts = (prompts, _for_each(processors, count), _for_each(criteria, count), sources)
-    return [
-        make_request(session, prompt, config, its_processors, its_criteria, generation_config, cancellation, its_source)
-        for prompt, its_processors, its_criteria, its_source in zip(*of_prompts, strict=True)
-    ]
+    made: list[Request | PromptError] = []
+    for prompt, its_processors, its_criteria, its_source in zip(*of_prompts, strict=True):
+        more = (its_processors, its_criteria, generation_config, cancellation, its_source)
+        try:
+            made.append(make_request(session, prompt, config, *more))
+        except PromptError as error:
+            if not keep_errors:
+                raise
+            made.append(error)
+    return made
 
 
 def _for_each(given: Callables | PerPrompt, count: int) -> Sequence[Callables]:
@@ -126,6 +137,8 @@ def make_request(
     if generation_config is not None and not isinstance(generation_config, GenerationConfig):
         kind = type(generation_config).__name__
         raise ConfigError(f"generation_config must be a transformers GenerationConfig, not {kind}.")
+    if cancellation is not None and not isinstance(cancellation, Cancellation):
+        raise ConfigError(f"cancellation must be a Cancellation, not {type(cancellation).__name__}.")
     model, tokens = session.model, session.tokens
     capture = capture_spec(model, config)
     ids = prompt_ids(model, tokens, prompt)
@@ -144,15 +157,17 @@ def make_request(
                 f"window is {window}. Shorten the prompt to less than half of it."
             )
         config = config.replace(max_new_tokens=min(config.max_new_tokens, left))
-    eos = eos_token_ids(model.model, tokens.tokenizer, generation_config)
     generator, sampler, method = None, None, METHODS[config.method]
     if config.temperature > 0:
         generator = torch.Generator()
         generator.manual_seed(model.fresh_seed() if config.seed is None else config.seed)
         if isinstance(method, SamplingMethod) and config.top_k != 1:  # 1 is greedy, also between equal tokens
             sampler = Sampler(method, config, generator, len(ids))
-    penalty = config.repetition_penalty or method.repetition_penalty
-    texts = (*config.stop, *stop_texts(model.model, generation_config))
+    with valid_generation_config():
+        eos = eos_token_ids(model.model, tokens.tokenizer, generation_config)
+        texts = (*config.stop, *stop_texts(model.model, generation_config))
+        penalty = config.repetition_penalty or method.repetition_penalty
+        own = logits_processors(model.model, eos, ids, config.max_new_tokens, penalty, generation_config)
     stops = {stop: tokens.special_token_id(stop) for stop in texts}
     rules = Rules(
         config=config,
@@ -160,7 +175,7 @@ def make_request(
         stop_texts=tuple(stop for stop, token_id in stops.items() if token_id is None),
         stop_ids=frozenset(token_id for token_id in stops.values() if token_id is not None),
         processors=[
-            *logits_processors(model.model, eos, ids, config.max_new_tokens, penalty, generation_config),
+            *own,
             *(_for_prompt(processor, ids) for processor in _as_list("logits_processor", processors)),
         ],
         criteria=_as_list("stopping_criteria", criteria),

@@ -210,7 +210,8 @@ class SpanDecoder:
     def _choose(self, branches: Sequence[Branch], pmi: Sequence[float]) -> Branch:
         """Score the branches, choose one, and record it as a span with all its candidates.
 
-        The chosen branch is cut where the answer reaches ``max_new_tokens``. Its candidates are not.
+        The chosen branch is cut where the answer reaches ``max_new_tokens``. Its candidates are not, and the PMI of a
+        cut span is that of the whole branch.
         """
         candidates = self.score_candidates(branches, pmi)
         scores, ended = [one.score for one in candidates], [one.ends_answer for one in candidates]

@@ -20,6 +20,7 @@ from torch import Tensor
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.errors import EngineBusyError
 from cocoa_engine.execution.backends import Backend, FeedRequest, StepOutput, TokenTree
+from cocoa_engine.forks import free_in_child
 from cocoa_engine.model.hidden_states import CaptureSpec
 
 PREFILL_CHUNK = 512
@@ -97,11 +98,11 @@ class Scheduler:
         self.observers: list[Callable[[PassEvent], None]] = []
         self.patience = PATIENCE
         self.prefill_chunk = PREFILL_CHUNK
-        self._guard = threading.Lock()  # guards _taken and _queue
+        self._guard = free_in_child(threading.Lock())  # guards _taken and _queue
         self._taken = 0
         self._queue: deque[threading.Event] = deque()
         self._user_code = threading.local()
-        self._turn = threading.Condition()  # guards the fields below
+        self._turn = free_in_child(threading.Condition())  # guards the fields below
         self._pending: list[Work] = []
         self._driving = False
         self._prefilled = False  # whether the last pass was a prefill; steps are next

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Protocol
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.execution.backends import Backend, Chosen, choose, state_of
 from cocoa_engine.execution.scheduler import Scheduler
+from cocoa_engine.forks import require_process
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.tokenizer import Tokens
 from cocoa_engine.runtime import Runtime
@@ -47,6 +49,7 @@ class Session:
     """
 
     def __init__(self, model: Any, tokenizer: Any, runtime: Runtime, model_name: str | None = None) -> None:
+        self._process = os.getpid()
         self.model = LanguageModel(model)
         self.tokens = Tokens(tokenizer)
         self.runtime = runtime
@@ -54,6 +57,14 @@ class Session:
         self.model_name = model_name or getattr(model, "name_or_path", "") or type(model).__name__
         self._chosen: tuple[tuple[Any, ...], Chosen] | None = None
         self._pinned: Chosen | None = None
+
+    def require_process(self) -> None:
+        """Check that the process has not forked since the session was created.
+
+        Raises:
+            ForkedProcessError: this is a forked child.
+        """
+        require_process(self._process)
 
     def pin(self, chosen: Chosen) -> None:
         """Use this backend from now on, instead of choosing one automatically."""

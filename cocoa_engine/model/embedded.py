@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from filelock import FileLock
 
-from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory
+from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory, is_private
 from cocoa_engine.errors import ModelLoadError
 
 if TYPE_CHECKING:  # packages that only the conversion needs are imported there
@@ -111,7 +111,7 @@ def _build(gguf_file: Path, folder: Path) -> None:
     logger.info("unpacking %s into %s (once)", gguf_file.name, folder)
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by a conversion that was killed
-    partial.mkdir()
+    partial.mkdir(mode=0o755)
     try:
         try:
             convert(gguf_file, partial)
@@ -121,6 +121,8 @@ def _build(gguf_file: Path, folder: Path) -> None:
             ) from error
         files = {path.name: _fingerprint(path) for path in partial.iterdir()}
         (partial / MANIFEST).write_text(json.dumps(files, indent=2), encoding="utf-8")
+        for path in partial.iterdir():
+            path.chmod(0o644)  # whatever the umask is
         if folder.is_dir():  # a damaged one
             shutil.rmtree(folder)
         else:
@@ -131,12 +133,15 @@ def _build(gguf_file: Path, folder: Path) -> None:
 
 
 def _is_intact(folder: Path) -> bool:
-    """Whether every file is as it was written, by its size and the CRC-32 of its content.
+    """Whether only this user can have written the files, and each is as it was written, by its size and CRC-32.
 
     At about 2 GB/s this takes a quarter of a second. The weights are loaded right afterwards, from the page cache.
     """
     try:
         files: dict[str, list[int]] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if not is_private(folder, *(folder / name for name in (MANIFEST, *files))):
+            logger.warning("other users could write to %s; the model in it is converted again", folder)
+            return False
         return bool(files) and all(_fingerprint(folder / name) == expected for name, expected in files.items())
     except (OSError, ValueError, AttributeError, TypeError):
         return False

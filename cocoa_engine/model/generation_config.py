@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +24,21 @@ from transformers import (
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
 )
+
+from cocoa_engine.errors import ConfigError
+
+
+@contextmanager
+def valid_generation_config() -> Iterator[None]:
+    """Convert the errors that values of a generation config cause.
+
+    Raises:
+        ConfigError: a value is out of range or of a wrong type, such as a negative ``repetition_penalty``.
+    """
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"the generation config cannot be used: {error}. Correct its value, or remove it.") from error
 
 
 def eos_token_ids(model: Any, tokenizer: Any, config: Any = None) -> frozenset[int]:

@@ -17,10 +17,12 @@ from torch import Tensor, distributed, nn
 from transformers import MODEL_FOR_MASKED_LM_MAPPING
 
 from cocoa_engine.errors import UnsupportedModelError
+from cocoa_engine.forks import free_in_child
+from cocoa_engine.safe_text import short_repr
 
 # Hooks and forward passes of one model must not interleave, also when several engines wrap it.
 _locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
-_locks_guard = threading.Lock()
+_locks_guard = free_in_child(threading.Lock())
 
 
 class LanguageModel:
@@ -51,7 +53,7 @@ class LanguageModel:
         self.forward_parameters = frozenset(inspect.signature(_unwrapped(model).forward).parameters)
         self._modules = list(model.modules())
         with _locks_guard:
-            self.lock = _locks.setdefault(model, threading.RLock())
+            self.lock = _locks.setdefault(model, free_in_child(threading.RLock()))
 
     @property
     def device(self) -> torch.device:
@@ -148,6 +150,9 @@ def device_of(module: Any) -> torch.device:
     return device
 
 
+MAX_LAYERS = 1000
+"""The largest models have about 130. A number far above that in a config would build modules until memory ends."""
+
 NEEDED = "a decoder-only causal language model is needed, such as Llama, Mistral, Qwen, Gemma, Phi or GPT-2"
 
 
@@ -159,11 +164,17 @@ def require_decoder_only(config: Any, name: str) -> None:
         name: the model's name in error messages.
 
     Raises:
-        UnsupportedModelError: it is an encoder-decoder or encoder-only (embedding) model, or has fewer than 3 layers.
+        UnsupportedModelError: it is an encoder-decoder or encoder-only (embedding) model, or has fewer than 3 or more
+            than 1000 layers.
     """
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{name} is an encoder-decoder model; {NEEDED}")
     layers = getattr(_text_part(config), "num_hidden_layers", None)
+    if layers is not None and (not isinstance(layers, int) or layers > MAX_LAYERS):
+        raise UnsupportedModelError(
+            f"{name}: num_hidden_layers must be a whole number of at most {MAX_LAYERS} (got {short_repr(layers)}); "
+            "correct the model's config.json."
+        )
     if layers is not None and layers < 3:
         raise UnsupportedModelError(f"{name} has {layers} decoder layer(s); a middle-layer window needs 3 or more.")
     # BERT-like models have a causal class too, which is causal only if the config sets is_decoder

@@ -27,6 +27,7 @@ from transformers.utils import logging as transformers_logging
 from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
 from cocoa_engine.model import embedded
 from cocoa_engine.model.language_model import NEEDED, WINDOW_FIELDS, context_window_of, require_decoder_only
+from cocoa_engine.safe_text import short_repr
 
 logger = logging.getLogger(__name__)
 
@@ -91,9 +92,7 @@ def load_pretrained(
     tokenizer_options = dict(tokenizer_kwargs or {})
 
     if model_name is not None:
-        name = os.fspath(model_name)
-        if not name.strip():
-            raise ModelLoadError("the model's name is empty; name a local folder or a Hub id")
+        name = _name(model_name, "model")
         return *_load(name, tokenizer_name, options, tokenizer_options), name
     if embedded.find_embedded_file() is not None:
         folder = str(embedded.embedded_model_path())
@@ -156,12 +155,12 @@ def require_causal_lm(config: Any, name: str) -> None:
 
 
 def _dtype(dtype: str | torch.dtype) -> torch.dtype | Literal["auto"]:
-    if dtype == "auto":
+    if isinstance(dtype, str) and dtype == "auto":
         return "auto"
-    found = dtype if isinstance(dtype, torch.dtype) else DTYPES.get(dtype)
+    found = dtype if isinstance(dtype, torch.dtype) else DTYPES.get(dtype) if isinstance(dtype, str) else None
     if found is None or not found.is_floating_point:
         raise ConfigError(
-            f"dtype: {dtype!r} is not one of 'auto', {', '.join(map(repr, DTYPES))} or a floating torch.dtype"
+            f"dtype: {short_repr(dtype)} is not one of 'auto', {', '.join(map(repr, DTYPES))} or a floating torch.dtype"
         )
     return found
 
@@ -193,7 +192,7 @@ def _load(
         tokenizer = load_tokenizer(name, {**_pick(options, SOURCE_OPTIONS), **trust, **tokenizer_options})
     else:
         inherited = {**_pick(options, ACCESS_OPTIONS), **trust}
-        tokenizer = load_tokenizer(os.fspath(tokenizer_name), {**inherited, **tokenizer_options})
+        tokenizer = load_tokenizer(_name(tokenizer_name, "tokenizer"), {**inherited, **tokenizer_options})
 
     with _clear_errors("model", name):
         model, report = AutoModelForCausalLM.from_pretrained(name, **{**options, "output_loading_info": True})
@@ -222,6 +221,22 @@ def load_tokenizer(name: str, options: dict[str, Any]) -> Any:
     if len(tokenizer) <= len(tokenizer.added_tokens_decoder):
         raise _no_tokenizer_error(name)
     return tokenizer
+
+
+def _name(given: str | os.PathLike[str], what: str) -> str:
+    """The name of a model or tokenizer as text.
+
+    Raises:
+        ModelLoadError: it is empty, contains a NUL character, or is neither text nor a path.
+    """
+    name = os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
+    if not isinstance(name, str) or not name.strip() or "\0" in name:
+        raise ModelLoadError(
+            f"the name of the {what} is {short_repr(given)}; name a local folder or a Hub id"
+            if given
+            else f"the {what}'s name is empty; name a local folder or a Hub id"
+        )
+    return name
 
 
 def _is_path(name: str) -> bool:

@@ -35,8 +35,9 @@ def prompt_ids(model: LanguageModel, tokens: Tokens, prompt: Any, what: str = "p
     text = isinstance(prompt, str)
     if text:
         require_unicode(prompt, what)
-    ids = [] if text and not prompt else tokens.encode(prompt) if text else _checked_ids(model, prompt, what)
-    return require_tokens(ids, what)
+    if not text:
+        return require_tokens(_checked_ids(model, prompt, what), what)
+    return require_tokens(_of_vocabulary(model, tokens.encode(prompt)) if prompt else [], what)
 
 
 def require_tokens(ids: list[int], what: str) -> list[int]:
@@ -50,6 +51,20 @@ def require_tokens(ids: list[int], what: str) -> list[int]:
     """
     if not ids:
         raise PromptError(f"the {what} is empty; give some text or at least one token id.")
+    return ids
+
+
+def _of_vocabulary(model: LanguageModel, ids: list[int]) -> list[int]:
+    """Return the token ids of a text.
+
+    Raises:
+        PromptError: the model has no embedding of one of them.
+    """
+    if ids and max(ids) >= model.vocab_size:
+        raise PromptError(
+            f"the tokenizer gives token id {max(ids)}, which is outside the model's vocabulary of {model.vocab_size}: "
+            "load the model's own tokenizer, or extend the model with resize_token_embeddings."
+        )
     return ids
 
 
@@ -112,6 +127,7 @@ def text_ids(
         ids = require_tokens(tokens.continuation(prompt, before, text), what)
     else:
         ids = require_tokens(tokens.encode(text, add_special_tokens=False), what)
+    _of_vocabulary(model, ids)
     window = model.context_window
     if window is not None and len(before) + len(ids) > window:
         raise PromptError(

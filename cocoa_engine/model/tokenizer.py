@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cocoa_engine.errors import ChatTemplateError, UnsupportedModelError
+from cocoa_engine.forks import free_in_child
 from cocoa_engine.model.text import require_unicode
 
 
@@ -30,7 +31,7 @@ class Tokens:
         # Encoding changes the padding and truncation settings inside a fast tokenizer. With a copy, the user's own
         # tokenizer keeps its settings, and other threads that use it cannot truncate prompts here.
         self._own = _copy(tokenizer)
-        self._lock = threading.Lock()
+        self._lock = free_in_child(threading.Lock())
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, without truncation.

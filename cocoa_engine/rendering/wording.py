@@ -8,6 +8,7 @@ from typing import NamedTuple
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.rendering.inputs import Answer
 from cocoa_engine.rendering.scale import RiskScale
+from cocoa_engine.safe_text import safe
 from cocoa_engine.spans import Candidate, Measured, Span
 
 METRIC_NAMES = {"f_mlds": "fMLDS", "con_mlds": "ConMLDS"}
@@ -36,17 +37,6 @@ _TITLES_AND_FORMATS = {
 }
 # the risk has a row of its own; self-information is -log p
 _NOT_LISTED = {"risk", "self_information"}
-
-# C0 controls except tab and newline become their Unicode pictures, DEL likewise, C1 controls a replacement character.
-# Characters that reverse the direction of text invisibly are shown by name.
-_CONTROLS: dict[int, int | str] = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
-_CONTROLS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
-_CONTROLS |= {code: f"<U+{code:04X}>" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
-
-
-def safe(text: str) -> str:
-    """The text with visible control characters, so that a terminal or browser does not interpret model output."""
-    return text.translate(_CONTROLS)
 
 
 def visible(text: str) -> str:

@@ -32,11 +32,15 @@ class Fact:
         sentence: a sentence that states it.
         question: the question for it.
         answers: its value, and other ways to write it.
+        retold: another sentence that states it, with ``{value}`` for the value.
+        false_value: another value of the same kind.
     """
 
     sentence: str
     question: str
     answers: tuple[str, ...]
+    retold: str = ""
+    false_value: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ def _passage(random: Random, templates: Mapping[str, Any]) -> Passage:
         answers = _value(template["value"], template.get("unit"), random, templates)
         sentence = random.choice(template["sentences"]).format(subject=subject, value=answers[0])
         question = template["question"].format(subject=subject)
-        facts.append(Fact(_capitalised(sentence), question, answers))
+        facts.append(Fact(_capitalised(sentence), question, answers, *_retold(template, subject, answers, templates)))
     stated, missing = facts[:STATED], facts[STATED:]
     opening = _capitalised(random.choice(kind["openings"]).format(subject=subject))
     sentences = [opening, *(fact.sentence for fact in stated)]
@@ -122,6 +126,18 @@ def _value(kind: str | list[int], unit: str | None, random: Random, templates: M
     value = random.choice(templates["words"][kind])
     bare = value.split(" ", 1)[1] if value.startswith(("a ", "an ")) else value
     return tuple(dict.fromkeys((value, bare)))
+
+
+def _retold(
+    template: Mapping[str, Any], subject: str, answers: tuple[str, ...], templates: Mapping[str, Any]
+) -> tuple[str, str]:
+    """Another sentence for a fact, and a false value. Drawing them does not change the passage."""
+    random = Random(f"{subject} {answers[0]}")
+    sentence = random.choice(template["sentences"]).format(subject=subject, value="{value}")
+    while True:
+        false = _value(template["value"], template.get("unit"), random, templates)[0]
+        if false not in answers:
+            return sentence, false
 
 
 def _capitalised(text: str) -> str:

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cocoa_engine import CocoaEngine, RiskCalibrator, Runtime
+from cocoa_engine.forks import free_in_child
 from cocoa_engine.model.loading import load_tokenizer, read_context_window
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class LazyEngine:
         self._weights = weights
         self._engine: CocoaEngine | None = None
         self._as_loaded: str | None = None
-        self._lock = threading.Lock()
+        self._lock = free_in_child(threading.Lock())
         calibrator = arguments.get("calibrator", "auto")
         # engines that differ in the calibrator share their batch and their prefix cache too
         self._default = None if calibrator == "auto" else _lazy_engine({**arguments, "calibrator": "auto"}, weights)
@@ -98,7 +99,7 @@ class _Weights:
         self._arguments = arguments
         self._model, self._tokenizer = model, tokenizer
         self._parts: tuple[PreTrainedModel, PreTrainedTokenizerBase, str] | None = None
-        self._lock = threading.Lock()
+        self._lock = free_in_child(threading.Lock())
         self.settings = ""
         self._by_name = None
         if model is None and tokenizer is not None:
@@ -141,7 +142,7 @@ class _Weights:
 
 # LangChain builds a new model for every call with configurable_fields(); the weights must not be loaded each time.
 _shared: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-_shared_lock = threading.RLock()
+_shared_lock = free_in_child(threading.RLock())
 
 
 def lazy_engine(

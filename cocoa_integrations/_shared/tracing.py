@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from cocoa_engine import Generation
+from cocoa_engine.forks import free_in_child
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -46,7 +47,7 @@ class _Totals:
 
 
 _totals: WeakKeyDictionary[Span, _Totals] = WeakKeyDictionary()  # the attributes of a span cannot be read back
-_lock = threading.Lock()
+_lock = free_in_child(threading.Lock())
 
 
 def is_traced() -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.safe_text import safe, shortened
 
 SECONDS = 10.0
 MEMORY_MB = 512
@@ -74,4 +75,6 @@ def run_code(code: str, tests: Sequence[str], *, seconds: float = SECONDS, memor
     if report == token:
         return Verdict(True, "passed")
     reason = report.replace(token, "")[-_REPORTED:].strip().rpartition("\n")[2]
-    return Verdict(False, reason or f"ended with status {process.returncode} before its tests had passed")
+    return Verdict(
+        False, safe(shortened(reason, 300)) or f"ended with status {process.returncode} before its tests had passed"
+    )

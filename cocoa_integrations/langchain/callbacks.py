@@ -15,6 +15,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.outputs import Generation, LLMResult
 from langchain_core.tracers.context import register_configure_hook
 
+from cocoa_engine.forks import free_in_child
 from cocoa_integrations._shared.metadata import report_of
 from cocoa_integrations._shared.recent_reports import MAX_REPORTS, add_reports, require_max_reports
 from cocoa_integrations.langchain.runnables import find_risk, get_spans
@@ -51,7 +52,7 @@ class RiskCallbackHandler(BaseCallbackHandler):
         self._max_risk = 0.0
         self._live: dict[UUID, list[dict[str, Any]]] = {}
         self._seen: deque[UUID] = deque(maxlen=_ENDED_RUNS)
-        self._lock = threading.Lock()
+        self._lock = free_in_child(threading.Lock())
 
     @property
     def max_risk(self) -> float:

@@ -14,6 +14,7 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langsmith import utils as langsmith_utils
 from langsmith.run_trees import get_cached_client
 
+from cocoa_engine.forks import free_in_child
 from cocoa_integrations._shared.scores import SCORE_NAME, Scoring, emit_event
 from cocoa_integrations.langchain.run_spans import ReceivesSpans
 from cocoa_integrations.langchain.runnables import find_risk
@@ -75,7 +76,7 @@ class RiskScores(BaseCallbackHandler, ReceivesSpans):
         self._logger_provider = logger_provider
         self._roots: dict[UUID, UUID] = {}
         self._spans: dict[UUID, Sequence[Span]] = {}
-        self._lock = threading.Lock()
+        self._lock = free_in_child(threading.Lock())
         self._sender: ThreadPoolExecutor | None = None
         self._waiting: set[Future[None]] = set()
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
-from cocoa_engine import ConfigError, Generation, passage_attention
+from cocoa_engine import CocoaEngine, ConfigError, Generation, passage_attention
 from cocoa_integrations._shared.citations import (
     CANNOT_ATTEND,
     CITATIONS_KEY,
@@ -192,6 +192,7 @@ def _attention_by_node(part: Part, answer: Answered, nodes: Sequence[NodeWithSco
         return [list(nothing) for _ in part.spans]
     asked = answer.start()
     texts = [node.node.get_content(MetadataMode.NONE) for node in nodes]
+    assert isinstance(asked.engine, CocoaEngine)
     in_prompt = find_in(asked.engine.decode(asked.prompt), texts)
     if not in_prompt:
         return [list(nothing) for _ in part.spans]

@@ -21,6 +21,7 @@ from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr
 from llama_index.core.instrumentation.span import active_span_id
 
 from cocoa_engine import Generation, Span, SpanStream
+from cocoa_engine.forks import free_in_child
 from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations._shared.recent_reports import MAX_REPORTS, add_reports, require_max_reports
@@ -78,7 +79,7 @@ class RiskCollector:
         self.reports: list[dict[str, Any]] = []
         self.max_risk = 0.0
         self._max_reports = max_reports
-        self._lock = threading.Lock()
+        self._lock = free_in_child(threading.Lock())
 
     def __enter__(self) -> list[dict[str, Any]]:
         _collectors.set((*_collectors.get(), self))

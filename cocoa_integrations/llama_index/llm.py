@@ -40,6 +40,7 @@ from cocoa_engine.messages import explain
 from cocoa_engine.model.loading import ACCESS_OPTIONS
 from cocoa_engine.model.text import require_unicode
 from cocoa_integrations._shared.async_stream import AsyncStream
+from cocoa_integrations._shared.at_exit import closed_at_exit
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions, given_options, text_ends_inside_reasoning
 from cocoa_integrations._shared.detail import Detail
 from cocoa_integrations._shared.settings import DecodeSettings, config_of, fields_of, refuse_unknown, split_settings
@@ -273,6 +274,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, FunctionCalling
         reader, start = self._completion(prompt, formatted, kwargs)
         return self._answer(start, reader)
 
+    @closed_at_exit
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Like :meth:`complete`, with one chunk for each span as soon as it is decided."""
@@ -316,6 +318,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, FunctionCalling
         reader, start = self._conversation(messages, kwargs)
         return self._answer(start, reader)
 
+    @closed_at_exit
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Like :meth:`chat`, with one chunk for each span as soon as it is decided."""

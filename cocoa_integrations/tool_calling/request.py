@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cocoa_engine import json_rule
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
+from cocoa_engine.safe_text import short_repr
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class ToolRequest:
         choice = _choice(tool_choice, names)
         required, name = choice not in ("auto", "none"), choice if choice in names else None
         if required and not names:
-            raise ConfigError(f"tool_choice={tool_choice!r} requires tools, but none are given")
+            raise ConfigError(f"tool_choice={short_repr(tool_choice)} requires tools, but none are given")
         schema, described = _schema(response_format)
         return cls(
             tools=() if choice == "none" else checked,
@@ -98,6 +100,7 @@ def _tool(number: int, tool: Any) -> dict[str, Any]:
             "a local model can call functions only"
         )
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    json_rule({"description": function.get("description"), "parameters": parameters})  # refuses what JSON cannot hold
     return {"type": "function", "function": {"description": "", **function, "parameters": parameters}}
 
 
@@ -124,11 +127,21 @@ def _schema(response_format: Any) -> tuple[dict[str, Any] | None, bool]:
     if kind is None or kind == "text":
         return None, False
     if kind == "json_object" and (schema is None or isinstance(schema, Mapping)):
-        return dict(schema or {"type": "object"}), False
+        return _json(schema or {"type": "object"}), False
     inner = given.get("json_schema")
     if kind == "json_schema" and isinstance(inner, Mapping) and isinstance(inner.get("schema"), Mapping):
-        return dict(inner["schema"]), True
+        return _json(inner["schema"]), True
     raise ConfigError(
         'response_format takes {"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}, '
-        f'{{"type": "json_object"}} or {{"type": "text"}} (got {response_format!r})'
+        f'{{"type": "json_object"}} or {{"type": "text"}} (got {short_repr(response_format)})'
     )
+
+
+def _json(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema as a dict.
+
+    Raises:
+        ConfigError: it cannot be written as JSON: it contains itself, other objects, or is nested too deeply.
+    """
+    json_rule(schema)
+    return dict(schema)

@@ -148,8 +148,8 @@ def test_every_setting_has_an_option_that_reaches_the_engine(cocoa: Cocoa) -> No
 
 
 def test_help_names_every_setting_with_its_default(cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.setenv("TERMINAL_WIDTH", "300")
+    monkeypatch.setenv("COLUMNS", "340")
+    monkeypatch.setenv("TERMINAL_WIDTH", "340")
     shown = " ".join(cocoa("ask", "--help").stdout.split())
     for name, field in CocoaConfig.model_fields.items():
         assert f"--{name.replace('_', '-')} " in shown

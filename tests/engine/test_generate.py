@@ -10,6 +10,7 @@ import torch
 from transformers import LogitsProcessor, MaxLengthCriteria
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
+from cocoa_engine.equations import may_be_kept
 from tests.helpers.alike import assert_alike
 from tests.helpers.hooks import hook_count
 from tests.helpers.in_threads import join, start
@@ -50,8 +51,10 @@ def test_risk_points_list_what_competed(answer: Generation) -> None:
         assert [candidate.is_greedy for candidate in span.candidates].index(True) == 0
         assert span.chosen is not None
         kept = span.candidates[span.chosen]
-        assert kept.token_ids == span.token_ids
-        assert kept.score == max(candidate.score for candidate in span.candidates)
+        assert kept.token_ids[: len(span.token_ids)] == span.token_ids
+        assert kept.token_ids == span.token_ids or span is answer.spans[-1]  # which max_new_tokens cut
+        allowed = may_be_kept(answer.config.span_log_prob, [one.ends_answer for one in span.candidates])
+        assert kept.score == max(one.score for one, may in zip(span.candidates, allowed, strict=True) if may)
         first = [candidate.token_log_probs[0] for candidate in span.candidates]
         assert first == sorted(first, reverse=True)
     assert all(not span.candidates and span.chosen is None for span in answer.spans if span.kind == "greedy")
@@ -127,10 +130,11 @@ def test_finish_reasons(engine: CocoaEngine) -> None:
     assert "<|im_end|>" not in eos.text
 
 
-def test_stop_text_is_cut_off(engine: CocoaEngine, answer: Generation) -> None:
+def test_stop_text_is_cut_off(engine: CocoaEngine) -> None:
+    answer = engine.generate(QUESTION, max_new_tokens=24, span_log_prob="sum")
     middle = len(answer.text) // 2
     stop = answer.text[middle : middle + 3]
-    out = engine.generate(QUESTION, max_new_tokens=24, stop=stop)
+    out = engine.generate(QUESTION, max_new_tokens=24, stop=stop, span_log_prob="sum")
     assert out.finish_reason == "stop"
     assert stop not in out.text
     assert out.text == "".join(span.text for span in out.spans)

@@ -287,7 +287,7 @@ class Reference:
         kept, figures = branches[chosen], candidates[chosen]
         if len(kept.token_ids) > left:
             kept = grown[chosen][left - 1]
-            figures = self.measure(kept)
+            figures = self.measure(kept, scored_as=branches[chosen])
         if len(kept.token_ids) == left:
             kept = replace(kept, end=kept.end or "length")
         return ReferenceSpan("risk_point", figures, candidates, chosen), kept
@@ -374,8 +374,12 @@ class Reference:
             self.near((higher - lower).item())
         return tokens[: min(count, most)].tolist()
 
-    def measure(self, branch: Branch, rivals: Sequence[Branch] = ()) -> Figures:
-        """The figures of a branch as a span, among the branches of its risk point."""
+    def measure(self, branch: Branch, rivals: Sequence[Branch] = (), scored_as: Branch | None = None) -> Figures:
+        """The figures of a branch as a span, among the branches of its risk point.
+
+        Args:
+            scored_as: the branch of which it was cut off; what Diver reads back is read after that one.
+        """
         state, token_log_probs = branch.state, branch.token_log_probs
         pooled = state.hidden[:, -len(branch.token_ids) :].mean(dim=1)  # H[S, l] in row l
         width = self.n - self.m + 1  # N
@@ -384,7 +388,7 @@ class Reference:
 
         log_prob = self.log_p_of(branch, rivals or [branch])
         mlds = final if self.config.metric == "f_mlds" else con
-        score = self.score_of(branch, log_prob, mlds)
+        score = self.score_of(scored_as or branch, log_prob, mlds)
         entropies, margins = map(list, zip(*branch.chosen_from, strict=True))
         return Figures(branch.token_ids, token_log_probs, entropies, margins, log_prob, con, final, score)
 

@@ -17,12 +17,14 @@ from pydantic import ValidationError
 from cocoa_engine import CocoaEngine
 from cocoa_engine.cache_directory import CACHE_VARIABLE
 from cocoa_engine.methods.retrieval_heads import (
+    SOURCE_HEADS,
     RetrievalHeads,
     ScoredHead,
     heads_of_model,
     keep,
     kept_file,
     known_heads,
+    spread_heads,
 )
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.weight_samples import model_digest
@@ -198,3 +200,21 @@ def test_the_embedded_model_has_a_reference() -> None:
     assert ranks == sorted(ranks, reverse=True)
     assert ranks[0] == 1.0
     assert ranks[-1] == 0.0
+
+
+def test_spread_heads_are_in_the_layers_after_the_middle() -> None:
+    heads = spread_heads("m", 30, 9)
+    assert len(heads.best(SOURCE_HEADS)) == len(set(heads.best(SOURCE_HEADS))) == 20
+    assert {layer for layer, _ in heads.best(20)} == {*range(15, 25)}
+    assert len({head for _, head in heads.best(20)}) >= 8
+    for layers, count in ((1, 1), (2, 1), (3, 4), (6, 4), (80, 64)):
+        spread = spread_heads("m", layers, count).best(SOURCE_HEADS)
+        assert 1 <= len(spread) == len(set(spread)) <= 20
+        assert all(layer >= layers // 2 for layer, _ in spread)
+
+
+def test_spread_heads_can_be_kept() -> None:
+    model = tiny_model("llama")
+    engine = CocoaEngine(model, tiny_tokenizer())
+    keep(spread_heads("m", 6, 4), engine.session.model)
+    assert engine.generate(PROMPTS[0], max_new_tokens=4).spans[0].source_attention is not None

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -172,6 +173,44 @@ def test_damage_is_found_and_mended(conversions: list[Path], damage: object) -> 
     assert (folder / "model.safetensors").read_bytes() == bytes(range(256)) * 8192
     assert embedded.embedded_model_path() == folder
     assert len(conversions) == 2
+
+
+def _writable_by_all(folder: Path) -> None:
+    folder.chmod(0o777)
+
+
+def _file_of_another_user(folder: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a file away")
+    os.chown(folder / "model.safetensors", 12345, 12345)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs owners of files")
+@pytest.mark.parametrize(
+    "give_away",
+    [_writable_by_all, _file_of_another_user, lambda folder: (folder / "config.json").chmod(0o664)],
+    ids=["folder", "owner", "file"],
+)
+def test_what_others_could_have_written_is_converted_again(
+    give_away: Callable[[Path], None], conversions: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = embedded.embedded_model_path()
+    give_away(folder)
+    assert embedded.embedded_model_path() == folder
+    assert len(conversions) == 2
+    assert "other users could write to" in caplog.text
+    assert embedded.embedded_model_path() == folder
+    assert len(conversions) == 2
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs rights of files")
+def test_with_any_umask_it_is_converted_once(conversions: list[Path]) -> None:
+    before = os.umask(0)
+    try:
+        assert embedded.embedded_model_path() == embedded.embedded_model_path()
+    finally:
+        os.umask(before)
+    assert len(conversions) == 1
 
 
 def test_failed_conversion_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from cocoa_engine.execution.forward.kv_store import KeyValues
+from cocoa_engine.forks import free_in_child
 from cocoa_engine.model.language_model import LanguageModel
 
 SHORTEST = 64
@@ -27,7 +28,7 @@ class PrefixCache:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self._entries: OrderedDict[tuple[int, ...], KeyValues] = OrderedDict()
-        self._lock = threading.RLock()  # re-entrant: garbage collection may close a tree in this thread
+        self._lock = free_in_child(threading.RLock())  # re-entrant: garbage collection may close a tree in this thread
 
     @property
     def nbytes(self) -> int:

@@ -20,6 +20,7 @@ from cocoa_engine.execution.backends.prefixes import SHORTEST, PrefixCache, comm
 from cocoa_engine.execution.forward.base import Forward, Probe, Segment
 from cocoa_engine.execution.forward.kv_store import KeyValues
 from cocoa_engine.execution.forward.source_attention import SourceProbe
+from cocoa_engine.forks import free_in_child
 from cocoa_engine.model.hidden_states import CaptureSpec
 
 logger = logging.getLogger(__name__)
@@ -173,7 +174,7 @@ class SharedCache(Backend[SharedTree]):
         self.prefixes = PrefixCache(0 if forward.whole_prompts else prefix_cache_bytes)
         self._open: weakref.WeakSet[SharedTree] = weakref.WeakSet()
         # guards the set and its stores; re-entrant, because garbage collection may close a tree in this thread
-        self._lock = threading.RLock()
+        self._lock = free_in_child(threading.RLock())
 
     @property
     def forward_name(self) -> str:

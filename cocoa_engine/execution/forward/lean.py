@@ -166,6 +166,8 @@ class Lean(Forward):
             mixed = torch.mul(F.silu(gate), up, out=x.new_empty(gate.shape))
             x = x + layer.down(mixed)
         last = F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
+        # a mean square that overflows makes every state 0, and all tokens equally probable
+        last = last.masked_fill(x.float().square().sum(-1, keepdim=True).isinf(), torch.nan)
         if wanted is None:
             return last, None, early
         final = x if wanted.final == "pre_norm" else last

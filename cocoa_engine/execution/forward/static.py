@@ -23,6 +23,7 @@ from cocoa_engine.execution.forward.kv_store import KeyValues
 from cocoa_engine.execution.forward.lean import Lean
 from cocoa_engine.execution.forward.linears import LinearBackend
 from cocoa_engine.execution.forward.source_attention import attention_weights
+from cocoa_engine.forks import free_in_child
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
@@ -357,9 +358,8 @@ class _Shared:
         self.captured: weakref.WeakSet[Step] = weakref.WeakSet()
         self._outputs: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor]] = {}
         self._idle: list[StaticStore] = []  # free stores, least recently used first
-        self._lock = (
-            threading.RLock()
-        )  # guards _idle; re-entrant, because garbage collection may release a store at any time
+        # guards _idle; re-entrant, because garbage collection may release a store at any time
+        self._lock = free_in_child(threading.RLock())
         self._memory: _POOL_HANDLE | None = None
         self._side: torch.cuda.Stream | None = None
 
@@ -419,7 +419,7 @@ class _Shared:
 
 # by model; the values keep its weights' memory alive, but not the model
 _all: weakref.WeakKeyDictionary[nn.Module, _Shared] = weakref.WeakKeyDictionary()
-_all_lock = threading.Lock()
+_all_lock = free_in_child(threading.Lock())
 
 
 def _shared_by(lean: Lean) -> _Shared:

@@ -6,6 +6,7 @@ torch's operators then do the same work.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -13,15 +14,16 @@ import logging
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from cocoa_engine.cache_directory import cache_directory
+from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory, is_private
 from cocoa_engine.execution.native.structures import mismatch
+from cocoa_engine.forks import free_in_child
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ class _UnfitError(Exception):
     """The kernels cannot run on this machine."""
 
 
-_building = threading.Lock()
+_building = free_in_child(threading.Lock())
 
 
 def built() -> Library:
@@ -57,7 +59,7 @@ def built() -> Library:
 @functools.cache
 def _built() -> Library:
     try:
-        return Library(_declared(_loaded()))
+        return Library(_loaded())
     except Exception as error:  # after any failure, torch's operators do the work
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         logger.info("the native kernels are not available, decoding is slower: %s", reason)
@@ -69,27 +71,81 @@ def _loaded() -> ctypes.CDLL:
         raise _UnfitError(f"the kernels need Linux on x86-64; this is {platform.system()} on {platform.machine()}")
     compiler = _compiler()
     name = f"kernels-{_fingerprint(compiler)}.so"
-    try:
-        kept = cache_directory() / FOLDER / name
-        if kept.is_file() and _is_trusted(kept):
-            return _opened(kept)
-    except (OSError, RuntimeError) as error:  # no home directory, or one that cannot be read
-        logger.info("the kernels cannot be read from the cache directory: %s", error)
-    with tempfile.TemporaryDirectory(prefix="cocoa-kernels-") as folder:
-        made = _compile(compiler, Path(folder))
+    folders = list(_folders())
+    for folder in folders:
         try:
-            _keep(made, cache_directory() / FOLDER / name)
-        except (OSError, RuntimeError) as error:
-            logger.info("the kernels cannot be stored and are built for this process alone: %s", error)
-        return _opened(made)
+            if _is_intact(folder / name):
+                return _declared(_opened(folder / name))
+        # it cannot be read, nothing in it can be run (noexec), or it is another library
+        except (OSError, AttributeError) as error:
+            logger.warning("the kernels in %s cannot be used: %s", folder, error)
+    with tempfile.TemporaryDirectory(prefix="cocoa-kernels-") as temporary:
+        made = _compile(compiler, Path(temporary))
+        for folder in folders:
+            try:
+                _keep(made, folder / name)
+                return _declared(_opened(folder / name))
+            except OSError as error:
+                logger.info("the kernels cannot be stored in %s: %s", folder, error)
+        logger.warning(
+            "the kernels are built for this process alone; set %s to a folder to keep them in", CACHE_VARIABLE
+        )
+        return _declared(_opened(made))
 
 
-def _is_trusted(kept: Path) -> bool:
-    """Whether no other user could have written the library or its folder. Loading a library runs its code."""
-    return all(
-        status.st_uid in (os.getuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        for status in (kept.stat(), kept.parent.stat())
-    )
+def _folders() -> Iterator[Path]:
+    """The folders in which the library may be kept: one in the cache directory, and one for temporary files.
+
+    Loading a library runs its code, so a folder that another user could write to is not used.
+    """
+    try:
+        yield _private(cache_directory() / FOLDER)
+    except (OSError, RuntimeError) as error:  # no home directory, or one that cannot be written
+        logger.warning("the kernels are not kept in the cache directory: %s", error)
+    with contextlib.suppress(OSError):
+        yield _private(Path(tempfile.gettempdir()) / f"cocoa-engine-{os.getuid()}")
+
+
+def _private(folder: Path) -> Path:
+    """Create a folder if it is missing, and withdraw the rights of others to write to it.
+
+    Raises:
+        PermissionError: the folder belongs to another user.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.is_symlink() or not folder.is_dir() or folder.stat().st_uid not in (os.getuid(), 0):
+        raise PermissionError(f"{folder} belongs to another user")
+    if not is_private(folder):
+        logger.warning("other users could write to %s; they no longer can", folder)
+        folder.chmod(0o700)
+    return folder
+
+
+def _is_intact(library: Path) -> bool:
+    """Whether a library is there, only this user can have written it, and it is as it was built.
+
+    Loading a shortened file ends the process (SIGBUS).
+    """
+    checksum = _checksum_file(library)
+    if not library.is_file():
+        return False
+    if (
+        is_private(library)
+        and checksum.is_file()
+        and is_private(checksum)
+        and checksum.read_bytes() == _checksum(library.read_bytes())
+    ):
+        return True
+    logger.warning("%s is damaged, or other users could write it; it is built again", library)
+    return False
+
+
+def _checksum_file(library: Path) -> Path:
+    return library.with_suffix(".sha256")
+
+
+def _checksum(data: bytes) -> bytes:
+    return hashlib.sha256(data).hexdigest().encode("ascii")
 
 
 def _compiler() -> str:
@@ -124,16 +180,25 @@ def _compile(compiler: str, folder: Path) -> Path:
 
 
 def _keep(made: Path, kept: Path) -> None:
-    """Store the library atomically: another process may be reading or building it at the same time."""
-    kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, partial = tempfile.mkstemp(prefix=kept.name, dir=kept.parent)
+    """Store the library and its checksum, each atomically: another process may be reading or building it.
+
+    If two processes build it at the same time and their libraries differ, the checksum may be that of the other one.
+    The next process then builds it again.
+    """
+    data = made.read_bytes()
+    _replace(kept, data)
+    _replace(_checksum_file(kept), _checksum(data))
+
+
+def _replace(path: Path, data: bytes) -> None:
+    descriptor, partial = tempfile.mkstemp(prefix=path.name, dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(made.read_bytes())
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         Path(partial).chmod(0o644)
-        Path(partial).replace(kept)
+        Path(partial).replace(path)
     finally:
         Path(partial).unlink(missing_ok=True)
 

@@ -718,14 +718,14 @@ INLINE Vec silu(Vec x) {
     return x * (x < 0.0f ? e : all(1.0f)) / (1.0f + e);
 }
 
-// x / sqrt(mean(x^2) + eps) * weight
+// x / sqrt(mean(x^2) + eps) * weight; NaN if the mean overflows, where it would be 0 for any x
 void rms_norm(const float* x, const float* weight, long width, float eps, float* y) {
     Vec squares{};
     long i = 0;
     for (; i + LANES <= width; i += LANES) squares += load(x + i) * load(x + i);
     float total = sum(squares);
     for (long t = i; t < width; t++) total += x[t] * x[t];
-    const float factor = 1.0f / sqrtf(total / width + eps);
+    const float factor = total <= FLT_MAX ? 1.0f / sqrtf(total / width + eps) : NAN;
     for (i = 0; i + LANES <= width; i += LANES) store(y + i, load(x + i) * factor * load(weight + i));
     for (; i < width; i++) y[i] = x[i] * factor * weight[i];
 }

@@ -22,6 +22,7 @@ def fit_self_made(
     *,
     count: int,
     config: CocoaConfig | None,
+    chat: bool,
     isotonic: bool,
     threshold: tuple[Rule, float] | None,
     folds: int,
@@ -32,7 +33,9 @@ def fit_self_made(
     if threshold is not None:
         require(*threshold)
     config = engine.config if config is None else config
-    found = self_made_features(engine.without_calibrator(), made_questions(documents, count, seed), config)
+    found = self_made_features(
+        engine.without_calibrator(), made_questions(documents, count, seed), config, chat=chat, seed=seed
+    )
     fitted, missing = fit_levels(
         found,
         about(found, count, len(documents)),
@@ -50,4 +53,8 @@ def fit_self_made(
 def about(levels: Iterable[Level], count: int, documents: int) -> dict[Level, str]:
     """What a calibrator says about the data of each level."""
     of_what = f"invented passages and {documents} documents" if documents else "invented passages"
-    return dict.fromkeys(levels, f"made by the model itself: its answers to {count} questions about {of_what}")
+    data: dict[Level, str] = {
+        "span": f"made by the model itself: {count // 2} retellings of invented passages with planted errors",
+        "answer": f"made by the model itself: its answers to {count} questions about {of_what}",
+    }
+    return {level: data[level] for level in levels}

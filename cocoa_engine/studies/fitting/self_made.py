@@ -1,7 +1,8 @@
 """A labelled set that a model makes itself: questions with and without an answer in a passage, and its own answers.
 
 The passages are invented, or are the user's documents with one term asked for. Answers are labelled by comparison with
-the term. A question whose answer was taken out of the passage can only be answered right by declining.
+the term. A question whose answer was taken out of the passage can only be answered right by declining. The comparison
+does not label every span of an answer, so spans are labelled in retellings with planted errors instead.
 """
 
 from __future__ import annotations
@@ -13,17 +14,16 @@ from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from cocoa_engine.calibration.calibrator import Level
-from cocoa_engine.calibration.features import answer_features, span_features
+from cocoa_engine.calibration.features import answer_features
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import Question
 from cocoa_engine.errors import CalibrationError
-from cocoa_engine.results import Generation
 from cocoa_engine.studies.fitting.fit import LabelledFeatures
-from cocoa_engine.studies.fitting.measured import FEATURES
+from cocoa_engine.studies.fitting.measured import _Rows, labelled_features
+from cocoa_engine.studies.fitting.planted import planted_errors
 from cocoa_engine.studies.invented import passages
+from cocoa_engine.studies.signal.segments import force
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
@@ -52,8 +52,6 @@ _TERM = re.compile(
     r"September|October|November|December) \d{4}|\d[\d,.]*\d|[A-Z][a-z]{3,})(?=[ ,.;])"
 )
 """Names inside a sentence, dates and numbers of at least two digits."""
-
-_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
@@ -156,76 +154,36 @@ def self_made_features(
     made: Sequence[MadeQuestion],
     config: CocoaConfig,
     *,
+    chat: bool = False,
+    seed: int = 0,
     advance: Callable[[int], None] = lambda count: None,
 ) -> dict[Level, LabelledFeatures]:
-    """The features and labels of a model's answers to made questions, and of their spans.
+    """The features and labels of a model's answers to made questions, and of the spans of texts with planted errors.
 
     Args:
         engine: the engine with the model.
-        made: the questions.
+        made: the questions. There are half as many texts with planted errors.
         config: the settings of the decodes.
+        chat: feed the texts through the model's chat template. Questions always use it if there is one.
+        seed: seed of the texts.
         advance: called with the number of questions answered since the last call.
     """
-    rows: dict[Level, list[tuple[list[float], bool, str]]] = {"span": [], "answer": []}
+    rows = _Rows()
     config = config.replace(max_risk=None)  # only complete answers can be judged
     size = engine.runtime.max_batch_size
     for start in range(0, len(made), size):
         batch = made[start : start + size]
         prompts = [_prompt(engine, one.request) for one in batch]
         for one, generation in zip(batch, engine.generate_batch(prompts, config=config), strict=True):
-            if not generation.spans:
-                continue
-            group = one.question.group
-            rows["answer"].append((answer_features(generation), not one.is_right(generation.text), group))
-            for number, label in span_labels(one, generation):
-                rows["span"].append((span_features(generation.spans[number]), label, group))
+            if generation.spans:
+                rows.add(answer_features(generation), not one.is_right(generation.text), one.question.group)
         advance(len(batch))
-    return {level: _labelled(level, found) for level, found in rows.items() if found}
-
-
-def span_labels(made: MadeQuestion, generation: Generation) -> list[tuple[int, bool]]:
-    """The labels of those spans of an answer that the comparison decides, as (number of the span, hallucinated).
-
-    In a right answer, spans that share a word with the known answer are supported. In a wrong one that does not
-    decline, spans with a word that the question does not have are hallucinated. No other span has a label.
-    """
-    known = {word for answer in made.question.answers for word in _words(answer)}
-    asked = set(_words(made.question.text))
-    has_answer = made.question.is_right(generation.text)
-    if not has_answer and declines(generation.text):
-        return []
-    found = []
-    for number in range(len(generation.spans)):
-        words = set(_words(_whole_words_of(generation, number)))
-        if has_answer and words & known:
-            found.append((number, False))
-        elif not has_answer and words - asked:
-            found.append((number, True))
-    return found
-
-
-def _whole_words_of(generation: Generation, number: int) -> str:
-    """The text of a span with the rest of the words that it begins or ends in."""
-    span, text = generation.spans[number], generation.text
-    start, end = span.start, span.end
-    while start > 0 and text[start - 1].isalnum() and text[start : start + 1].isalnum():
-        start -= 1
-    while 0 < end < len(text) and text[end].isalnum() and text[end - 1].isalnum():
-        end += 1
-    return text[start:end]
-
-
-def _words(text: str) -> list[str]:
-    return [word for word in _WORD.findall(text.lower()) if word not in ("a", "an", "the")]
+    texts = planted_errors(len(made) // 2, seed)
+    found = labelled_features(force(engine, texts, config, chat=chat, grow=True), config, engine.num_layers)
+    return {**found, "answer": rows.labelled("answer")} if rows.labels else found
 
 
 def _prompt(engine: CocoaEngine, request: str) -> str | list[int]:
     if not engine.has_chat_template:
         return f"{request}\nAnswer:"
     return engine.encode_chat([{"role": "user", "content": request}])
-
-
-def _labelled(level: Level, rows: Sequence[tuple[list[float], bool, str]]) -> LabelledFeatures:
-    features = np.array([values for values, _, _ in rows], dtype=np.float64)
-    labels = np.array([label for _, label, _ in rows], dtype=bool)
-    return LabelledFeatures(FEATURES[level], features, labels, [group for _, _, group in rows])

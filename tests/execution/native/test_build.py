@@ -8,9 +8,11 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -33,15 +35,37 @@ def anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "cache"
     monkeypatch.setenv(CACHE_VARIABLE, str(folder))
     monkeypatch.setattr(build, "FLAGS", QUICK_FLAGS)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     forget()
     yield folder
     forget()
 
 
+def libraries(cache: Path) -> list[Path]:
+    return sorted((cache / build.FOLDER).glob("*.so"))
+
+
+def temporary_folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"cocoa-engine-{os.getuid()}"
+
+
+def start_again(monkeypatch: pytest.MonkeyPatch, *, compiles: bool) -> None:
+    """Load the kernels as the next process would."""
+    build._built.cache_clear()
+    compiled: list[Path] = []
+    original = build._compile
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "_compile", lambda *given: (compiled.append(original(*given)), compiled[-1])[1])
+        assert build.built().handle is not None, build.built().reason
+    assert len(compiled) == compiles
+
+
 @needs_kernels
 def test_it_is_built_once(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert trial.obstacle() is None
-    (made,) = (anew / build.FOLDER).iterdir()
+    (made,) = libraries(anew)
     written = made.stat().st_mtime_ns
     build._built.cache_clear()
     monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("it is there already"))
@@ -59,7 +83,7 @@ def test_other_sources_and_other_processors_have_libraries_of_their_own(
     monkeypatch.setattr(build, "SOURCE", changed)
     build._built.cache_clear()
     assert build.built().handle is not None
-    assert len(list((anew / build.FOLDER).iterdir())) == 2
+    assert len(libraries(anew)) == 2
 
 
 @needs_kernels
@@ -70,7 +94,7 @@ def test_processes_that_build_at_once_both_have_it(anew: Path) -> None:
         for _ in range(2)
     ]
     assert [process.communicate(timeout=300)[0].strip() for process in running] == ["None", "None"]
-    assert len(list((anew / build.FOLDER).iterdir())) == 1
+    assert len(libraries(anew)) == 1
 
 
 @needs_kernels
@@ -80,29 +104,134 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(
     anew.write_text("a file where the folder should be")
     with caplog.at_level(logging.INFO, logger="cocoa_engine"):
         assert trial.obstacle() is None
+    assert "not kept in the cache directory" in caplog.text
+    start_again(monkeypatch, compiles=False)
+
+
+def truncate(library: Path) -> None:
+    os.truncate(library, 4096)  # loading it would end the process
+
+
+def replace_by_another(library: Path) -> None:
+    source = library.with_suffix(".cpp")
+    source.write_text('extern "C" int other() { return 0; }\n')
+    subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    source.unlink()
+
+
+def replace_with_checksum(library: Path) -> None:
+    replace_by_another(library)
+    library.with_suffix(".sha256").write_bytes(build._checksum(library.read_bytes()))
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (truncate, "is damaged"),
+        (replace_by_another, "is damaged"),
+        (replace_with_checksum, "undefined symbol: cocoa_"),
+        (lambda library: library.with_suffix(".sha256").unlink(), "is damaged"),
+        (lambda library: library.with_suffix(".sha256").write_bytes(b"\xff"), "is damaged"),
+        (lambda library: library.chmod(0o666), "other users could write it"),
+        (lambda library: library.with_suffix(".sha256").chmod(0o666), "other users could write it"),
+    ],
+    ids=[
+        "truncated",
+        "another",
+        "another with checksum",
+        "no checksum",
+        "odd checksum",
+        "writable",
+        "checksum writable",
+    ],
+)
+def test_a_library_that_is_not_as_it_was_built_is_built_again(
+    damage: Callable[[Path], Any],
+    said: str,
+    anew: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert build.built().handle is not None
+    (made,) = libraries(anew)
+    damage(made)
+    with caplog.at_level(logging.WARNING, logger="cocoa_engine"):
+        start_again(monkeypatch, compiles=True)
+    (record,) = caplog.records
+    assert said in record.message
+    assert not made.stat().st_mode & 0o022
+    start_again(monkeypatch, compiles=False)
+
+
+@needs_kernels
+def test_a_folder_that_others_could_write_to_is_closed_to_them(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = anew / build.FOLDER
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    with caplog.at_level(logging.WARNING, logger="cocoa_engine"):
+        start_again(monkeypatch, compiles=True)
+    (record,) = caplog.records
+    assert "other users could write to" in record.message
+    assert not folder.stat().st_mode & 0o022
+    start_again(monkeypatch, compiles=False)
+
+
+@needs_kernels
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_in_a_folder_of_another_user_nothing_is_kept(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = anew / build.FOLDER
+    folder.mkdir(parents=True)
+    os.chown(folder, 12345, 12345)
+    with caplog.at_level(logging.WARNING, logger="cocoa_engine"):
+        start_again(monkeypatch, compiles=True)
+    (record,) = caplog.records
+    assert "belongs to another user" in record.message
+    assert not list(folder.iterdir())
+    assert list(temporary_folder().glob("*.so"))
+    start_again(monkeypatch, compiles=False)
+
+
+@needs_kernels
+@pytest.mark.parametrize("noexec", ["temporary", "cache"])
+def test_one_folder_may_forbid_execution(noexec: str, anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forbidden = Path(tempfile.gettempdir()) if noexec == "temporary" else anew
+    original = build._opened
+
+    def opened(path: Path) -> Any:
+        if path.is_relative_to(forbidden):
+            raise OSError(f"{path}: failed to map segment from shared object")
+        return original(path)
+
+    monkeypatch.setattr(build, "_opened", opened)
+    start_again(monkeypatch, compiles=True)
+    start_again(monkeypatch, compiles=False)
+
+
+@needs_kernels
+def test_without_any_folder_they_are_built_for_the_process(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    anew.write_text("a file where the folder should be")
+    temporary_folder().write_text("here too")
+    with caplog.at_level(logging.INFO, logger="cocoa_engine"):
+        assert trial.obstacle() is None
     assert "for this process alone" in caplog.text
 
 
 @needs_kernels
-def test_what_others_could_have_written_is_not_run(anew: Path) -> None:
-    assert build.built().handle is not None
-    (made,) = (anew / build.FOLDER).iterdir()
-    made.write_bytes(b"not a library")
-    made.chmod(0o666)
-    build._built.cache_clear()
-    assert build.built().handle is not None
-    assert made.read_bytes().startswith(b"\x7fELF")
-    assert not made.stat().st_mode & 0o022
-
-
-@needs_kernels
-def test_without_a_home_they_are_built_for_the_process(
+def test_without_a_home_they_are_kept_with_temporary_files(
     anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, "~nobody-of-that-name/cache")
     with caplog.at_level(logging.INFO, logger="cocoa_engine"):
         assert trial.obstacle() is None
-    assert "for this process alone" in caplog.text
+    assert "not kept in the cache directory" in caplog.text
+    assert list(temporary_folder().glob("*.so"))
 
 
 @needs_kernels

@@ -162,9 +162,10 @@ def test_attention(
     size=st.sampled_from([0.0, 0.3, 3.0, 40.0]),
     forbidden=st.sampled_from([0.0, 0.5, 0.99]),
     seed=st.integers(0, 1000),
+    native=st.booleans(),
 )
 def test_next_tokens(
-    rows: int, vocabulary: int, spare: int, count: int, size: float, forbidden: float, seed: int
+    rows: int, vocabulary: int, spare: int, count: int, size: float, forbidden: float, seed: int, native: bool
 ) -> None:
     """Also with equal logits and forbidden tokens."""
     generator = torch.Generator().manual_seed(seed)
@@ -174,7 +175,7 @@ def test_next_tokens(
     hidden[:, seed % vocabulary] = False
     logits.masked_fill_(hidden, -torch.inf)
     exact = logits.double().log_softmax(dim=1)
-    for each, row, log_probs in zip(next_tokens(logits, count, native=True), logits.tolist(), exact, strict=True):
+    for each, row, log_probs in zip(next_tokens(logits, count, native=native), logits.tolist(), exact, strict=True):
         assert each is not None
         allowed = [token_id for token_id in range(vocabulary) if row[token_id] > -math.inf]
         allowed.sort(key=lambda token_id: (-row[token_id], token_id))

@@ -33,10 +33,12 @@ ENGINE_MODULES = {
     "cocoa_engine.cli.dataset_options",  # the commands `cocoa eval` and `cocoa judge` are plugins of the CLI
     "cocoa_engine.cli.loading",
     "cocoa_engine.cli.options",
+    "cocoa_engine.cli.terminal",
     "cocoa_engine.config",
     "cocoa_engine.datasets.files",
     "cocoa_engine.equations",
     "cocoa_engine.errors",
+    "cocoa_engine.forks",  # locks that are free in a forked child
     "cocoa_engine.messages",
     "cocoa_engine.model.embedded",
     "cocoa_engine.model.generation_config",
@@ -44,6 +46,11 @@ ENGINE_MODULES = {
     "cocoa_engine.model.loading",
     "cocoa_engine.model.text",
     "cocoa_engine.optional",
+    "cocoa_engine.safe_text",
+    "cocoa_engine.studies.machine",  # `cocoa eval` and `cocoa length-rules` are studies too
+    "cocoa_engine.studies.replay",
+    "cocoa_engine.studies.signal.ranking",
+    "cocoa_engine.text_matching",
 }
 """The modules of the engine that adapters import."""
 

@@ -8,18 +8,19 @@ import numpy as np
 import pytest
 
 from cocoa_engine import CocoaConfig, CocoaEngine, RiskCalibrator
-from cocoa_engine.calibration.features import answer_features, span_features
+from cocoa_engine.calibration.features import answer_features
 from cocoa_engine.datasets import Question
 from cocoa_engine.errors import CalibrationError
-from cocoa_engine.results import Generation
+from cocoa_engine.studies.fitting.measured import labelled_features
+from cocoa_engine.studies.fitting.planted import planted_errors
 from cocoa_engine.studies.fitting.self_made import (
     MadeQuestion,
     declines,
     made_questions,
     self_made_features,
-    span_labels,
 )
-from tests.helpers.made_up_answers import generation
+from cocoa_engine.studies.invented import passages
+from cocoa_engine.studies.signal.segments import force
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 DOCUMENT = (
@@ -74,10 +75,6 @@ def test_questions_about_documents() -> None:
         made_questions(["nothing here. nor there."], count=8)
 
 
-def answered(texts: Sequence[str]) -> Generation:
-    return generation(*((text, 0.5) for text in texts))
-
-
 def made(answers: Sequence[str], *, answerable: bool = True) -> MadeQuestion:
     question = Question("Who built the mill of Odd?", "x", tuple(answers), "g")
     return MadeQuestion("x", question, answerable)
@@ -85,42 +82,58 @@ def made(answers: Sequence[str], *, answerable: bool = True) -> MadeQuestion:
 
 def test_labels() -> None:
     known = made(["Mirela Voss", "Voss"])
-    right = answered(["The mill", " of Odd was built by", " Mirela Vo", "ss", "."])
-    assert known.is_right(right.text)
-    assert span_labels(known, right) == [(2, False), (3, False)]
-    wrong = answered(["The mill", " was built by", " Pavel", " Lund", "."])
-    assert span_labels(known, wrong) == [(1, True), (2, True), (3, True)]
-    declined = answered(["The text does", " not say", "."])
-    assert span_labels(known, declined) == []
-    assert not known.is_right(declined.text)
+    assert known.is_right("It was built by Mirela Voss.")
+    assert not known.is_right("It was built by Pavel Lund.")
+    assert not known.is_right("The text does not say.")
     missing = made(["Voss"], answerable=False)
-    assert missing.is_right(declined.text)
-    assert not missing.is_right(wrong.text)
-    assert (2, True) in span_labels(missing, wrong)
+    assert missing.is_right("The text does not say.")
+    assert missing.is_right("It was Voss.")
+    assert not missing.is_right("It was built by Pavel Lund.")
 
 
-def test_features_are_those_of_the_models_answers() -> None:
+def test_planted_errors() -> None:
+    texts = planted_errors(200, seed=2)
+    assert texts == planted_errors(200, seed=2)
+    assert texts != planted_errors(200, seed=3)
+    planted = clean = 0
+    for one, passage in zip(texts, passages(2), strict=False):
+        assert one.source == passage.text
+        assert one.source in one.prompt
+        assert one.source in one.question
+        stated = {fact.answers[0].lower() for fact in passage.stated}
+        assert one.spans is not None
+        for span in one.spans:
+            value = one.text[span.start : span.end].lower()
+            assert value.strip() == value != ""
+            planted += 1
+            if len(value) > 6:
+                assert value not in stated
+                assert value not in passage.text.lower()
+        marked = "".join("#" if any(s.start <= n < s.end for s in one.spans) else c for n, c in enumerate(one.text))
+        clean += sum(value in marked.lower() for value in stated)
+        assert "{" not in one.text
+    assert planted == pytest.approx(0.4 * 800, rel=0.15)
+    assert clean >= 0.55 * 800
+
+
+def test_features_are_those_of_the_answers_and_of_the_texts() -> None:
     engine = CocoaEngine(tiny_model("llama", max_position_embeddings=2048), tiny_tokenizer())
-    config = CocoaConfig(max_new_tokens=12, max_risk=0.1)
-    questions = made_questions(count=3)
+    config = CocoaConfig(max_new_tokens=12, max_risk=0.1, max_candidates=2)
+    questions = made_questions(count=4)
     done: list[int] = []
-    found = self_made_features(engine, questions, config, advance=done.append)
-    assert sum(done) == 3
-    answers: list[Generation] = [
-        engine.generate(f"{one.request}\nAnswer:", config=config.replace(max_risk=None)) for one in questions
-    ]
-    expected = np.array([answer_features(one) for one in answers])
-    assert np.allclose(found["answer"].features, expected, atol=1e-3)
+    found = self_made_features(engine, questions, config, seed=5, advance=done.append)
+    assert sum(done) == 4
+    answers = [engine.generate(f"{one.request}\nAnswer:", config=config.replace(max_risk=None)) for one in questions]
+    of_answers = np.array([answer_features(one) for one in answers])
+    assert np.allclose(found["answer"].features, of_answers, atol=1e-3)
     assert found["answer"].labels.tolist() == [
         not one.is_right(answer.text) for one, answer in zip(questions, answers, strict=True)
     ]
-    labels = [
-        (answer.spans[number], label)
-        for one, answer in zip(questions, answers, strict=True)
-        for number, label in span_labels(one, answer)
-    ]
-    assert found["span"].labels.tolist() == [label for _, label in labels]
-    assert np.allclose(found["span"].features, np.array([span_features(span) for span, _ in labels]), atol=1e-3)
+    texts = planted_errors(2, seed=5)
+    forced = force(engine, texts, config, grow=True)
+    expected = labelled_features(forced, config, 6)["span"]
+    assert np.allclose(found["span"].features, expected.features, atol=1e-3)
+    assert found["span"].labels.tolist() == expected.labels.tolist()
 
 
 def test_a_model_without_right_answers_is_refused() -> None:
@@ -136,6 +149,8 @@ def test_fitting_on_the_models_own_answers(engine: CocoaEngine) -> None:
     assert fitted.answer is not None
     assert 0 < fitted.answer.validation.hallucinated < fitted.answer.validation.items == 60
     assert "made by the model itself" in fitted.answer.data
+    assert fitted.span is not None
+    assert "planted errors" in fitted.span.data
     assert fitted.model_name == engine.model_name
     answer = engine.with_calibrator(fitted).generate("Question: Who wrote Dune?\nAnswer:", max_new_tokens=10)
     assert answer.answer_risk is not None

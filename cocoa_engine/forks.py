@@ -1,0 +1,67 @@
+"""What a forked child process needs: locks that no thread holds, and OpenMP threads of its own.
+
+A fork copies only the thread that calls it. Locks that other threads hold stay locked in the child, and GNU's OpenMP
+runtime waits for threads that do not exist there. An engine cannot be used in a child, because its state may be in the
+middle of a change. The child can load an engine of its own, and can free or close what it inherited.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from cocoa_engine.errors import ForkedProcessError
+
+LockT = TypeVar("LockT")
+
+_locks: WeakSet[Any] = WeakSet()
+_HARD = 2  # omp_pause_hard: end the threads; the next parallel region starts new ones
+
+
+def free_in_child(lock: LockT) -> LockT:
+    """Return a lock or condition that is free in every forked child.
+
+    Args:
+        lock: a ``Lock``, ``RLock`` or ``Condition`` of ``threading``.
+    """
+    _locks.add(lock)
+    return lock
+
+
+def require_process(process: int) -> None:
+    """Check that this is still the process in which an engine was loaded.
+
+    Args:
+        process: the id of that process.
+
+    Raises:
+        ForkedProcessError: this is a forked child of it.
+    """
+    if os.getpid() != process:
+        raise ForkedProcessError(
+            f"this engine was loaded before the process forked (in process {process}; this is {os.getpid()}), and "
+            "cannot be used in the child. Load it after the fork (gunicorn: without --preload, or in post_fork; "
+            "Celery: in worker_process_init), or start processes with multiprocessing.get_context('spawn')."
+        )
+
+
+def _end_openmp_threads() -> None:
+    """Before a fork: end the OpenMP threads of the calling thread. They start again in both processes when needed."""
+    if "torch" in sys.modules:
+        with contextlib.suppress(AttributeError, OSError):  # another OpenMP runtime
+            ctypes.CDLL(None).omp_pause_resource_all(_HARD)
+
+
+def _free_locks() -> None:
+    for lock in list(_locks):
+        lock._at_fork_reinit()
+
+
+if sys.platform == "linux":
+    os.register_at_fork(before=_end_openmp_threads)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_free_locks)

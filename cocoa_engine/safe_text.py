@@ -1,0 +1,42 @@
+"""Foreign text in messages: control characters become visible, and long texts are shortened."""
+
+from __future__ import annotations
+
+import reprlib
+
+# C0 controls except tab and newline become their Unicode pictures, DEL likewise, C1 controls a replacement character.
+# Characters that reverse the direction of text invisibly are shown by name.
+_CONTROLS: dict[int, int | str] = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
+_CONTROLS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+_CONTROLS |= {code: f"<U+{code:04X}>" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+
+_values = reprlib.Repr()
+_values.maxstring = _values.maxother = _values.maxlong = 80
+_values.maxlevel, _values.maxdict, _values.maxlist, _values.maxtuple, _values.maxset = 2, 4, 4, 4, 4
+
+
+def safe(text: str) -> str:
+    """The text with visible control characters, so that a terminal or browser does not interpret them."""
+    return text.translate(_CONTROLS)
+
+
+def shortened(text: str, limit: int) -> str:
+    """A text of at most ``limit`` characters: if it is longer, its middle is left out.
+
+    Args:
+        text: the text.
+        limit: at least 100. Two thirds of the characters are from the beginning.
+    """
+    if len(text) <= limit:
+        return text
+    kept = limit - 40
+    end = kept // 3
+    return f"{text[: kept - end]} … ({len(text) - kept} characters left out) … {text[len(text) - end :]}"
+
+
+def short_repr(value: object) -> str:
+    """Like ``repr``, but of about 80 characters: long texts and collections are shortened."""
+    try:
+        return safe(shortened(_values.repr(value), 120))
+    except Exception:  # an integer of thousands of digits, or a user's class
+        return f"<{type(value).__name__}>"

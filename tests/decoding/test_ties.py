@@ -1,0 +1,89 @@
+"""Equal logits are ranked by ascending id, and overflow is an error, whichever way the model is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cocoa_engine import METHODS, CocoaEngine, Generation, NonFiniteLogitsError, Runtime
+from cocoa_engine.decoding.next_tokens import next_tokens
+from tests.helpers.rivals import config_of
+from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
+
+COPIES = 5
+LINEARS = ("native", "stock")
+
+
+def with_ties() -> Any:
+    """A model in which every token has the logit of ``COPIES - 1`` others, with ids far from its own."""
+    model = tiny_model("llama", tie_word_embeddings=False)
+    distinct = VOCAB_SIZE // COPIES
+    with torch.no_grad():
+        head = model.get_output_embeddings().weight
+        head.copy_(head[:distinct].repeat(COPIES, 1))
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def first_of_its_copies(token_id: int) -> bool:
+    return token_id < VOCAB_SIZE // COPIES
+
+
+def ids(answer: Generation) -> list[tuple[Any, ...]]:
+    return [
+        (
+            span.token_ids,
+            [candidate.token_ids for candidate in span.candidates],
+            [[token_id for token_id, _ in top] for top in span.top_log_probs or ()],
+        )
+        for span in answer.spans
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_equal_logits_are_ranked_by_id(method: str, tmp_path: Path) -> None:
+    model, prompts = with_ties(), [[5, 6, 7], [20, 30, 40, 50]]
+    config = config_of(method, model, tmp_path, max_new_tokens=10, top_logprobs=7, max_candidates=3, gamma=0.2)
+    native, stock = (CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(linears=each)) for each in LINEARS)
+    forbid = [lambda _, scores: scores.index_fill(1, torch.arange(0, VOCAB_SIZE, 2), -torch.inf)]
+    for options in ({}, {"logits_processor": forbid}):
+        expected = native.generate(prompts[0], config=config, **options)
+        answers = stock.generate_batch(prompts, config=config, **options)
+        assert ids(answers[0]) == ids(stock.generate(prompts[0], config=config, **options)) == ids(expected)
+        if not options and method == "greedy":
+            assert all(map(first_of_its_copies, expected.token_ids))
+        tops = [top for span in expected.spans for top in span.top_log_probs or ()]
+        for top in tops:
+            assert top == sorted(top, key=lambda pair: (-pair[1], pair[0]))
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_last_of_the_most_probable_tokens_is_the_lowest_id_among_equals(native: bool, dtype: torch.dtype) -> None:
+    logits = torch.zeros(3, 400, dtype=dtype)
+    logits[0, [3, 399]] = 2.0
+    logits[1, :] = -torch.inf
+    logits[1, [5, 9, 300]] = 1.0
+    logits[2, 100:200] = 1.0
+    rows = next_tokens(logits, 4, native=native)
+    assert [row and row.token_ids for row in rows] == [(3, 399, 0, 1), (5, 9, 300), (100, 101, 102, 103)]
+
+
+@pytest.mark.parametrize("linears", LINEARS)
+@pytest.mark.parametrize("part", ["embed_tokens", "down_proj", "v_proj", "gate_proj"])
+def test_an_overflow_is_an_error(part: str, linears: Any) -> None:
+    """The states are finite, but their mean square is not: torch's norm makes them 0, and all logits equal."""
+    model = tiny_model("llama")
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if part in name:
+                weight.mul_(1e20)
+    engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(linears=linears))
+    with pytest.raises(NonFiniteLogitsError):
+        engine.generate([5, 6, 7, 20, 30], max_new_tokens=4)
+    with pytest.raises(NonFiniteLogitsError):
+        next(engine.stream([5, 6]))

@@ -1,0 +1,326 @@
+"""Input that is broken on purpose: one short error of the package, before any work, without control characters."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from cocoa_engine import (
+    CalibrationError,
+    CocoaConfig,
+    CocoaEngine,
+    CocoaError,
+    ConfigError,
+    DataError,
+    Generation,
+    ModelLoadError,
+    PromptError,
+    RiskCalibrator,
+    Runtime,
+)
+from cocoa_engine.calibration import CalibrationWarning
+from cocoa_engine.cli.terminal import print_note
+from cocoa_engine.datasets import files, read_labelled
+from cocoa_engine.datasets.records import LabelledSpan, LabelledText, checked
+from cocoa_engine.messages import unknown
+from cocoa_engine.model.loading import load_pretrained, load_tokenizer
+from tests.helpers.made_up_risk import fitted
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+SHORT = 1000  # characters
+ESCAPE = "\x1b[31m\x9b2J\u202e\x07"
+
+
+@pytest.fixture(scope="module")
+def tiny() -> CocoaEngine:
+    return CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+
+
+def message_of(error: type[Exception], call: Callable[[], Any]) -> str:
+    with pytest.raises(error) as caught:
+        call()
+    assert isinstance(caught.value, CocoaError)
+    message = str(caught.value)
+    assert len(message) <= SHORT
+    assert not any(character in message for character in ESCAPE if not character.isprintable())
+    return message
+
+
+def test_one_prompt_with_a_lone_surrogate_leaves_the_others(tiny: CocoaEngine) -> None:
+    prompts = ["a", "b\ud800", "", "c"]
+    answers = tiny.generate_batch(prompts, return_exceptions=True, max_new_tokens=3)
+    assert [type(answer) for answer in answers] == [Generation, PromptError, PromptError, Generation]
+    assert answers[3].token_ids == tiny.generate("c", max_new_tokens=3).token_ids
+    with pytest.raises(PromptError, match="lone surrogate"):
+        tiny.generate_batch(prompts, max_new_tokens=3)
+    with pytest.raises(ConfigError):  # concerns all prompts
+        tiny.generate_batch(prompts, return_exceptions=True, max_new_tokens=0)
+
+
+def test_a_lone_surrogate_in_a_grammar(tiny: CocoaEngine) -> None:
+    pytest.importorskip("llguidance")
+    for options in ({"regex": "\ud800"}, {"grammar": 'start: "\ud800"'}):
+        assert "surrogate" in message_of(ConfigError, lambda options=options: tiny.constrain(**options))
+
+
+def test_a_tokenizer_that_is_larger_than_the_vocabulary() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["stranger"])
+    engine = CocoaEngine(tiny_model("llama"), tokenizer)
+    for call in (
+        lambda: engine.generate("a stranger"),
+        lambda: engine.stream("a stranger"),
+        lambda: engine.score("a", "stranger"),
+        lambda: engine.score("a", ["b", "stranger"]),
+        lambda: engine.score([5], "stranger"),
+    ):
+        assert "token id 300" in message_of(PromptError, call)
+    assert engine.generate("a", max_new_tokens=2).token_ids
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"repetition_penalty": -5.0}, {"no_repeat_ngram_size": -1}, {"bad_words_ids": "x"}, {"eos_token_id": "x"}],
+)
+def test_a_broken_generation_config(settings: dict[str, Any], tiny: CocoaEngine) -> None:
+    config = GenerationConfig()
+    for name, value in settings.items():
+        setattr(config, name, value)
+    for call in (tiny.generate, tiny.stream):
+        assert "generation config" in message_of(ConfigError, lambda call=call: call("a", generation_config=config))
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    engine.model.generation_config = config
+    message_of(ConfigError, lambda: engine.generate("a"))
+
+
+def test_what_is_no_cancellation(tiny: CocoaEngine) -> None:
+    for call in (tiny.generate, tiny.stream, lambda prompt, **options: tiny.generate_batch([prompt], **options)):
+        assert "not str" in message_of(ConfigError, lambda call=call: call("a", cancellation="x"))
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def cyclic() -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    schema["properties"] = {"again": schema}
+    return schema
+
+
+@pytest.mark.parametrize("schema", [nested(100_000), cyclic()], ids=["deep", "cyclic"])
+def test_schemas_that_are_no_json(schema: dict[str, Any], tiny: CocoaEngine) -> None:
+    pytest.importorskip("llguidance")
+    from cocoa_integrations.tool_calling.request import ToolRequest
+
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    wrapped = {"type": "json_schema", "json_schema": {"schema": schema}}
+    for call in (
+        lambda: tiny.constrain(json_schema=schema),
+        lambda: ToolRequest.of([tool]),
+        lambda: ToolRequest.of(response_format=wrapped),
+        lambda: ToolRequest.of(response_format={"type": "json_object", "schema": schema}),
+        lambda: ToolRequest.of(response_format={"type": "other", "schema": schema}),
+    ):
+        message_of(ConfigError, call)
+
+
+def test_a_nul_character_in_a_path(tiny: CocoaEngine, tmp_path: Path) -> None:
+    path = str(tmp_path / "a\0b")
+    message_of(ModelLoadError, lambda: load_pretrained(path))
+    message_of(ModelLoadError, lambda: load_pretrained(str(tmp_path), tokenizer_name=path))
+    message_of(ModelLoadError, lambda: load_tokenizer(path, {}))
+    message_of(CalibrationError, lambda: RiskCalibrator.load(path))
+    message_of(ConfigError, lambda: tiny.generate("a", method="decore", decore_heads=path))
+    message_of(DataError, lambda: read_labelled(path + ".jsonl"))
+    message_of(DataError, lambda: files.read_text(Path(path)))
+
+
+@pytest.mark.parametrize(
+    "dtype", ["torch.float", "float33", ["float32"], {"": "float32"}, 5, None, torch.int8, b"auto"]
+)
+def test_a_dtype_that_is_none(dtype: Any) -> None:
+    assert "dtype" in message_of(ConfigError, lambda: load_pretrained("x", dtype=dtype))
+
+
+@pytest.mark.parametrize("name", [5, ["x"], b"x"])
+def test_a_model_name_that_is_no_text(name: Any) -> None:
+    message_of(ModelLoadError, lambda: load_pretrained(name))
+
+
+@pytest.mark.parametrize("dtype", ["torch.float", "flaot32", ["float32"], 5, "\x1b[31m"])
+def test_a_dtype_in_a_config_file(dtype: Any, tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": dtype}))
+    try:
+        load_pretrained(str(tmp_path))
+    except CocoaError:
+        message_of(CocoaError, lambda: load_pretrained(str(tmp_path)))
+
+
+# --- messages ---
+
+
+@pytest.mark.slow
+def test_messages_are_short_whatever_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "calibrator.json"
+    file.write_text(
+        json.dumps({"model_name": ["x" * 10_000_000], "settings": {f"{n}": "y" * 99 for n in range(50_000)}})
+    )
+    start = time.process_time()
+    message = message_of(CalibrationError, lambda: RiskCalibrator.load(file))
+    assert "model_name" in message
+    assert time.process_time() - start < 5
+
+
+def test_settings_are_shortened_in_messages() -> None:
+    for call in (
+        lambda: CocoaConfig(gamma="x" * 10**6),
+        lambda: CocoaConfig(**{"y" * 10**6: 1}),
+        lambda: CocoaConfig(method="z" * 10**6),
+        lambda: CocoaConfig(**{f"name{n}": 1 for n in range(10_000)}),
+        lambda: CocoaConfig(seed=10**5000),
+        lambda: Runtime(linears=ESCAPE * 100),
+        lambda: CocoaConfig(stop=[1] * 100_000),
+    ):
+        message_of(ConfigError, call)
+    assert "(got 'much')" in message_of(ConfigError, lambda: CocoaConfig(alpha="much"))
+
+
+def test_the_remedy_at_the_end_of_a_long_message_stays() -> None:
+    error = ConfigError("the value " + "x" * 10**6 + " is too long; shorten it")
+    assert str(error).startswith("the value xxx")
+    assert str(error).endswith("too long; shorten it")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+# --- limits ---
+
+
+def test_a_compressed_file_may_not_inflate_without_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "bomb.jsonl.gz"
+    file.write_bytes(gzip.compress(b" " * 3 * 2**20))
+    monkeypatch.setattr(files, "INFLATED_LIMIT", 2**20)
+    assert "1 MiB" in message_of(DataError, lambda: files.read_text(file))
+    monkeypatch.setattr(files, "INFLATED_LIMIT", 2**22)
+    assert len(files.read_text(file)) == 3 * 2**20
+    file.write_bytes(gzip.compress(b"good" * 9999)[:-20])
+    message_of(DataError, lambda: files.read_text(file))
+    file.write_bytes(gzip.compress(b"good" * 9999)[:10] + b"\xff" * 50)
+    message_of(DataError, lambda: files.read_text(file))
+
+
+def with_parts(count: int) -> LabelledText:
+    parts = tuple(LabelledSpan(2 * n, 2 * n + 1) for n in range(count))
+    return LabelledText("1", "p", "ab" * count, "p", True, parts, "p")
+
+
+def test_labelled_parts_take_linear_time() -> None:
+    record = with_parts(20_000)
+    start = time.process_time()
+    assert record.hallucinated_at(0, 40_002) == [True, False] * 20_000 + [False] * 2
+    assert [record.hallucinated_at(at, at + 2) for at in range(0, 40_000, 2)] == [[True, False]] * 20_000
+    assert time.process_time() - start < 1.5
+    overlapping = LabelledText("1", "p", "abcdef", "p", True, (LabelledSpan(0, 4), LabelledSpan(1, 2)), "p")
+    assert overlapping.hallucinated_at(1, 6) == [True] * 3 + [False] * 2
+
+
+def test_labelled_parts_are_limited() -> None:
+    assert checked([with_parts(10_000)], "f")
+    assert "may have 10000" in message_of(DataError, lambda: checked([with_parts(10_001)], "f"))
+
+
+@pytest.mark.parametrize("layers", [10**9, 1001, "many"])
+def test_more_layers_than_any_model_has(layers: Any, tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config.pop("layer_types", None)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
+    message = message_of(CocoaError, lambda: load_pretrained(str(tmp_path)))
+    if isinstance(layers, int):
+        assert "at most 1000" in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "limit"),
+    [
+        (CocoaConfig, "max_candidates", 1000),
+        (CocoaConfig, "max_span_tokens", 10**6),
+        (CocoaConfig, "max_new_tokens", 10**7),
+        (CocoaConfig, "decore_masked_heads", 10**6),
+        (CocoaConfig, "diver_weight", 1e6),
+        (CocoaConfig, "repetition_penalty", 1e6),
+        (CocoaConfig, "temperature", 1e6),
+        (Runtime, "max_batch_size", 4096),
+        (Runtime, "max_queue", 10**6),
+        (Runtime, "prefix_cache_mb", 2**24),
+        (Runtime, "draft_tokens", 1000),
+    ],
+)
+def test_settings_beyond_use(kind: Any, name: str, limit: float) -> None:
+    assert getattr(kind(**{name: limit}), name) == limit
+    message = message_of(ConfigError, lambda: kind(**{name: limit * 2}))
+    assert name in message
+    assert f"{limit:.0f}" in message
+
+
+# --- control characters ---
+
+
+def test_control_characters_of_files_are_shown(tmp_path: Path, tiny: CocoaEngine) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text(json.dumps({ESCAPE: 1, "id": "1", "prompt": "p", "text": "t"}))
+    assert "␛[31m" in message_of(DataError, lambda: read_labelled(data))
+
+    calibrator = fitted(model_name=ESCAPE)
+    assert "␛[31m" in str(CalibrationWarning.of(calibrator.mismatches("m", None, 6)))
+
+    heads = {
+        "model_name": ESCAPE,
+        "num_layers": 1,
+        "num_heads": 1,
+        "samples": 1,
+        "heads": [{"layer": 0, "head": 0, "score": 1}],
+    }
+    (tmp_path / "heads.json").write_text(json.dumps(heads))
+    call = lambda: tiny.generate("a", method="decore", decore_heads=str(tmp_path / "heads.json"))  # noqa: E731
+    assert "␛[31m" in message_of(ConfigError, call)
+
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": ESCAPE}))
+    assert "␛[31m" in message_of(ModelLoadError, lambda: load_pretrained(str(tmp_path)))
+
+
+def test_control_characters_in_notes_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    print_note(f"KeyError: {ESCAPE}")
+    assert capsys.readouterr().err == "cocoa: KeyError: ␛[31m\ufffd2J<U+202E>␇\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="generated code is run on POSIX only")
+def test_control_characters_of_generated_code() -> None:
+    from cocoa_integrations.evaluation.sandbox import run_code
+
+    verdict = run_code(f"raise ValueError({ESCAPE!r} + 'x' * 100_000)", ["pass"])
+    assert not verdict.passed
+    assert "\x1b" not in verdict.reason
+    assert len(verdict.reason) < 500
+
+
+def test_unknown_names_are_listed_in_part() -> None:
+    assert len(unknown([f"n{n}" for n in range(10_000)], ["a"], what="option")) < SHORT

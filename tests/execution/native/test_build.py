@@ -109,10 +109,13 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(
 
 
 def truncate(library: Path) -> None:
-    os.truncate(library, 4096)  # loading it would end the process
+    start = library.read_bytes()[:4096]  # loading this would end the process
+    library.unlink()  # this process has mapped the file
+    library.write_bytes(start)
 
 
 def replace_by_another(library: Path) -> None:
+    library.unlink()
     source = library.with_suffix(".cpp")
     source.write_text('extern "C" int other() { return 0; }\n')
     subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)

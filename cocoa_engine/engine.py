@@ -14,9 +14,11 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.batch import decode_batch
 from cocoa_engine.decoding.request import Callables, PerPrompt, Request, make_request, make_requests
 from cocoa_engine.decoding.task import DecodeTask
-from cocoa_engine.errors import ConfigError
+from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.execution.session import Session
 from cocoa_engine.loaded_model import LoadedModel
+from cocoa_engine.methods.retrieval_heads import source_heads
+from cocoa_engine.model.language_model import dtype_name
 from cocoa_engine.model.load_options import DeviceMap
 from cocoa_engine.model.prompts import Messages, Prompt, Texts, is_chat
 from cocoa_engine.results import Generation, LayerCurve
@@ -64,7 +66,7 @@ class CocoaEngine(LoadedModel):
         runtime = Runtime() if runtime is None else _checked(runtime, Runtime)
         super().__init__(Session(model, tokenizer, runtime, model_name))
         self.config = CocoaConfig() if config is None else _checked(config, CocoaConfig)
-        self.calibrator = RiskCalibrator.of(calibrator)
+        self.calibrator = self._usable(calibrator)
         self._warned: set[str] = set()
         self._warn_of_mismatch(config)  # default settings are checked with each call, which may replace them
 
@@ -128,10 +130,10 @@ class CocoaEngine(LoadedModel):
             calibrator: as for the constructor.
 
         Raises:
-            CalibrationError: the calibrator's file cannot be read.
+            CalibrationError: the calibrator's file cannot be read, or it cannot be used with this model.
         """
         other = copy.copy(self)
-        other.calibrator, other._warned = RiskCalibrator.of(calibrator), set()
+        other.calibrator, other._warned = self._usable(calibrator), set()
         other._warn_of_mismatch(None)
         return other
 
@@ -175,10 +177,18 @@ class CocoaEngine(LoadedModel):
         """
         config = self._settings(config, settings)
         request = make_request(
-            self.session, prompt, config, logits_processor, stopping_criteria, generation_config, cancellation
+            self.session,
+            prompt,
+            config,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            cancellation,
+            self.calibrator,
         )
         (generation,) = self._decode([request], config, 1)
         assert isinstance(generation, Generation)
+        self._warn_of_domain(generation)
         return generation
 
     def stream(
@@ -199,9 +209,16 @@ class CocoaEngine(LoadedModel):
         """
         config = self._settings(config, settings)
         request = make_request(
-            self.session, prompt, config, logits_processor, stopping_criteria, generation_config, cancellation
+            self.session,
+            prompt,
+            config,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            cancellation,
+            self.calibrator,
         )
-        return SpanStream(self, request, config, self.calibrator)
+        return SpanStream(self, request, config, self.calibrator, self._warn_of_domain)
 
     def generate_batch(
         self,
@@ -230,9 +247,18 @@ class CocoaEngine(LoadedModel):
         """
         config = self._settings(config, settings)
         requests = make_requests(
-            self.session, prompts, config, logits_processor, stopping_criteria, generation_config, cancellation
+            self.session,
+            prompts,
+            config,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            cancellation,
+            self.calibrator,
         )
-        return self._decode(requests, config, batch_size, keep_errors=return_exceptions)
+        answers = self._decode(requests, config, batch_size, keep_errors=return_exceptions)
+        self._warn_of_domain(*answers)
+        return answers
 
     @overload
     def score(
@@ -269,7 +295,9 @@ class CocoaEngine(LoadedModel):
             PromptError: prompt or text is empty, or the two do not fit the context window.
             NonFiniteLogitsError: the model's logits are NaN.
         """
-        return given_texts.score(self.session, prompt, text, self._settings(config, settings), self.calibrator)
+        scored = given_texts.score(self.session, prompt, text, self._settings(config, settings), self.calibrator)
+        self._warn_of_domain(*(scored if isinstance(scored, list) else [scored]))
+        return scored
 
     def layer_profile(self, prompt: Prompt | Messages, generation: Generation, span: Span | int) -> LayerCurve:
         """How the layers disagree about one span of an answer, layer by layer. Both MLDS are means of these values.
@@ -309,11 +337,41 @@ class CocoaEngine(LoadedModel):
         self._warn_of_mismatch(config)
         return config
 
+    def _usable(self, calibrator: RiskCalibrator | str | Path | None) -> RiskCalibrator | None:
+        """The calibrator, read from its file if need be.
+
+        Raises:
+            CalibrationError: the file cannot be read, or the calibrator needs other layers, heads or hidden states than
+                this model has.
+        """
+        found = RiskCalibrator.of(calibrator)
+        if found is None:
+            return None
+        model = self.session.model
+        heads, width = (getattr(model.config, name, None) or 0 for name in ("num_attention_heads", "hidden_size"))
+        if obstacle := found.obstacle(self.model_name, dtype_name(model), (self.num_layers, heads, width)):
+            raise CalibrationError(
+                f"the calibrator cannot be used with this model: {obstacle}. Fit one for it (cocoa calibrate), or use "
+                "none."
+            )
+        return found
+
+    def _warn_of_domain(self, *answers: object) -> None:
+        """Warn, once for each engine, of an answer that is unlike those that the calibrator was fitted on."""
+        if "domain" not in self._warned and any(isinstance(one, Generation) and one.out_of_domain for one in answers):
+            self._warned.add("domain")
+            warnings.warn(CalibrationWarning(UNLIKE), stacklevel=3)
+
     def _warn_of_mismatch(self, config: CocoaConfig | None) -> None:
         """Warn, once for each difference, that the calibrator was fitted with another model or other settings."""
         if self.calibrator is None:
             return
         found = self.calibrator.mismatches(self.model_name, config, self.num_layers)
+        measured = None if config is None or config.decore_heads is None else config.decore_heads
+        if self.calibrator.heads is not None and measured is not None:
+            heads = source_heads(measured, self.session.model)
+            if set(heads) != set(self.calibrator.heads):
+                found.append(f"the source attention is that of the heads in {measured}, not of those of the fit")
         if fresh := [difference for difference in found if difference not in self._warned]:
             self._warned.update(fresh)
             warnings.warn(CalibrationWarning.of(fresh), stacklevel=4)
@@ -329,6 +387,12 @@ class CocoaEngine(LoadedModel):
             keep_errors=keep_errors,
         )
 
+
+UNLIKE = (
+    "an answer is unlike those that the calibrator was fitted on (out_of_domain). Its risks may be meaningless. Fit a "
+    "calibrator on answers like yours (cocoa calibrate)."
+)
+"""The warning of answers outside the calibrator's domain."""
 
 SettingsT = TypeVar("SettingsT", CocoaConfig, Runtime)
 

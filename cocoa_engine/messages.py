@@ -15,8 +15,18 @@ def explain(error: ValidationError) -> str:
         message = detail["msg"].removeprefix("Value error, ")
         name = ".".join(str(part) for part in detail["loc"])
         # errors without a location have complete messages
-        lines.append(f"{name}: {message} (got {detail['input']!r})" if name else message)
+        lines.append(f"{name}: {message} (got {_short(detail['input'])})" if name else message)
     return "; ".join(lines)
+
+
+def _short(value: object) -> str:
+    """A value as it is written in Python, cut off if it is long."""
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+LONGEST = 200
+"""The number of characters of a wrong value that a message shows."""
 
 
 def unknown(names: Iterable[str], known: Iterable[str], *, what: str) -> str:

@@ -34,6 +34,11 @@ class Generation(BaseModel):
     answer_risk: float | None = Field(
         None, description="Probability that the answer is wrong as a whole. `None` without a calibrator for answers."
     )
+    out_of_domain: bool = Field(
+        False,
+        description="Whether the answer is unlike those that the calibrator was fitted on: as a whole, or in more than "
+        "a tenth of its spans, and at least two. Its risks may be meaningless.",
+    )
     processed: bool = Field(
         False,
         description="Whether logits processors, such as a repetition penalty, changed the model's distribution. The "
@@ -41,8 +46,8 @@ class Generation(BaseModel):
     )
     competition: Competition | None = Field(
         None,
-        description="For a text scored as given with a calibrator for answers: a summary of the candidates at its risk "
-        "points. For a decoded answer, the spans hold their candidates instead.",
+        description="Always `None`: no calibrator needs it any more. The spans of a decoded answer hold their "
+        "candidates.",
     )
 
     @property

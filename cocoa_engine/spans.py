@@ -78,7 +78,10 @@ class Preceding(BaseModel):
 
 
 class Competition(BaseModel):
-    """A summary of the candidates at the risk points of an answer. Without risk points, the defaults apply."""
+    """A summary of the candidates at the risk points of an answer. Without risk points, the defaults apply.
+
+    No calibrator needs it any more, and results have none.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -107,6 +110,11 @@ class Span(Measured):
         "the prompt, at most 3; 0 if the token does not occur in the prompt.",
     )
     preceding: Preceding = Field(default_factory=Preceding, description="The tokens before the span.")
+    probe: float | None = Field(
+        None,
+        description="Score of the calibrator's probe: the projection of the span's mean hidden state on the direction "
+        "that separates hallucinated from supported spans. `None` without a calibrator that has a probe.",
+    )
     top_log_probs: list[list[tuple[int, float]]] | None = Field(
         None,
         description="With CocoaConfig.top_logprobs: for each token, the most probable tokens of the distribution that "
@@ -115,6 +123,10 @@ class Span(Measured):
     )
     risk: float = Field(description="In [0, 1] if calibrated, otherwise the raw MLDS of the configured metric.")
     calibrated: bool = False
+    out_of_domain: bool = Field(
+        False,
+        description="Whether the span is unlike those that the calibrator was fitted on. Its risk may be meaningless.",
+    )
     reaches_max_risk: bool = Field(False, description="Whether the risk reaches CocoaConfig.max_risk.")
 
 

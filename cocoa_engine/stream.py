@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Generic
@@ -31,14 +31,20 @@ class SpanStream(Iterator[Span], Generic[EngineT_co]):
         request: the validated request.
         config: the settings of the call.
         calibrator: computes the risk of spans and of the answer. With `None`, the risk is the raw MLDS.
+        on_end: called with the whole answer.
     """
 
     def __init__(
-        self, engine: EngineT_co, request: Request, config: CocoaConfig, calibrator: RiskCalibrator | None
+        self,
+        engine: EngineT_co,
+        request: Request,
+        config: CocoaConfig,
+        calibrator: RiskCalibrator | None,
+        on_end: Callable[[Generation], None] = lambda answer: None,
     ) -> None:
         self._state = _State()
         self._engine, self._request = engine, request
-        self._spans = _decoded(self._state, engine.session, request, config, calibrator)
+        self._spans = _decoded(self._state, engine.session, request, config, calibrator, on_end)
 
     @property
     def engine(self) -> EngineT_co:
@@ -109,7 +115,12 @@ class _State:
 
 
 def _decoded(
-    state: _State, session: Session, request: Request, config: CocoaConfig, calibrator: RiskCalibrator | None
+    state: _State,
+    session: Session,
+    request: Request,
+    config: CocoaConfig,
+    calibrator: RiskCalibrator | None,
+    on_end: Callable[[Generation], None],
 ) -> Generator[Span, None, None]:
     """Decode one request. It has a place in the batch only while a span is requested.
 
@@ -133,6 +144,7 @@ def _decoded(
                         spans = task.ready()
                 if task.work is None:
                     state.generation = task.generation()
+                    on_end(state.generation)
                 yield from spans
     except RequestCancelledError:
         if request.cancellation.cancelled or not state.closing.cancelled:

@@ -246,7 +246,7 @@ def judge_of(engine: CocoaEngine | AnswerJudge, options: Mapping[str, Any]) -> A
 
 
 def _without_answer_risk(engine: CocoaEngine) -> CocoaEngine:
-    """The engine without its calibrator for answers, which would grow the candidates of every scored text."""
+    """The engine without its calibrator for answers: the parts of an answer that are scored are no answers."""
     calibrator = engine.calibrator
     if calibrator is None or calibrator.answer is None:
         return engine

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.rules import Rules
@@ -41,6 +42,7 @@ def make_requests(
     criteria: Callables | PerPrompt = None,
     generation_config: GenerationConfig | None = None,
     cancellation: Cancellation | None = None,
+    calibrator: RiskCalibrator | None = None,
 ) -> list[Request]:
     """Check several prompts with the same settings. Arguments and errors are those of :func:`make_request`.
 
@@ -52,7 +54,7 @@ def make_requests(
         raise PromptError("generate_batch takes a list of prompts; for a single one use generate.")
     of_prompts = (prompts, _for_each(processors, len(prompts)), _for_each(criteria, len(prompts)))
     return [
-        make_request(session, prompt, config, its_processors, its_criteria, generation_config, cancellation)
+        make_request(session, prompt, config, its_processors, its_criteria, generation_config, cancellation, calibrator)
         for prompt, its_processors, its_criteria in zip(*of_prompts, strict=True)
     ]
 
@@ -97,6 +99,7 @@ def make_request(
     criteria: Callables = None,
     generation_config: GenerationConfig | None = None,
     cancellation: Cancellation | None = None,
+    calibrator: RiskCalibrator | None = None,
 ) -> Request:
     """Check a prompt and its settings, and make a request of them.
 
@@ -107,6 +110,7 @@ def make_request(
         processors, criteria: transformers logits processors and stopping criteria.
         generation_config: used instead of the model's own.
         cancellation: cancels the request; `None` creates a new one.
+        calibrator: its heads and its probe are measured.
 
     Raises:
         PromptError: the prompt is empty, of a wrong type, or too long for the context window.
@@ -117,7 +121,7 @@ def make_request(
         kind = type(generation_config).__name__
         raise ConfigError(f"generation_config must be a transformers GenerationConfig, not {kind}.")
     model, tokens = session.model, session.tokens
-    capture = capture_spec(model, config)
+    capture = capture_spec(model, config, calibrator)
     ids = prompt_ids(model, tokens, prompt)
     window = model.context_window
     if window is not None:
@@ -166,8 +170,8 @@ def _for_prompt(processor: Callable[..., Any], prompt: list[int]) -> Callable[..
     return processor if for_prompt is None else for_prompt(prompt)
 
 
-def capture_spec(model: LanguageModel, config: CocoaConfig) -> CaptureSpec:
-    """What every step must return in addition to the logits, under the given settings.
+def capture_spec(model: LanguageModel, config: CocoaConfig, calibrator: RiskCalibrator | None = None) -> CaptureSpec:
+    """What every step must return in addition to the logits, under the given settings and for the given calibrator.
 
     Raises:
         ConfigError: the window of middle layers ends beyond the last layer, or the method's layers or heads do not fit
@@ -181,13 +185,16 @@ def capture_spec(model: LanguageModel, config: CocoaConfig) -> CaptureSpec:
             f"choose 0 <= m < n <= {model.num_layers}."
         )
     method = METHODS[config.method]
+    probe = None if calibrator is None else calibrator.probe
+    read = first if probe is None else probe.layer
     return CaptureSpec(
-        first,
-        last,
+        min(first, read),
+        max(last, read),
         config.final_layer,
         early=method.early_layers(config, model),
         masked=method.masked_heads(config, model),
-        source_heads=source_heads(config.decore_heads, model),
+        source_heads=source_heads(config.decore_heads, model, None if calibrator is None else calibrator.heads),
+        window=None if first <= read <= last else (first, last),
     )
 
 

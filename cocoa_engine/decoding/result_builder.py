@@ -112,15 +112,22 @@ def make_span(
         chosen=decided.chosen,
         token_copied=decided.token_copied,
         preceding=decided.preceding,
+        probe=decided.probe,
         top_log_probs=decided.top_log_probs,
         risk=risk,
         calibrated=calibrates_spans(calibrator),
+        out_of_domain=calibrates_spans(calibrator) and calibrator.is_out_of_domain(decided),
         reaches_max_risk=reaches_max_risk(config, risk),
     )
 
 
 def with_answer_risk(generation: Generation, calibrator: RiskCalibrator | None) -> Generation:
-    """The answer with ``answer_risk`` set, if the calibrator was fitted on answers."""
-    if calibrator is None or calibrator.answer is None or not generation.spans:
+    """The answer with ``answer_risk`` set, if the calibrator was fitted on answers, and with ``out_of_domain``."""
+    if calibrator is None or not generation.spans:
         return generation
-    return generation.model_copy(update={"answer_risk": calibrator.answer_risk(generation)})
+    outside = sum(span.out_of_domain for span in generation.spans)
+    update: dict[str, object] = {"out_of_domain": outside > max(1, len(generation.spans) / 10)}
+    if calibrator.answer is not None:
+        update["answer_risk"] = calibrator.answer_risk(generation)
+        update["out_of_domain"] |= calibrator.is_answer_out_of_domain(generation)
+    return generation.model_copy(update=update)

@@ -22,6 +22,7 @@ from cocoa_engine.decoding.next_tokens import NextTokens
 from cocoa_engine.decoding.rules import Rules
 from cocoa_engine.decoding.span_scoring import log_prob_and_score, reaches_max_risk, reported_risk
 from cocoa_engine.decoding.speculation import FreeRows, Speculation
+from cocoa_engine.decoding.state_reader import MLDS_ALONE, StateReader
 from cocoa_engine.decoding.token_feed import Feeding, TokenFeed
 from cocoa_engine.execution.backends import FeedRequest, Path, StepOutput, TokenTree
 from cocoa_engine.methods import METHODS
@@ -40,6 +41,7 @@ class SpanDecoder:
         free_rows: see :data:`~cocoa_engine.decoding.speculation.FreeRows`.
         native: rank tokens with the native kernel.
         calibrator: computes the risk of a span, which ``max_risk`` limits. With `None` the risk is the raw MLDS.
+        states: divides the captured states into those of the MLDS and of the calibrator's probe.
 
     Attributes:
         decided: the finished spans, in order.
@@ -56,6 +58,7 @@ class SpanDecoder:
         free_rows: FreeRows = lambda: 1,
         native: bool = False,
         calibrator: RiskCalibrator | None = None,
+        states: StateReader = MLDS_ALONE,
     ) -> None:
         self.prompt = list(prompt)
         self.rules = rules
@@ -67,7 +70,7 @@ class SpanDecoder:
         self._token_ids = list(prompt)  # the prompt and the committed tokens
         self._calibrator = calibrator
         self._history = AnswerHistory(self.prompt)
-        self._distributions = Distributions(rules, native=native)
+        self._distributions = Distributions(rules, native=native, states=states)
         self._speculation = Speculation(prompt, rules, draft_tokens, free_rows)
         self._feed = TokenFeed(self._distributions, self._speculation)
 
@@ -245,8 +248,9 @@ class SpanDecoder:
             token_copied=copied,
             preceding=before,
             token_source_attention=span.source_attention,
+            probe=span.probe,
             top_log_probs=span.top or None,
-        )
+        ).for_calibrator(self._calibrator)
         self.decided.append(decided)
         if self.config.max_risk is None:
             return  # the risk is only reported, and is computed when the result is built

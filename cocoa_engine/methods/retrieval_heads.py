@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,7 +93,9 @@ def masked_heads(path: str | None, count: int | None, num_layers: int, num_heads
     return found.best(count)
 
 
-def source_heads(path: str | None, model: LanguageModel) -> tuple[tuple[int, int], ...]:
+def source_heads(
+    path: str | None, model: LanguageModel, fitted: Sequence[tuple[int, int]] | None = None
+) -> tuple[tuple[int, int], ...]:
     """The heads whose attention on the source is measured.
 
     There are none if the model's retrieval heads are not known, or if tensor parallelism divides its heads among
@@ -101,10 +104,13 @@ def source_heads(path: str | None, model: LanguageModel) -> tuple[tuple[int, int
     Args:
         path: as for :func:`known_heads`.
         model: the model.
+        fitted: the heads of the calibrator in use. They apply without a path.
 
     Raises:
         ConfigError: as for :func:`known_heads`.
     """
+    if path is None and fitted is not None:
+        return () if model.is_divided else tuple(fitted)
     found = known_heads(path, model.num_layers, getattr(model.config, "num_attention_heads", None) or 0)
     return () if found is None or model.is_divided else found.best(SOURCE_HEADS)
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cocoa_engine.calibration import RiskCalibrator
-from cocoa_engine.calibration.features import competition
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.answer_history import AnswerHistory
 from cocoa_engine.decoding.request import capture_spec
@@ -18,11 +17,10 @@ from cocoa_engine.methods import METHODS
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.prompts import Prompt, Texts, is_many, prompt_ids, text_ids
 from cocoa_engine.results import Generation
-from cocoa_engine.scoring.candidates import CandidateGrower, risk_points
 from cocoa_engine.scoring.rescoring import rescored
 from cocoa_engine.scoring.shared_prompt import GivenText, ScoredText, score_texts
 from cocoa_engine.scoring.teacher_forcing import score_text
-from cocoa_engine.spans import Competition, Usage
+from cocoa_engine.spans import Usage
 
 
 def score(
@@ -44,27 +42,29 @@ class _Scorer:
         self, session: Session, prompt: Prompt, config: CocoaConfig, calibrator: RiskCalibrator | None
     ) -> None:
         self._session, self._config, self._calibrator = session, config, calibrator
-        self._capture = capture_spec(session.model, config)
+        self._capture = capture_spec(session.model, config, calibrator)
+        if METHODS[config.method].needs_own_passes or (calibrator is not None and calibrator.heads):
+            require_ability(config.method, session.backend, self._capture, calibrator)
         self._prompt = prompt
         self._before = prompt_ids(session.model, session.tokens, prompt)
 
     def one(self, text: str | Sequence[int] | Texts) -> Generation:
         """A single text, in one forward pass."""
         ids, shown = self._ids(text, "text to score")
-        decided = score_text(self._session.model, self._before, ids, self._config, self._plain, len(shown))
+        decided = score_text(
+            self._session.model, self._before, ids, self._config, self._plain, len(shown), self._calibrator
+        )
         (scored,) = self._by_method([ScoredText(decided, 1)])
-        (competed,) = self._competition([ids])
-        return self._generation(shown, scored, competed)
+        return self._generation(shown, scored)
 
     def many(self, texts: str | Sequence[int] | Texts) -> list[Generation]:
         """Several texts; the prompt is encoded once."""
         given = [self._ids(text, f"text to score at index {number}") for number, text in enumerate(texts)]
         lengths = [GivenText(ids, len(shown)) for ids, shown in given]
-        scored = self._by_method(score_texts(self._session.backend, self._before, lengths, self._config, self._plain))
-        competed = self._competition([ids for ids, _ in given])
-        return [
-            self._generation(shown, one, among) for (_, shown), one, among in zip(given, scored, competed, strict=True)
-        ]
+        scored = self._by_method(
+            score_texts(self._session.backend, self._before, lengths, self._config, self._plain, self._calibrator)
+        )
+        return [self._generation(shown, one) for (_, shown), one in zip(given, scored, strict=True)]
 
     @property
     def _plain(self) -> CaptureSpec:
@@ -91,24 +91,13 @@ class _Scorer:
         """The texts with the configured method's score. Some methods need more forward passes for it."""
         if not METHODS[self._config.method].needs_own_passes:
             return scored
-        backend = self._session.backend
-        require_ability(self._config.method, backend, self._capture)
-        return rescored(backend, self._before, scored, self._config, self._capture)
+        return rescored(self._session.backend, self._before, scored, self._config, self._capture)
 
-    def _competition(self, texts: Sequence[list[int]]) -> Sequence[Competition | None]:
-        """A summary of the candidates at each text's risk points, if a calibrator for answers needs it."""
-        if self._calibrator is None or self._calibrator.answer is None:
-            return [None] * len(texts)
-        if not METHODS[self._config.method].branches:
-            return [Competition()] * len(texts)
-        grower = CandidateGrower(self._session, self._config)
-        return [competition(risk_points(candidates)) for candidates in grower(self._before, texts)]
-
-    def _generation(self, shown: str, scored: ScoredText, competed: Competition | None) -> Generation:
+    def _generation(self, shown: str, scored: ScoredText) -> Generation:
         decided, forward_passes = scored
         history = AnswerHistory(self._before)
         copied, _ = history.extend(decided.token_ids, decided.token_log_probs, decided.token_entropies)
-        decided = replace(decided, token_copied=copied)
+        decided = replace(decided, token_copied=copied).for_calibrator(self._calibrator)
         count = len(decided.token_ids)
         generation = Generation(
             text=shown,
@@ -123,6 +112,5 @@ class _Scorer:
             ),
             config=self._config,
             model_name=self._session.model_name,
-            competition=competed,
         )
         return with_answer_risk(generation, self._calibrator)

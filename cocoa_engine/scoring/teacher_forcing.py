@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import DecidedSpan
 from cocoa_engine.decoding.span_scoring import log_prob_and_score, mlds
+from cocoa_engine.decoding.state_reader import StateReader
 from cocoa_engine.decoding.token_statistics import TokenStatistics, token_statistics
 from cocoa_engine.errors import NonFiniteLogitsError
 from cocoa_engine.execution.forward.observed_attention import observed_attention
@@ -20,10 +22,16 @@ _CHUNK = 256  # rows of float32 logits held at once: 256 x 128k is 128 MiB
 
 
 def score_text(
-    model: LanguageModel, prompt: list[int], text: list[int], config: CocoaConfig, spec: CaptureSpec, text_end: int
+    model: LanguageModel,
+    prompt: list[int],
+    text: list[int],
+    config: CocoaConfig,
+    spec: CaptureSpec,
+    text_end: int,
+    calibrator: RiskCalibrator | None = None,
 ) -> DecidedSpan:
     """Score ``text`` as one span after ``prompt``, by the model's own distribution; see :func:`score_spans`."""
-    return score_spans(model, prompt, [text], config, spec, [text_end])[0]
+    return score_spans(model, prompt, [text], config, spec, [text_end], calibrator)[0]
 
 
 def score_spans(
@@ -33,6 +41,7 @@ def score_spans(
     config: CocoaConfig,
     spec: CaptureSpec,
     text_ends: Sequence[int],
+    calibrator: RiskCalibrator | None = None,
 ) -> list[DecidedSpan]:
     """Score consecutive spans of a text, each after ``prompt`` and the spans before it, in one forward pass.
 
@@ -43,6 +52,7 @@ def score_spans(
         config: the method and its settings.
         spec: the hidden states of the MLDS.
         text_ends: for each span, the offset after its last character in the text.
+        calibrator: its probe is measured, from the states that ``spec`` captures for it.
 
     Raises:
         NonFiniteLogitsError: a token's log-probability is NaN or infinite.
@@ -60,7 +70,10 @@ def score_spans(
         predicting = logits[-len(text) - 1 : -1]  # [t, V]: each row predicts one token of the text
         statistics = _in_chunks(predicting, torch.tensor(text, device=logits.device))
         states = torch.split(captured.stacked(logits.device)[:, 0], lengths, dim=1)
-        con, f = mlds(torch.stack([state.mean(dim=1) for state in states], dim=1))  # of [N + 1, B, d]
+        pooled = torch.stack([state.mean(dim=1) for state in states], dim=1)  # [captured layers + 1, B, d]
+        reader = StateReader.of(spec, calibrator)
+        con, f = mlds(reader.of_mlds(pooled))
+        scores = reader.probe_scores(pooled)
         measured = probe.mean()
     source = [] if measured is None else measured.tolist()
     if not all(-float("inf") < value <= 0 for value in statistics.log_probs):
@@ -88,6 +101,7 @@ def score_spans(
                 None,
                 text_ends[number],
                 token_source_attention=source[rows],
+                probe=None if scores is None else scores[number],
             )
         )
     return decided

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from cocoa_engine import CalibrationError, RiskCalibrator
 from cocoa_engine.calibration.calibrator import FittedRisk, Isotonic, logistic
-from cocoa_engine.calibration.features import ANSWER_FEATURES, SPAN_FEATURES
+from cocoa_engine.calibration.features import SPAN_FEATURES
 from cocoa_engine.studies.fitting.fit import INVERSE_STRENGTHS, LabelledFeatures, left_out, validate
 from cocoa_engine.studies.fitting.validation import brier, expected_calibration_error, reliability
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
 from tests.helpers.processes import python
 
-FIGURES = st.lists(st.floats(-1e6, 1e6), min_size=len(SPAN_FEATURES), max_size=len(SPAN_FEATURES))
+COUNT = len(labelled_items(1).names)
+FIGURES = st.lists(st.floats(-1e6, 1e6), min_size=COUNT, max_size=COUNT)
 
 
 @pytest.mark.slow
@@ -125,9 +126,9 @@ def test_an_isotonic_map_never_falls(knots: list[tuple[float, float]], values: l
 
 def test_more_of_a_risky_feature_is_never_less_risk() -> None:
     calibrated = RISKS[True]
-    place = SPAN_FEATURES.index("f_mlds")
+    place = calibrated.features.index("f_mlds")
     assert calibrated.weights[place] > 0
-    rows = np.zeros((200, len(SPAN_FEATURES)))
+    rows = np.zeros((200, len(calibrated.features)))
     rows[:, place] = np.linspace(-5, 5, 200)
     risks = [calibrated(row) for row in rows.tolist()]
     assert risks == sorted(risks)
@@ -145,18 +146,20 @@ def test_files(tmp_path: Path) -> None:
     answer, span = good["answer"], good["span"]
     for change, message in (
         ({"schema_version": 1}, "schema_version"),
+        ({"schema_version": 2}, "schema_version: Input should be 3"),
         ({"span": answer}, "max_rank"),
         ({"answer": span}, "this version measures con_mlds, f_mlds, mean_log_prob"),
         ({"span": None, "answer": None}, "neither of spans nor of answers"),
         ({"answer": {**answer, "weights": [1.0]}}, "the same length"),
-        ({"answer": {**answer, "scales": [0.0] * len(ANSWER_FEATURES)}}, "above 0"),
+        ({"answer": {**answer, "scales": [0.0] * len(answer["features"])}}, "above 0"),
         ({"span": {**span, "isotonic": {"x": [0.1, 0.2], "y": [0.5, 0.4]}}}, "y must not decrease"),
         ({"span": {**span, "isotonic": {"x": [0.1], "y": [1.5]}}}, "in .0, 1."),
         ({"surprise": 1}, "surprise"),
     ):
         path.write_text(json.dumps({**good, **change}))
-        with pytest.raises(CalibrationError, match=message):
+        with pytest.raises(CalibrationError, match=message) as raised:
             RiskCalibrator.load(path)
+        assert len(str(raised.value)) < 1000  # not the whole file
     path.write_bytes(b"\x80\x04pickle")
     with pytest.raises(CalibrationError, match="not a calibrator"):
         RiskCalibrator.load(path)

@@ -30,6 +30,17 @@ def test_json_lines(tmp_path: Path) -> None:
     assert sample([dune, total], 1) in ([dune], [total])
 
 
+def test_the_gold_passage_of_nq_is_the_context(tmp_path: Path) -> None:
+    passages = [{"title": "Dune", "text": "By Frank Herbert."}, {"text": "By Bo Ek."}]
+    rows = [{"question": "who wrote dune", "answers": ["Frank Herbert"], "ctxs": passages}]
+    (one,) = read_questions(write(tmp_path / "q.jsonl", rows))
+    assert one.context == "By Frank Herbert."
+    (none,) = read_questions(write(tmp_path / "q.jsonl", [{**rows[0], "ctxs": []}]))
+    assert none.context is None
+    with pytest.raises(LabelledDataError, match="'text' is missing"):
+        read_questions(write(tmp_path / "q.jsonl", [{**rows[0], "ctxs": [{}]}]))
+
+
 def test_nq_swap_as_published(tmp_path: Path) -> None:
     """Each question with its own passage, and once with a swapped answer."""
     pyarrow = pytest.importorskip("pyarrow")

@@ -283,6 +283,11 @@ def left_out(
     return risks, of_item
 
 
+def fit_only(items: LabelledFeatures) -> Callable[[LabelledFeatures], Floats]:
+    """The logistic model of some items, without a validation: it returns the risks of others, ``[n]``."""
+    return _fit(items, isotonic=False)
+
+
 def risks_of(fitted: FittedRisk, items: LabelledFeatures, direction: Direction | None = None) -> Floats:
     """The risk of each item by an existing fit, ``[n]``.
 

@@ -126,8 +126,8 @@ def with_answer_risk(generation: Generation, calibrator: RiskCalibrator | None) 
     if calibrator is None or not generation.spans:
         return generation
     outside = sum(span.out_of_domain for span in generation.spans)
-    update: dict[str, object] = {"out_of_domain": outside > max(1, len(generation.spans) / 10)}
-    if calibrator.answer is not None:
-        update["answer_risk"] = calibrator.answer_risk(generation)
-        update["out_of_domain"] |= calibrator.is_answer_out_of_domain(generation)
-    return generation.model_copy(update=update)
+    many = outside > max(1, len(generation.spans) / 10)
+    if calibrator.answer is None:
+        return generation.model_copy(update={"out_of_domain": many})
+    risk, alone = calibrator.answer_risk(generation), calibrator.is_answer_out_of_domain(generation)
+    return generation.model_copy(update={"answer_risk": risk, "out_of_domain": many or alone})

@@ -72,7 +72,7 @@ def score_texts(
                 _raise_of_first_bad(backend, prompt, texts, group.numbers, config, capture)
             pooled = torch.stack([one.hidden / len(one.tokens.log_probs) for one in measured], dim=1)
             con, f = mlds(reader.of_mlds(pooled))
-            probe = reader.probe_scores(pooled) or [None] * len(measured)
+            probe: Sequence[float | None] = reader.probe_scores(pooled) or [None] * len(measured)
             for number, one, c, final, probed in zip(group.numbers, measured, con, f, probe, strict=True):
                 log_prob, score = log_prob_and_score(config, one.tokens.log_probs, c, final)
                 text = texts[number]

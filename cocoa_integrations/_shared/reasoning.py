@@ -67,7 +67,8 @@ def _answered(generation: Generation, spans: list[Span], engine: CocoaEngine) ->
     calibrator = engine.calibrator
     if calibrator is None or calibrator.answer is None or not token_ids:
         return answered
-    return answered.model_copy(update={"answer_risk": calibrator.answer_risk(answered)})
+    outside = calibrator.is_answer_out_of_domain(answered)
+    return answered.model_copy(update={"answer_risk": calibrator.answer_risk(answered), "out_of_domain": outside})
 
 
 class ReasoningSplitter:

@@ -16,6 +16,7 @@ from cocoa_engine import CalibrationError, CalibrationWarning, CocoaConfig, Coco
 from cocoa_engine.calibration.features import SPAN_FEATURES, source_features, span_features
 from cocoa_engine.datasets import LabelledSpan, LabelledText, Question
 from cocoa_engine.results import Generation
+from cocoa_integrations.llama_index import CocoaLLM, collect_risk
 from tests.helpers.backends import PROMPTS, made
 from tests.helpers.inside import use_backend
 from tests.helpers.rivals import heads_file, heads_of
@@ -300,3 +301,21 @@ def test_what_is_out_of_domain_is_said_once(folder: Path, plain: RiskCalibrator)
     with pytest.warns(CalibrationWarning, match="out_of_domain"):
         assert all(answer.out_of_domain for answer in fourth.generate_batch(PROMPTS))
     assert not answered(first.without_calibrator()).out_of_domain
+
+
+def test_reports_say_what_is_out_of_domain(folder: Path, plain: RiskCalibrator) -> None:
+    narrow = plain.model_copy(
+        update={"span": plain.span.model_copy(update={"domain": plain.span.domain.model_copy(update={"cutoff": 1e-9})})}
+    )
+    chat = CocoaLLM(engine=quiet(engine_of(folder), narrow), max_new_tokens=12)
+    with pytest.warns(CalibrationWarning, match="out_of_domain"), collect_risk() as reports:
+        chat.complete("abc")
+    assert reports[-1]["out_of_domain"] is True
+    assert all(span["out_of_domain"] is True for span in reports[-1]["spans"])
+    wide = plain.model_copy(
+        update={level: getattr(plain, level).model_copy(update={"domain": None}) for level in ("span", "answer")}
+    )
+    with collect_risk() as reports:
+        CocoaLLM(engine=quiet(engine_of(folder), wide), max_new_tokens=12).complete("abc")
+    assert "out_of_domain" not in reports[-1]
+    assert not any("out_of_domain" in span for span in reports[-1]["spans"])

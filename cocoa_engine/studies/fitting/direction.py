@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,25 +62,46 @@ def fit_direction(
     Returns:
         The direction, and the cross-fitted scores, ``[n]``.
     """
+    mean, scale = states.mean(axis=0), states.std(axis=0)
+    scale[scale == 0] = 1
+    scaled, y = (states - mean) / scale, labels.astype(np.float64)
     parts = folds(FOLDS)
+    sums = [_Sums.of(scaled[fold], y[fold]) for _, fold in parts]
+    total = _Sums(*(np.sum([getattr(one, name) for one in sums], axis=0) for name in _Sums._fields))
     best: tuple[float, float, Floats] | None = None
     for strength in STRENGTHS:
         scores = np.empty(len(labels))
-        for rest, fold in parts:
-            scores[fold] = _ridge(states[rest], labels[rest], strength)(states[fold])
+        for (_, fold), own in zip(parts, sums, strict=True):
+            scores[fold] = total.without(own).ridge(strength)(scaled[fold])
         error = float(np.mean((scores - labels) ** 2))
         if best is None or error < best[0]:
             best = error, strength, scores
     assert best is not None
-    return _ridge(states, labels, best[1]), best[2]
+    found = total.ridge(best[1])
+    weights = found.weights / scale
+    return Direction(weights, found.intercept - float(weights @ mean)), best[2]
 
 
-def _ridge(states: Floats32, labels: NDArray[np.bool_], strength: float) -> Direction:
-    from sklearn.linear_model import Ridge
-    from sklearn.preprocessing import StandardScaler
+class _Sums(NamedTuple):
+    """What a ridge regression needs to know of n rows. Sums of folds add up, so each product is computed once."""
 
-    scaler: Any = StandardScaler().fit(states)
-    model: Any = Ridge(alpha=strength * len(labels), solver="cholesky")
-    model.fit(scaler.transform(states).astype(np.float32), labels.astype(np.float32))
-    weights = np.asarray(model.coef_, dtype=np.float64) / scaler.scale_
-    return Direction(weights, float(model.intercept_ - weights @ scaler.mean_))
+    count: Any  # n
+    squares: Floats  # X'X, [d, d]
+    states: Floats  # the sum of the rows of X, [d]
+    products: Floats  # X'y, [d]
+    labels: Any  # the sum of y
+
+    @classmethod
+    def of(cls, x: Floats32, y: Floats) -> _Sums:
+        wide = x.astype(np.float64)
+        return cls(len(y), (x.T @ x).astype(np.float64), wide.sum(axis=0), y @ wide, y.sum())
+
+    def without(self, fold: _Sums) -> _Sums:
+        return _Sums(*(all_rows - own for all_rows, own in zip(self, fold, strict=True)))
+
+    def ridge(self, strength: float) -> Direction:
+        """argmin_w,b |Xw + b - y|^2 + strength * n * |w|^2."""
+        covariance = self.squares - np.outer(self.states, self.states) / self.count
+        penalty = strength * self.count * np.eye(len(self.states))
+        weights = np.linalg.solve(covariance + penalty, self.products - self.states * (self.labels / self.count))
+        return Direction(weights, float((self.labels - weights @ self.states) / self.count))

@@ -38,7 +38,8 @@ def _ellipsoid(scaled: Floats) -> tuple[Floats, Floats]:
     """The centre, ``[k]``, and the precision, ``[k, k]``."""
     cut = np.clip(scaled, *np.quantile(scaled, [CUT, 1 - CUT], axis=0))
     covariance = np.atleast_2d(np.cov(cut, rowvar=False)) + JITTER * np.eye(scaled.shape[1])
-    return cut.mean(axis=0), np.linalg.inv(covariance)
+    precision: Floats = np.linalg.inv(covariance)
+    return cut.mean(axis=0), precision
 
 
 def _distances(scaled: Floats, centre: Floats, precision: Floats) -> Floats:

@@ -286,7 +286,7 @@ def test_a_calibrator_for_a_method_without_candidates(
     assert not calibrator.settings.branches
     assert calibrator.span is not None
     weights = dict(zip(calibrator.span.features, calibrator.span.weights, strict=True))
-    assert weights["candidates"] == weights["candidate_spread"] == weights["score_spread"] == 0  # always alike
+    assert weights["candidates"] == weights["candidate_spread"] == 0  # always alike
     assert weights["entropy"] != 0
     checked = json.loads(cocoa("calibrate", "--data", str(parts), "--check", str(path), "--json").stdout)
     assert checked["span"]["auroc"]["estimate"] >= calibrator.span.validation.auroc.estimate - 0.05

@@ -48,6 +48,11 @@ class Generation(BaseModel):
     calibrated_on: str | None = Field(
         None, description="What ``answer_risk`` was fitted on. It holds for answers like those only."
     )
+    out_of_domain: bool = Field(
+        False,
+        description="Whether the answer is unlike those that the calibrator was fitted on: as a whole, or in more than "
+        "a tenth of its spans, and at least two. Its risks may be meaningless.",
+    )
     processed: bool = Field(
         False,
         description="Whether logits processors, such as a repetition penalty, changed the model's distribution. The "
@@ -55,8 +60,8 @@ class Generation(BaseModel):
     )
     competition: Competition | None = Field(
         None,
-        description="For a text scored as given with a calibrator for answers: a summary of the candidates at its risk "
-        "points. For a decoded answer, the spans hold their candidates instead.",
+        description="Always `None`: no calibrator needs it any more. The spans of a decoded answer hold their "
+        "candidates.",
     )
 
     @property
@@ -68,6 +73,12 @@ class Generation(BaseModel):
     def risk_source(self) -> RiskSource | None:
         """Where the spans' risks come from; `None` without spans."""
         return self.spans[0].risk_source if self.spans else None
+
+    @property
+    def has_spans_out_of_domain(self) -> bool:
+        """Whether more than a tenth of the spans, and at least two, are unlike those that the calibrator was fitted
+        on."""
+        return sum(span.out_of_domain for span in self.spans) > max(1, len(self.spans) / 10)
 
     @property
     def max_risk(self) -> float:

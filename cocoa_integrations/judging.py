@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from cocoa_engine import CalibrationWarning, CocoaConfig, CocoaEngine, Generation
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_integrations._shared.limits import SOURCES, Limit
 from cocoa_integrations._shared.metadata import report_of, span_metadata
@@ -99,7 +98,7 @@ class AnswerJudge:
         if measure is not None and measure not in get_args(JudgeMeasure):
             raise ConfigError(f"measure must be one of {', '.join(get_args(JudgeMeasure))} (got {measure!r}).")
         self.engine = engine
-        self._of_spans = _without_answer_risk(engine)
+        self._of_spans = engine.without_answer_risk()
         self.threshold = None if threshold is None else Limit(threshold).threshold
         self._measure = measure
         self._prompt = prompt or self._default_prompt
@@ -245,18 +244,6 @@ def judge_of(engine: CocoaEngine | AnswerJudge, options: Mapping[str, Any]) -> A
     if options:
         raise ConfigError(f"give {', '.join(sorted(options))} to the AnswerJudge.")
     return engine
-
-
-def _without_answer_risk(engine: CocoaEngine) -> CocoaEngine:
-    """The engine without its calibrator for answers, which would grow the candidates of every scored text."""
-    calibrator = engine.calibrator
-    if calibrator is None or calibrator.answer is None:
-        return engine
-    if calibrator.span is None:
-        return engine.without_calibrator()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CalibrationWarning)  # the engine has given it
-        return engine.with_calibrator(calibrator.model_copy(update={"answer": None}))
 
 
 def _columns(sample: Any) -> tuple[str, str, list[str]]:

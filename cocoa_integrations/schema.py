@@ -80,6 +80,10 @@ class SpanEntry(TypedDict):
         "Whether decoding stopped after this span because its risk reached `max_risk`. Left out in a compact report if "
         "it is false.",
     ]
+    out_of_domain: Annotated[
+        NotRequired[bool],
+        "Only if true: the span is unlike those that the calibrator was fitted on, and its risk may be meaningless.",
+    ]
     candidates: Annotated[
         NotRequired[int],
         "Number of candidates that competed; 0 where none did. Left out in a compact report if it is 0.",
@@ -227,6 +231,11 @@ class RiskSummary(TypedDict):
         float | None,
         "Probability that the answer is wrong as a whole, from its spans after the reasoning; `None` without a "
         "calibrator for answers.",
+    ]
+    out_of_domain: Annotated[
+        NotRequired[bool],
+        "Only if true: the answer is unlike those that the calibrator was fitted on, as a whole or in more than a "
+        "tenth of its spans (at least two), and its risks may be meaningless.",
     ]
     risk_points: Annotated[int, "Number of spans of kind `risk_point` of the answer, without reasoning."]
     reasoning: Annotated[NotRequired[ReasoningEntry], "Only where the model reasoned: the risk of its reasoning."]

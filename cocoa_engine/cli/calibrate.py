@@ -99,6 +99,14 @@ def calibrate(
     format: Format = None,
     prompts: Prompts = None,
     chat: Chat = False,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe",
+            help="Also fit a probe, a direction of the model's hidden states. It improves the risk of spans of answers "
+            "like these, and makes it worse on others.",
+        ),
+    ] = False,
     isotonic: Annotated[bool, typer.Option("--isotonic", help="Add an isotonic map after the logistic model.")] = False,
     precision: Annotated[
         float | None, typer.Option(min=0, max=1, help="Choose the lowest threshold with at least this precision.")
@@ -124,14 +132,15 @@ def calibrate(
 ) -> None:
     """Fit a calibrator: the risk in [0, 1] of spans and of whole answers, depending on the labels of the data.
 
-    Features are layer disagreement, log-probabilities, entropies, margins, candidates and their scores, and tokens
-    copied from the prompt. The risk is validated on prompts left out of the fit, and compared with unfitted baselines.
+    Features are layer disagreement, log-probabilities, entropies, margins, candidates, tokens copied from the prompt
+    and attention on it, and with --probe a direction of the hidden states. The risk is validated on prompts left out
+    of the fit, and compared with unfitted baselines.
     """
     threshold = _threshold(precision, recall, miss)
     if (out is None) == (check is None):
         raise ConfigError("give either --out FILE to fit a calibrator, or --check FILE to evaluate one")
-    if check is not None and threshold:
-        raise ConfigError("--check evaluates a calibrator as it is: a threshold cannot be chosen")
+    if check is not None and (threshold or probe):
+        raise ConfigError("--check evaluates a calibrator as it is: a threshold cannot be chosen, nor a probe fitted")
     if data is None and questions is None and not self_made:
         raise ConfigError(
             "give --data PATH with labelled answers, --questions FILE for the model to answer, both, or --self"
@@ -140,6 +149,8 @@ def calibrate(
         raise ConfigError("--self makes its own questions: leave out --data and --questions")
     if documents is not None and not self_made:
         raise ConfigError("--documents is for --self, which asks questions about them")
+    if probe and data is None:
+        raise ConfigError("--probe needs --data PATH with answers whose hallucinated parts are labelled")
     known = None if check is None else RiskCalibrator.load(check)
     if known is not None:
         config = _as_fitted(config, known.settings, check)
@@ -155,7 +166,9 @@ def calibrate(
         if file is not None:
             make_folder(file.parent)
     engine = load_engine(model, loading)
+    from cocoa_engine.studies.fitting.direction import direction_of
     from cocoa_engine.studies.fitting.fit import LabelledFeatures, fit_levels, risks_of, validate
+    from cocoa_engine.studies.fitting.fit_calibrator import calibrator_of, notes
     from cocoa_engine.studies.fitting.fit_self import about as about_self_made
     from cocoa_engine.studies.fitting.measured import LEVELS, labelled_features, own_answers
     from cocoa_engine.studies.fitting.self_made import QUESTIONS, made_questions, self_made_features
@@ -163,12 +176,19 @@ def calibrate(
 
     if known is not None and (differences := known.mismatches(engine.model_name, config, engine.num_layers)):
         warnings.warn(CalibrationWarning.of(differences), stacklevel=2)
+    engine = engine.without_calibrator()
+    if known is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CalibrationWarning)  # it was given above
+            engine = engine.with_calibrator(known)
+    direction = None if known is None or known.probe is None else direction_of(known.probe)
     Layers.of(config, engine.num_layers)  # refuse bad settings before the work
     found: dict[Level, LabelledFeatures] = {}
     about: dict[Level, str] = {}
     if data is not None:
-        with teacher_forced(engine, records, config, chat=chat, grow=True) as answers:
-            found = labelled_features(answers, config, engine.num_layers)
+        with teacher_forced(engine, records, config, chat=chat) as answers:
+            states = probe or direction is not None
+            found = labelled_features(answers, config, engine.num_layers, states=states)
         how = f"{data.name}, {len(records)} given answers, {'as a chat' if chat else 'plain prompts'}"
         about = dict.fromkeys(found, how)
     if questions is not None:
@@ -186,7 +206,7 @@ def calibrate(
         raise CalibrationError(f"the data has no labels{f' by {level}' if level else ''}.")
     if known is not None:
         checked = {
-            one: validate(found[one], risks_of(risk, found[one]), draws=draws, seed=seed)
+            one: validate(found[one], risks_of(risk, found[one], direction), draws=draws, seed=seed)
             for one in LEVELS
             if one in found and (risk := getattr(known, one)) is not None
         }
@@ -200,18 +220,15 @@ def calibrate(
             output(no_color).print(Group(*shown, *_written(files)))
         return
     assert out is not None
-    fitted, missing = fit_levels(
-        found, about, isotonic=isotonic, folds=folds, draws=draws, seed=seed, threshold=threshold
-    )
-    settings = Settings.of(config, engine.num_layers)
-    calibrator = RiskCalibrator(model_name=engine.model_name, settings=settings, **fitted)
+    fitted = fit_levels(found, about, isotonic=isotonic, folds=folds, draws=draws, seed=seed, threshold=threshold)
+    calibrator = calibrator_of(engine, config, fitted, probe=probe)
     calibrator.save(out)
-    files = _draw({one: risk.validation for one, risk in fitted.items()}, plot)
+    files = _draw({one: risk.validation for one, risk in fitted.risks.items()}, plot)
     if json:
         print_json(calibrator.model_dump_json())
         return
-    parts: list[Group | Text] = [_shown(risk, one) for one, risk in fitted.items()]
-    parts += map(Text, missing)
+    parts: list[Group | Text] = [_shown(risk, one) for one, risk in fitted.risks.items()]
+    parts += map(Text, notes(calibrator, fitted))
     output(no_color).print(Group(*parts, *_written([out, *files])))
 
 

@@ -73,13 +73,12 @@ def teacher_forced(
     *,
     chat: bool,
     without_source: bool = False,
-    grow: bool = False,
 ) -> Iterator[Iterator[TeacherForced]]:
     """Feed answers as :func:`~cocoa_engine.studies.signal.segments.force` does, with a progress bar on stderr."""
     from cocoa_engine.studies.signal.segments import force
 
     with progress("Feeding answers", len(records)) as advance:
-        yield force(engine, records, config, chat=chat, without_source=without_source, grow=grow, advance=advance)
+        yield force(engine, records, config, chat=chat, without_source=without_source, advance=advance)
 
 
 @contextmanager

@@ -45,6 +45,8 @@ def span_metadata(span: Span, number: int, part: Part | None = None) -> dict[str
         "candidates": len(span.candidates),
         "chosen": span.chosen,
     }
+    if span.out_of_domain:
+        entry["out_of_domain"] = True
     return entry if part is None else {**entry, "part": part}
 
 
@@ -58,15 +60,18 @@ def all_spans(generation: Generation, split: Split | None = None) -> list[dict[s
 
 def risk_report(generation: Generation, split: Split | None = None) -> dict[str, Any]:
     """The ``cocoa_risk`` report of a complete answer; ``split`` separates its reasoning."""
+    answered = generation if split is None else split.answered
     report = report_of(
         all_spans(generation, split),
         method=generation.config.method,
         risk_source=generation.risk_source,
         threshold=generation.threshold,
-        answer_risk=(generation if split is None else split.answered).answer_risk,
+        answer_risk=answered.answer_risk,
         answer_threshold=generation.answer_threshold,
         model_name=generation.model_name,
     )
+    if answered.out_of_domain:
+        report["out_of_domain"] = True
     return {**report, **unit_entries(generation, split)}
 
 

@@ -276,6 +276,24 @@ def test_a_calibrator_is_fitted_in_python_as_on_the_command_line(
         RiskCalibrator.fit(engine, read_labelled(parts), folds=3, draws=20)
 
 
+def test_calibrate_with_a_probe(cocoa: Cocoa, parts: Path, tmp_path: Path, engine: CocoaEngine) -> None:
+    path = tmp_path / "risk.json"
+    options = ["--folds", "3", "--draws", "20", "--out", str(path), "--probe"]
+    result = cocoa("calibrate", "--data", str(parts), *options)
+    assert result.exit_code == 0, result.output
+    assert "-source attention" in result.stdout
+    calibrator = RiskCalibrator.load(path)
+    assert calibrator.span is not None
+    assert calibrator.probe is not None
+    assert calibrator.heads is not None
+    assert (calibrator.probe.layer, len(calibrator.probe.weights), calibrator.probe.dtype) == (20, 576, "float32")
+    assert calibrator.span.features[-2:] == ["source_attention", "probe"]
+    checked = json.loads(cocoa("calibrate", "--data", str(parts), "--check", str(path), "--json").stdout)
+    assert checked["span"]["auroc"]["estimate"] >= calibrator.span.validation.auroc.estimate
+    judged = CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator=path)
+    assert all(span.probe is not None for span in judged.generate("The capital of Italy is", max_new_tokens=8).spans)
+
+
 def test_a_calibrator_for_a_method_without_candidates(
     cocoa: Cocoa, parts: Path, tmp_path: Path, engine: CocoaEngine
 ) -> None:
@@ -286,7 +304,7 @@ def test_a_calibrator_for_a_method_without_candidates(
     assert not calibrator.settings.branches
     assert calibrator.span is not None
     weights = dict(zip(calibrator.span.features, calibrator.span.weights, strict=True))
-    assert weights["candidates"] == weights["candidate_spread"] == weights["score_spread"] == 0  # always alike
+    assert weights["candidates"] == weights["candidate_spread"] == 0  # always alike
     assert weights["entropy"] != 0
     checked = json.loads(cocoa("calibrate", "--data", str(parts), "--check", str(path), "--json").stdout)
     assert checked["span"]["auroc"]["estimate"] >= calibrator.span.validation.auroc.estimate - 0.05
@@ -440,6 +458,8 @@ def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> 
         (["calibrate", "--data", "{answers}", "--out", "r", "--miss", "0"], "above 0 and below 1, not 0"),
         (["calibrate", "--data", "{answers}", "--check", "{answers}"], "not a calibrator"),
         (["calibrate", "--out", "r"], "give --data PATH"),
+        (["calibrate", "--questions", "{answers}", "--out", "r", "--probe"], "--probe needs --data PATH"),
+        (["calibrate", "--data", "{answers}", "--check", "embedded", "--probe"], "nor a probe fitted"),
         (["calibrate", "--data", "{answers}", "--out", "r", "--plot", "a.foo"], "must end in one of .eps"),
         (["calibrate", "--questions", "{answers}", "--out", "r"], "the field 'question' is missing"),
         (["alpha", "--data", "{answers}", "--alpha", "2"], "--alpha"),

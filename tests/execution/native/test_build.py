@@ -118,7 +118,7 @@ def replace_by_another(library: Path) -> None:
     library.unlink()
     source = library.with_suffix(".cpp")
     source.write_text('extern "C" int other() { return 0; }\n')
-    subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(library)], check=True, timeout=300)
     source.unlink()
 
 

@@ -36,7 +36,7 @@ GIVEN = {
     "mushroom": "mu-SHROOM, English",
 }
 OWN = {"nq_swap": "NQ-Swap (MIT)", "nq": "NQ with passages"}
-PROMPTS = {"xsum": 150, "nq": 320, "nq_swap": 200}
+PROMPTS = {"xsum": 300, "nq": 320, "nq_swap": 450}
 """The number of prompts of the largest sets; of the others, all are used."""
 
 CHUNKS = {"xsum": 10, "diasumfact": 10, "faithbench": 4, "mushroom": 50, "nq": 16, "nq_swap": 8}
@@ -114,14 +114,16 @@ def load(cache: Path, name: str, level: str, *, states: bool = False) -> Labelle
     )
 
 
-def fit_embedded(engine: CocoaEngine, cache: Path, out: Path, draws: int) -> None:
-    """Fit and save the embedded calibrator."""
+def fit_embedded(engine: CocoaEngine, cache: Path, out: Path, draws: int, *, keep_answers: bool) -> None:
+    """Fit and save the embedded calibrator. Its risk of answers can be kept from the file that is replaced."""
     spans = {GIVEN[name]: load(cache, name, "span") for name in EMBEDDED_SPANS}
-    answers = {OWN[name]: load(cache, name, "answer") for name in EMBEDDED_ANSWERS}
     span, _ = fit(LabelledFeatures.pooled(list(spans.values())), data=f"given answers: {_about(spans)}", draws=draws)
-    answer, _ = fit(
-        LabelledFeatures.pooled(list(answers.values())), data=f"the model's own answers: {_about(answers)}", draws=draws
-    )
+    if keep_answers:
+        answer = RiskCalibrator.load(out).answer
+    else:
+        answers = {OWN[name]: load(cache, name, "answer") for name in EMBEDDED_ANSWERS}
+        about = f"the model's own answers: {_about(answers)}"
+        answer, _ = fit(LabelledFeatures.pooled(list(answers.values())), data=about, draws=draws)
     RiskCalibrator(
         model_name=engine.model_name,
         settings=Settings.of(engine.config, engine.num_layers),
@@ -204,6 +206,9 @@ def main() -> None:
     parser.add_argument("command", choices=["measure", "fit", "compare"])
     parser.add_argument("--cache", type=Path, required=True, help="folder of the measured features")
     parser.add_argument("--out", type=Path, help="fit: the calibrator's file; compare: the folder of the table")
+    parser.add_argument(
+        "--keep-answers", action="store_true", help="fit: keep the risk of answers of the file at --out"
+    )
     parser.add_argument("--draws", type=int, default=1000, help="bootstrap draws over prompts")
     for name in (*GIVEN, *OWN):
         parser.add_argument(f"--{name.replace('_', '-')}", type=Path, help=f"{(GIVEN | OWN)[name]}: its file or folder")
@@ -214,7 +219,7 @@ def main() -> None:
         return
     engine = CocoaEngine.from_pretrained(dtype="float32", config=CocoaConfig())
     if given.command == "fit":
-        fit_embedded(engine, given.cache, given.out, given.draws)
+        fit_embedded(engine, given.cache, given.out, given.draws, keep_answers=given.keep_answers)
     else:
         paths = {name: getattr(given, name) for name in (*GIVEN, *OWN)}
         measure(engine, {name: path for name, path in paths.items() if path is not None}, given.cache)

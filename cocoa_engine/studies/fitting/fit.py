@@ -62,6 +62,7 @@ class LabelledFeatures:
         labels: whether each item is hallucinated, ``[n]``.
         groups: the prompt of each item.
         states: the mean hidden state of each span, ``[n, d]``, for a probe; `None` for a fit without a probe.
+        sets: the number of each item's data set, ``[n]``; `None` if all are of one.
     """
 
     names: Sequence[str]
@@ -69,12 +70,14 @@ class LabelledFeatures:
     labels: NDArray[np.bool_]
     groups: list[str]
     states: Floats32 | None = None
+    sets: NDArray[np.intp] | None = None
 
     def only(self, chosen: NDArray[np.bool_]) -> LabelledFeatures:
         """The items that a boolean mask ``[n]`` selects."""
         groups = [group for group, kept in zip(self.groups, chosen, strict=True) if kept]
         states = None if self.states is None else self.states[chosen]
-        return LabelledFeatures(self.names, self.features[chosen], self.labels[chosen], groups, states)
+        sets = None if self.sets is None else self.sets[chosen]
+        return LabelledFeatures(self.names, self.features[chosen], self.labels[chosen], groups, states, sets)
 
     def with_probe(self, scores: Floats) -> LabelledFeatures:
         """The items with the scores of a probe, ``[n]``, as their last feature, and without their states."""
@@ -111,6 +114,7 @@ class LabelledFeatures:
             np.concatenate([one.labels for one in sets]),
             [f"{number}/{group}" for number, one in enumerate(sets) for group in one.groups],
             np.concatenate(states) if len(states) == len(sets) else None,
+            np.repeat(np.arange(len(sets)), [len(one.labels) for one in sets]),
         )
 
 
@@ -185,6 +189,8 @@ def fit(
     parts = [left_out(kept, isotonic=isotonic, folds=folds, seed=number) for number in range(repeats)]
     risks = np.concatenate([of_items for of_items, _ in parts])
     strata = np.concatenate([number * folds + of_items for number, (_, of_items) in enumerate(parts)])
+    if kept.sets is not None:  # items of two sets are not compared: how frequent hallucinations are would rank them
+        strata = strata + folds * repeats * np.tile(kept.sets, repeats)
     fitted = _fit(kept, isotonic=isotonic)
     chosen = None
     if threshold:
@@ -199,7 +205,7 @@ def fit(
         intercept=fitted.intercept,
         isotonic=fitted.isotonic,
         domain=fit_domain(fitted.scaled(fitted.features(kept)), _folds(kept, folds)),
-        validation=validate(kept, risks, strata, repeats=repeats, draws=draws, seed=seed),
+        validation=validate(kept, risks, strata, repeats=repeats, draws=draws, seed=seed, folds_each=folds),
         threshold=chosen,
     )
     return risk, fitted.direction
@@ -312,6 +318,7 @@ def validate(
     repeats: int = 1,
     draws: int,
     seed: int,
+    folds_each: int | None = None,
 ) -> Validation:
     """Evaluate risks of items that were not fitted on, and compare them with the baselines.
 
@@ -323,6 +330,7 @@ def validate(
         repeats: how often the items were divided into folds.
         draws: draws of the bootstrap over prompts.
         seed: seed of the bootstrap.
+        folds_each: the number of folds of each division, if ``folds`` also tells data sets apart.
     """
     items = items.times(repeats)
     bootstrap = Bootstrap(items.groups, draws, seed)
@@ -345,7 +353,7 @@ def validate(
         )
     curve = reliability(risks, labels)
     return Validation(
-        folds=0 if folds is None else len(set(folds.tolist())) // repeats,
+        folds=folds_each or (0 if folds is None else len(set(folds.tolist())) // repeats),
         repeats=repeats,
         prompts=len(set(items.groups)),
         items=len(labels) // repeats,

@@ -300,3 +300,20 @@ def test_the_domain_keeps_99_percent_of_left_out_items_inside() -> None:
     far = np.zeros(len(items.names))
     far[3] = 12.0
     assert domain.is_outside(far.tolist())
+
+
+@pytest.mark.slow
+def test_items_of_two_data_sets_are_not_ranked_against_each_other() -> None:
+    """A feature that only tells the sets apart, one mostly hallucinated, is worth nothing within a set."""
+    random = np.random.default_rng(0)
+    sets = []
+    for share, mark in ((0.8, 3.0), (0.2, -3.0)):
+        items = labelled_items(40, signal=0.0)
+        features = random.normal(size=items.features.shape)
+        features[:, 0] = mark
+        labels = random.random(len(items.labels)) < share
+        sets.append(replace(items, features=features, labels=labels))
+    found = risk(LabelledFeatures.pooled(sets)).validation
+    assert found.folds == 5
+    assert 0.4 < found.auroc.estimate < 0.6
+    assert found.brier < found.brier_of_base_rate - 0.05  # it is calibrated in both

@@ -57,7 +57,7 @@ def test_every_way_to_a_result_carries_it(
         assert 0 <= span.risk <= 1
         assert span.risk == calibrator.risk(span) == calibrator.span(measured(before, calibrator.span.features))
         assert before.risk == before.f_mlds
-        assert span.model_copy(update={"risk": before.risk, "risk_source": "f_mlds"}) == before
+        assert span.model_copy(update={"risk": before.risk, "risk_source": "f_mlds", "flagged": False}) == before
     assert plain.answer_risk is None
     assert generated.answer_risk == calibrator.answer_risk(plain)
     assert generated.answer_risk == calibrator.answer(measured(plain, calibrator.answer.features))

@@ -216,7 +216,8 @@ def test_figures_are_those_of_the_layers_that_were_set() -> None:
 
 def test_a_table_says_what_was_not_set_as_in_the_paper() -> None:
     figures = {Arm("greedy"): {"em": 0.483, "f1": 0.71094}}
-    usual = CocoaConfig.paper(max_new_tokens=9, stop="\n", seed=1, decore_heads="heads.json")  # the task's and the model's
+    # the task's and the model's
+    usual = CocoaConfig.paper(max_new_tokens=9, stop="\n", seed=1, decore_heads="heads.json")
     plain = markdown(report(TASKS["nq"], results("nq", figures)))
     assert markdown(report(TASKS["nq"], results("nq", figures, config=usual))) == plain
     other = CocoaConfig.paper(gamma=0.2, max_candidates=4, span_boundary="own", repetition_penalty=1.1)

@@ -106,7 +106,7 @@ class _Scorer:
         ]
 
     @property
-    def _measured(self) -> tuple[list[range], RiskCalibrator | None]:
+    def _measured(self) -> tuple[tuple[range, ...], RiskCalibrator | None]:
         """What is measured in addition: the attention on the passages, and the calibrator's probe."""
         return self._passages, self._calibrator
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from cocoa_engine.cli.dataset_options import short_name
 from cocoa_engine.cli.loading import load_engine
@@ -17,6 +18,19 @@ from cocoa_integrations.evaluation.progress import progress_bar
 
 _SWEPT = ("method", "metric", "alpha")
 _SHARED = tuple(name for name in CocoaConfig.model_fields if name not in _SWEPT)
+
+
+class EvalCommand(TyperCommand):
+    """The command, with an option whose value can be left out."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; ``--run-code`` alone is ``--run-code=confined``."""
+        after = [*args[1:], ""]
+        given = [
+            f"{one}=confined" if one == "--run-code" and following not in ("confined", "unsafe") else one
+            for one, following in zip(args, after, strict=True)
+        ]
+        return super().parse_args(ctx, given)
 
 
 @with_options(*_SHARED)
@@ -45,8 +59,14 @@ def evaluate(
         str | None, typer.Option(help="Model of the paper to compare with. Default: the most similar one.")
     ] = None,
     run_code: Annotated[
-        bool, typer.Option("--run-code", help="Allow mbpp to run the code that the model writes, in a limited process.")
-    ] = False,
+        Literal["confined", "unsafe"] | None,
+        typer.Option(
+            "--run-code",
+            help="Allow mbpp to run the code that the model writes. Alone or 'confined': in a process that the kernel "
+            "confines. 'unsafe': also where it cannot, in a process that prevents only accidents.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Evaluate decoding methods on a benchmark's data file, with a table like those of the paper."""
     from cocoa_integrations.evaluation.arms import make_arms
@@ -74,7 +94,7 @@ def evaluate(
             data=describe_data(data, shuffle=shuffle),
             limit=limit,
             paper_model=paper_model,
-            run_code=run_code,
+            run_code="unsafe" if run_code == "unsafe" else run_code is not None,
             begin=begin,
             advance=advance,
         )
@@ -90,3 +110,6 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise ConfigError(f"alpha: {text!r} is not a number") from None
+
+
+evaluate.command_class = EvalCommand  # type: ignore[attr-defined]

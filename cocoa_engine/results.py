@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -52,8 +53,8 @@ class Generation(BaseModel):
 
     @property
     def max_risk(self) -> float:
-        """The highest risk of any span, 0.0 without spans."""
-        return max((span.risk for span in self.spans), default=0.0)
+        """The highest risk of any span, 0.0 without spans; NaN if a risk is NaN."""
+        return max((span.risk for span in self.spans), key=lambda risk: (math.isnan(risk), risk), default=0.0)
 
     @property
     def mean_risk(self) -> float:

@@ -220,14 +220,14 @@ class FittedRisk(_Part):
         return self.isotonic(risk) if self.isotonic else risk
 
     def flags(self, features: Sequence[float]) -> bool:
-        """Whether the risk reaches the threshold.
+        """Whether the risk reaches the threshold, or is no number (NaN).
 
         Raises:
             CalibrationError: no threshold was chosen.
         """
         if self.threshold is None:
             raise CalibrationError("this calibrator has no threshold; choose one when you fit it.")
-        return self(features) >= self.threshold.value
+        return not self(features) < self.threshold.value
 
 
 class RiskCalibrator(_Part):

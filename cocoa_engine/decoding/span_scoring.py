@@ -69,5 +69,5 @@ def reported_risk(config: CocoaConfig, calibrator: RiskCalibrator | None, span: 
 
 
 def reaches_max_risk(config: CocoaConfig, risk: float) -> bool:
-    """Whether a risk is at least ``CocoaConfig.max_risk``. Always `False` if no limit is set."""
-    return config.max_risk is not None and risk >= config.max_risk
+    """Whether a risk is at least ``CocoaConfig.max_risk``, or no number (NaN). Always `False` if no limit is set."""
+    return config.max_risk is not None and not risk < config.max_risk

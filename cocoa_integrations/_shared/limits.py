@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
 from cocoa_engine.messages import unknown
+from cocoa_integrations._shared.finite import severity
 from cocoa_integrations._shared.metadata import is_reasoning
 from cocoa_integrations._shared.reasoning import CLOSING
 
@@ -31,8 +32,13 @@ def require_metric(metric: str) -> None:
 
 
 def metric_of(span: dict[str, Any], metric: Metric) -> float:
-    """The value of a metric for an entry of ``cocoa_spans``; ``self_information`` is -log p of the span, in nats."""
-    return float(-span["log_prob"] if metric == "self_information" else span[metric])
+    """The value of a metric for an entry of ``cocoa_spans``; ``self_information`` is -log p of the span, in nats.
+
+    A value that is not a finite number is infinite: it reaches every threshold.
+    """
+    if metric == "self_information":
+        return severity(None if span["log_prob"] is None else -span["log_prob"])
+    return severity(span[metric])
 
 
 def visible_spans(spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -82,7 +88,7 @@ def highest(spans: Sequence[dict[str, Any]], metric: Metric) -> float:
 class Limit:
     """A threshold for the spans of an answer. An answer is too risky if one of its spans reaches the threshold.
 
-    Spans that contain only whitespace do not count.
+    Spans that contain only whitespace do not count. A value that is not a finite number reaches every threshold.
 
     Attributes:
         threshold: in the unit of the metric. ``risk`` is a probability with a calibrator; without one it is the raw

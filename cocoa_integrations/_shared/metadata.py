@@ -1,6 +1,7 @@
 """The metadata schema of all adapters: ``cocoa_spans`` per chunk, ``cocoa_risk`` once per answer.
 
-All values are plain Python values, so every framework can serialise them.
+All values are plain Python values, so every framework can serialise them. A number that is not finite is ``None``:
+JSON has no other form of it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cocoa_engine import ContextLift, Generation, Span
+from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.reasoning import Part, Split
 
 SCHEMA = 1
@@ -32,11 +34,11 @@ def span_metadata(span: Span, number: int, part: Part | None = None) -> dict[str
         "end": span.end,
         "text": span.text,
         "kind": span.kind,
-        "con_mlds": span.con_mlds,
-        "f_mlds": span.f_mlds,
-        "log_prob": span.log_prob,
-        "score": span.score,
-        "risk": span.risk,
+        "con_mlds": finite(span.con_mlds),
+        "f_mlds": finite(span.f_mlds),
+        "log_prob": finite(span.log_prob),
+        "score": finite(span.score),
+        "risk": finite(span.risk),
         "reaches_max_risk": span.reaches_max_risk,
         "candidates": len(span.candidates),
         "chosen": span.chosen,
@@ -83,7 +85,7 @@ def report_of(
         "max_risk": counted["max_risk"],
         "mean_risk": counted["mean_risk"],
         "calibrated": calibrated,
-        "answer_risk": answer_risk,
+        "answer_risk": finite(answer_risk),
         "spans": spans,
         "risk_points": counted["risk_points"],
     }
@@ -100,9 +102,10 @@ def is_reasoning(span: dict[str, Any]) -> bool:
 
 def _risk_of(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
     risks = [span["risk"] for span in spans]
+    unknown = None in risks  # neither the highest nor the mean is known then
     return {
-        "max_risk": max(risks, default=0.0),
-        "mean_risk": sum(risks) / len(risks) if risks else 0.0,
+        "max_risk": None if unknown else max(risks, default=0.0),
+        "mean_risk": None if unknown else sum(risks) / len(risks) if risks else 0.0,
         "risk_points": sum(span["kind"] == "risk_point" for span in spans),
     }
 
@@ -114,6 +117,6 @@ def add_context_lift(spans: Sequence[dict[str, Any]], lifts: Sequence[ContextLif
     MLDS. All three are ``None`` for a span without tokens.
     """
     for span, lift in zip(spans, lifts, strict=True):
-        span["context_lift"] = None if lift is None else lift.log_prob
-        span["con_mlds_lift"] = None if lift is None else lift.con_mlds
-        span["f_mlds_lift"] = None if lift is None else lift.f_mlds
+        span["context_lift"] = None if lift is None else finite(lift.log_prob)
+        span["con_mlds_lift"] = None if lift is None else finite(lift.con_mlds)
+        span["f_mlds_lift"] = None if lift is None else finite(lift.f_mlds)

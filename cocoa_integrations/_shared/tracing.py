@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from cocoa_engine import Generation
+from cocoa_integrations._shared.finite import severity
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -27,7 +28,7 @@ class _Totals:
     calibrated: bool = True
 
     def add(self, generation: Generation) -> None:
-        self.max_risk = max(self.max_risk, generation.max_risk)
+        self.max_risk = max(self.max_risk, severity(generation.max_risk))
         self.sum_risk += sum(span.risk for span in generation.spans)
         self.spans += len(generation.spans)
         self.risk_points += sum(span.kind == "risk_point" for span in generation.spans)

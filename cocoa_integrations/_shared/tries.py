@@ -6,6 +6,7 @@ import math
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 from cocoa_engine.errors import ConfigError
+from cocoa_integrations._shared.finite import finite, severity
 from cocoa_integrations._shared.metadata import RISK_KEY
 
 TRIES_KEY = "cocoa_tries"
@@ -30,15 +31,18 @@ class Tries(Generic[AnswerT]):
         self._history: list[dict[str, Any]] = []
 
     def add(self, answer: AnswerT, report: dict[str, Any] | None, /, **entry: Any) -> bool:
-        """Add an attempt, and return whether its risk is below the threshold. Without a report it is not."""
-        risk = None if report is None else report[self._measure]
+        """Add an attempt, and return whether its risk is below the threshold.
+
+        It is not without a report, or if the risk is not a finite number.
+        """
+        risk = None if report is None else finite(report[self._measure])
         self._answers.append(answer)
         self._history.append({**entry, RISK_KEY: report, "risk": risk, "chosen": False})
         return risk is not None and risk < self._threshold
 
     def best(self) -> tuple[AnswerT, list[dict[str, Any]]]:
         """The first of the least risky answers, and the history of all attempts."""
-        risks = [math.inf if one["risk"] is None else one["risk"] for one in self._history]
+        risks = [severity(one["risk"]) for one in self._history]
         number = min(range(len(risks)), key=risks.__getitem__)
         self._history[number]["chosen"] = True
         return self._answers[number], self._history

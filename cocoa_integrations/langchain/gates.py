@@ -12,6 +12,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
+from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.limits import Limit, Mark, Metric, covering, highest, require_mark
 from cocoa_integrations._shared.metadata import RISK_KEY
 from cocoa_integrations.langchain.runnables import find_risk, get_risk, get_spans
@@ -159,7 +160,7 @@ class RiskGate(Runnable[Any, Any]):
             "action": action or self.on_risk,
             "metric": self.limit.metric,
             "threshold": self.limit.threshold,
-            "value": highest(report["spans"], self.limit.metric),
+            "value": finite(highest(report["spans"], self.limit.metric)),
         }
         return _with_report(answer, {**report, "gate": gate})
 

@@ -19,6 +19,7 @@ from typing_extensions import NotRequired
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
+from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.limits import Limit, Mark, Metric, highest
 from cocoa_integrations._shared.settings import refuse_unknown
 from cocoa_integrations.langchain.gates import ABSTENTION, MARK, RiskGate, with_text
@@ -38,7 +39,7 @@ class RiskState(AgentState[Any]):
 
     - ``report``: the ``cocoa_risk`` report of the chosen answer; ``None`` if its model does not measure risk. If the
       report is compact, the lists that the message has (``spans``, ``tool_calls``, ``fields``) are left out;
-    - ``value``: the highest value of its spans; ``None`` without a report;
+    - ``value``: the highest value of its spans; ``None`` without a report, or if it is not a finite number;
     - ``action``: ``none`` if the answer is below the threshold, otherwise ``keep``, ``mark`` or ``abstain``, or what a
       person decided: ``accept``, ``edit`` or ``abstain``;
     - ``attempts``: the value of each attempt, including the first, in order.
@@ -232,4 +233,5 @@ class _Trial:
         assert self._best is not None
         response, report = self._best
         value = None if report is None else highest(report["spans"], self._limit.metric)
-        return Chosen(response, {"report": report, "value": value, "attempts": self._values})
+        attempts = [finite(one) for one in self._values]
+        return Chosen(response, {"report": report, "value": finite(value), "attempts": attempts})

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cocoa_integrations._shared.finite import finite, severity
 from cocoa_integrations._shared.metadata import report_of
 
 EMPTY = "Empty Response"
@@ -104,10 +105,10 @@ def merged_report(parts: Sequence[Part], reports: Sequence[dict[str, Any]]) -> d
 def _all_reasoning(reasoned: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The risk of the reasoning of several answers. Its spans are not part of the shown text."""
     counts = [len(one["spans"]) for one in reasoned]
-    total = sum(one["mean_risk"] * count for one, count in zip(reasoned, counts, strict=True))
+    total = sum(severity(one["mean_risk"]) * count for one, count in zip(reasoned, counts, strict=True) if count)
     return {
-        "max_risk": max(one["max_risk"] for one in reasoned),
-        "mean_risk": total / sum(counts) if sum(counts) else 0.0,
+        "max_risk": finite(max(severity(one["max_risk"]) for one in reasoned)),
+        "mean_risk": finite(total / sum(counts)) if sum(counts) else 0.0,
         "risk_points": sum(one["risk_points"] for one in reasoned),
         "spans": [],
     }

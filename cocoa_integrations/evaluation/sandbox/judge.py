@@ -137,6 +137,6 @@ def _error(given: Any) -> Exception:
 
 def _number_of(value: Any) -> int:
     if isinstance(value, Remote):
-        number: int = value._number
+        number: int = object.__getattribute__(value, "_number")
         return number
     raise TypeError(f"a test passes a {type(value).__name__} to the code: only plain data and the code's own objects")

@@ -22,6 +22,7 @@ from cocoa_engine.equations import middle_layers
 from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.messages import explain
 from cocoa_engine.methods import METHODS
+from cocoa_engine.output_files import locked, write_file
 from cocoa_engine.results import Generation
 
 if TYPE_CHECKING:
@@ -347,8 +348,13 @@ class RiskCalibrator(_Part):
             raise CalibrationError(f"{path} is not a calibrator of this version: {explain(error)}") from None
 
     def save(self, path: str | Path) -> None:
-        """Write the calibrator as JSON."""
-        Path(path).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        """Write the calibrator as JSON. An existing file is replaced when the new one is complete.
+
+        Raises:
+            ConfigError: another process is writing the file, or it cannot be written.
+        """
+        with locked(Path(path)):
+            write_file(Path(path), self.model_dump_json(indent=1) + "\n")
 
     def risk(self, span: SpanStatistics) -> float:
         """The risk of a span, in [0, 1]: the estimated probability that a part of it is hallucinated.

@@ -9,16 +9,19 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from cocoa_engine.cli.dataset_options import make_folder, short_name
+from cocoa_engine.cli.dataset_options import short_name
+from cocoa_engine.cli.export import Overwrite, reserved
 from cocoa_engine.cli.loading import load_engine
-from cocoa_engine.cli.options import MODEL_HELP, LoadOptions, with_options
+from cocoa_engine.cli.options import LoadOptions, Model, with_options
+from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.output_files import write_file
 
 
 @with_options()
 def heads(
     loading: LoadOptions,
-    model: Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default=False)] = None,
+    model: Model = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -28,6 +31,7 @@ def heads(
     lengths: Annotated[
         str, typer.Option(help="Lengths of the texts that needles are hidden in, in tokens.")
     ] = "256,512,1024",
+    overwrite: Overwrite = False,
 ) -> None:
     """Find a model's retrieval heads and write them to a file, for --method decore --decore-heads FILE."""
     try:
@@ -37,15 +41,15 @@ def heads(
     if not sizes or min(sizes) < 1:
         raise ConfigError(f"--lengths takes whole numbers above 0, such as 256,512 (got {lengths!r})")
     out = out or Path(f"{short_name(model)}-heads.json")
-    make_folder(out.parent)
-    engine = load_engine(model, loading)
-    from cocoa_engine.studies.retrieval_heads import find_retrieval_heads  # imports torch
+    with reserved(out, overwrite=overwrite):
+        engine = load_engine(model, loading)
+        from cocoa_engine.studies.retrieval_heads import find_retrieval_heads  # imports torch
 
-    with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("needles", total=None)
-        found = find_retrieval_heads(
-            engine, sizes, on_progress=lambda done, total: progress.update(task, completed=done, total=total)
-        )
-    out.write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        with Progress(console=Console(stderr=True)) as progress, on_interrupt("nothing was written"):
+            task = progress.add_task("needles", total=None)
+            found = find_retrieval_heads(
+                engine, sizes, on_progress=lambda done, total: progress.update(task, completed=done, total=total)
+            )
+        write_file(out, found.model_dump_json(indent=1) + "\n")
     best = ", ".join(f"{head.layer}.{head.head} ({head.score:.2f})" for head in found.heads[:5])
     print(f"{out}: {len(found.heads)} heads of {found.model_name}, {found.samples} needles recalled; best: {best}")

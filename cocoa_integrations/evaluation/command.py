@@ -11,6 +11,7 @@ from typer.core import TyperCommand
 from cocoa_engine.cli.dataset_options import short_name
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import LoadOptions, Model, with_options
+from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.model.embedded import MODEL_NAME
@@ -81,7 +82,8 @@ def evaluate(
     arms = make_arms(_list(methods), _list(metrics), [_number(alpha) for alpha in _list(alphas)])
     choose_model(chosen.name, model or MODEL_NAME, paper_model)  # reports a wrong name before the evaluation
     samples = load_samples(chosen.name, data, limit=limit, shuffle=shuffle)
-    with progress_bar(chosen.name) as (begin, advance):
+    kept = on_interrupt(f"the finished samples are kept in {out}: repeat the command to resume")
+    with kept, progress_bar(chosen.name) as (begin, advance):
         run(
             lambda: load_engine(model, loading),
             chosen,

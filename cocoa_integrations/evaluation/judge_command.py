@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.errors import ConfigError, MissingExtraError
 from cocoa_engine.optional import need
 from cocoa_integrations.evaluation.progress import progress_bar
@@ -39,7 +40,8 @@ def judge(
     from cocoa_integrations.evaluation.judge import JUDGED_TABLE, judge_run
 
     model = _chat_model(judge)
-    with progress_bar("judging") as (begin, advance):
+    kept = on_interrupt(f"the verdicts so far are kept in {folder}: repeat the command to resume")
+    with kept, progress_bar("judging") as (begin, advance):
         judge_run(
             folder,
             model,

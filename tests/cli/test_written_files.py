@@ -114,7 +114,7 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
             pass
     finally:
         done.set()
-        other.join()
+        other.join(60)
     calibrator = fitted()
     with reserved(file, overwrite=False):
         calibrator.save(file)

@@ -81,7 +81,13 @@ def run_code(
         for end in ends:  # so that each process sees the end of the other
             end.close()
         late: list[bool] = []
-        timer = Timer(seconds, lambda: (late.append(True), _kill(judge), _kill(worker)))
+
+        def end() -> None:
+            late.append(True)
+            _kill(judge)
+            _kill(worker)
+
+        timer = Timer(seconds, end)
         timer.daemon = True
         timer.start()
         stack.callback(timer.cancel)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from fractions import Fraction
 from json import dumps, loads
@@ -18,7 +18,13 @@ from typing import Any
 MAX_MESSAGE = 2**20  # bytes
 MAX_ITEMS = 100_000  # of one iterator; an endless one ends here, and is then too long for a message or a wrong answer
 _SMALL = 2**53  # JSON's numbers are exact below it
-_VIEWS = tuple(type(view) for view in ({}.keys(), {}.items()))
+_ITERATE: dict[type, Callable[[Any], Iterator[Any]]] = {
+    tuple: tuple.__iter__,
+    set: set.__iter__,
+    frozenset: frozenset.__iter__,
+    deque: deque.__iter__,
+}
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.items()))
 
 
 class MessageError(Exception):
@@ -79,7 +85,10 @@ def encode(value: Any, keep: Callable[[Any], int]) -> Any:
         value: any object.
         keep: returns the number of an object that does not cross by value.
     """
-    each = lambda items: [encode(item, keep) for item in items]  # noqa: E731
+
+    def each(items: Iterable[Any]) -> list[Any]:
+        return [encode(item, keep) for item in items]
+
     if value is None or value is True or value is False:
         return value
     if isinstance(value, str):
@@ -95,9 +104,9 @@ def encode(value: Any, keep: Callable[[Any], int]) -> Any:
         return each(list.__iter__(value))
     if isinstance(value, dict):
         return {"dict": [each(pair) for pair in dict.items(value)]}
-    for kind in (tuple, set, frozenset, deque):
+    for kind in _ITERATE:
         if isinstance(value, kind):
-            return {kind.__name__: each(kind.__iter__(value))}
+            return {kind.__name__: each(_ITERATE[kind](value))}
     if isinstance(value, (bytes, bytearray)):
         return {"bytes" if isinstance(value, bytes) else "bytearray": bytes(value).hex()}
     if isinstance(value, range):

@@ -229,27 +229,21 @@ def test_modules_of_the_standard_library_are_there() -> None:
         assert "ModuleNotFoundError" in run_code(f"import {missing}", []).reason
 
 
-_SKIPS = """
+_TRACES = """
 import sys
-frame, left = sys._getframe(1), 1
-while frame.f_back and frame.f_code.co_name not in ("_main", "main"):
-    frame = frame.f_back
-line = frame.f_lineno
-def skip(frame, event, arg):
-    global left
-    if event == "line" and left and frame.f_lineno == line:
-        left -= 1
-        frame.f_lineno = line - 1
-    return skip
-frame.f_trace = skip
-sys.settrace(skip)
+def trace(frame, event, arg):
+    if frame.f_code.co_filename == "<test>":
+        frame.f_globals["f"] = lambda: frame.f_code.co_consts[0]
+    return trace
+sys.settrace(trace)
+def f(): return None
 """
+"""Makes the function return the constant that the test compares it with."""
 
 
 @pytest.mark.parametrize(
     "code",
     [
-        _SKIPS,
         "import gc, os\nfor text in gc.get_objects(): os.write(3, str(text).encode())",
         "import sys\nframe = sys._getframe(1)\nwhile frame:\n    for value in frame.f_locals.values():\n"
         "        getattr(value, 'clear', int)()\n    frame = frame.f_back",
@@ -267,6 +261,8 @@ def test_code_does_not_pass_without_its_tests(code: str) -> None:
 @pytest.mark.parametrize(
     ("code", "test"),
     [
+        (_TRACES, "assert f() == 3"),
+        ("import sys\ndef f(): return sys._getframe(1).f_code.co_consts[0]", "assert f() == 3"),
         ("class Any:\n    def __eq__(self, other): return True\ndef f(): return Any()", "assert f() == 3"),
         ("class Any(int):\n    def __eq__(self, other): return True\ndef f(): return Any()", "assert f() == 3"),
         ("class Any(list):\n    def __eq__(self, other): return True\ndef f(): return Any()", "assert f() == [3]"),

@@ -82,12 +82,12 @@ def run_code(
             end.close()
         late: list[bool] = []
 
-        def end() -> None:
+        def stop() -> None:
             late.append(True)
             _kill(judge)
             _kill(worker)
 
-        timer = Timer(seconds, end)
+        timer = Timer(seconds, stop)
         timer.daemon = True
         timer.start()
         stack.callback(timer.cancel)

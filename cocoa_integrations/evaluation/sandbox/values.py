@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView
 from decimal import Decimal
 from fractions import Fraction
 from json import dumps, loads
@@ -24,7 +24,6 @@ _ITERATE: dict[type, Callable[[Any], Iterator[Any]]] = {
     frozenset: frozenset.__iter__,
     deque: deque.__iter__,
 }
-_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.items()))
 
 
 class MessageError(Exception):
@@ -115,7 +114,7 @@ def encode(value: Any, keep: Callable[[Any], int]) -> Any:
         return {"Decimal": Decimal.__str__(value)}
     if isinstance(value, Fraction):
         return {"Fraction": each((value.numerator, value.denominator))}
-    if isinstance(value, _VIEWS):
+    if isinstance(value, (KeysView, ItemsView)):
         return {"set": each(value)}
     if isinstance(value, Iterator):
         return {"iterator": [encode(item, keep) for item, _ in zip(value, range(MAX_ITEMS), strict=False)]}

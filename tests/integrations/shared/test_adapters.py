@@ -33,6 +33,7 @@ ENGINE_MODULES = {
     "cocoa_engine.cli.dataset_options",  # the commands `cocoa eval` and `cocoa judge` are plugins of the CLI
     "cocoa_engine.cli.loading",
     "cocoa_engine.cli.options",
+    "cocoa_engine.cli.terminal",
     "cocoa_engine.config",
     "cocoa_engine.datasets.files",
     "cocoa_engine.equations",
@@ -44,6 +45,7 @@ ENGINE_MODULES = {
     "cocoa_engine.model.loading",
     "cocoa_engine.model.text",
     "cocoa_engine.optional",
+    "cocoa_engine.output_files",
 }
 """The modules of the engine that adapters import."""
 

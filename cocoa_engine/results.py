@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -82,8 +83,8 @@ class Generation(BaseModel):
 
     @property
     def max_risk(self) -> float:
-        """The highest risk of any span, 0.0 without spans."""
-        return max(self._risks, default=0.0)
+        """The highest risk of any span, 0.0 without spans; NaN if a risk is NaN."""
+        return max(self._risks, key=lambda risk: (math.isnan(risk), risk), default=0.0)
 
     @property
     def mean_risk(self) -> float:

@@ -14,7 +14,8 @@ from typing import Any, Literal, get_args
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation
 from cocoa_engine.errors import ConfigError, PromptError
-from cocoa_integrations._shared.limits import SOURCES, Limit
+from cocoa_integrations._shared.finite import severity
+from cocoa_integrations._shared.limits import SOURCES, Limit, metric_of
 from cocoa_integrations._shared.metadata import report_of, span_metadata
 from cocoa_integrations._shared.workers import in_worker
 
@@ -32,7 +33,7 @@ class Judgement:
     """The risk of an answer.
 
     Attributes:
-        risk: the risk of the answer; higher is riskier.
+        risk: the risk of the answer; higher is riskier, and infinite if it is not a finite number.
         measure: the value of the report that ``risk`` is.
         threshold: the value from which a risk is too high; ``None``: no verdict.
         report: the ``cocoa_risk`` report. Its spans are the sentences of the answer.
@@ -46,14 +47,15 @@ class Judgement:
     @property
     def passing(self) -> bool | None:
         """Whether the risk is below the threshold; ``None`` without one."""
-        return None if self.threshold is None else self.risk < self.threshold
+        return None if self.threshold is None else severity(self.risk) < self.threshold
 
     @property
     def comment(self) -> str:
         """One sentence about the riskiest span."""
-        worst = max(self.report["spans"], key=lambda span: span["risk"])
+        worst = max(self.report["spans"], key=lambda span: metric_of(span, "risk"))
         source = "" if self.measure == "answer_risk" else f" ({SOURCES.get(self.report['risk_source'], 'unknown')})"
-        return f"{self.measure} {self.risk:.3f}{source}; riskiest: {worst['text'].strip()!r} ({worst['risk']:.3f})"
+        risk = metric_of(worst, "risk")
+        return f"{self.measure} {self.risk:.3f}{source}; riskiest: {worst['text'].strip()!r} ({risk:.3f})"
 
 
 class AnswerJudge:
@@ -136,10 +138,10 @@ class AnswerJudge:
             answer_threshold=whole.answer_threshold,
             model_name=whole.model_name,
         )
-        measure = self._measure or ("mean_risk" if report["answer_risk"] is None else "answer_risk")
-        if report[measure] is None:
+        measure = self._measure or ("mean_risk" if whole.answer_risk is None else "answer_risk")
+        if measure == "answer_risk" and whole.answer_risk is None:
             raise ConfigError("measure='answer_risk' needs an engine with a calibrator for answers; use 'mean_risk'.")
-        return Judgement(report[measure], measure, self.threshold, report)
+        return Judgement(severity(report[measure]), measure, self.threshold, report)
 
     async def ajudge(self, question: str, answer: str, contexts: Sequence[str] | None = None) -> Judgement:
         """Like :meth:`judge`, without blocking the event loop."""

@@ -27,6 +27,7 @@ from cocoa_engine.equations import middle_layers
 from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.messages import explain
 from cocoa_engine.methods import METHODS
+from cocoa_engine.output_files import locked, write_file
 from cocoa_engine.results import Generation
 from cocoa_engine.safe_text import safe, shortened
 
@@ -261,14 +262,14 @@ class FittedRisk(_Part):
         return scaled
 
     def flags(self, features: Sequence[float]) -> bool:
-        """Whether the risk reaches the threshold.
+        """Whether the risk reaches the threshold, or is no number (NaN).
 
         Raises:
             CalibrationError: no threshold was chosen.
         """
         if self.threshold is None:
             raise CalibrationError("this calibrator has no threshold; choose one when you fit it.")
-        return self(features) >= self.threshold.value
+        return not self(features) < self.threshold.value
 
 
 _MISSING = {
@@ -464,8 +465,13 @@ class RiskCalibrator(_Part):
             raise CalibrationError(f"the calibrator {path} cannot be read: {reason}.") from error
 
     def save(self, path: str | Path) -> None:
-        """Write the calibrator as JSON."""
-        Path(path).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        """Write the calibrator as JSON. An existing file is replaced when the new one is complete.
+
+        Raises:
+            ConfigError: another process is writing the file, or it cannot be written.
+        """
+        with locked(Path(path)):
+            write_file(Path(path), self.model_dump_json(indent=1) + "\n")
 
     def spans_only(self) -> RiskCalibrator | None:
         """This calibrator without its risk of answers; `None` if nothing is left."""

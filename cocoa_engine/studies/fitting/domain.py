@@ -36,7 +36,7 @@ def fit_domain(scaled: Floats, folds: Sequence[tuple[NDArray[np.bool_], NDArray[
 
 def _ellipsoid(scaled: Floats) -> tuple[Floats, Floats]:
     """The centre, ``[k]``, and the precision, ``[k, k]``."""
-    cut: Floats = np.clip(scaled, *np.quantile(scaled, [CUT, 1 - CUT], axis=0))
+    cut: Floats = np.asarray(np.clip(scaled, *np.quantile(scaled, [CUT, 1 - CUT], axis=0)), dtype=np.float64)
     covariance = np.atleast_2d(np.cov(cut, rowvar=False)) + JITTER * np.eye(scaled.shape[1])
     precision: Floats = np.linalg.inv(covariance)
     return cut.mean(axis=0), precision

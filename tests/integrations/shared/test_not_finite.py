@@ -143,7 +143,8 @@ def test_the_engine_stops(risk: float) -> None:
 def test_a_calibrator_flags() -> None:
     fit = fitted(threshold=("recall", 0.8)).span
     assert fit is not None
-    assert fit.flags([math.nan] * len(fit.features))
+    with pytest.raises(CalibrationError, match="not a number"):
+        fit.flags([math.nan] * len(fit.features))
 
 
 @NOT_FINITE

@@ -28,11 +28,11 @@ from cocoa_engine.rendering.wording import (
     describe_kind,
     describe_risk,
     describe_scale,
-    safe,
     split_whitespace,
     statistics,
     visible,
 )
+from cocoa_engine.safe_text import safe
 from cocoa_engine.spans import Candidate, Span
 
 _PAGE = """<!DOCTYPE html>

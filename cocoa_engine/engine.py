@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class CocoaEngine(LoadedModel):
     """Decodes a local Hugging Face causal LM with CoCoA-SIG and reports the risk of every span.
 
-    Threads may share one engine; forked processes may not. The model and the tokenizer are left unchanged: no hook remains on them, not even
-    after an exception or an abandoned stream.
+    Threads may share one engine; forked processes may not. The model and the tokenizer are left unchanged: no hook
+    remains on them, not even after an exception or an abandoned stream.
 
     Args:
         model: a decoder-only ``PreTrainedModel`` with a language-modelling head.

@@ -44,8 +44,8 @@ def require_process(process: int) -> None:
     if os.getpid() != process:
         raise ForkedProcessError(
             f"this engine was loaded before the process forked (in process {process}; this is {os.getpid()}), and "
-            "cannot be used in the child. Load it after the fork (gunicorn: without --preload, or in post_fork; Celery: "
-            "in worker_process_init), or start processes with multiprocessing.get_context('spawn')."
+            "cannot be used in the child. Load it after the fork (gunicorn: without --preload, or in post_fork; "
+            "Celery: in worker_process_init), or start processes with multiprocessing.get_context('spawn')."
         )
 
 

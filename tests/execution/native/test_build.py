@@ -22,6 +22,7 @@ from cocoa_engine.cache_directory import CACHE_VARIABLE
 from cocoa_engine.execution.forward import linears
 from cocoa_engine.execution.native import build, trial
 from tests.helpers.libraries import QUICK_FLAGS, forget
+from tests.helpers.processes import LIMIT
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -118,7 +119,7 @@ def replace_by_another(library: Path) -> None:
     library.unlink()
     source = library.with_suffix(".cpp")
     source.write_text('extern "C" int other() { return 0; }\n')
-    subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(library)], check=True, timeout=300)
+    subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(library)], check=True, timeout=LIMIT)
     source.unlink()
 
 

@@ -38,7 +38,7 @@ def _ellipsoid(scaled: Floats) -> tuple[Floats, Floats]:
     """The centre, ``[k]``, and the precision, ``[k, k]``."""
     cut: Floats = np.asarray(np.clip(scaled, *np.quantile(scaled, [CUT, 1 - CUT], axis=0)), dtype=np.float64)
     covariance = np.atleast_2d(np.cov(cut, rowvar=False)) + JITTER * np.eye(scaled.shape[1])
-    precision: Floats = np.linalg.inv(covariance)
+    precision: Floats = np.linalg.inv(covariance).astype(np.float64)
     return cut.mean(axis=0), precision
 
 

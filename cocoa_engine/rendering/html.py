@@ -31,11 +31,11 @@ from cocoa_engine.rendering.wording import (
     describe_kind,
     describe_risk,
     describe_scale,
-    safe,
     split_whitespace,
     statistics,
     visible,
 )
+from cocoa_engine.safe_text import safe
 from cocoa_engine.spans import Candidate, Span
 from cocoa_engine.units import Check
 

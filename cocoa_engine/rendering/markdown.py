@@ -20,11 +20,11 @@ from cocoa_engine.rendering.wording import (
     describe_risk,
     describe_scale,
     mark,
-    safe,
     split_whitespace,
     visible,
     words_before,
 )
+from cocoa_engine.safe_text import safe
 from cocoa_engine.spans import Span
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&$])")

@@ -32,11 +32,11 @@ from cocoa_engine.rendering.wording import (
     describe_choice,
     describe_scale,
     mark,
-    safe,
     split_whitespace,
     visible,
     words_before,
 )
+from cocoa_engine.safe_text import safe
 from cocoa_engine.spans import Span
 
 # Lightness and underline show the order of the levels, so that colour-blind readers see it too. Yellow and red set

@@ -41,7 +41,7 @@ def score(
     """Score a text, or each of several texts; see :meth:`CocoaEngine.score`."""
     scorer = _Scorer(session, prompt, config, measure, source)
     if divide:
-        return [scorer.divided(one) for one in text] if is_many(text) else scorer.divided(text)
+        return [scorer.divided(one) for one in text] if is_many(text) else scorer.divided(text)  # type: ignore[arg-type]
     return scorer.many(text) if is_many(text) else scorer.one(text)
 
 
@@ -68,7 +68,7 @@ class _Scorer:
         (competed,) = self._competition([ids])
         return self._generation(shown, [scored.decided], scored.forward_passes, competed)
 
-    def divided(self, text: str | Sequence[int]) -> Generation:
+    def divided(self, text: str | Sequence[int] | Texts) -> Generation:
         """A single text, divided at its risk points, in one forward pass.
 
         Raises:

@@ -128,7 +128,7 @@ def claim_ranges(text: str, cuts: Iterable[int] = ()) -> list[ClaimRange]:
     while number < len(words):
         quote = next((one for one in quoted if one.start == words[number].start), None)
         if quote is not None:
-            claim = ClaimRange(quote.start, quote.end, "quote")
+            claim: ClaimRange | None = ClaimRange(quote.start, quote.end, "quote")
             following = next(
                 (later for later in range(number, len(words)) if words[later].start >= quote.end), len(words)
             )

@@ -17,8 +17,8 @@ def verdict(answer: Answer) -> str:
     """One or two sentences: the risk of the answer as a whole, or what the shading means without it."""
     if answer.answer_risk is not None:
         risk = "wrong" if answer.answer_risk != answer.answer_risk else f"{100 * answer.answer_risk:.0f} % likely wrong"
-        on = "" if answer.calibrated_on is None else f"; calibrated on {answer.calibrated_on}"
-        return f"Whole answer: {risk}{on}."
+        on = "" if answer.calibrated_on is None else f"; calibrated on {_short(answer.calibrated_on)}"
+        return safe(f"Whole answer: {risk}{on}.")
     if answer.risk_source is None:
         return "There is nothing to measure in this answer."
     source = SOURCES[answer.risk_source]
@@ -29,9 +29,14 @@ def verdict(answer: Answer) -> str:
     return f"Not calibrated: shading compares parts of this model's answers ({source})."
 
 
+def _short(data: str) -> str:
+    """A description of data without its source and licence."""
+    return data.partition(" (")[0]
+
+
 def describe_check(check: Check) -> str:
     """A claim to check: its text, its risk and why."""
-    risk = "" if check.risk is None else f" {check.risk:.2f}"
+    risk = "" if check.risk is None else f" ({check.risk:.2f})"
     reasons = f": {'; '.join(check.reasons)}" if check.reasons else ""
     return safe(f"{' '.join(check.text.split())}{risk}{reasons}".replace("\n", " "))
 

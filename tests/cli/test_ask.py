@@ -17,6 +17,7 @@ from typer.testing import Result
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime, Span, methods
 from cocoa_engine.cli.ask import TOO_RISKY, risk_of
 from cocoa_engine.cli.prefill_progress import bar
+from cocoa_engine.rendering.scale import RiskScale
 from tests.helpers.alike import assert_alike
 from tests.helpers.made_up_answers import generation
 
@@ -200,7 +201,7 @@ def test_comparison_and_table(cocoa: Cocoa, engine: CocoaEngine) -> None:
     answer = engine.chat(messages(question), max_new_tokens=12)
     greedy = engine.chat(messages(question), max_new_tokens=12, method="greedy")
     assert answer.usage.risk_points
-    assert "relative to" in result.stdout
+    assert "Whole answer:" in result.stdout
     assert ("The answers are the same." in result.stdout) == (answer.text == greedy.text)
     for span in answer.spans:
         for candidate in span.candidates:
@@ -209,23 +210,24 @@ def test_comparison_and_table(cocoa: Cocoa, engine: CocoaEngine) -> None:
 
 
 def test_no_color_marks_risk_in_the_text_and_says_how(cocoa: Cocoa, engine: CocoaEngine) -> None:
-    question = "Who wrote Dune?"  # the spans of the other answer are nearly alike
+    question = "Who wrote Dune?"
     answer = engine.chat(messages(question), max_new_tokens=12)
-    riskiest = max(answer.spans, key=lambda span: span.risk)
+    first = answer.check_these()[0]
     result = cocoa("ask", question, "--no-color", *SHORT)
     assert "\x1b" not in result.stdout
-    assert f"[{riskiest.text.strip()}|3]" in " ".join(result.stdout.split())
-    assert "relative to this text's own range" in " ".join(result.stdout.split())
+    words = " ".join(result.stdout.split())
+    assert f"[{first.text}|{RiskScale().level(first.risk)}]" in words
+    assert f"Check these: 1. {first.text} ({first.risk:.2f})" in words
 
 
 def test_colour_where_there_is_some(cocoa: Cocoa, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
-    assert "\x1b[1;38;5;231;48;5;124m" in cocoa("ask", QUESTION, *SHORT).stdout
+    assert "\x1b[4mParis\x1b[0m" in cocoa("ask", QUESTION, *SHORT).stdout
     monkeypatch.setenv("NO_COLOR", "1")
     shown = cocoa("ask", QUESTION, *SHORT).stdout
     assert "\x1b" not in shown
-    assert "|3]" in shown
+    assert "[Paris|1]" in shown
 
 
 def test_on_a_terminal_the_answer_grows(cocoa: Cocoa, engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def test_a_notebooks_theme_decides(
 
 
 def test_a_focused_span_opens_its_card(browser: Browser, tmp_path: Path) -> None:
-    page = written(tmp_path, LEVELS.to_html())
+    page = written(tmp_path, opened(LEVELS.to_html()))
     assert share(browser.screenshot(page), LIGHT_CARD) < 0.01
     assert share(browser.screenshot(page, fragment=name_of_span(LEVELS, 3)), LIGHT_CARD) > 0.1
     assert share(browser.screenshot(page, DARK, fragment=name_of_span(LEVELS, 3)), DARK_CARD) > 0.1
@@ -100,14 +100,14 @@ HOUSE_STYLES = """
 
 
 def test_styles_of_the_page_and_of_the_answer_leave_each_other_alone(browser: Browser, tmp_path: Path) -> None:
-    opened = f"#{name_of_span(LEVELS, 3)}-card {{ display: block !important; }}"
+    style = f"#{name_of_span(LEVELS, 3)}-card {{ display: block !important; }}"
     page = "<!DOCTYPE html><html><meta charset=utf-8><style>{}</style><body><div class=house>{}</div>{}</body></html>"
     words = '<div class="house"><p>Some words</p><ul><li>and more</li></ul></div>'
-    alone = browser.screenshot(written(tmp_path, page.format(opened, LEVELS._repr_html_(), "")))
-    styled = browser.screenshot(written(tmp_path, page.format(opened + HOUSE_STYLES, LEVELS._repr_html_(), "")))
+    alone = browser.screenshot(written(tmp_path, page.format(style, opened(LEVELS._repr_html_()), "")))
+    styled = browser.screenshot(written(tmp_path, page.format(style + HOUSE_STYLES, opened(LEVELS._repr_html_()), "")))
     assert (alone == styled).all(axis=2).mean() > 0.999
     before = browser.screenshot(written(tmp_path, page.format(HOUSE_STYLES, "", words)))
-    after = browser.screenshot(written(tmp_path, page.format(HOUSE_STYLES, "", words + LEVELS._repr_html_())))
+    after = browser.screenshot(written(tmp_path, page.format(HOUSE_STYLES, "", words + opened(LEVELS._repr_html_()))))
     assert (before[:120] == after[:120]).all()
     assert (before[:120] != 255).any()
 
@@ -117,8 +117,10 @@ def test_styles_of_the_page_and_of_the_answer_leave_each_other_alone(browser: Br
 def test_an_open_card_is_wholly_in_the_window(
     browser: Browser, tmp_path: Path, size: tuple[int, int], above: int
 ) -> None:
-    opened = f"#{name_of_span(LEVELS, 3)}-card {{ display: block !important; }} html {{ overflow: hidden; }}"
-    html = LEVELS.to_html().replace("<body>", f'<body><style>{opened}</style><div style="height:{above}px"></div>')
+    card = name_of_span(LEVELS, 3)
+    style = f"#{card}-card {{ display: block !important; }} html {{ overflow: hidden; }}"
+    before = f'<body><style>{style}</style><div style="height:{above}px"></div>'
+    html = opened(LEVELS.to_html()).replace("<body>", before)
     picture = browser.screenshot(written(tmp_path, html), size=size)
     card = (picture == (0xF7, 0xF8, 0xFA)).all(axis=2)
     rows, columns = (numbers.nonzero()[0] for numbers in (card.sum(axis=1) > 100, card.sum(axis=0) > 50))

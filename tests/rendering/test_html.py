@@ -101,8 +101,8 @@ def test_the_riskiest_claims_are_shaded_and_reachable_by_keyboard() -> None:
     claims = page.of_class("cocoa-span")
     assert [one["class"] for one in claims] == [f"cocoa-span cocoa-level-{level}" for level in (1, 2, 3)]
     assert page.text("cocoa-level-3", without="cocoa-bars") == "Dune"
-    assert page.text("cocoa-check").startswith("Dune 0.90: the model was unsure; competing: Emma")
-    assert page.text("cocoa-check").endswith("raised 0.60: the model was unsuremild 0.30: the model was unsure")
+    assert page.text("cocoa-check").startswith("Dune (0.90): the model was unsure; competing: Emma")
+    assert page.text("cocoa-check").endswith("raised (0.60): the model was unsuremild (0.30): the model was unsure")
     assert {one["tabindex"] for one in claims} == {"0"}
     cards = page.of_class("cocoa-card")
     assert [one["aria-describedby"] for one in claims] == [card["id"] for card in cards]

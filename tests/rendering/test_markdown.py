@@ -70,7 +70,7 @@ def test_verdict_claims_and_details() -> None:
     assert text.startswith("**Not calibrated: shading compares parts of this model's answers")
     _, words = shown(text)
     assert words == "Sound travels in | [water|3]"
-    assert "1. water 0.90: the model was unsure; competing: wood…" in text
+    assert "1. water (0.90): the model was unsure; competing: wood…" in text
     before, details = text.split("<details><summary>Details</summary>")
     assert "fMLDS" not in before
     assert details.endswith("</details>\n")

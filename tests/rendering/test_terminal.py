@@ -64,9 +64,9 @@ def test_the_verdict_comes_first_and_the_claims_to_check_beneath() -> None:
     assert lines[0].startswith("Not calibrated: shading compares parts of this model's answers")
     assert lines[-4:] == [
         "Check these:",
-        "1. high 0.90: the model was unsure",
-        "2. raised 0.60: the model was unsure",
-        "3. mild 0.30: the model was unsure",
+        "1. high (0.90): the model was unsure",
+        "2. raised (0.60): the model was unsure",
+        "3. mild (0.30): the model was unsure",
     ]
     assert "fMLDS" not in "".join(lines)  # only among the details
     whole = LEVELS.model_copy(update={"answer_risk": 0.714, "calibrated_on": "questions about a passage"})

@@ -126,7 +126,7 @@ SETTINGS: dict[str, Any] = {
     "decore_masked_heads": 3,
     "diver_weight": 0.5,
     "repetition_penalty": 1.3,
-    "max_risk": 1.5,
+    "max_risk": 1.0,
     "max_new_tokens": 3,
     "temperature": 0.5,
     "top_k": 5,

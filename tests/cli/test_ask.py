@@ -188,7 +188,7 @@ def test_loading_options_reach_the_loader(
                 "model_kwargs": {},
                 "tokenizer_kwargs": {},
                 "runtime": Runtime(forward="modules"),
-                "calibrator": None,
+                "calibrator": "auto",
             },
         )
     ]

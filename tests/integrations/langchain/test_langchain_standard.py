@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 _SHORT = CocoaConfig(max_new_tokens=6)
 _CONFIGS = {
-    "tool": CocoaConfig(max_new_tokens=64),
+    "tool": CocoaConfig(max_new_tokens=64, span_log_prob="sum"),
     "agent": CocoaConfig(max_new_tokens=64),
     "structured": CocoaConfig(max_new_tokens=64, repetition_penalty=1.3),  # or its jokes have no end
     "json_mode": CocoaConfig(max_new_tokens=64, repetition_penalty=1.3),

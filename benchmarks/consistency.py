@@ -11,6 +11,8 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
+
 from cocoa_engine import CocoaEngine
 from cocoa_engine.datasets.questions import read_questions
 from cocoa_engine.studies.consistency import measure, summarise
@@ -41,8 +43,8 @@ def main() -> None:
     print("| score | AUROC of wrong answers | difference to mean log p |\n| --- | --- | --- |")
     for name, interval in values.items():
         print(f"| {name} | {interval.shown()} | {differences[name].shown('+.3f') if name in differences else ''} |")
-    seconds = [sum(row[name] for row in rows) for name in ("answer_seconds", "sample_seconds")]
-    print(f"\nThe samples took {seconds[1] / seconds[0]:.1f} times as long as the answer.")
+    low, middle, high = np.quantile([row["sample_seconds"] / row["answer_seconds"] for row in rows], [0.1, 0.5, 0.9])
+    print(f"\nSeconds of the samples for one of the answer: median {middle:.1f}, 10 % to 90 % {low:.1f} to {high:.1f}.")
 
 
 if __name__ == "__main__":

@@ -15,11 +15,12 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.consistency import Consistency, Match, compare, sample_configs
 from cocoa_engine.decoding.batch import decode_batch
 from cocoa_engine.decoding.request import Callables, PerPrompt, Request, make_request, make_requests
-from cocoa_engine.decoding.task import DecodeTask
-from cocoa_engine.errors import ConfigError
+from cocoa_engine.decoding.task import DecodeTask, measures_source
+from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.execution.session import Session
 from cocoa_engine.loaded_model import LoadedModel
-from cocoa_engine.methods.retrieval_heads import heads_of_model
+from cocoa_engine.methods.retrieval_heads import heads_of_model, source_heads
+from cocoa_engine.model.language_model import dtype_name
 from cocoa_engine.model.load_options import DeviceMap
 from cocoa_engine.model.passages import Passages, Source, passage_positions
 from cocoa_engine.model.prompts import Messages, Prompt, Texts, is_chat
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 class CocoaEngine(LoadedModel):
     """Decodes a local Hugging Face causal LM with CoCoA-SIG and reports the risk of every span.
 
-    Threads may share one engine; forked processes may not. The model and the tokenizer are left unchanged: no hook remains on them, not even
-    after an exception or an abandoned stream.
+    Threads may share one engine; forked processes may not. The model and the tokenizer are left unchanged: no hook
+    remains on them, not even after an exception or an abandoned stream.
 
     Args:
         model: a decoder-only ``PreTrainedModel`` with a language-modelling head.
@@ -71,7 +72,7 @@ class CocoaEngine(LoadedModel):
         super().__init__(Session(model, tokenizer, runtime, model_name))
         self.config = CocoaConfig() if config is None else _checked(config, CocoaConfig)
         self._automatic = calibrator == "auto"
-        self.calibrator = self._embedded() if calibrator == "auto" else RiskCalibrator.of(calibrator)
+        self.calibrator = self._embedded() if calibrator == "auto" else self._usable(calibrator)
         self._warned: set[str] = set()
         self._warn_of_mismatch(config)  # default settings are checked with each call, which may replace them
 
@@ -135,10 +136,10 @@ class CocoaEngine(LoadedModel):
             calibrator: as for the constructor.
 
         Raises:
-            CalibrationError: the calibrator's file cannot be read.
+            CalibrationError: the calibrator's file cannot be read, or it cannot be used with this model.
         """
         other = copy.copy(self)
-        other.calibrator, other._automatic, other._warned = RiskCalibrator.of(calibrator), False, set()
+        other.calibrator, other._automatic, other._warned = self._usable(calibrator), False, set()
         other._warn_of_mismatch(None)
         return other
 
@@ -148,6 +149,14 @@ class CocoaEngine(LoadedModel):
             return self
         other = copy.copy(self)
         other.calibrator = None
+        return other
+
+    def without_answer_risk(self) -> CocoaEngine:
+        """This engine without a calibrator for answers, for texts that are parts of answers; all else is shared."""
+        if self.calibrator is None or self.calibrator.answer is None:
+            return self
+        other = copy.copy(self)
+        other.calibrator = self.calibrator.spans_only()
         return other
 
     def generate(
@@ -188,9 +197,18 @@ class CocoaEngine(LoadedModel):
         """
         config = self._settings(config, settings)
         request = make_request(
-            self.session, prompt, config, logits_processor, stopping_criteria, generation_config, cancellation, source
+            self.session,
+            prompt,
+            config,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            cancellation,
+            source,
+            self.calibrator_for(config),
         )
         (generation,) = self._generations([request], [config])
+        self._warn_of_domain(generation)
         return generation
 
     def stream(
@@ -212,9 +230,17 @@ class CocoaEngine(LoadedModel):
         """
         config = self._settings(config, settings)
         request = make_request(
-            self.session, prompt, config, logits_processor, stopping_criteria, generation_config, cancellation, source
+            self.session,
+            prompt,
+            config,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            cancellation,
+            source,
+            self.calibrator_for(config),
         )
-        return SpanStream(self, request, config, self._measure(config, request.passages))
+        return SpanStream(self, request, config, self._measure(config, request.passages), self._warn_of_domain)
 
     def generate_batch(
         self,
@@ -254,11 +280,14 @@ class CocoaEngine(LoadedModel):
             generation_config,
             cancellation,
             source,
+            self.calibrator_for(config),
             keep_errors=return_exceptions,
         )
         valid = [request for request in requests if isinstance(request, Request)]
-        answers = iter(self._decode(valid, [config] * len(valid), batch_size, keep_errors=return_exceptions))
-        return [next(answers) if isinstance(request, Request) else request for request in requests]
+        answers = self._decode(valid, [config] * len(valid), batch_size, keep_errors=return_exceptions)
+        self._warn_of_domain(*answers)
+        of_valid = iter(answers)
+        return [next(of_valid) if isinstance(request, Request) else request for request in requests]
 
     @overload
     def score(
@@ -297,9 +326,7 @@ class CocoaEngine(LoadedModel):
         """Measure log-probability and disagreement of a given text after a prompt, by teacher forcing.
 
         The text is one span of kind ``"given"``, unless ``divide`` is set. Its calibrated risk is computed as if no
-        other token competed where it begins. Probabilities are the model's own: no processor applies. If the engine has
-        a calibrator of answers, the candidates at the text's risk points are grown for the answer's risk; the usage
-        does not count that.
+        other token competed where it begins. Probabilities are the model's own: no processor applies.
 
         Args:
             prompt: text or token ids.
@@ -308,7 +335,8 @@ class CocoaEngine(LoadedModel):
             config: settings to use instead of the engine's.
             source: passages of the prompt, as for :meth:`generate`.
             divide: divide the text at its risk points, as decoding divides an answer, so that each part has a risk of
-                its own. With a calibrator, the candidates at the risk points are grown for it.
+                its own. With a calibrator of spans, the candidates at the risk points are grown for it; the usage does
+                not count that.
             **settings: as for :meth:`generate`.
 
         Returns:
@@ -322,7 +350,9 @@ class CocoaEngine(LoadedModel):
         """
         settled = self._settings(config, settings)
         measure = self._measure(settled, source, given=True)
-        return given_texts.score(self.session, prompt, text, settled, measure, source, divide=divide)
+        scored = given_texts.score(self.session, prompt, text, settled, measure, source, divide=divide)
+        self._warn_of_domain(*(scored if isinstance(scored, list) else [scored]))
+        return scored
 
     def consistency(
         self,
@@ -367,9 +397,10 @@ class CocoaEngine(LoadedModel):
         ids = self.encode_chat(prompt) if is_chat(prompt) else prompt
         more = (logits_processor, stopping_criteria, generation_config, cancellation)
         configs = sample_configs(config, n, temperature)
-        requests = [make_request(self.session, ids, one, *more) for one in configs]
+        requests = [make_request(self.session, ids, one, *more, calibrator=self.calibrator_for(one)) for one in configs]
         if answer is None:  # first, so that the samples reuse its prompt
-            (answer,) = self._generations([make_request(self.session, ids, config, *more)], [config])
+            request = make_request(self.session, ids, config, *more, calibrator=self.calibrator_for(config))
+            (answer,) = self._generations([request], [config])
         return compare(answer, self._generations(requests, configs), match)
 
     def layer_profile(self, prompt: Prompt | Messages, generation: Generation, span: Span | int) -> LayerCurve:
@@ -438,17 +469,19 @@ class CocoaEngine(LoadedModel):
     def calibrator_for(self, config: CocoaConfig) -> RiskCalibrator | None:
         """The calibrator that applies to a call with these settings, if any.
 
-        The default calibrator applies only to the settings that it was fitted for.
+        The default calibrator applies only to the settings that it was fitted for, and where what it needs is measured.
         """
         found = self.calibrator
         if found is None or not self._automatic:
             return found
-        return None if found.mismatches(self.model_name, config, self.num_layers) else found
+        if self._differences(found, config) or not measures_source(found, self.session.backend):
+            return None
+        return found
 
     def _embedded(self) -> RiskCalibrator | None:
         """The embedded model's calibrator, if this is that model."""
         found = embedded_calibrator()
-        return found if found.model_name == self.model_name else None
+        return found if found.model_name == self.model_name and self._obstacle(found) is None else None
 
     def _measure(self, config: CocoaConfig, source: object = None, *, given: bool = False) -> RiskMeasure:
         """How the risks of a call are computed. The embedded risk of answers is not used for given texts."""
@@ -456,13 +489,57 @@ class CocoaEngine(LoadedModel):
         if given and self._automatic and calibrator is not None:
             calibrator = calibrator.spans_only()
         heads = heads_of_model(config.decore_heads, self.session.model)
+        fitted = None if calibrator is None else calibrator.heads
+        if fitted is not None and set(source_heads(config.decore_heads, self.session.model)) != set(
+            source_heads(config.decore_heads, self.session.model, fitted)
+        ):
+            heads = None  # the calibrator's heads are measured, and the reference distribution is of others
         return risk_measure(config, calibrator, heads, has_source=bool(source))
+
+    def _usable(self, calibrator: RiskCalibrator | str | Path | None) -> RiskCalibrator | None:
+        """The calibrator, read from its file if need be.
+
+        Raises:
+            CalibrationError: the file cannot be read, or the calibrator needs other layers, heads or hidden states than
+                this model has.
+        """
+        found = RiskCalibrator.of(calibrator)
+        if found is not None and (obstacle := self._obstacle(found)):
+            raise CalibrationError(
+                f"the calibrator cannot be used with this model: {obstacle}. Fit one for it (cocoa calibrate), or use "
+                "none."
+            )
+        return found
+
+    def _obstacle(self, calibrator: RiskCalibrator) -> str | None:
+        """Why the calibrator cannot be used with this model; `None` if it can."""
+        model = self.session.model
+        heads, width = (getattr(model.config, name, None) or 0 for name in ("num_attention_heads", "hidden_size"))
+        return calibrator.obstacle(self.model_name, dtype_name(model), (self.num_layers, heads, width))
+
+    def _differences(self, calibrator: RiskCalibrator, config: CocoaConfig | None) -> list[str]:
+        """The differences between this model and these settings and those that the calibrator was fitted for."""
+        found = calibrator.mismatches(self.model_name, config, self.num_layers)
+        path = None if config is None else config.decore_heads
+        if calibrator.heads is not None and path is not None:
+            heads = source_heads(path, self.session.model)
+            if set(heads) != set(calibrator.heads):
+                found.append(f"the source attention is that of the heads in {path}, not of those of the fit")
+        return found
+
+    def _warn_of_domain(self, *answers: object) -> None:
+        """Warn, once for each engine, of an answer that is unlike those that the calibrator was fitted on."""
+        if self._automatic or "domain" in self._warned:
+            return
+        if any(isinstance(one, Generation) and one.out_of_domain for one in answers):
+            self._warned.add("domain")
+            warnings.warn(CalibrationWarning(UNLIKE), stacklevel=3)
 
     def _warn_of_mismatch(self, config: CocoaConfig | None) -> None:
         """Warn, once for each difference, that the calibrator was fitted with another model or other settings."""
         if self.calibrator is None or self._automatic:
             return
-        found = self.calibrator.mismatches(self.model_name, config, self.num_layers)
+        found = self._differences(self.calibrator, config)
         if fresh := [difference for difference in found if difference not in self._warned]:
             self._warned.update(fresh)
             warnings.warn(CalibrationWarning.of(fresh), stacklevel=4)
@@ -490,6 +567,12 @@ class CocoaEngine(LoadedModel):
             keep_errors=keep_errors,
         )
 
+
+UNLIKE = (
+    "an answer is unlike those that the calibrator was fitted on (out_of_domain). Its risks may be meaningless. Fit a "
+    "calibrator on answers like yours (cocoa calibrate)."
+)
+"""The warning of answers outside the calibrator's domain."""
 
 SettingsT = TypeVar("SettingsT", CocoaConfig, Runtime)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -48,6 +49,11 @@ class Generation(BaseModel):
     calibrated_on: str | None = Field(
         None, description="What ``answer_risk`` was fitted on. It holds for answers like those only."
     )
+    out_of_domain: bool = Field(
+        False,
+        description="Whether the answer is unlike those that the calibrator was fitted on: as a whole, or in more than "
+        "a tenth of its spans, and at least two. Its risks may be meaningless.",
+    )
     processed: bool = Field(
         False,
         description="Whether logits processors, such as a repetition penalty, changed the model's distribution. The "
@@ -55,8 +61,8 @@ class Generation(BaseModel):
     )
     competition: Competition | None = Field(
         None,
-        description="For a text scored as given with a calibrator for answers: a summary of the candidates at its risk "
-        "points. For a decoded answer, the spans hold their candidates instead.",
+        description="Always `None`: no calibrator needs it any more. The spans of a decoded answer hold their "
+        "candidates.",
     )
 
     @property
@@ -70,9 +76,15 @@ class Generation(BaseModel):
         return self.spans[0].risk_source if self.spans else None
 
     @property
+    def has_spans_out_of_domain(self) -> bool:
+        """Whether more than a tenth of the spans, and at least two, are unlike those that the calibrator was fitted
+        on."""
+        return sum(span.out_of_domain for span in self.spans) > max(1, len(self.spans) / 10)
+
+    @property
     def max_risk(self) -> float:
-        """The highest risk of any span, 0.0 without spans."""
-        return max(self._risks, default=0.0)
+        """The highest risk of any span, 0.0 without spans; NaN if a risk is NaN."""
+        return max(self._risks, key=lambda risk: (math.isnan(risk), risk), default=0.0)
 
     @property
     def mean_risk(self) -> float:

@@ -87,7 +87,10 @@ class Preceding(BaseModel):
 
 
 class Competition(BaseModel):
-    """A summary of the candidates at the risk points of an answer. Without risk points, the defaults apply."""
+    """A summary of the candidates at the risk points of an answer. Without risk points, the defaults apply.
+
+    No calibrator needs it any more, and results have none.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -123,6 +126,11 @@ class Span(Measured):
         "not known.",
     )
     preceding: Preceding = Field(default_factory=Preceding, description="The tokens before the span.")
+    probe: float | None = Field(
+        None,
+        description="Score of the calibrator's probe: the projection of the span's mean hidden state on the direction "
+        "that separates hallucinated from supported spans. `None` without a calibrator that has a probe.",
+    )
     top_log_probs: list[list[tuple[int, float]]] | None = Field(
         None,
         description="With CocoaConfig.top_logprobs: for each token, the most probable tokens of the distribution that "
@@ -141,6 +149,10 @@ class Span(Measured):
     )
     flagged: bool = Field(
         False, description="Whether the risk reaches the threshold of its source (``Generation.threshold``)."
+    )
+    out_of_domain: bool = Field(
+        False,
+        description="Whether the span is unlike those that the calibrator was fitted on. Its risk may be meaningless.",
     )
     reaches_max_risk: bool = Field(False, description="Whether the risk reaches CocoaConfig.max_risk.")
 

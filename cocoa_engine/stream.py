@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Generic
@@ -32,12 +33,20 @@ class SpanStream(Iterator[Span], Generic[EngineT_co]):
         request: the validated request.
         config: the settings of the call.
         measure: computes the risk of spans and of the answer.
+        on_end: called with the whole answer.
     """
 
-    def __init__(self, engine: EngineT_co, request: Request, config: CocoaConfig, measure: RiskMeasure) -> None:
+    def __init__(
+        self,
+        engine: EngineT_co,
+        request: Request,
+        config: CocoaConfig,
+        measure: RiskMeasure,
+        on_end: Callable[[Generation], None] = lambda answer: None,
+    ) -> None:
         self._state = _State()
         self._engine, self._request, self._session = engine, request, engine.session
-        self._spans = _decoded(self._state, self._session, request, config, measure)
+        self._spans = _decoded(self._state, self._session, request, config, measure, on_end)
         # also at exit: when modules are cleared, the generator could no longer be closed
         weakref.finalize(self, _close_abandoned, self._state.closing, weakref.ref(self._spans))
 
@@ -88,7 +97,7 @@ class SpanStream(Iterator[Span], Generic[EngineT_co]):
         forward pass, or at once if it is still queued.
         """
         self._state.closing.cancel()
-        if self._spans.gi_frame is None:  # it has ended
+        if inspect.getgeneratorstate(self._spans) == inspect.GEN_CLOSED:  # it has ended
             return
         with contextlib.suppress(ValueError):  # another thread runs the generator, which sees `closing`
             self._spans.close()
@@ -121,7 +130,12 @@ def _close_abandoned(closing: Cancellation, spans: weakref.ref[Generator[Span, N
 
 
 def _decoded(
-    state: _State, session: Session, request: Request, config: CocoaConfig, measure: RiskMeasure
+    state: _State,
+    session: Session,
+    request: Request,
+    config: CocoaConfig,
+    measure: RiskMeasure,
+    on_end: Callable[[Generation], None],
 ) -> Generator[Span, None, None]:
     """Decode one request. It has a place in the batch only while a span is requested.
 
@@ -145,6 +159,7 @@ def _decoded(
                         spans = task.ready()
                 if task.work is None:
                     state.generation = task.generation()
+                    on_end(state.generation)
                 yield from spans
     except RequestCancelledError:
         if request.cancellation.cancelled or not state.closing.cancelled:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from cocoa_engine import CalibrationWarning, CocoaConfig, CocoaEngine, Generation
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation
 from cocoa_engine.errors import ConfigError, PromptError
-from cocoa_integrations._shared.limits import SOURCES, Limit
+from cocoa_integrations._shared.finite import severity
+from cocoa_integrations._shared.limits import SOURCES, Limit, metric_of
 from cocoa_integrations._shared.metadata import report_of, span_metadata
 from cocoa_integrations._shared.workers import in_worker
 
@@ -33,7 +33,7 @@ class Judgement:
     """The risk of an answer.
 
     Attributes:
-        risk: the risk of the answer; higher is riskier.
+        risk: the risk of the answer; higher is riskier, and infinite if it is not a finite number.
         measure: the value of the report that ``risk`` is.
         threshold: the value from which a risk is too high; ``None``: no verdict.
         report: the ``cocoa_risk`` report. Its spans are the sentences of the answer.
@@ -47,14 +47,15 @@ class Judgement:
     @property
     def passing(self) -> bool | None:
         """Whether the risk is below the threshold; ``None`` without one."""
-        return None if self.threshold is None else self.risk < self.threshold
+        return None if self.threshold is None else severity(self.risk) < self.threshold
 
     @property
     def comment(self) -> str:
         """One sentence about the riskiest span."""
-        worst = max(self.report["spans"], key=lambda span: span["risk"])
+        worst = max(self.report["spans"], key=lambda span: metric_of(span, "risk"))
         source = "" if self.measure == "answer_risk" else f" ({SOURCES.get(self.report['risk_source'], 'unknown')})"
-        return f"{self.measure} {self.risk:.3f}{source}; riskiest: {worst['text'].strip()!r} ({worst['risk']:.3f})"
+        risk = metric_of(worst, "risk")
+        return f"{self.measure} {self.risk:.3f}{source}; riskiest: {worst['text'].strip()!r} ({risk:.3f})"
 
 
 class AnswerJudge:
@@ -99,7 +100,7 @@ class AnswerJudge:
         if measure is not None and measure not in get_args(JudgeMeasure):
             raise ConfigError(f"measure must be one of {', '.join(get_args(JudgeMeasure))} (got {measure!r}).")
         self.engine = engine
-        self._of_spans = _without_answer_risk(engine)
+        self._of_spans = engine.without_answer_risk()
         self.threshold = None if threshold is None else Limit(threshold).threshold
         self._measure = measure
         self._prompt = prompt or self._default_prompt
@@ -137,10 +138,10 @@ class AnswerJudge:
             answer_threshold=whole.answer_threshold,
             model_name=whole.model_name,
         )
-        measure = self._measure or ("mean_risk" if report["answer_risk"] is None else "answer_risk")
-        if report[measure] is None:
+        measure = self._measure or ("mean_risk" if whole.answer_risk is None else "answer_risk")
+        if measure == "answer_risk" and whole.answer_risk is None:
             raise ConfigError("measure='answer_risk' needs an engine with a calibrator for answers; use 'mean_risk'.")
-        return Judgement(report[measure], measure, self.threshold, report)
+        return Judgement(severity(report[measure]), measure, self.threshold, report)
 
     async def ajudge(self, question: str, answer: str, contexts: Sequence[str] | None = None) -> Judgement:
         """Like :meth:`judge`, without blocking the event loop."""
@@ -245,18 +246,6 @@ def judge_of(engine: CocoaEngine | AnswerJudge, options: Mapping[str, Any]) -> A
     if options:
         raise ConfigError(f"give {', '.join(sorted(options))} to the AnswerJudge.")
     return engine
-
-
-def _without_answer_risk(engine: CocoaEngine) -> CocoaEngine:
-    """The engine without its calibrator for answers, which would grow the candidates of every scored text."""
-    calibrator = engine.calibrator
-    if calibrator is None or calibrator.answer is None:
-        return engine
-    if calibrator.span is None:
-        return engine.without_calibrator()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CalibrationWarning)  # the engine has given it
-        return engine.with_calibrator(calibrator.model_copy(update={"answer": None}))
 
 
 def _columns(sample: Any) -> tuple[str, str, list[str]]:

@@ -1,5 +1,7 @@
 """The types of the metadata that the adapters attach to answers. Plain Python values only: every entry is valid JSON.
 
+A number that is not finite (NaN or infinite) is ``None``. Gates, retries and judges treat it as above every threshold.
+
 For type checkers: ``report = cast(RiskReport, get_risk(message))``; at run time the values are plain dictionaries. The
 metadata page of the documentation is generated from the descriptions here, and the tests validate real answers of every
 adapter against these types.
@@ -42,29 +44,31 @@ class SpanEntry(TypedDict):
         "text was scored, not generated.",
     ]
     con_mlds: Annotated[
-        NotRequired[float],
+        NotRequired[float | None],
         "ConMLDS: disagreement of consecutive middle layers, between 0 and 2. Left out in a compact report if it is "
         "the risk.",
     ]
     f_mlds: Annotated[
-        NotRequired[float],
+        NotRequired[float | None],
         "fMLDS: disagreement of the middle layers with the final layer, between 0 and 2. Left out in a compact report "
         "if it is the risk.",
     ]
     log_prob: Annotated[
-        float, "Log-probability of the span in nats, by default the sum over its tokens (`span_log_prob`)."
+        float | None, "Log-probability of the span in nats, by default the sum over its tokens (`span_log_prob`)."
     ]
     score: Annotated[
-        NotRequired[float], "Score by which the method ranks candidates. Higher is better. Not in a compact report."
+        NotRequired[float | None],
+        "Score by which the method ranks candidates. Higher is better. Not in a compact report.",
     ]
     risk: Annotated[
         float | None,
         "Risk of the span, in [0, 1] unless a raw MLDS was asked for. `risk_source` of the report says what it is. "
-        "`None` if it was not measured.",
+        "`None` if it was not measured or is not a finite number; the latter is `flagged`.",
     ]
     flagged: Annotated[
         NotRequired[bool],
-        "Whether the risk reaches `threshold` of the report. Left out in a compact report if it is false.",
+        "Whether the risk reaches `threshold` of the report, or is not a finite number. Left out in a compact report "
+        "if it is false.",
     ]
     source_attention: Annotated[
         NotRequired[float | None],
@@ -72,13 +76,17 @@ class SpanEntry(TypedDict):
         "if it was not measured. Left out in a compact report if it is `None`.",
     ]
     passage_attention: Annotated[
-        NotRequired[list[float]],
+        NotRequired[list[float | None]],
         "Only where the passages of the prompt were given: the same for each passage, in their order.",
     ]
     reaches_max_risk: Annotated[
         NotRequired[bool],
         "Whether decoding stopped after this span because its risk reached `max_risk`. Left out in a compact report if "
         "it is false.",
+    ]
+    out_of_domain: Annotated[
+        NotRequired[bool],
+        "Only if true: the span is unlike those that the calibrator was fitted on, and its risk may be meaningless.",
     ]
     candidates: Annotated[
         NotRequired[int],
@@ -149,10 +157,10 @@ class SentenceEntry(TypedDict):
 class ArgumentEntry(TypedDict):
     """One value of ``fields`` in ``cocoa_risk``, or of ``arguments`` in an entry of ``tool_calls``."""
 
-    risk: Annotated[float, "Highest risk of any span that shares a character with the value."]
-    con_mlds: Annotated[float, "Mean ConMLDS of these spans."]
-    f_mlds: Annotated[float, "Mean fMLDS of these spans."]
-    log_prob: Annotated[float, "Sum of the log-probabilities of the value's own tokens. Forced tokens count 0."]
+    risk: Annotated[float | None, "Highest risk of any span that shares a character with the value."]
+    con_mlds: Annotated[float | None, "Mean ConMLDS of these spans."]
+    f_mlds: Annotated[float | None, "Mean fMLDS of these spans."]
+    log_prob: Annotated[float | None, "Sum of the log-probabilities of the value's own tokens. Forced tokens count 0."]
     start: Annotated[int, "Offset of the value's first character in the generated text, without quotes."]
     end: Annotated[int, "Offset after the value's last character."]
     spans: Annotated[list[int], "Numbers of these spans."]
@@ -163,7 +171,7 @@ class ToolCallEntry(TypedDict):
 
     name: Annotated[str | None, "Name of the tool; `None` if the call ends before it is complete."]
     id: Annotated[str, "Id of the call, as in the framework's own list of tool calls."]
-    risk: Annotated[float, "Highest risk of any span of the call, its name included."]
+    risk: Annotated[float | None, "Highest risk of any span of the call, its name included."]
     arguments: Annotated[
         dict[str, ArgumentEntry],
         "Risk of each argument, by name, and of every value inside an argument, by its path (`$.people[0].age`).",
@@ -174,8 +182,8 @@ class ToolCallEntry(TypedDict):
 class ReasoningEntry(TypedDict):
     """``reasoning`` in ``cocoa_risk``: the risk of the reasoning, which does not count in the other values."""
 
-    max_risk: Annotated[float, "Highest risk of any span of the reasoning; 0.0 without spans."]
-    mean_risk: Annotated[float, "Mean risk of these spans; 0.0 without spans."]
+    max_risk: Annotated[float | None, "Highest risk of any span of the reasoning; 0.0 without spans."]
+    mean_risk: Annotated[float | None, "Mean risk of these spans; 0.0 without spans."]
     risk_points: Annotated[int, "Number of these spans of kind `risk_point`."]
     spans: Annotated[
         NotRequired[list[int]], "Numbers of these spans. Not in a compact report, where `part` of the spans tells."
@@ -207,8 +215,8 @@ class RiskSummary(TypedDict):
         "Only in the reports of callbacks, collectors and events: the id of the LangChain run, or of LlamaIndex's span "
         "of the LLM call.",
     ]
-    max_risk: Annotated[float, "Highest risk of any span of the answer, without reasoning; 0.0 without spans."]
-    mean_risk: Annotated[float, "Mean risk of the spans of the answer, without reasoning; 0.0 without spans."]
+    max_risk: Annotated[float | None, "Highest risk of any span of the answer, without reasoning; 0.0 without spans."]
+    mean_risk: Annotated[float | None, "Mean risk of the spans of the answer, without reasoning; 0.0 without spans."]
     risk_source: Annotated[
         Literal["calibrator", "source_attention", "token_probability", "f_mlds", "con_mlds"] | None,
         "Where the risks of spans come from: `calibrator`, an estimated probability; `source_attention`, the rank of "
@@ -227,6 +235,11 @@ class RiskSummary(TypedDict):
         float | None,
         "Probability that the answer is wrong as a whole, from its spans after the reasoning; `None` without a "
         "calibrator for answers.",
+    ]
+    out_of_domain: Annotated[
+        NotRequired[bool],
+        "Only if true: the answer is unlike those that the calibrator was fitted on, as a whole or in more than a "
+        "tenth of its spans (at least two), and its risks may be meaningless.",
     ]
     risk_points: Annotated[int, "Number of spans of kind `risk_point` of the answer, without reasoning."]
     reasoning: Annotated[NotRequired[ReasoningEntry], "Only where the model reasoned: the risk of its reasoning."]

@@ -11,18 +11,23 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from cocoa_engine.calibration.domain import Domain
 from cocoa_engine.calibration.features import (
     ANSWER_FEATURES,
+    PROBE_FEATURE,
+    SOURCE_FEATURES,
     SPAN_FEATURES,
     SpanStatistics,
     answer_features,
     span_features,
 )
+from cocoa_engine.calibration.probe import Probe
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import middle_layers
 from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.messages import explain
 from cocoa_engine.methods import METHODS
+from cocoa_engine.output_files import locked, write_file
 from cocoa_engine.results import Generation
 from cocoa_engine.safe_text import safe, shortened
 
@@ -42,8 +47,13 @@ EMBEDDED = Path(__file__).parent / "embedded.json"
 """The embedded model's calibrator. The file and docs/explanation/signal.md describe its data and validation."""
 
 
+LARGEST = 1e6
+"""Features are cut to this absolute value. Those that are measured are far below it, unless they are infinite."""
+
+
 class CalibrationWarning(UserWarning):
-    """A calibrator is used with a model or settings that it was not fitted for, or a level could not be fitted."""
+    """A calibrator is used with a model, settings or answers that it was not fitted for, or it could be fitted only in
+    part."""
 
     @classmethod
     def of(cls, differences: Sequence[str]) -> CalibrationWarning:
@@ -192,6 +202,7 @@ class FittedRisk(_Part):
 
     Attributes:
         data: a description of the data it was fitted on.
+        domain: which features are like those that it was fitted on.
         validation: how well it does on prompts that it was not fitted on.
         threshold: the risk from which items are flagged, if one was chosen.
     """
@@ -203,6 +214,7 @@ class FittedRisk(_Part):
     weights: list[float]
     intercept: float
     isotonic: Isotonic | None = None
+    domain: Domain | None = None
     validation: Validation
     threshold: Threshold | None = None
 
@@ -212,24 +224,63 @@ class FittedRisk(_Part):
             raise ValueError("features, means, scales and weights must have the same length")
         if min(self.scales, default=1) <= 0:
             raise ValueError("scales must be above 0")
+        if self.domain is not None and len(self.domain.centre) != len(self.features):
+            raise ValueError("domain: the centre must have a number for each feature")
+        largest = abs(self.intercept)
+        for weight, mean, scale in zip(self.weights, self.means, self.scales, strict=True):
+            largest += abs(weight) * ((LARGEST + abs(mean)) / scale)
+        if not math.isfinite(largest):
+            raise ValueError("a weight, mean or intercept is too large, or a scale too small, for a finite risk")
         return self
 
     def __call__(self, features: Sequence[float]) -> float:
-        """The risk of an item with these features, in the order of :attr:`features`."""
-        scaled = zip(self.weights, features, self.means, self.scales, strict=True)
-        z = self.intercept + sum(weight * (value - mean) / scale for weight, value, mean, scale in scaled)
-        risk = logistic(z)
+        """The risk of an item with these features, in the order of :attr:`features`.
+
+        Raises:
+            CalibrationError: a feature was not measured, or is NaN.
+        """
+        weighted = zip(self.weights, self._scaled(features), strict=True)
+        risk = logistic(self.intercept + sum(weight * value for weight, value in weighted))
         return self.isotonic(risk) if self.isotonic else risk
 
+    def is_out_of_domain(self, features: Sequence[float]) -> bool:
+        """Whether an item with these features is unlike those that the risk was fitted on.
+
+        Raises:
+            CalibrationError: a feature was not measured, or is NaN.
+        """
+        return self.domain is not None and self.domain.is_outside(self._scaled(features))
+
+    def _scaled(self, features: Sequence[float]) -> list[float]:
+        """(x_k - mean_k) / scale_k of each feature, with x_k cut to :data:`LARGEST`."""
+        known = zip(self.features, features, self.means, self.scales, strict=True)
+        scaled = []
+        for name, value, mean, scale in known:
+            if math.isnan(value):
+                raise CalibrationError(_MISSING.get(name, f"the feature {name} is not a number (NaN)."))
+            scaled.append((min(max(value, -LARGEST), LARGEST) - mean) / scale)
+        return scaled
+
     def flags(self, features: Sequence[float]) -> bool:
-        """Whether the risk reaches the threshold.
+        """Whether the risk reaches the threshold, or is no number (NaN).
 
         Raises:
             CalibrationError: no threshold was chosen.
         """
         if self.threshold is None:
             raise CalibrationError("this calibrator has no threshold; choose one when you fit it.")
-        return self(features) >= self.threshold.value
+        return not self(features) < self.threshold.value
+
+
+_MISSING = {
+    **dict.fromkeys(
+        SOURCE_FEATURES,
+        "the source attention was not measured, and this calibrator needs it: measure with an engine that has this "
+        "calibrator, and with a model whose attention can be seen.",
+    ),
+    PROBE_FEATURE: "the span has no value of the probe: measure it with an engine that has this calibrator.",
+}
+"""Messages for features that may be missing."""
 
 
 class RiskCalibrator(_Part):
@@ -238,15 +289,20 @@ class RiskCalibrator(_Part):
     Attributes:
         model_name: the model it was fitted for.
         settings: the settings it was fitted with.
+        heads: the (layer, head) pairs whose attention is the source attention. `None`: the model's attention was not
+            seen, and source attention is not a feature.
+        probe: the direction of hidden states that is a feature of spans; `None` if there is none.
         span: the risk of a span, from :data:`~cocoa_engine.calibration.features.SPAN_FEATURES`; `None` if no spans were
             labelled.
         answer: the risk of an answer, from :data:`~cocoa_engine.calibration.features.ANSWER_FEATURES`; `None` if no
             answers were labelled.
     """
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     model_name: str
     settings: Settings
+    heads: tuple[tuple[int, int], ...] | None = None
+    probe: Probe | None = None
     span: FittedRisk | None = None
     answer: FittedRisk | None = None
 
@@ -254,8 +310,14 @@ class RiskCalibrator(_Part):
     def _of_known_features(self) -> RiskCalibrator:
         if self.span is None and self.answer is None:
             raise ValueError("it has no risk, neither of spans nor of answers")
-        for fitted, known in ((self.span, SPAN_FEATURES), (self.answer, ANSWER_FEATURES)):
-            if fitted is not None and fitted.features != list(known):
+        if self.heads is not None and (not self.heads or min(map(min, self.heads)) < 0):
+            raise ValueError("heads: one or more pairs of a layer and a head are needed, counted from 0")
+        if self.probe is not None and self.span is None:
+            raise ValueError("it has a probe, which is a feature of spans, and no risk of spans")
+        absent = {*(SOURCE_FEATURES if self.heads is None else ()), *(() if self.probe else (PROBE_FEATURE,))}
+        for fitted, names in ((self.span, SPAN_FEATURES), (self.answer, ANSWER_FEATURES)):
+            known = [name for name in names if name not in absent]
+            if fitted is not None and fitted.features != known:
                 raise ValueError(
                     f"features: this version measures {', '.join(known)}; another version fitted it, fit it again"
                 )
@@ -270,6 +332,7 @@ class RiskCalibrator(_Part):
         *,
         config: CocoaConfig | None = None,
         chat: bool = False,
+        probe: bool = False,
         isotonic: bool = False,
         threshold: tuple[Rule, float] | None = None,
         folds: int = 5,
@@ -290,6 +353,8 @@ class RiskCalibrator(_Part):
             config: the settings that the calibrator is valid for. Default: the engine's.
             chat: feed ``answers`` through the model's chat template instead of as text to continue. ``questions``
                 always use the template if the model has one.
+            probe: also fit a probe, a direction of the model's hidden states, on the labelled parts of ``answers``. It
+                improves the risk of spans of answers like these, and makes it worse on others.
             isotonic: add an isotonic map after the logistic model.
             threshold: the rule and target of the threshold that :meth:`flags` uses: ``"precision"``, ``"recall"`` or
                 ``"conformal"`` (the share that may be missed), such as ``("recall", 0.8)``.
@@ -298,7 +363,8 @@ class RiskCalibrator(_Part):
             seed: seed of the bootstrap, and of the prompts that a conformal threshold is chosen on.
 
         Raises:
-            CalibrationError: nothing is labelled, or there are too few prompts of either class.
+            CalibrationError: nothing is labelled, there are too few prompts of either class, or a probe is asked for
+                and no parts of answers are labelled.
             MissingExtraError: scikit-learn is not installed.
         """
         from cocoa_engine.studies.fitting.fit_calibrator import fit_calibrator
@@ -309,6 +375,7 @@ class RiskCalibrator(_Part):
             questions,
             config=config,
             chat=chat,
+            probe=probe,
             isotonic=isotonic,
             threshold=threshold,
             folds=folds,
@@ -398,8 +465,13 @@ class RiskCalibrator(_Part):
             raise CalibrationError(f"the calibrator {path} cannot be read: {reason}.") from error
 
     def save(self, path: str | Path) -> None:
-        """Write the calibrator as JSON."""
-        Path(path).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        """Write the calibrator as JSON. An existing file is replaced when the new one is complete.
+
+        Raises:
+            ConfigError: another process is writing the file, or it cannot be written.
+        """
+        with locked(Path(path)):
+            write_file(Path(path), self.model_dump_json(indent=1) + "\n")
 
     def spans_only(self) -> RiskCalibrator | None:
         """This calibrator without its risk of answers; `None` if nothing is left."""
@@ -409,18 +481,33 @@ class RiskCalibrator(_Part):
         """The risk of a span, in [0, 1]: the estimated probability that a part of it is hallucinated.
 
         Raises:
-            CalibrationError: the calibrator has no risk of spans.
+            CalibrationError: the calibrator has no risk of spans, or a feature that it needs was not measured.
         """
-        return self._of_spans(span_features(span))
+        return self._of_spans(self._features_of(span))
 
     def answer_risk(self, generation: Generation) -> float:
         """The risk of an answer, in [0, 1]: the estimated probability that it is wrong as a whole.
 
         Raises:
-            CalibrationError: the calibrator has no risk of answers, or the answer is a text scored as given without a
-                calibrator for answers, so that its competing candidates were not measured.
+            CalibrationError: the calibrator has no risk of answers, or a feature that it needs was not measured.
         """
-        return self._of_answers(answer_features(generation))
+        return self._of_answers(self._features_of_answer(generation))
+
+    def is_out_of_domain(self, span: SpanStatistics) -> bool:
+        """Whether a span is unlike those that the calibrator was fitted on, so that its risk may be meaningless.
+
+        Raises:
+            CalibrationError: the calibrator has no risk of spans, or a feature that it needs was not measured.
+        """
+        return self._of_spans.is_out_of_domain(self._features_of(span))
+
+    def is_answer_out_of_domain(self, generation: Generation) -> bool:
+        """Whether an answer as a whole is unlike those that the calibrator was fitted on.
+
+        Raises:
+            CalibrationError: the calibrator has no risk of answers, or a feature that it needs was not measured.
+        """
+        return self._of_answers.is_out_of_domain(self._features_of_answer(generation))
 
     def flags(self, span: SpanStatistics) -> bool:
         """Whether a span's risk reaches the threshold.
@@ -428,11 +515,21 @@ class RiskCalibrator(_Part):
         Raises:
             CalibrationError: no threshold was chosen, or the calibrator has no risk of spans.
         """
-        return self._of_spans.flags(span_features(span))
+        return self._of_spans.flags(self._features_of(span))
 
     def flags_answer(self, generation: Generation) -> bool:
         """Whether an answer's risk reaches the threshold; raises as :meth:`flags` does."""
-        return self._of_answers.flags(answer_features(generation))
+        return self._of_answers.flags(self._features_of_answer(generation))
+
+    def _features_of(self, span: SpanStatistics) -> list[float]:
+        """The span's features that the risk of spans was fitted on."""
+        values = dict(zip(SPAN_FEATURES, span_features(span), strict=True))
+        return [values[name] for name in self._of_spans.features]
+
+    def _features_of_answer(self, generation: Generation) -> list[float]:
+        """The answer's features that the risk of answers was fitted on."""
+        values = dict(zip(ANSWER_FEATURES, answer_features(generation), strict=True))
+        return [values[name] for name in self._of_answers.features]
 
     @property
     def _of_spans(self) -> FittedRisk:
@@ -445,6 +542,23 @@ class RiskCalibrator(_Part):
         if self.answer is None:
             raise CalibrationError("this calibrator was fitted on spans: it has no risk of an answer as a whole.")
         return self.answer
+
+    def obstacle(self, model_name: str, dtype: str, shape: tuple[int, int, int]) -> str | None:
+        """Why the calibrator cannot be used with a model at all; `None` if it can.
+
+        Args:
+            model_name: the model's name.
+            dtype: the data type of its weights, such as ``"float32"``.
+            shape: its numbers of layers and of attention heads per layer, and the width of its hidden states.
+        """
+        num_layers, num_heads, hidden_size = shape
+        if any(layer >= num_layers or head >= num_heads for layer, head in self.heads or ()):
+            return (
+                f"it needs the attention of heads that {model_name} does not have: the model has {num_layers} layers "
+                f"of {num_heads} heads"
+            )
+        found = None if self.probe is None else self.probe.obstacle(model_name, dtype, num_layers, hidden_size)
+        return None if found is None else f"it has a probe, and {found}"
 
     def mismatches(self, model_name: str, config: CocoaConfig | None, num_layers: int) -> list[str]:
         """The differences between a model and its settings (`None`: unknown) and those of the fit, as messages."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Protocol
 
-from cocoa_engine.config import CocoaConfig
-from cocoa_engine.equations import cocoa_sig, span_log_prob
-from cocoa_engine.errors import CalibrationError
 from cocoa_engine.results import Generation
-from cocoa_engine.spans import Candidate, Competition, Preceding
+from cocoa_engine.spans import Candidate, Preceding
 
 MARGIN_CAP = 20.0
 """Margins are capped at this value, in nats. Without a cap, the margin of a single allowed token is infinite."""
@@ -37,7 +34,13 @@ _SHARED = (
     "log_tokens",
 )
 
-ANSWER_FEATURES = (*_SHARED, "contested", "log_contested", "candidates", "score_spread", "best_score")
+SOURCE_FEATURES = ("source_attention", "lowest_source_attention")
+"""The features that are missing where the model's attention on the source is not measured."""
+
+PROBE_FEATURE = "probe"
+"""The feature that only a calibrator with a probe has."""
+
+ANSWER_FEATURES = (*_SHARED, "contested", "log_contested", "source_attention", "lowest_source_attention")
 """The features of an answer, in this order. Logarithms are natural, entropies and margins in nats.
 
 - Both MLDS: means over the spans, weighted by their tokens.
@@ -46,8 +49,7 @@ ANSWER_FEATURES = (*_SHARED, "contested", "log_contested", "candidates", "score_
 - The mean of log(1 + token id): BPE vocabularies number their tokens from frequent to rare.
 - The log of the number of tokens.
 - The share of contested tokens (:data:`CONTESTED`), and log(1 + their number).
-- Means over the risk points (:func:`competition`): the number of candidates, the best score minus the worst, the best
-  score."""
+- The mean source attention of the tokens, and the mean of the lowest fifth of them (:func:`source_features`)."""
 
 SPAN_FEATURES = (
     *_SHARED,
@@ -58,25 +60,23 @@ SPAN_FEATURES = (
     "max_rank",
     "candidates",
     "candidate_spread",
-    "score_spread",
     "log_position",
     "before_log_prob",
     "before_entropy",
     "before_copied",
     "before_copied_run",
+    "source_attention",
+    "probe",
 )
 """The features of a span, in this order.
 
 - As for an answer, up to the log of the number of tokens.
 - Entropy of the first token (at the risk point) and the highest entropy; margin of the first token and the lowest.
 - The highest log(1 + token id).
-- At the risk point: the number of candidates, the highest log p of a first token minus the lowest, the best score minus
-  the worst.
-- Of the tokens before the span (``Span.preceding``): log(1 + number), at most :data:`POSITION_CAP`, and means."""
-
-ALPHA: float = CocoaConfig.model_fields["alpha"].default
-"""The alpha of the scores that are features: always the default, so that a calibrator is valid for every alpha and
-either metric."""
+- At the risk point: the number of candidates, and the highest log p of a first token minus the lowest.
+- Of the tokens before the span (``Span.preceding``): log(1 + number), at most :data:`POSITION_CAP`, and means.
+- The mean source attention of the tokens.
+- The score of the calibrator's probe (``Span.probe``), for a calibrator that has one."""
 
 
 class SpanStatistics(Protocol):
@@ -104,17 +104,21 @@ class SpanStatistics(Protocol):
     def token_copied(self) -> list[int]: ...
 
     @property
-    def token_source_attention(self) -> list[float]: ...
-
-    @property
     def preceding(self) -> Preceding: ...
 
     @property
     def candidates(self) -> list[Candidate]: ...
 
+    @property
+    def token_source_attention(self) -> list[float]: ...
+
+    @property
+    def probe(self) -> float | None: ...
+
 
 def span_features(span: SpanStatistics) -> list[float]:
-    """The features of a span, in the order of :data:`SPAN_FEATURES`."""
+    """The features of a span, in the order of :data:`SPAN_FEATURES`. NaN stands for what was not measured."""
+    mean, _ = source_features(span.token_source_attention)
     return [
         span.con_mlds,
         span.f_mlds,
@@ -124,22 +128,14 @@ def span_features(span: SpanStatistics) -> list[float]:
         *extreme_token_features(span.token_ids, span.token_entropies, span.token_margins),
         *candidate_features(span.candidates),
         *preceding_features(span.preceding),
+        mean,
+        math.nan if span.probe is None else span.probe,
     ]
 
 
 def answer_features(generation: Generation) -> list[float]:
-    """The features of an answer, in the order of :data:`ANSWER_FEATURES`.
-
-    Raises:
-        CalibrationError: the answer is a text scored as given, and its competing candidates were not measured.
-    """
-    spans, competed = generation.spans, generation.competition
-    if competed is None and any(span.kind == "given" for span in spans):
-        raise CalibrationError(
-            "the competing candidates of this text were not measured: score it with an engine that has a calibrator "
-            "for answers."
-        )
-    competed = competed or competition(span.candidates for span in spans)
+    """The features of an answer, in the order of :data:`ANSWER_FEATURES`. NaN stands for what was not measured."""
+    spans = generation.spans
     tokens = sum(len(span.token_ids) for span in spans)
     margins = list(chain.from_iterable(span.token_margins for span in spans))
     return [
@@ -153,7 +149,7 @@ def answer_features(generation: Generation) -> list[float]:
             list(chain.from_iterable(span.token_copied for span in spans)),
         ),
         *contested_features(margins),
-        *competition_features(competed),
+        *source_features(list(chain.from_iterable(span.token_source_attention for span in spans))),
     ]
 
 
@@ -200,41 +196,19 @@ def extreme_token_features(
 def candidate_features(candidates: Sequence[Candidate]) -> list[float]:
     """The features of the candidates of a risk point. Other spans count as one candidate without spread."""
     first = [one.token_log_probs[0] for one in candidates]
-    spread, _ = _scores(candidates)
-    return [float(max(1, len(candidates))), max(first) - min(first) if first else 0.0, spread]
+    return [float(max(1, len(candidates))), max(first) - min(first) if first else 0.0]
 
 
-def competition(points: Iterable[Sequence[Candidate]]) -> Competition:
-    """Summarise the candidates at the risk points of an answer.
+def source_features(attention: Sequence[float]) -> list[float]:
+    """The mean source attention of t tokens, and the mean of the lowest fifth of them, at least one token.
 
     Args:
-        points: the candidates of each span, or of each risk point; empty for spans without.
+        attention: the source attention of each token, ``[t]``. If it is empty, both features are NaN.
     """
-    contested = [candidates for candidates in points if candidates]
-    if not contested:
-        return Competition()
-    spreads, best = zip(*map(_scores, contested), strict=True)
-    count = len(contested)
-    return Competition(
-        risk_points=count,
-        candidates=sum(map(len, contested)) / count,
-        score_spread=sum(spreads) / count,
-        best_score=sum(best) / count,
-    )
-
-
-def competition_features(competed: Competition) -> list[float]:
-    """The features of an answer's :class:`~cocoa_engine.spans.Competition`."""
-    return [competed.candidates, competed.score_spread, competed.best_score]
-
-
-def _scores(candidates: Sequence[Candidate]) -> tuple[float, float]:
-    """The best score minus the worst, and the best score; zeros without candidates.
-
-    Scores are CoCoA-SIG's, log p_S (1 + alpha fMLDS), with log p_S as a sum and :data:`ALPHA`.
-    """
-    scores = [cocoa_sig(span_log_prob(one.token_log_probs), one.f_mlds, ALPHA) for one in candidates]
-    return (max(scores) - min(scores), max(scores)) if scores else (0.0, 0.0)
+    if not attention:
+        return [math.nan, math.nan]
+    lowest = sorted(attention)[: -(-len(attention) // 5)]
+    return [sum(attention) / len(attention), sum(lowest) / len(lowest)]
 
 
 def preceding_features(before: Preceding) -> list[float]:

@@ -64,6 +64,13 @@ class RiskMeasure:
             source, value = self.otherwise, self._value(self.otherwise, span)
         return RiskOfSpan(value, source, self.threshold_of(source))
 
+    def is_out_of_domain(self, span: SpanStatistics) -> bool:
+        """Whether a span's risk is the calibrator's, and the span is unlike those that it was fitted on."""
+        if self.source != "calibrator":
+            return False
+        assert self.calibrator is not None
+        return self.calibrator.is_out_of_domain(span)
+
     def threshold_of(self, source: RiskSource | None) -> float | None:
         """The threshold of a source of risk; `None` if there is none, as for a raw MLDS."""
         if source == "calibrator":

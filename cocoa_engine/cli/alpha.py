@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from cocoa_engine.cli.dataset_options import Chat, DataPath, Format, Seed, progress
-from cocoa_engine.cli.export import check_drawable, check_writable
+from cocoa_engine.cli.export import Overwrite, check_drawable, check_writable, reserved
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output, print_json
@@ -32,6 +32,7 @@ def alpha(
         Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write the scatter plot to FILE.")
     ] = None,
     seed: Seed = 0,
+    overwrite: Overwrite = False,
     model: Model = None,
     json: Json = False,
     no_color: NoColor = False,
@@ -42,17 +43,18 @@ def alpha(
         check_writable(plot=plot)
     records = sample(read_labelled(data, format, both_classes=False), prompts, seed)
     questions = {record.group: record for record in records}.values()
-    engine = load_engine(model, loading)
-    from cocoa_engine.studies.alpha import collect, draw, suggest
+    with reserved(*([plot] if plot else []), overwrite=overwrite):
+        engine = load_engine(model, loading)
+        from cocoa_engine.studies.alpha import collect, draw, suggest
 
-    asked: Sequence[str | Sequence[int]] = [
-        engine.encode_chat([{"role": "user", "content": one.question}]) if chat else one.prompt for one in questions
-    ]
-    with progress("Answering", len(asked)) as advance:
-        candidates = collect(engine, asked, config, advance=advance)
-    found = suggest(candidates)
-    if plot:
-        draw(candidates, found, config.metric, plot)
+        asked: Sequence[str | Sequence[int]] = [
+            engine.encode_chat([{"role": "user", "content": one.question}]) if chat else one.prompt for one in questions
+        ]
+        with progress("Answering", len(asked)) as advance:
+            candidates = collect(engine, asked, config, advance=advance)
+        found = suggest(candidates)
+        if plot:
+            draw(candidates, found, config.metric, plot)
     if json:
         record = {"prompts": len(asked), "metric": config.metric, **found._asdict(), "spans": candidates}
         print_json(dumps(record))

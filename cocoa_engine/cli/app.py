@@ -27,6 +27,7 @@ from cocoa_engine.cli.plugins import load_command, plugin_commands
 from cocoa_engine.cli.score import score
 from cocoa_engine.cli.signal import signal
 from cocoa_engine.cli.terminal import print_note
+from cocoa_engine.cli.threshold import threshold
 from cocoa_engine.errors import CocoaError
 from cocoa_engine.safe_text import safe
 
@@ -76,6 +77,8 @@ class OneLineErrors(TyperGroup):
             if "--debug" in args:
                 raise
             code = _report_error(error)
+        if code == INTERRUPTED:
+            print_note("interrupted")
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -129,6 +132,7 @@ app.command()(heads)
 app.command()(signal)
 app.command()(claims)
 app.command()(calibrate)
+app.command()(threshold)
 app.command()(alpha)
 
 

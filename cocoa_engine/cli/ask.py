@@ -96,6 +96,11 @@ def ask(
             print("".join(span.text for span in decoded))
         elif not json:
             console.print(spans_text(decoded, marks=marks))
+        unwritten = "" if svg is None and html is None else "; no file was written"
+        if json:
+            print_note(f"the answer was not complete, so no JSON is printed{unwritten}")
+        else:
+            print_note(f"the answer above is incomplete: {len(decoded)} spans were decoded{unwritten}")
         raise
 
     generations = [generation, compared] if compared else [generation]

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cocoa_engine.cli.loading import load_engine
-from cocoa_engine.cli.options import MODEL_HELP, OTHER_METHODS, Json, LoadOptions, NoColor, with_options
-from cocoa_engine.cli.terminal import output, print_json
+from cocoa_engine.cli.options import OTHER_METHODS, Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.terminal import on_interrupt, output, print_json
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.spans import Usage
@@ -38,7 +38,7 @@ PER_TOKEN = ("forward_passes", "risk_points")  # fields of Usage
 def bench(
     config: CocoaConfig,
     loading: LoadOptions,
-    model: Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default=False)] = None,
+    model: Model = None,
     prompt: Annotated[
         list[str] | None, typer.Option(help="A question to answer. Default: four built-in ones. Repeatable.")
     ] = None,
@@ -69,7 +69,8 @@ def bench(
         decoder(prompts[0])
     for warm_up in usages.values():
         warm_up.clear()
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+    lost = on_interrupt("the measurements so far are lost")
+    with lost, Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("Measuring", total=rounds * len(prompts) * len(decoders))
         per_token = interleave(decoders, [prompts] * rounds, lambda: progress.advance(task))
 

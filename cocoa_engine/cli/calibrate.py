@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Group
@@ -30,20 +30,23 @@ from cocoa_engine.cli.dataset_options import (
     Format,
     Prompts,
     Seed,
-    make_folder,
     progress,
     read,
     read_documents,
     teacher_forced,
 )
-from cocoa_engine.cli.export import check_drawable
+from cocoa_engine.cli.export import Overwrite, check_drawable, reserved
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
-from cocoa_engine.cli.terminal import output, print_json
+from cocoa_engine.cli.terminal import output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import read_questions, sample
 from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.optional import need
+from cocoa_engine.output_files import draft_of
+
+if TYPE_CHECKING:
+    from cocoa_engine.studies.fitting.verdict import Verdict
 
 _SETTINGS = [name for name in Settings.model_fields if name != "branches"]  # follows from the method
 
@@ -99,6 +102,14 @@ def calibrate(
     format: Format = None,
     prompts: Prompts = None,
     chat: Chat = False,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe",
+            help="Also fit a probe, a direction of the model's hidden states. It improves the risk of spans of answers "
+            "like these, and makes it worse on others.",
+        ),
+    ] = False,
     isotonic: Annotated[bool, typer.Option("--isotonic", help="Add an isotonic map after the logistic model.")] = False,
     precision: Annotated[
         float | None, typer.Option(min=0, max=1, help="Choose the lowest threshold with at least this precision.")
@@ -118,20 +129,25 @@ def calibrate(
     ] = 5,
     draws: Draws = 1000,
     seed: Seed = 0,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with status 1 if a risk is no better than the base rate or chance.")
+    ] = False,
+    overwrite: Overwrite = False,
     model: Model = None,
     json: Json = False,
     no_color: NoColor = False,
 ) -> None:
     """Fit a calibrator: the risk in [0, 1] of spans and of whole answers, depending on the labels of the data.
 
-    Features are layer disagreement, log-probabilities, entropies, margins, candidates and their scores, and tokens
-    copied from the prompt. The risk is validated on prompts left out of the fit, and compared with unfitted baselines.
+    Features are layer disagreement, log-probabilities, entropies, margins, candidates, tokens copied from the prompt
+    and attention on it, and with --probe a direction of the hidden states. The risk is validated on prompts left out
+    of the fit, and compared with unfitted baselines.
     """
     threshold = _threshold(precision, recall, miss)
     if (out is None) == (check is None):
         raise ConfigError("give either --out FILE to fit a calibrator, or --check FILE to evaluate one")
-    if check is not None and threshold:
-        raise ConfigError("--check evaluates a calibrator as it is: a threshold cannot be chosen")
+    if check is not None and (threshold or probe):
+        raise ConfigError("--check evaluates a calibrator as it is: a threshold cannot be chosen, nor a probe fitted")
     if data is None and questions is None and not self_made:
         raise ConfigError(
             "give --data PATH with labelled answers, --questions FILE for the model to answer, both, or --self"
@@ -140,6 +156,8 @@ def calibrate(
         raise ConfigError("--self makes its own questions: leave out --data and --questions")
     if documents is not None and not self_made:
         raise ConfigError("--documents is for --self, which asks questions about them")
+    if probe and data is None:
+        raise ConfigError("--probe needs --data PATH with answers whose hallucinated parts are labelled")
     known = None if check is None else RiskCalibrator.load(check)
     if known is not None:
         config = _as_fitted(config, known.settings, check)
@@ -151,68 +169,87 @@ def calibrate(
     records = [] if data is None else read(data, format, prompts, seed)
     asked = [] if questions is None else sample(read_questions(questions), prompts, seed)
     texts = [] if documents is None else read_documents(documents)
-    for file in (out, plot):
-        if file is not None:
-            make_folder(file.parent)
-    engine = load_engine(model, loading)
-    from cocoa_engine.studies.fitting.fit import LabelledFeatures, fit_levels, risks_of, validate
-    from cocoa_engine.studies.fitting.fit_self import about as about_self_made
-    from cocoa_engine.studies.fitting.measured import LEVELS, labelled_features, own_answers
-    from cocoa_engine.studies.fitting.self_made import QUESTIONS, made_questions, self_made_features
-    from cocoa_engine.studies.signal.indicators import Layers
+    levels: list[Level] = ["span", "answer"] if level is None else [level]
+    files = [] if out is None else [out]
+    files += [] if plot is None else [_plot_of(plot, one) for one in levels]
+    with reserved(*files, overwrite=overwrite):
+        engine = load_engine(model, loading)
+        from cocoa_engine.studies.fitting.direction import direction_of
+        from cocoa_engine.studies.fitting.fit import LabelledFeatures, fit_levels, risks_of, validate
+        from cocoa_engine.studies.fitting.fit_calibrator import calibrator_of, notes
+        from cocoa_engine.studies.fitting.fit_self import about as about_self_made
+        from cocoa_engine.studies.fitting.measured import LEVELS, labelled_features, own_answers
+        from cocoa_engine.studies.fitting.self_made import QUESTIONS, made_questions, self_made_features
+        from cocoa_engine.studies.fitting.verdict import verdict
+        from cocoa_engine.studies.signal.indicators import Layers
 
-    if known is not None and (differences := known.mismatches(engine.model_name, config, engine.num_layers)):
-        warnings.warn(CalibrationWarning.of(differences), stacklevel=2)
-    Layers.of(config, engine.num_layers)  # refuse bad settings before the work
-    found: dict[Level, LabelledFeatures] = {}
-    about: dict[Level, str] = {}
-    if data is not None:
-        with teacher_forced(engine, records, config, chat=chat, grow=True) as answers:
-            found = labelled_features(answers, config, engine.num_layers)
-        how = f"{data.name}, {len(records)} given answers, {'as a chat' if chat else 'plain prompts'}"
-        about = dict.fromkeys(found, how)
-    if questions is not None:
-        with progress("Answering questions", len(asked)) as advance:
-            found["answer"] = own_answers(engine, asked, config, advance=advance)
-        about["answer"] = f"{questions.name}, the model's own answers to {len(asked)} questions"
-    if self_made:
-        count = prompts or QUESTIONS
-        made = made_questions(texts, count, seed)
-        with progress("Answering questions", len(made)) as advance:
-            found = self_made_features(engine, made, config, chat=chat, seed=seed, advance=advance)
-        about = about_self_made(found, len(made), len(texts))
-    found = {one: items for one, items in found.items() if level in (None, one)}
-    if not found:
-        raise CalibrationError(f"the data has no labels{f' by {level}' if level else ''}.")
-    if known is not None:
-        checked = {
-            one: validate(found[one], risks_of(risk, found[one]), draws=draws, seed=seed)
-            for one in LEVELS
-            if one in found and (risk := getattr(known, one)) is not None
-        }
-        if not checked:
-            raise CalibrationError(f"{check} has no risk of a level that is labelled here.")
-        files = _draw(checked, plot)
+        if known is not None and (differences := known.mismatches(engine.model_name, config, engine.num_layers)):
+            warnings.warn(CalibrationWarning.of(differences), stacklevel=2)
+        engine = engine.without_calibrator()
+        if known is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", CalibrationWarning)  # it was given above
+                engine = engine.with_calibrator(known)
+        direction = None if known is None or known.probe is None else direction_of(known.probe)
+        Layers.of(config, engine.num_layers)  # refuse bad settings before the work
+        found: dict[Level, LabelledFeatures] = {}
+        about: dict[Level, str] = {}
+        if data is not None:
+            with teacher_forced(engine, records, config, chat=chat) as answers:
+                states = probe or direction is not None
+                found = labelled_features(answers, config, engine.num_layers, states=states)
+            how = f"{data.name}, {len(records)} given answers, {'as a chat' if chat else 'plain prompts'}"
+            about = dict.fromkeys(found, how)
+        if questions is not None:
+            with progress("Answering questions", len(asked)) as advance:
+                found["answer"] = own_answers(engine, asked, config, advance=advance)
+            about["answer"] = f"{questions.name}, the model's own answers to {len(asked)} questions"
+        if self_made:
+            made = made_questions(texts, prompts or QUESTIONS, seed)
+            with progress("Answering questions", len(made)) as advance:
+                found = self_made_features(engine, made, config, chat=chat, seed=seed, advance=advance)
+            about = about_self_made(found, len(made), len(texts))
+        found = {one: items for one, items in found.items() if level in (None, one)}
+        if not found:
+            raise CalibrationError(f"the data has no labels{f' by {level}' if level else ''}.")
+        if known is not None:
+            checked = {
+                one: validate(found[one], risks_of(risk, found[one], direction), draws=draws, seed=seed)
+                for one in LEVELS
+                if one in found and (risk := getattr(known, one)) is not None
+            }
+            if not checked:
+                raise CalibrationError(f"{check} has no risk of a level that is labelled here.")
+            found_out = {one: verdict(validation, one) for one, validation in checked.items()}
+            drawn = _draw(checked, plot)
+            if json:
+                record = {
+                    one: {**validation.model_dump(), "verdict": found_out[one].finding}
+                    for one, validation in checked.items()
+                }
+                print_json(dumps(record))
+            else:
+                shown = [_validation(validation, one) for one, validation in checked.items()]
+                verdicts = [Text(one.sentence) for one in found_out.values()]
+                output(no_color).print(Group(*shown, *_written(drawn), *verdicts))
+            _exit_if_poor(found_out, strict=strict)
+            return
+        assert out is not None
+        fitted = fit_levels(found, about, isotonic=isotonic, folds=folds, draws=draws, seed=seed, threshold=threshold)
+        calibrator = calibrator_of(engine, config, fitted, probe=probe)
+        calibrator.save(out)
+        drawn = _draw({one: risk.validation for one, risk in fitted.risks.items()}, plot)
+        found_out = {one: verdict(risk.validation, one) for one, risk in fitted.risks.items()}
         if json:
-            print_json(dumps({one: validation.model_dump() for one, validation in checked.items()}))
+            print_json(calibrator.model_dump_json())
         else:
-            shown = [_validation(validation, one) for one, validation in checked.items()]
-            output(no_color).print(Group(*shown, *_written(files)))
-        return
-    assert out is not None
-    fitted, missing = fit_levels(
-        found, about, isotonic=isotonic, folds=folds, draws=draws, seed=seed, threshold=threshold
-    )
-    settings = Settings.of(config, engine.num_layers)
-    calibrator = RiskCalibrator(model_name=engine.model_name, settings=settings, **fitted)
-    calibrator.save(out)
-    files = _draw({one: risk.validation for one, risk in fitted.items()}, plot)
-    if json:
-        print_json(calibrator.model_dump_json())
-        return
-    parts: list[Group | Text] = [_shown(risk, one) for one, risk in fitted.items()]
-    parts += map(Text, missing)
-    output(no_color).print(Group(*parts, *_written([out, *files])))
+            parts: list[Group | Text] = [_shown(risk, one) for one, risk in fitted.risks.items()]
+            parts += map(Text, notes(calibrator, fitted))
+            output(no_color).print(Group(*parts, *_written([out, *drawn])))
+        for one in found_out.values():
+            if one.finding != "holds":
+                print_note(f"warning: {out} was written, but do not rely on it. {one.sentence}")
+        _exit_if_poor(found_out, strict=strict)
 
 
 def _as_fitted(config: CocoaConfig, fitted: Settings, check: object) -> CocoaConfig:
@@ -254,14 +291,25 @@ def _threshold(precision: float | None, recall: float | None, miss: float | None
     return given[0] if given else None
 
 
+def _exit_if_poor(found: Mapping[Level, Verdict], *, strict: bool) -> None:
+    if strict and any(one.finding != "holds" for one in found.values()):
+        raise typer.Exit(1)
+
+
+def _plot_of(plot: Path, level: Level) -> Path:
+    """The file of a level's reliability curve."""
+    return plot.with_stem(f"{plot.stem}-{level}")
+
+
 def _draw(found: Mapping[Level, Validation], plot: Path | None) -> list[Path]:
     """Write the reliability curve of each level to a file named after ``plot``, and return the files."""
     if plot is None:
         return []
     files = []
     for level, validation in found.items():
-        file = plot.with_stem(f"{plot.stem}-{level}")
-        validation.plot(level).savefig(file)
+        file = _plot_of(plot, level)
+        with draft_of(file) as draft:
+            validation.plot(level).savefig(draft)
         files.append(file)
     return files
 

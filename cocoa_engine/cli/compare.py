@@ -14,7 +14,7 @@ from cocoa_engine.cli.export import Html, check_writable, write
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, Details, Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.prompting import Question, Raw, System, ask_engine, read_question
-from cocoa_engine.cli.terminal import output, print_json
+from cocoa_engine.cli.terminal import on_interrupt, output, print_json
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.rendering.documents import render
@@ -46,12 +46,13 @@ def compare(
     engine = load_engine(model, loading, calibrator)
     progress = Console(stderr=True, quiet=not sys.stderr.isatty())
     generations: list[Generation] = []
-    for one in configs:
-        with progress.status(Text(f"{one.method} …")), ask_engine(engine, question, system, raw, one) as stream:
-            for _ in stream:
-                pass
-        assert stream.generation is not None
-        generations.append(stream.generation)
+    with on_interrupt("the answers were not complete; they are lost"):
+        for one in configs:
+            with progress.status(Text(f"{one.method} …")), ask_engine(engine, question, system, raw, one) as stream:
+                for _ in stream:
+                    pass
+            assert stream.generation is not None
+            generations.append(stream.generation)
     if json:
         print_json(TypeAdapter(list[Generation]).dump_json(generations).decode())
     else:

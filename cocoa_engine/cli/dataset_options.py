@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import FORMATS, LabelledText, checked, read_labelled, sample
 from cocoa_engine.errors import ConfigError, DataError
@@ -73,21 +74,31 @@ def teacher_forced(
     *,
     chat: bool,
     without_source: bool = False,
-    grow: bool = False,
 ) -> Iterator[Iterator[TeacherForced]]:
     """Feed answers as :func:`~cocoa_engine.studies.signal.segments.force` does, with a progress bar on stderr."""
     from cocoa_engine.studies.signal.segments import force
 
     with progress("Feeding answers", len(records)) as advance:
-        yield force(engine, records, config, chat=chat, without_source=without_source, grow=grow, advance=advance)
+        yield force(engine, records, config, chat=chat, without_source=without_source, advance=advance)
 
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr if that is a terminal. Yields a function that advances it."""
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    """A progress bar on stderr if that is a terminal. Yields a function that advances it.
+
+    After Ctrl-C, a note says how much was measured and is lost.
+    """
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        bar.advance(task, count)
+
+    lost = on_interrupt(lambda: f"{what.lower()}: {done} of {total} were done; they are lost, and nothing was written")
+    with lost, Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(what, total=total)
-        yield lambda count: bar.advance(task, count)
+        yield advance
 
 
 def make_folder(folder: Path) -> None:

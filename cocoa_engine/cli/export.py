@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cocoa_engine.cli.dataset_options import make_folder
+from cocoa_engine.cli.terminal import print_note
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.optional import need
+from cocoa_engine.output_files import locked, require_writable, write_file
 
 Svg = Annotated[
     Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Also write the output as an SVG picture.")
@@ -22,9 +27,11 @@ Html = Annotated[
     ),
 ]
 
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist. Without it they are refused.")]
+
 
 def check_writable(**files: Path | None) -> None:
-    """Refuse files that cannot be written, before any work is done. Existing files are replaced later.
+    """Refuse files that cannot be written, before any work is done. Nothing is created.
 
     Args:
         **files: each file by the name of its option.
@@ -33,11 +40,11 @@ def check_writable(**files: Path | None) -> None:
         ConfigError: a file cannot be written.
     """
     for option, file in files.items():
-        try:
-            if file:
-                file.open("ab").close()
-        except OSError as error:
-            raise ConfigError(f"--{option} {file} cannot be written: {error.strerror}") from error
+        if file:
+            try:
+                require_writable(file)
+            except ConfigError as error:
+                raise ConfigError(f"--{option} {error}") from None
 
 
 def check_drawable(option: str, file: Path) -> None:
@@ -53,5 +60,28 @@ def check_drawable(option: str, file: Path) -> None:
 
 
 def write(file: Path, document: str) -> None:
-    """Write a document as UTF-8."""
-    file.write_text(document, encoding="utf-8")
+    """Write a document as UTF-8. A note says if a file is replaced."""
+    if file.is_file():
+        print_note(f"{file} is replaced")
+    write_file(file, document)
+
+
+@contextmanager
+def reserved(*files: Path, overwrite: bool) -> Iterator[None]:
+    """Reserve the files of results while they are measured: in existing folders, for this process alone.
+
+    Args:
+        *files: the files that will be written.
+        overwrite: replace those that exist.
+
+    Raises:
+        ConfigError: a file exists and ``overwrite`` is false, cannot be written, or another process writes it.
+    """
+    with ExitStack() as stack:
+        for file in files:
+            make_folder(file.parent)
+            if file.exists() and not overwrite:
+                raise ConfigError(f"{file} exists: name another file, or replace it with --overwrite")
+            require_writable(file)
+            stack.enter_context(locked(file))
+        yield

@@ -9,16 +9,18 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from cocoa_engine.cli.dataset_options import make_folder
+from cocoa_engine.cli.export import Overwrite, reserved
 from cocoa_engine.cli.loading import load_engine
-from cocoa_engine.cli.options import MODEL_HELP, LoadOptions, with_options
+from cocoa_engine.cli.options import LoadOptions, Model, with_options
+from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.output_files import write_file
 
 
 @with_options()
 def heads(
     loading: LoadOptions,
-    model: Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default=False)] = None,
+    model: Model = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -42,6 +44,7 @@ def heads(
     prompts: Annotated[
         int, typer.Option(min=0, help="Prompts that the model answers for the reference distribution; 0: none.")
     ] = 60,
+    overwrite: Overwrite = False,
 ) -> None:
     """Find a model's retrieval heads, and how much they attend to a source. No labels are needed.
 
@@ -54,29 +57,30 @@ def heads(
         sizes = []
     if not sizes or min(sizes) < 1:
         raise ConfigError(f"--lengths takes whole numbers above 0, such as 256,512 (got {lengths!r})")
-    if out is not None:
-        make_folder(out.parent)
-    engine = load_engine(model, loading)
-    from cocoa_engine.methods.retrieval_heads import heads_per_layer, keep, spread_heads
-    from cocoa_engine.studies.retrieval_heads import find_retrieval_heads  # imports torch
-    from cocoa_engine.studies.source_reference import with_reference
+    with reserved(*([] if out is None else [out]), overwrite=overwrite):
+        engine = load_engine(model, loading)
+        from cocoa_engine.methods.retrieval_heads import heads_per_layer, keep, spread_heads
+        from cocoa_engine.studies.retrieval_heads import find_retrieval_heads  # imports torch
+        from cocoa_engine.studies.source_reference import with_reference
 
-    with Progress(console=Console(stderr=True)) as progress:
-        if spread:
-            found = spread_heads(engine.model_name, engine.num_layers, heads_per_layer(engine.session.model))
-        else:
-            task = progress.add_task("needles", total=None)
-            found = find_retrieval_heads(
-                engine, sizes, on_progress=lambda done, total: progress.update(task, completed=done, total=total)
-            )
-        if prompts:
-            answers = progress.add_task("answers", total=prompts)
-            found = with_reference(
-                engine,
-                found,
-                prompts=prompts,
-                on_progress=lambda done, total: progress.update(answers, completed=done, total=total),
-            )
+        with Progress(console=Console(stderr=True)) as progress, on_interrupt("nothing was written"):
+            if spread:
+                found = spread_heads(engine.model_name, engine.num_layers, heads_per_layer(engine.session.model))
+            else:
+                task = progress.add_task("needles", total=None)
+                found = find_retrieval_heads(
+                    engine, sizes, on_progress=lambda done, total: progress.update(task, completed=done, total=total)
+                )
+            if prompts:
+                answers = progress.add_task("answers", total=prompts)
+                found = with_reference(
+                    engine,
+                    found,
+                    prompts=prompts,
+                    on_progress=lambda done, total: progress.update(answers, completed=done, total=total),
+                )
+        if out is not None:
+            write_file(out, found.model_dump_json(indent=1) + "\n")
     if spread:
         print(f"{len(found.heads)} heads of {found.model_name}, spread over layers {found.heads[0].layer} and above")
     else:
@@ -89,7 +93,6 @@ def heads(
             f"95 % below {high:.3f}"
         )
     if out is not None:
-        out.write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
         print(f"Written to {out}.")
     try:
         file = keep(found, engine.session.model)

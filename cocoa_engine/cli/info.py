@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
 from rich.table import Table
 from rich.text import Text
 
 from cocoa_engine.cli.loading import load_engine
-from cocoa_engine.cli.options import MODEL_HELP, Json, LoadOptions, NoColor, with_options
+from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output, print_json
 from cocoa_engine.safe_text import safe
 
@@ -17,7 +14,7 @@ from cocoa_engine.safe_text import safe
 @with_options()
 def info(
     loading: LoadOptions,
-    model: Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default=False)] = None,
+    model: Model = None,
     json: Json = False,
     no_color: NoColor = False,
 ) -> None:

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from rich.markup import escape
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.errors import ConfigError
 from cocoa_engine.model import load_options
 
 DECODING = "Decoding settings"
@@ -89,9 +90,10 @@ class LoadOptions:
 
 
 def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Turn a function into a command; its parameters may be annotated ``CocoaConfig`` and ``LoadOptions``.
+    """Turn a function into a command; its parameters may be annotated ``CocoaConfig``, ``LoadOptions`` and ``Model``.
 
-    Each of these two becomes one option per field, and the function receives the object built from the options.
+    Each of the first two becomes one option per field, and the function receives the object built from the options. A
+    ``Model`` can be given as an option and as an argument.
     Decoding options are passed on as text, so that bad values raise :class:`~cocoa_engine.errors.ConfigError`.
 
     Args:
@@ -105,6 +107,8 @@ def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., No
                 parameters += _config_options(only)
             elif parameter.annotation is LoadOptions:
                 parameters += _load_options()
+            elif parameter.annotation == Model:
+                parameters += _model_options()
             else:
                 parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
@@ -117,6 +121,8 @@ def with_options(*only: str) -> Callable[[Callable[..., None]], Callable[..., No
                     given[name] = _config(config)
                 elif kind is LoadOptions:
                     given[name] = LoadOptions(**loading)
+            if "positional_model" in given:
+                given["model"] = _one_model(given["model"], given.pop("positional_model"))
             function(**given)
 
         command.__name__, command.__doc__ = function.__name__, function.__doc__
@@ -131,6 +137,24 @@ def _load_options() -> Iterator[inspect.Parameter]:
     types = get_type_hints(LoadOptions, include_extras=True)
     for field in fields(LoadOptions):
         yield _option(field.name, types[field.name], field.default)
+
+
+def _model_options() -> Iterator[inspect.Parameter]:
+    """The model as ``--model`` and as an argument after the others of the command."""
+    argument = typer.Argument(metavar="[MODEL]", help="The same as --model.", show_default=False)
+    yield _option("positional_model", Annotated[str | None, argument], None)
+    yield _option("model", Model, None)
+
+
+def _one_model(option: str | None, argument: str | None) -> str | None:
+    """The model that was given in either way.
+
+    Raises:
+        ConfigError: two different models were given.
+    """
+    if option is not None and argument not in (None, option):
+        raise ConfigError(f"two models are given: --model {option} and the argument {argument!r}. Give one of them")
+    return argument if option is None else option
 
 
 def _fields(only: Sequence[str]) -> list[str]:

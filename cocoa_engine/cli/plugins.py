@@ -38,5 +38,5 @@ def load_command(name: str) -> Any:
 
         function.__doc__ = "(cannot be loaded)"
     single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    single.command(name)(function)
+    single.command(name, cls=getattr(function, "command_class", None))(function)
     return get_command(single)

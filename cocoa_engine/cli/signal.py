@@ -17,10 +17,10 @@ from cocoa_engine.cli.dataset_options import (
     Prompts,
     Seed,
     command_line,
-    make_folder,
     read,
     teacher_forced,
 )
+from cocoa_engine.cli.export import Overwrite, reserved
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output
@@ -28,6 +28,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import detect_format
 from cocoa_engine.errors import DataError
 from cocoa_engine.optional import need
+from cocoa_engine.output_files import write_file
 
 
 @with_options("alpha", "gamma", "max_candidates", "max_span_tokens", "span_log_prob", "middle_layers", "final_layer")
@@ -53,6 +54,7 @@ def signal(
     ] = False,
     draws: Draws = 1000,
     seed: Seed = 0,
+    overwrite: Overwrite = False,
     model: Model = None,
     no_color: NoColor = False,
 ) -> None:
@@ -67,35 +69,35 @@ def signal(
         raise DataError(f"{lacking.id!r} has no source, so its context lift cannot be measured.")
     if boundaries and all(record.spans is None for record in records):
         raise DataError("these answers are labelled as wholes, so span boundaries cannot be compared.")
-    make_folder(out)
-    engine = load_engine(model, loading)
-    from cocoa_engine.studies.signal.boundaries import BoundaryScores, with_boundary_scores
-    from cocoa_engine.studies.signal.indicators import Layers
-    from cocoa_engine.studies.signal.items import collect
-    from cocoa_engine.studies.signal.plots import draw
-    from cocoa_engine.studies.signal.record import About
-    from cocoa_engine.studies.signal.report import measure, to_markdown
+    with reserved(out / "signal.json", out / "signal.md", overwrite=overwrite):
+        engine = load_engine(model, loading)
+        from cocoa_engine.studies.signal.boundaries import BoundaryScores, with_boundary_scores
+        from cocoa_engine.studies.signal.indicators import Layers
+        from cocoa_engine.studies.signal.items import collect
+        from cocoa_engine.studies.signal.plots import draw
+        from cocoa_engine.studies.signal.record import About
+        from cocoa_engine.studies.signal.report import measure, to_markdown
 
-    Layers.of(config, engine.num_layers)  # refuse bad settings before the work
-    with teacher_forced(engine, records, config, chat=chat, without_source=context_lift) as answers:
-        cuts = BoundaryScores()
-        items = collect(with_boundary_scores(answers, engine, config, cuts) if boundaries else answers)
-    about: About = {
-        "data": data.name,
-        "format": format or detect_format(data),
-        "model": engine.model_name,
-        "answers": len(records),
-        "prompts": len({record.group for record in records}),
-        "chat": chat,
-        "command": command_line(),
-    }
-    record = measure(about, items, config, draws=draws, seed=seed)
-    if boundaries:
-        record["boundaries"] = cuts.measure(draws=draws, seed=seed)
-    (out / "signal.json").write_text(dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    text = to_markdown(record)
-    (out / "signal.md").write_text(text, encoding="utf-8")
-    files = draw(record, items, config, out)
-    console = output(no_color)
-    console.print(Markdown(text) if console.is_terminal else text, soft_wrap=not console.is_terminal)
-    console.print(f"Written to {out}: signal.json, signal.md, {', '.join(file.name for file in files)}")
+        Layers.of(config, engine.num_layers)  # refuse bad settings before the work
+        with teacher_forced(engine, records, config, chat=chat, without_source=context_lift) as answers:
+            cuts = BoundaryScores()
+            items = collect(with_boundary_scores(answers, engine, config, cuts) if boundaries else answers)
+        about: About = {
+            "data": data.name,
+            "format": format or detect_format(data),
+            "model": engine.model_name,
+            "answers": len(records),
+            "prompts": len({record.group for record in records}),
+            "chat": chat,
+            "command": command_line(),
+        }
+        record = measure(about, items, config, draws=draws, seed=seed)
+        if boundaries:
+            record["boundaries"] = cuts.measure(draws=draws, seed=seed)
+        write_file(out / "signal.json", dumps(record, indent=1, ensure_ascii=False) + "\n")
+        text = to_markdown(record)
+        write_file(out / "signal.md", text)
+        files = draw(record, items, config, out)
+        console = output(no_color)
+        console.print(Markdown(text) if console.is_terminal else text, soft_wrap=not console.is_terminal)
+        console.print(f"Written to {out}: signal.json, signal.md, {', '.join(file.name for file in files)}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 
@@ -32,3 +34,13 @@ def print_json(document: str) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")
     print(document)
+
+
+@contextmanager
+def on_interrupt(message: str | Callable[[], str]) -> Iterator[None]:
+    """Print a note if Ctrl-C ends the block: what becomes of the work so far."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print_note(message if isinstance(message, str) else message())
+        raise

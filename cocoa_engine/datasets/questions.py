@@ -5,8 +5,9 @@ a list of passages with a ``text`` each):
 
 >>> {"question": "Who wrote Dune?", "context": "Dune is a novel by Frank Herbert.", "answers": ["Frank Herbert"]}
 
-or is NQ-Swap (Longpre et al., 2021) as published: a parquet file in which each question has its original passage and
-a passage in which the answer was swapped.
+A list of passages in ``ctxs`` may stand for ``context``: the ``text`` of the first one is taken. Or the file is NQ-Swap
+(Longpre et al., 2021) as published: a parquet file in which each question has its original passage and a passage in
+which the answer was swapped.
 """
 
 from __future__ import annotations
@@ -72,15 +73,15 @@ def read_questions(path: str | Path) -> list[Question]:
 def _json_lines(path: Path) -> Iterator[tuple[str, Question]]:
     for where, row in read_json_lines(path):
         text = field(row, "question", str, where)
-        context = field(row, "context", str, where) if row.get("context") is not None else _passages(row, where)
-        yield where, Question(text, context, _strings(row, "answers", where), str(row.get("group", text)))
+        yield where, Question(text, _context(row, where), _strings(row, "answers", where), str(row.get("group", text)))
 
 
-def _passages(row: Mapping[str, Any], where: str) -> str | None:
-    """The texts of ``ctxs``, as in files of Natural Questions with their passages."""
-    if not row.get("ctxs"):
-        return None
-    return "\n\n".join(field(as_object(each, where), "text", str, where) for each in field(row, "ctxs", list, where))
+def _context(row: Mapping[str, Any], where: str) -> str | None:
+    """The passage: the field ``context``, or the text of the first of ``ctxs``, as NQ with gold passages has it."""
+    if row.get("context") is not None:
+        return field(row, "context", str, where)
+    passages = field(row, "ctxs", list, where) if row.get("ctxs") is not None else []
+    return field(as_object(passages[0], f"{where}, ctxs"), "text", str, f"{where}, ctxs") if passages else None
 
 
 def _nq_swap(path: Path) -> Iterator[tuple[str, Question]]:

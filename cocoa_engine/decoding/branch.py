@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.decoding.distributions import TokenOutput
 from cocoa_engine.decoding.next_tokens import NextTokens
 from cocoa_engine.decoding.span_scoring import mlds
@@ -29,6 +30,7 @@ class Branch:
         hidden: ``[N + 1, d]`` float32, the states of layers m..n and the final one, summed over the fed tokens.
         source_attention: the source attention of each fed token; empty if the backend does not measure it.
         passage_attention: for each fed token, its attention on each passage; empty if there are none.
+        probe_scores: the score of the calibrator's probe for each fed token; empty without a probe.
         next: the distribution after the last fed token; `None` if no token may follow.
         ended: why no further token may follow; `None` if one may.
         own_boundary: r_b, the length in tokens at which the branch reached its own boundary: its next risk point, the
@@ -46,6 +48,7 @@ class Branch:
     hidden: Tensor | None = None
     source_attention: list[float] = field(default_factory=list)
     passage_attention: list[Sequence[float]] = field(default_factory=list)
+    probe_scores: list[float] = field(default_factory=list)
     next: NextTokens | None = None
     ended: FinishReason | None = None
     own_boundary: int | None = None
@@ -54,6 +57,11 @@ class Branch:
     def path(self) -> Path:
         """The branch's tokens as a path."""
         return tuple(self.token_ids)
+
+    @property
+    def probe(self) -> float | None:
+        """The score of the calibrator's probe for the branch as a span, its tokens' mean; `None` without a probe."""
+        return sum(self.probe_scores) / len(self.probe_scores) if self.probe_scores else None
 
     def add_token(self, following: NextTokens, rank: int | None = None) -> None:
         """Add a next token and the statistics of its distribution.
@@ -77,13 +85,15 @@ class Branch:
             self.top.append(list(following.top))
 
     def add_output(self, output: TokenOutput) -> None:
-        """Add the states and the source attention of a fed token."""
+        """Add the states, the source attention and the probe's score of a fed token."""
         assert output.hidden is not None
         self.hidden = output.hidden if self.hidden is None else self.hidden + output.hidden
         if output.source is not None:
             self.source_attention.append(output.source)
         if output.passages:
             self.passage_attention.append(output.passages)
+        if output.probe is not None:
+            self.probe_scores.append(output.probe)
 
     def cut(self, track: Detokenizer, outputs: Sequence[TokenOutput]) -> Branch:
         """The first tokens of the branch with their statistics, as a branch that no token may follow.
@@ -144,5 +154,15 @@ class DecidedSpan:
     preceding: Preceding = field(default_factory=Preceding)
     token_source_attention: list[float] = field(default_factory=list)
     passage_attention: list[float] = field(default_factory=list)
+    probe: float | None = None
     top_log_probs: list[list[tuple[int, float]]] | None = None
     token_ends: list[int] = field(default_factory=list)
+
+    def for_calibrator(self, calibrator: RiskCalibrator | None) -> DecidedSpan:
+        """The span with zeros as source attention if the calibrator needs it and the prompt has no source.
+
+        The prompt's first token does not count as a source, so a prompt of one token has none.
+        """
+        if calibrator is None or calibrator.heads is None or self.token_source_attention:
+            return self
+        return replace(self, token_source_attention=[0.0] * len(self.token_ids))

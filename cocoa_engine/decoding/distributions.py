@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cocoa_engine.decoding.next_tokens import NextTokens, contrasted, next_tokens, non_finite
 from cocoa_engine.decoding.rules import Rules
+from cocoa_engine.decoding.state_reader import MLDS_ALONE, StateReader
 from cocoa_engine.execution.backends import Path, StepOutput
 from cocoa_engine.methods import METHODS, ContrastingMethod
 
@@ -24,6 +25,7 @@ class TokenOutput:
         others: ``[K, V]``, the logits that a contrasting method contrasts with; kept only together with ``logits``.
         source: the token's source attention; `None` if the backend does not measure it.
         passages: the token's attention on each passage; empty if there are none, or if it is not measured.
+        probe: the score of the calibrator's probe; `None` without one.
         next: the next-token distribution; `None` if logits processors still have to be applied or the token drawn,
             or if it is not finite.
     """
@@ -34,6 +36,7 @@ class TokenOutput:
     others: Tensor | None = None
     source: float | None = None
     passages: Sequence[float] = ()
+    probe: float | None = None
 
 
 class Distributions:
@@ -42,10 +45,12 @@ class Distributions:
     Args:
         rules: the request's settings and logits processors.
         native: rank tokens with the native kernel; see :func:`~cocoa_engine.decoding.next_tokens.next_tokens`.
+        states: divides the captured states.
     """
 
-    def __init__(self, rules: Rules, *, native: bool = False) -> None:
+    def __init__(self, rules: Rules, *, native: bool = False, states: StateReader = MLDS_ALONE) -> None:
         self._rules = rules
+        self._states = states
         self._method = METHODS[rules.config.method]
         self._recorded = rules.config.top_logprobs
         self._count = max(2, rules.config.max_candidates, self._recorded)
@@ -57,13 +62,15 @@ class Distributions:
         """The output of a forward pass, split into one entry for each fed token."""
         count = len(step.logits)
         source, passages = source_values(step), passage_values(step)
+        hidden, probe = self._states.of_mlds(step.hidden), self._states.probe_scores(step.hidden)
         known = [None] * count if self._needs_paths else self._top(step.logits, step.others)
         found = []
         for row, following in enumerate(known):
             again = following is None or self._method.reads_back
             logits = step.logits[row] if again else None
             others = step.others[:, row] if again and step.others is not None else None
-            found.append(TokenOutput(logits, step.hidden[:, row], following, others, source[row], passages[row]))
+            score = None if probe is None else probe[row]
+            found.append(TokenOutput(logits, hidden[:, row], following, others, source[row], passages[row], score))
         return found
 
     def after(self, prefix: Sequence[int], paths: Sequence[Path], outputs: Sequence[TokenOutput]) -> list[NextTokens]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.rules import Rules
@@ -44,6 +45,7 @@ def make_requests(
     generation_config: GenerationConfig | None = None,
     cancellation: Cancellation | None = None,
     source: Sequence[Source | None] | None = None,
+    calibrator: RiskCalibrator | None = None,
     *,
     keep_errors: bool = False,
 ) -> list[Request | PromptError]:
@@ -63,7 +65,7 @@ def make_requests(
     of_prompts = (prompts, _for_each(processors, count), _for_each(criteria, count), sources)
     made: list[Request | PromptError] = []
     for prompt, its_processors, its_criteria, its_source in zip(*of_prompts, strict=True):
-        more = (its_processors, its_criteria, generation_config, cancellation, its_source)
+        more = (its_processors, its_criteria, generation_config, cancellation, its_source, calibrator)
         try:
             made.append(make_request(session, prompt, config, *more))
         except PromptError as error:
@@ -116,6 +118,7 @@ def make_request(
     generation_config: GenerationConfig | None = None,
     cancellation: Cancellation | None = None,
     source: Source | None = None,
+    calibrator: RiskCalibrator | None = None,
 ) -> Request:
     """Check a prompt and its settings, and make a request of them.
 
@@ -127,6 +130,7 @@ def make_request(
         generation_config: used instead of the model's own.
         cancellation: cancels the request; `None` creates a new one.
         source: the passages of the prompt.
+        calibrator: its heads and its probe are measured.
 
     Raises:
         PromptError: the prompt is empty, of a wrong type, or too long for the context window.
@@ -140,7 +144,7 @@ def make_request(
     if cancellation is not None and not isinstance(cancellation, Cancellation):
         raise ConfigError(f"cancellation must be a Cancellation, not {type(cancellation).__name__}.")
     model, tokens = session.model, session.tokens
-    capture = capture_spec(model, config)
+    capture = capture_spec(model, config, calibrator)
     ids = prompt_ids(model, tokens, prompt)
     passages = passage_positions(tokens, prompt, ids, source)
     window, left = model.context_window, None
@@ -196,8 +200,8 @@ def _for_prompt(processor: Callable[..., Any], prompt: list[int]) -> Callable[..
     return processor if for_prompt is None else for_prompt(prompt)
 
 
-def capture_spec(model: LanguageModel, config: CocoaConfig) -> CaptureSpec:
-    """What every step must return in addition to the logits, under the given settings.
+def capture_spec(model: LanguageModel, config: CocoaConfig, calibrator: RiskCalibrator | None = None) -> CaptureSpec:
+    """What every step must return in addition to the logits, under the given settings and for the given calibrator.
 
     Raises:
         ConfigError: the window of middle layers ends beyond the last layer, or the method's layers or heads do not fit
@@ -211,13 +215,16 @@ def capture_spec(model: LanguageModel, config: CocoaConfig) -> CaptureSpec:
             f"choose 0 <= m < n <= {model.num_layers}."
         )
     method = METHODS[config.method]
+    probe = None if calibrator is None else calibrator.probe
+    read = first if probe is None else probe.layer
     return CaptureSpec(
-        first,
-        last,
+        min(first, read),
+        max(last, read),
         config.final_layer,
         early=method.early_layers(config, model),
         masked=method.masked_heads(config, model),
-        source_heads=source_heads(config.decore_heads, model),
+        source_heads=source_heads(config.decore_heads, model, None if calibrator is None else calibrator.heads),
+        window=None if first <= read <= last else (first, last),
     )
 
 

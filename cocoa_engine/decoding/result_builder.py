@@ -111,10 +111,12 @@ def make_span(
         token_copied=decided.token_copied,
         token_ends=_token_ends(decided, start, end),
         preceding=decided.preceding,
+        probe=decided.probe,
         top_log_probs=decided.top_log_probs,
         risk=risk.value,
         risk_source=risk.source,
         flagged=risk.flagged,
+        out_of_domain=measure.is_out_of_domain(decided),
         reaches_max_risk=reaches(risk.value, config.max_risk),
     )
 
@@ -128,9 +130,17 @@ def _token_ends(decided: DecidedSpan, start: int, end: int) -> list[int]:
 
 
 def with_answer_risk(generation: Generation, calibrator: RiskCalibrator | None) -> Generation:
-    """The answer with ``answer_risk`` set, if the calibrator was fitted on answers."""
-    if calibrator is None or calibrator.answer is None or not generation.spans:
+    """The answer with ``answer_risk`` set, if the calibrator was fitted on answers, and with ``out_of_domain``."""
+    if calibrator is None or not generation.spans:
         return generation
-    risk, threshold = calibrator.answer_risk(generation), threshold_of(calibrator.answer)
-    data = calibrator.answer.data
-    return generation.model_copy(update={"answer_risk": risk, "answer_threshold": threshold, "calibrated_on": data})
+    many, fitted = generation.has_spans_out_of_domain, calibrator.answer
+    if fitted is None:
+        return generation.model_copy(update={"out_of_domain": many})
+    return generation.model_copy(
+        update={
+            "answer_risk": calibrator.answer_risk(generation),
+            "answer_threshold": threshold_of(fitted),
+            "calibrated_on": fitted.data,
+            "out_of_domain": many or calibrator.is_answer_out_of_domain(generation),
+        }
+    )

@@ -22,6 +22,7 @@ from cocoa_engine.decoding.next_tokens import NextTokens
 from cocoa_engine.decoding.rules import Rules
 from cocoa_engine.decoding.span_scoring import best_candidate, log_prob_and_score, log_probs_and_scores
 from cocoa_engine.decoding.speculation import FreeRows, Speculation
+from cocoa_engine.decoding.state_reader import MLDS_ALONE, StateReader
 from cocoa_engine.decoding.token_feed import TokenFeed
 from cocoa_engine.equations import may_be_kept
 from cocoa_engine.execution.backends import FeedRequest, Path, StepOutput, TokenTree
@@ -41,6 +42,7 @@ class SpanDecoder:
         free_rows: see :data:`~cocoa_engine.decoding.speculation.FreeRows`.
         native: rank tokens with the native kernel.
         measure: computes the risk of a span, which ``max_risk`` limits; `None` if there is no limit.
+        states: divides the captured states into those of the MLDS and of the calibrator's probe.
 
     Attributes:
         decided: the finished spans, in order.
@@ -57,6 +59,7 @@ class SpanDecoder:
         free_rows: FreeRows = lambda: 1,
         native: bool = False,
         measure: RiskMeasure | None = None,
+        states: StateReader = MLDS_ALONE,
     ) -> None:
         self.prompt = list(prompt)
         self.rules = rules
@@ -68,7 +71,7 @@ class SpanDecoder:
         self._token_ids = list(prompt)  # the prompt and the committed tokens
         self._measure = measure
         self._history = AnswerHistory(self.prompt)
-        self._distributions = Distributions(rules, native=native)
+        self._distributions = Distributions(rules, native=native, states=states)
         self._speculation = Speculation(prompt, rules, draft_tokens, free_rows)
         self._feed = TokenFeed(self._distributions, self._speculation)
 
@@ -279,8 +282,9 @@ class SpanDecoder:
             preceding=before,
             token_source_attention=span.source_attention,
             passage_attention=passage_means(span.passage_attention),
+            probe=span.probe,
             top_log_probs=span.top or None,
-        )
+        ).for_calibrator(None if self._measure is None else self._measure.calibrator)
         self.decided.append(decided)
         if self.config.max_risk is None or self._measure is None:
             return  # the risk is only reported, and is computed when the result is built

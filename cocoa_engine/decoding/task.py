@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
+from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.calibration.risk_measure import RiskMeasure
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.request import Request
 from cocoa_engine.decoding.result_builder import ResultBuilder
 from cocoa_engine.decoding.span_decoder import SpanDecoder
-from cocoa_engine.errors import UnsupportedModelError
+from cocoa_engine.decoding.state_reader import StateReader
+from cocoa_engine.errors import CalibrationError, UnsupportedModelError
 from cocoa_engine.execution.backends import Backend, FeedRequest, StepOutput
 from cocoa_engine.execution.scheduler import Work
 from cocoa_engine.execution.session import Session
@@ -23,12 +25,26 @@ FREE_LEAVES = 6
 """Number of leaves that one pass feeds at little more than the cost of one, for all sequences in the pass together."""
 
 
-def require_ability(method: str, backend: Backend, capture: CaptureSpec) -> None:
-    """Check that a backend can run a method.
+def measures_source(calibrator: RiskCalibrator, backend: Backend) -> bool:
+    """Whether a backend sees the attention of the heads that a calibrator needs, if it needs any."""
+    return not calibrator.heads or (backend.masks_heads and not backend.model.is_divided)
+
+
+def require_ability(
+    method: str, backend: Backend, capture: CaptureSpec, calibrator: RiskCalibrator | None = None
+) -> None:
+    """Check that a backend can run a method, and can measure what a calibrator needs.
 
     Raises:
         UnsupportedModelError: the method masks attention heads, and the model's attention cannot be replaced.
+        CalibrationError: the calibrator needs the source attention, and the model's attention cannot be seen.
     """
+    if calibrator is not None and not measures_source(calibrator, backend):
+        raise CalibrationError(
+            "the calibrator needs the attention of the model on the prompt, which cannot be seen here: the model "
+            f"runs with the forward pass {backend.forward_name!r} on the backend {backend.name!r} (see `cocoa info`). "
+            "Fit a calibrator on this model as it runs here (cocoa calibrate), or use none."
+        )
     if capture.masked and not backend.masks_heads:
         raise UnsupportedModelError(
             f"method={method!r} masks attention heads, which needs a model that uses transformers' AttentionInterface; "
@@ -60,7 +76,7 @@ class DecodeTask:
         # a contrasting method also needs the other logits at the prompt's last token, which is therefore fed as a step
         contrasts = isinstance(METHODS[config.method], ContrastingMethod)
         prefill = request.prompt[:-1] if contrasts else request.prompt
-        require_ability(config.method, backend, request.capture)
+        require_ability(config.method, backend, request.capture, measure.calibrator)
         reserve = request.reserve_tokens + len(request.prompt) - len(prefill)
         (self._tree,) = backend.open([prefill], reserve, request.capture)
         self._tree.passages = request.passages
@@ -77,6 +93,7 @@ class DecodeTask:
             free_rows=lambda: FREE_LEAVES // max(1, scheduler.running),
             native=backend.native,
             measure=measure,
+            states=StateReader.of(request.capture, measure.calibrator),
         )
         self._builder = ResultBuilder(config, len(request.prompt), session.model_name, measure)
         self._loop: Generator[FeedRequest, StepOutput, None] | None = None

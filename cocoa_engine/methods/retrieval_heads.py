@@ -10,6 +10,7 @@ import math
 import os
 import tempfile
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -152,7 +153,9 @@ def masked_heads(
     return found.best(count)
 
 
-def source_heads(path: str | None, model: LanguageModel) -> tuple[tuple[int, int], ...]:
+def source_heads(
+    path: str | None, model: LanguageModel, fitted: Sequence[tuple[int, int]] | None = None
+) -> tuple[tuple[int, int], ...]:
     """The heads whose attention on the source is measured.
 
     There are none if the model's retrieval heads are not known, or if tensor parallelism divides its heads among
@@ -161,10 +164,13 @@ def source_heads(path: str | None, model: LanguageModel) -> tuple[tuple[int, int
     Args:
         path: as for :func:`known_heads`.
         model: the model.
+        fitted: the heads of the calibrator in use. They apply without a path.
 
     Raises:
         ConfigError: as for :func:`known_heads`.
     """
+    if path is None and fitted is not None:
+        return () if model.is_divided else tuple(fitted)
     found = heads_of_model(path, model)
     return () if found is None or model.is_divided else found.best(SOURCE_HEADS)
 

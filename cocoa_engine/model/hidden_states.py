@@ -20,12 +20,13 @@ class CaptureSpec(NamedTuple):
     """What a step returns in addition to the logits.
 
     Attributes:
-        first, last: the middle layers m..n, both inclusive, whose states are returned.
+        first, last: the layers, both inclusive, whose states are returned: the middle layers m..n.
         final: whether the final layer's state is taken before or after the model's final norm.
         early: layers whose states are also projected to logits, without the final norm.
         masked: (layer, head) pairs; the logits of the model with these heads masked are also returned.
         source_heads: (layer, head) pairs; the mean attention mass of these heads on the prompt is also returned, by
             backends that see the model's attention.
+        window: the middle layers m..n if other layers' states are returned too, for a calibrator's probe.
     """
 
     first: int
@@ -34,6 +35,7 @@ class CaptureSpec(NamedTuple):
     early: tuple[int, ...] = ()
     masked: tuple[tuple[int, int], ...] = ()
     source_heads: tuple[tuple[int, int], ...] = ()
+    window: tuple[int, int] | None = None
 
 
 class Captured:

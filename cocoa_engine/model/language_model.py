@@ -221,3 +221,8 @@ def _decoder_and_layers(model: Any, config: Any) -> tuple[nn.Module, list[nn.Mod
     raise UnsupportedModelError(
         f"cannot find the {count} decoder layers of {type(model).__name__}; its hidden states cannot be read."
     )
+
+
+def dtype_name(model: LanguageModel) -> str:
+    """The data type of a model's weights, such as ``"float32"``."""
+    return str(model.dtype).removeprefix("torch.")

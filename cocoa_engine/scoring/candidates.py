@@ -176,26 +176,6 @@ class CandidateGrower:
         return next_tokens(logits, max(2, self._config.max_candidates), native=self._backend.native)
 
 
-def risk_points(candidates: Sequence[list[Candidate]]) -> list[list[Candidate]]:
-    """The candidates at the risk points that decoding would reach if it produced this text.
-
-    After a risk point, the search for the next one continues where its longest candidate ends.
-
-    Args:
-        candidates: the candidates at each token, from :class:`CandidateGrower`.
-
-    Returns:
-        The candidates of each risk point, in order.
-    """
-    found = []
-    at = 0
-    while at < len(candidates):
-        if candidates[at]:
-            found.append(candidates[at])
-        at += grown_length(candidates[at])
-    return found
-
-
 def grown_length(candidates: Sequence[Candidate]) -> int:
     """The number of tokens of the longest candidate; 1 if there are none."""
     return max((len(one.token_ids) for one in candidates), default=1)

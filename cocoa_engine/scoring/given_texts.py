@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
-from cocoa_engine.calibration.features import competition
+from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.calibration.risk_measure import RiskMeasure
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.answer_history import AnswerHistory
@@ -21,11 +22,11 @@ from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.passages import Source, passage_positions
 from cocoa_engine.model.prompts import Prompt, Texts, is_many, prompt_ids, text_ids
 from cocoa_engine.results import Generation
-from cocoa_engine.scoring.candidates import CandidateGrower, risk_points
+from cocoa_engine.scoring.candidates import CandidateGrower
 from cocoa_engine.scoring.rescoring import rescored
 from cocoa_engine.scoring.shared_prompt import GivenText, ScoredText, score_texts
 from cocoa_engine.scoring.teacher_forcing import score_divided, score_text
-from cocoa_engine.spans import Candidate, Competition, Span, Usage
+from cocoa_engine.spans import Candidate, Span, Usage
 
 
 def score(
@@ -40,9 +41,11 @@ def score(
 ) -> Generation | list[Generation]:
     """Score a text, or each of several texts; see :meth:`CocoaEngine.score`."""
     scorer = _Scorer(session, prompt, config, measure, source)
-    if divide:
-        return [scorer.divided(one) for one in text] if is_many(text) else scorer.divided(text)  # type: ignore[arg-type]
-    return scorer.many(text) if is_many(text) else scorer.one(text)
+    if not divide:
+        return scorer.many(text) if is_many(text) else scorer.one(text)
+    if is_many(text):
+        return [scorer.divided(cast("str | Sequence[int]", one)) for one in text]
+    return scorer.divided(cast("str | Sequence[int]", text))
 
 
 class _Scorer:
@@ -52,8 +55,10 @@ class _Scorer:
         self, session: Session, prompt: Prompt, config: CocoaConfig, measure: RiskMeasure, source: Source | None
     ) -> None:
         self._session, self._config, self._measure = session, config, measure
-        self._calibrator = measure.calibrator
-        self._capture = capture_spec(session.model, config)
+        self._calibrator = calibrator = measure.calibrator
+        self._capture = capture_spec(session.model, config, calibrator)
+        if METHODS[config.method].needs_own_passes or (calibrator is not None and calibrator.heads):
+            require_ability(config.method, session.backend, self._capture, calibrator)
         self._prompt = prompt
         self._before = prompt_ids(session.model, session.tokens, prompt)
         self._passages = passage_positions(session.tokens, prompt, self._before, source)
@@ -62,13 +67,12 @@ class _Scorer:
         """A single text, in one forward pass."""
         ids, shown = self._ids(text, "text to score")
         decided = score_text(
-            self._session.model, self._before, ids, self._config, self._plain, len(shown), self._passages
+            self._session.model, self._before, ids, self._config, self._plain, len(shown), *self._measured
         )
         (scored,) = self._by_method([ScoredText(decided, 1)])
-        (competed,) = self._competition([ids])
-        return self._generation(shown, [scored.decided], scored.forward_passes, competed)
+        return self._generation(shown, [scored.decided], scored.forward_passes)
 
-    def divided(self, text: str | Sequence[int] | Texts) -> Generation:
+    def divided(self, text: str | Sequence[int]) -> Generation:
         """A single text, divided at its risk points, in one forward pass.
 
         Raises:
@@ -80,30 +84,31 @@ class _Scorer:
                 f"method={method!r} scores a text as one span; leave divide=True out, or use 'cocoa-sig'."
             )
         ids, shown = self._ids(text, "text to score")
-        spans = score_divided(self._session.model, self._before, ids, self._config, self._plain, self._passages)
+        spans = score_divided(self._session.model, self._before, ids, self._config, self._plain, *self._measured)
         grown: Sequence[list[Candidate]] = [[] for _ in ids]
-        if self._calibrator is not None and METHODS[method].branches:
+        if self._calibrator is not None and self._calibrator.span is not None and METHODS[method].branches:
             (grown,) = CandidateGrower(self._session, self._config)(self._before, [ids])
         candidates, start = [], 0
         for span in spans:
             candidates.append(grown[start])
             start += len(span.token_ids)
-        competed = None
-        if self._calibrator is not None and self._calibrator.answer is not None:
-            competed = competition(risk_points(grown))
-        return self._generation(shown, spans, 1, competed, candidates)
+        return self._generation(shown, spans, 1, candidates)
 
     def many(self, texts: str | Sequence[int] | Texts) -> list[Generation]:
         """Several texts; the prompt is encoded once."""
         given = [self._ids(text, f"text to score at index {number}") for number, text in enumerate(texts)]
         lengths = [GivenText(ids, len(shown)) for ids, shown in given]
         backend, config = self._session.backend, self._config
-        scored = self._by_method(score_texts(backend, self._before, lengths, config, self._plain, self._passages))
-        competed = self._competition([ids for ids, _ in given])
+        scored = self._by_method(score_texts(backend, self._before, lengths, config, self._plain, *self._measured))
         return [
-            self._generation(shown, [one.decided], one.forward_passes, among)
-            for (_, shown), one, among in zip(given, scored, competed, strict=True)
+            self._generation(shown, [one.decided], one.forward_passes)
+            for (_, shown), one in zip(given, scored, strict=True)
         ]
+
+    @property
+    def _measured(self) -> tuple[tuple[range, ...], RiskCalibrator | None]:
+        """What is measured in addition: the attention on the passages, and the calibrator's probe."""
+        return self._passages, self._calibrator
 
     @property
     def _plain(self) -> CaptureSpec:
@@ -130,25 +135,13 @@ class _Scorer:
         """The texts with the configured method's score. Some methods need more forward passes for it."""
         if not METHODS[self._config.method].needs_own_passes:
             return scored
-        backend = self._session.backend
-        require_ability(self._config.method, backend, self._capture)
-        return rescored(backend, self._before, scored, self._config, self._capture)
-
-    def _competition(self, texts: Sequence[list[int]]) -> Sequence[Competition | None]:
-        """A summary of the candidates at each text's risk points, if a calibrator for answers needs it."""
-        if self._calibrator is None or self._calibrator.answer is None:
-            return [None] * len(texts)
-        if not METHODS[self._config.method].branches:
-            return [Competition()] * len(texts)
-        grower = CandidateGrower(self._session, self._config)
-        return [competition(risk_points(candidates)) for candidates in grower(self._before, texts)]
+        return rescored(self._session.backend, self._before, scored, self._config, self._capture)
 
     def _generation(
         self,
         shown: str,
         decided: Sequence[DecidedSpan],
         forward_passes: int,
-        competed: Competition | None,
         candidates: Sequence[list[Candidate]] = (),
     ) -> Generation:
         """The result of a text.
@@ -157,7 +150,6 @@ class _Scorer:
             shown: the text.
             decided: its spans.
             forward_passes: the number of passes it took.
-            competed: a summary of the candidates at its risk points.
             candidates: for each span, the candidates where it begins, if they were grown.
         """
         history = AnswerHistory(self._before)
@@ -178,7 +170,7 @@ class _Scorer:
                 token_ends=ends[at - len(one.token_ids) : at],
                 candidates=competing,
                 chosen=next(chosen, None),
-            )
+            ).for_calibrator(self._calibrator)
             place = (start, end, shown[start:end])
             spans.append(make_span(measured, place, self._config, self._measure, given=True))
             start = end
@@ -195,7 +187,6 @@ class _Scorer:
             ),
             config=self._config,
             model_name=self._session.model_name,
-            competition=competed,
             threshold=self._measure.threshold_of(spans[0].risk_source),
         )
         return with_answer_risk(generation, self._calibrator)

@@ -8,9 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import DecidedSpan, passage_means
 from cocoa_engine.decoding.span_scoring import log_prob_and_score, mlds
+from cocoa_engine.decoding.state_reader import StateReader
 from cocoa_engine.decoding.token_statistics import TokenStatistics, token_statistics
 from cocoa_engine.errors import NonFiniteLogitsError
 from cocoa_engine.execution.backends import Backend
@@ -38,7 +40,7 @@ class _Measured(NamedTuple):
     """The measurements of one text."""
 
     tokens: TokenStatistics
-    hidden: Tensor  # [N + 1, d] float32: sums over the text's tokens
+    hidden: Tensor  # [captured layers + 1, d] float32: sums over the text's tokens
     source: list[float]  # of each token; empty if it was not measured
     passages: list[list[float]]  # of each token, by passage; empty without passages
     forward_passes: int
@@ -51,6 +53,7 @@ def score_texts(
     config: CocoaConfig,
     capture: CaptureSpec,
     passages: Sequence[range] = (),
+    calibrator: RiskCalibrator | None = None,
 ) -> list[ScoredText]:
     """Score each text as one span after ``prompt``, as :func:`.score_text` does for one text.
 
@@ -60,15 +63,19 @@ def score_texts(
         NonFiniteLogitsError: a token's log-probability is NaN or infinite. The message names the text.
     """
     if isinstance(backend, Recompute):  # it caches no prompt: each text takes one pass by itself
-        return [ScoredText(_alone(backend, prompt, texts, n, config, capture, passages), 1) for n in range(len(texts))]
+        more = (config, capture, passages, calibrator)
+        return [ScoredText(_alone(backend, prompt, texts, number, *more), 1) for number in range(len(texts))]
+    reader = StateReader.of(capture, calibrator)
     scored: dict[int, ScoredText] = {}
     with TextTree(backend, prompt, [text.token_ids for text in texts], capture, passages=passages) as tree:
         for group in tree.groups():
             measured = _measure(group)
             if not all(-float("inf") < value <= 0 for one in measured for value in one.tokens.log_probs):
                 _raise_of_first_bad(backend, prompt, texts, group.numbers, config, capture)
-            con, f = mlds(torch.stack([one.hidden / len(one.tokens.log_probs) for one in measured], dim=1))
-            for number, one, c, final in zip(group.numbers, measured, con, f, strict=True):
+            pooled = torch.stack([one.hidden / len(one.tokens.log_probs) for one in measured], dim=1)
+            con, f = mlds(reader.of_mlds(pooled))
+            probe: Sequence[float | None] = reader.probe_scores(pooled) or [None] * len(measured)
+            for number, one, c, final, probed in zip(group.numbers, measured, con, f, probe, strict=True):
                 log_prob, score = log_prob_and_score(config, one.tokens.log_probs, c, final)
                 text = texts[number]
                 decided = DecidedSpan(
@@ -83,6 +90,7 @@ def score_texts(
                     text.text_end,
                     token_source_attention=one.source,
                     passage_attention=passage_means(one.passages),
+                    probe=probed,
                 )
                 scored[number] = ScoredText(decided, tree.prompt_passes + one.forward_passes)
     return [scored[number] for number in range(len(texts))]
@@ -148,9 +156,10 @@ def _alone(
     config: CocoaConfig,
     capture: CaptureSpec,
     passages: Sequence[range] = (),
+    calibrator: RiskCalibrator | None = None,
 ) -> DecidedSpan:
     text = texts[number]
     try:
-        return score_text(backend.model, prompt, text.token_ids, config, capture, text.text_end, passages)
+        return score_text(backend.model, prompt, text.token_ids, config, capture, text.text_end, passages, calibrator)
     except NonFiniteLogitsError as error:
         raise NonFiniteLogitsError(f"text to score at index {number}: {error}") from None

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import DecidedSpan, passage_means
 from cocoa_engine.decoding.span_scoring import log_prob_and_score, mlds
+from cocoa_engine.decoding.state_reader import StateReader
 from cocoa_engine.decoding.token_statistics import TokenStatistics, token_statistics
 from cocoa_engine.errors import NonFiniteLogitsError
 from cocoa_engine.execution.forward.observed_attention import observed_attention
@@ -28,9 +30,10 @@ def score_text(
     spec: CaptureSpec,
     text_end: int,
     passages: Sequence[range] = (),
+    calibrator: RiskCalibrator | None = None,
 ) -> DecidedSpan:
     """Score ``text`` as one span after ``prompt``, by the model's own distribution; see :func:`score_spans`."""
-    return score_spans(model, prompt, [text], config, spec, [text_end], passages)[0]
+    return score_spans(model, prompt, [text], config, spec, [text_end], passages, calibrator)[0]
 
 
 def score_spans(
@@ -41,6 +44,7 @@ def score_spans(
     spec: CaptureSpec,
     text_ends: Sequence[int],
     passages: Sequence[range] = (),
+    calibrator: RiskCalibrator | None = None,
 ) -> list[DecidedSpan]:
     """Score consecutive spans of a text, each after ``prompt`` and the spans before it, in one forward pass.
 
@@ -52,12 +56,14 @@ def score_spans(
         spec: the hidden states of the MLDS.
         text_ends: for each span, the offset after its last character in the text.
         passages: the positions of passages of the prompt whose attention mass is measured.
+        calibrator: its probe is measured, from the states that ``spec`` captures for it.
 
     Raises:
         NonFiniteLogitsError: a token's log-probability is NaN or infinite.
     """
     text = [token_id for span in spans for token_id in span]
-    return _score(model, prompt, text, config, spec, lambda *_: [len(span) for span in spans], text_ends, passages)
+    lengths = [len(span) for span in spans]
+    return _score(model, prompt, text, config, spec, lambda *_: lengths, text_ends, passages, calibrator)
 
 
 def score_divided(
@@ -67,6 +73,7 @@ def score_divided(
     config: CocoaConfig,
     spec: CaptureSpec,
     passages: Sequence[range] = (),
+    calibrator: RiskCalibrator | None = None,
 ) -> list[DecidedSpan]:
     """Score a text divided at its risk points, in one forward pass; see :func:`score_spans`.
 
@@ -80,7 +87,7 @@ def score_divided(
         starts = [at for at in range(len(text)) if at == 0 or competes[at] or not is_best[at]]
         return [end - start for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
 
-    return _score(model, prompt, text, config, spec, lengths, None, passages)
+    return _score(model, prompt, text, config, spec, lengths, None, passages, calibrator)
 
 
 def _score(
@@ -92,6 +99,7 @@ def _score(
     divide: Callable[[TokenStatistics, Tensor], list[int]],
     text_ends: Sequence[int] | None,
     passages: Sequence[range],
+    calibrator: RiskCalibrator | None,
 ) -> list[DecidedSpan]:
     """Score the spans of a text; ``divide`` returns their lengths from the statistics and the logits of the tokens."""
     token_ids = torch.tensor([[*prompt, *text]], device=model.device)
@@ -106,7 +114,10 @@ def _score(
         statistics = _in_chunks(predicting, torch.tensor(text, device=logits.device))
         lengths = divide(statistics, predicting)
         states = torch.split(captured.stacked(logits.device)[:, 0], lengths, dim=1)
-        con, f = mlds(torch.stack([state.mean(dim=1) for state in states], dim=1))  # of [N + 1, B, d]
+        pooled = torch.stack([state.mean(dim=1) for state in states], dim=1)  # [captured layers + 1, B, d]
+        reader = StateReader.of(spec, calibrator)
+        con, f = mlds(reader.of_mlds(pooled))
+        scores = reader.probe_scores(pooled)
         measured, of_passages = probe.mean(), probe.of_passages()
     source = [] if measured is None else measured.tolist()
     by_passage = [] if of_passages is None else of_passages.tolist()
@@ -136,6 +147,7 @@ def _score(
                 start if text_ends is None else text_ends[number],
                 token_source_attention=source[rows],
                 passage_attention=passage_means(by_passage[rows]),
+                probe=None if scores is None else scores[number],
             )
         )
     return decided

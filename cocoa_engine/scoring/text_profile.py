@@ -117,13 +117,14 @@ class Profiler:
     Args:
         session: the model and its backend.
         config: the settings; ``gamma`` and ``max_candidates`` define which tokens compete.
+        heads: the heads whose source attention is measured, for a calibrator; see :func:`.source_heads`.
 
     Raises:
         UnsupportedModelError: the model's final norm was not found.
     """
 
-    def __init__(self, session: Session, config: CocoaConfig) -> None:
-        self._session, self._config = session, config
+    def __init__(self, session: Session, config: CocoaConfig, heads: Sequence[tuple[int, int]] | None = None) -> None:
+        self._session, self._config, self._heads = session, config, heads
         self._norm = _final_norm(session.model)
 
     def __call__(self, prompt: Prompt, texts: Sequence[str | Sequence[int]]) -> list[TextProfile]:
@@ -141,7 +142,7 @@ class Profiler:
         before = prompt_ids(model, tokens, prompt)
         ids = [text_ids(model, tokens, prompt, before, text)[0] for text in texts]
         # layers before the final norm; _normed applies the norm
-        heads = source_heads(self._config.decore_heads, model)
+        heads = source_heads(self._config.decore_heads, model, self._heads)
         spec = CaptureSpec(0, model.num_layers, "pre_norm", source_heads=heads)
         profiles: dict[int, TextProfile] = {}
         with TextTree(self._session.backend, before, ids, spec) as tree:

@@ -18,6 +18,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.span_scoring import ranking_mlds
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.optional import need
+from cocoa_engine.output_files import draft_of
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
@@ -110,4 +111,5 @@ def draw(candidates: Sequence[CandidateScale], found: AlphaRange, metric: str, p
     axes.set_xlabel(metric)
     axes.set_ylabel("|log p_S| in nats")
     axes.legend(title="|log p_S| / MLDS")
-    figure.savefig(path, dpi=120)
+    with draft_of(path) as draft:
+        figure.savefig(draft, dpi=120)

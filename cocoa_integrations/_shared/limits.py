@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from cocoa_engine import Unit, UnitLevel
 from cocoa_engine.errors import ConfigError, HallucinationRiskError
 from cocoa_engine.messages import unknown
+from cocoa_integrations._shared.finite import is_unmeasured, severity
 from cocoa_integrations._shared.metadata import is_reasoning
 from cocoa_integrations._shared.reasoning import CLOSING
 from cocoa_integrations._shared.units import units_of_spans
@@ -49,9 +50,21 @@ def require_metric(metric: str, known: Any = Metric) -> None:
 
 
 def metric_of(span: dict[str, Any], metric: Metric) -> float:
-    """The value of a metric for an entry of ``cocoa_spans``; ``self_information`` is -log p of the span, in nats."""
-    value = -span["log_prob"] if metric == "self_information" else span[metric]
-    return 0.0 if value is None else float(value)
+    """The value of a metric for an entry of ``cocoa_spans``; ``self_information`` is -log p of the span, in nats.
+
+    A value that is not a finite number is infinite: it reaches every threshold. A risk that was not measured is 0.0.
+    """
+    return 0.0 if metric == "risk" and is_unmeasured(span) else value_of(span, metric)
+
+
+def value_of(entry: dict[str, Any], metric: Metric) -> float:
+    """The value of a metric for an entry whose values were all measured, such as that of a tool's argument.
+
+    A value that is not a finite number is infinite: it reaches every threshold.
+    """
+    if metric == "self_information":
+        return severity(None if entry["log_prob"] is None else -entry["log_prob"])
+    return severity(entry[metric])
 
 
 def reaches(value: float, threshold: float) -> bool:
@@ -132,15 +145,15 @@ def measured_units(spans: Sequence[dict[str, Any]], metric: Metric, unit: UnitLe
 
 def highest(spans: Sequence[dict[str, Any]], metric: Metric, unit: UnitLevel = "span") -> float:
     """The highest value of any span with visible text, of any claim or any sentence; 0.0 without any."""
-    values = (one["value"] for one in measured_units(spans, metric, unit))
-    return max(values, key=lambda value: value if math.isfinite(value) else math.inf, default=0.0)
+    return max((one["value"] for one in measured_units(spans, metric, unit)), default=0.0)
 
 
 @dataclass(frozen=True)
 class Limit:
     """A threshold for answers. An answer is too risky if one of its units, or the answer as a whole, reaches it.
 
-    Spans that contain only whitespace do not count. Claims have no punctuation or function words.
+    Spans that contain only whitespace do not count. Claims have no punctuation or function words. A value that is not a
+    finite number reaches every threshold.
 
     Attributes:
         threshold: in the unit of the metric. `None` is the threshold that the report of the answer has: the
@@ -210,12 +223,13 @@ class Limit:
         """
         if self.metric != "answer_risk":
             return highest(report["spans"], self.metric, self.unit)
-        if report["answer_risk"] is None:
+        known = report.get("answer_threshold") is not None and any(not is_reasoning(one) for one in report["spans"])
+        if report["answer_risk"] is None and not known:
             raise ConfigError(
                 "this answer has no answer_risk, because its model has no calibrator for answers; fit one with `cocoa "
                 "calibrate --questions`, or compare metric='risk', the risk of its spans"
             )
-        return float(report["answer_risk"])
+        return severity(report["answer_risk"])
 
     def threshold_for(self, report: dict[str, Any]) -> float:
         """The threshold that applies to an answer.

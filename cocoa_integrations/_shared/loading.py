@@ -75,8 +75,8 @@ class LazyEngine:
                 elif calibrator is None:
                     engine = self._default.get().without_calibrator()
                 else:
-                    calibrator = RiskCalibrator.of(calibrator)  # before the weights are read
-                    engine = self._default.get().with_calibrator(calibrator)
+                    fitted = RiskCalibrator.load(calibrator)  # before the weights are read
+                    engine = self._default.get().with_calibrator(fitted)
                 self._as_loaded = _digest(self._weights.settings, engine)
                 self._engine = engine
             return self._engine

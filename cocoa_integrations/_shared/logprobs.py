@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 from cocoa_engine import CocoaEngine, Span
+from cocoa_integrations._shared.finite import UNLIKELY
 
 
 class TokenLogprobs:
@@ -39,18 +41,28 @@ class TokenLogprobs:
             text = piece[: len(span.text) - shown]
             shown += len(text)
             if text or (not piece and token_id not in self._special):
-                entries.append({"token": text, "logprob": log_prob, "bytes": list(text.encode()), "top_logprobs": top})
+                entries.append(
+                    {"token": text, "logprob": _plain(log_prob), "bytes": list(text.encode()), "top_logprobs": top}
+                )
         return entries
 
     def _rival(self, token_id: int, log_prob: float) -> dict[str, Any]:
         """The entry of a token that could have come next."""
         if token_id in self._special:
-            return {"token": self._engine.tokenizer.convert_ids_to_tokens(token_id), "logprob": log_prob, "bytes": None}
+            return {
+                "token": self._engine.tokenizer.convert_ids_to_tokens(token_id),
+                "logprob": _plain(log_prob),
+                "bytes": None,
+            }
         track = self._track.fork()
         before = len(track.text)
         track.push(token_id)
         text = track.text[before:]
-        return {"token": text, "logprob": log_prob, "bytes": list(text.encode())}
+        return {"token": text, "logprob": _plain(log_prob), "bytes": list(text.encode())}
+
+
+def _plain(log_prob: float) -> float:
+    return log_prob if math.isfinite(log_prob) else UNLIKELY
 
 
 def openai_logprobs(spans: Iterable[Span], engine: CocoaEngine) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The metadata schema of all adapters: ``cocoa_spans`` per chunk, ``cocoa_risk`` once per answer.
 
-All values are plain Python values, so every framework can serialise them.
+All values are plain Python values, so every framework can serialise them. A number that is not finite is ``None``:
+JSON has no other form of it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cocoa_engine import ContextLift, Generation, RiskSource, Span
+from cocoa_integrations._shared.finite import finite, is_unmeasured
 from cocoa_integrations._shared.reasoning import Part, Split
 from cocoa_integrations._shared.units import unit_entries
 
@@ -27,24 +29,28 @@ def span_metadata(span: Span, number: int, part: Part | None = None) -> dict[str
     report says where it comes from. ``flagged`` says whether it reaches ``threshold`` of the report.
     ``reaches_max_risk`` is true for the span at which ``max_risk`` stopped the answer; it is the last span.
     """
+    risk = finite(span.risk)
     entry: dict[str, Any] = {
         "span": number,
         "start": span.start,
         "end": span.end,
         "text": span.text,
         "kind": span.kind,
-        "con_mlds": span.con_mlds,
-        "f_mlds": span.f_mlds,
-        "log_prob": span.log_prob,
-        "score": span.score,
-        "risk": span.risk,
-        "flagged": span.flagged,
-        "source_attention": span.source_attention,
-        **({"passage_attention": list(span.passage_attention)} if span.passage_attention else {}),
+        "con_mlds": finite(span.con_mlds),
+        "f_mlds": finite(span.f_mlds),
+        "log_prob": finite(span.log_prob),
+        "score": finite(span.score),
+        "risk": risk,
+        # it reaches every threshold; a risk of None that is not flagged was not measured
+        "flagged": span.flagged or (risk is None and span.risk is not None),
+        "source_attention": finite(span.source_attention),
+        **({"passage_attention": list(map(finite, span.passage_attention))} if span.passage_attention else {}),
         "reaches_max_risk": span.reaches_max_risk,
         "candidates": len(span.candidates),
         "chosen": span.chosen,
     }
+    if span.out_of_domain:
+        entry["out_of_domain"] = True
     return entry if part is None else {**entry, "part": part}
 
 
@@ -58,15 +64,18 @@ def all_spans(generation: Generation, split: Split | None = None) -> list[dict[s
 
 def risk_report(generation: Generation, split: Split | None = None) -> dict[str, Any]:
     """The ``cocoa_risk`` report of a complete answer; ``split`` separates its reasoning."""
+    answered = generation if split is None else split.answered
     report = report_of(
         all_spans(generation, split),
         method=generation.config.method,
         risk_source=generation.risk_source,
         threshold=generation.threshold,
-        answer_risk=(generation if split is None else split.answered).answer_risk,
+        answer_risk=answered.answer_risk,
         answer_threshold=generation.answer_threshold,
         model_name=generation.model_name,
     )
+    if answered.out_of_domain:
+        report["out_of_domain"] = True
     return {**report, **unit_entries(generation, split)}
 
 
@@ -94,7 +103,7 @@ def report_of(
         "risk_source": risk_source,
         "calibrated": risk_source == "calibrator",
         "threshold": threshold,
-        "answer_risk": answer_risk,
+        "answer_risk": finite(answer_risk),
         "answer_threshold": answer_threshold,
         "spans": spans,
         "risk_points": counted["risk_points"],
@@ -111,10 +120,12 @@ def is_reasoning(span: dict[str, Any]) -> bool:
 
 
 def _risk_of(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    risks = [span["risk"] for span in spans if span["risk"] is not None]
+    risks = [finite(span["risk"]) for span in spans if not is_unmeasured(span)]
+    known = [risk for risk in risks if risk is not None]
+    unknown = len(known) < len(risks)  # neither the highest nor the mean is known then
     return {
-        "max_risk": max(risks, default=0.0),
-        "mean_risk": sum(risks) / len(risks) if risks else 0.0,
+        "max_risk": None if unknown else max(known, default=0.0),
+        "mean_risk": None if unknown else sum(known) / len(known) if known else 0.0,
         "risk_points": sum(span["kind"] == "risk_point" for span in spans),
     }
 
@@ -126,6 +137,6 @@ def add_context_lift(spans: Sequence[dict[str, Any]], lifts: Sequence[ContextLif
     MLDS. All three are ``None`` for a span without tokens.
     """
     for span, lift in zip(spans, lifts, strict=True):
-        span["context_lift"] = None if lift is None else lift.log_prob
-        span["con_mlds_lift"] = None if lift is None else lift.con_mlds
-        span["f_mlds_lift"] = None if lift is None else lift.f_mlds
+        span["context_lift"] = None if lift is None else finite(lift.log_prob)
+        span["con_mlds_lift"] = None if lift is None else finite(lift.con_mlds)
+        span["f_mlds_lift"] = None if lift is None else finite(lift.f_mlds)

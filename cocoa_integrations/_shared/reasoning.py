@@ -64,10 +64,12 @@ def _answered(generation: Generation, spans: list[Span], engine: CocoaEngine) ->
     answered = generation.model_copy(
         update={"spans": spans, "token_ids": token_ids, "text": text, "answer_risk": None, "competition": None}
     )
+    answered = answered.model_copy(update={"out_of_domain": answered.has_spans_out_of_domain})
     calibrator = engine.calibrator_for(generation.config)
     if calibrator is None or calibrator.answer is None or not token_ids:
         return answered
-    return answered.model_copy(update={"answer_risk": calibrator.answer_risk(answered)})
+    outside = answered.out_of_domain or calibrator.is_answer_out_of_domain(answered)
+    return answered.model_copy(update={"answer_risk": calibrator.answer_risk(answered), "out_of_domain": outside})
 
 
 class ReasoningSplitter:

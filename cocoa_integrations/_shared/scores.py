@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from cocoa_engine import __version__
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations._shared.limits import SOURCES, Limit, highest, visible_spans
+from cocoa_integrations._shared.finite import finite
+from cocoa_integrations._shared.limits import SOURCES, Limit, highest, metric_of, visible_spans
 from cocoa_integrations._shared.tracing import is_traced
 
 if TYPE_CHECKING:
@@ -43,7 +44,10 @@ class Scoring:
             Limit(self.threshold)
 
     def score(self, report: dict[str, Any]) -> float:
-        """The highest risk of any span with visible text; the reasoning does not count."""
+        """The highest risk of any span with visible text; the reasoning does not count.
+
+        It is infinite if the risk of a span is not a finite number.
+        """
         return highest(report["spans"], "risk")
 
     def label(self, report: dict[str, Any]) -> str | None:
@@ -54,11 +58,11 @@ class Scoring:
 
     def explanation(self, report: dict[str, Any]) -> str:
         """What the score is, and the riskiest span."""
-        kind = SOURCES.get(report.get("risk_source"), "source unknown")
+        kind = SOURCES.get(report.get("risk_source") or "", "source unknown")
         spans = visible_spans(report["spans"])
         if not self.explain or not spans:
             return f"highest risk of any span ({kind})"
-        riskiest = max(spans, key=lambda span: float(span["risk"]))
+        riskiest = max(spans, key=lambda span: metric_of(span, "risk"))
         return f"highest risk of any span ({kind}); the riskiest is {riskiest['text'].strip()!r}"
 
 
@@ -86,7 +90,7 @@ def emit_event(
 
     attributes = {
         "gen_ai.evaluation.name": scoring.name,
-        "gen_ai.evaluation.score.value": scoring.score(report),
+        "gen_ai.evaluation.score.value": finite(scoring.score(report)),
         "gen_ai.evaluation.score.label": scoring.label(report),
         "gen_ai.evaluation.explanation": scoring.explanation(report),
         "gen_ai.response.id": response_id,

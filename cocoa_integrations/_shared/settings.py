@@ -18,26 +18,26 @@ SYNONYMS = {"max_tokens": "max_new_tokens"}
 """Other names of settings, from the frameworks."""
 
 
-def split_settings(options: Mapping[str, Any], method: str = "sample") -> tuple[dict[str, Any], dict[str, Any]]:
+def split_settings(options: Mapping[str, Any], method: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split keyword arguments into decode settings, with synonyms resolved, and the rest.
 
-    A setting that is ``None`` is dropped, unless ``None`` is its default. ``top_k`` and ``top_p`` belong to the rest
-    unless the method samples tokens.
+    A setting that is ``None`` is dropped, unless ``None`` is its default. If the current method is given, ``top_k``
+    and ``top_p`` belong to the rest unless the method samples tokens.
 
     Args:
         options: the keyword arguments.
-        method: the decoding method, if the arguments do not name another.
+        method: the current decoding method; the arguments may name another.
 
     Raises:
         ConfigError: a setting is given under two names with different values.
     """
     used = METHODS.get(str(options.get("method") or method))
-    samples = used is not None and used.samples
+    refused = () if method is None or (used is not None and used.samples) else OF_SAMPLING
     settings: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     for name, value in options.items():
         setting = SYNONYMS.get(name, name)
-        if setting not in CocoaConfig.model_fields or (setting in OF_SAMPLING and not samples):
+        if setting not in CocoaConfig.model_fields or setting in refused:
             rest[name] = value
         elif value is None and CocoaConfig.model_fields[setting].default is not None:
             continue

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from cocoa_engine import Generation
 from cocoa_engine.forks import free_in_child
+from cocoa_integrations._shared.finite import severity
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -28,7 +29,7 @@ class _Totals:
     calibrated: bool = True
 
     def add(self, generation: Generation) -> None:
-        self.max_risk = max(self.max_risk, generation.max_risk)
+        self.max_risk = max(self.max_risk, severity(generation.max_risk))
         risks = [span.risk for span in generation.spans if span.risk is not None]
         self.sum_risk += sum(risks)
         self.spans += len(risks)

@@ -6,6 +6,7 @@ import math
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 from cocoa_engine.errors import ConfigError
+from cocoa_integrations._shared.finite import finite, severity
 from cocoa_integrations._shared.limits import Limit, reaches
 from cocoa_integrations._shared.metadata import RISK_KEY
 
@@ -31,20 +32,21 @@ class Tries(Generic[AnswerT]):
         self._history: list[dict[str, Any]] = []
 
     def add(self, answer: AnswerT, report: dict[str, Any] | None, /, **entry: Any) -> bool:
-        """Add an attempt, and return whether its risk is below the threshold. Without a report it is not."""
-        risk = None if report is None else self._risk(report)
+        """Add an attempt, and return whether its risk is below the threshold.
+
+        It is not without a report, or if the risk is not a finite number.
+        """
+        risk = None if report is None else finite(self._risk(report))
         self._answers.append(answer)
         self._history.append({**entry, RISK_KEY: report, "risk": risk, "chosen": False})
         return report is not None and risk is not None and not reaches(risk, self._limit.threshold_for(report))
 
     def _risk(self, report: dict[str, Any]) -> float:
-        if self._measure == "answer_risk":
-            return self._limit.value(report)
-        return float(report[self._measure])
+        return self._limit.value(report) if self._measure == "answer_risk" else severity(report[self._measure])
 
     def best(self) -> tuple[AnswerT, list[dict[str, Any]]]:
         """The first of the least risky answers, and the history of all attempts."""
-        risks = [math.inf if one["risk"] is None else one["risk"] for one in self._history]
+        risks = [severity(one["risk"]) for one in self._history]
         number = min(range(len(risks)), key=risks.__getitem__)
         self._history[number]["chosen"] = True
         return self._answers[number], self._history

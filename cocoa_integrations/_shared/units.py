@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cocoa_engine import Check, Generation, MeasuredText, Unit, UnitLevel
+from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.reasoning import CLOSING, Split
 
 
@@ -36,12 +37,12 @@ def unit_entries(generation: Generation, split: Split | None = None) -> dict[str
 
 def check_entry(check: Check) -> dict[str, Any]:
     """One entry of ``check``."""
-    return check.model_dump()
+    return {**check.model_dump(), "risk": finite(check.risk)}
 
 
 def sentence_entry(sentence: Unit) -> dict[str, Any]:
     """One entry of ``sentences``."""
-    return {"start": sentence.start, "end": sentence.end, "risk": sentence.risk}
+    return {"start": sentence.start, "end": sentence.end, "risk": finite(sentence.risk)}
 
 
 def units_of_spans(

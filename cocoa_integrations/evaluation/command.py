@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from cocoa_engine.cli.dataset_options import short_name
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import LoadOptions, Model, with_options
+from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.model.embedded import MODEL_NAME
@@ -19,6 +21,19 @@ Markdown = Annotated[bool, typer.Option("--markdown", help="Print the tables as 
 
 _SWEPT = ("method", "metric", "alpha")
 _SHARED = tuple(name for name in CocoaConfig.model_fields if name not in _SWEPT)
+
+
+class EvalCommand(TyperCommand):
+    """The command, with an option whose value can be left out."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; ``--run-code`` alone is ``--run-code=confined``."""
+        after = [*args[1:], ""]
+        given = [
+            f"{one}=confined" if one == "--run-code" and following not in ("confined", "unsafe") else one
+            for one, following in zip(args, after, strict=True)
+        ]
+        return super().parse_args(ctx, given)
 
 
 @with_options(*_SHARED)
@@ -47,8 +62,14 @@ def evaluate(
         str | None, typer.Option(help="Model of the paper to compare with. Default: the most similar one.")
     ] = None,
     run_code: Annotated[
-        bool, typer.Option("--run-code", help="Allow mbpp to run the code that the model writes, in a limited process.")
-    ] = False,
+        Literal["confined", "unsafe"] | None,
+        typer.Option(
+            "--run-code",
+            help="Allow mbpp to run the code that the model writes. Alone or 'confined': in a process that the kernel "
+            "confines. 'unsafe': also where it cannot, in a process that prevents only accidents.",
+            show_default=False,
+        ),
+    ] = None,
     markdown: Markdown = False,
 ) -> None:
     """Evaluate decoding methods on a benchmark's data file, with a table like those of the paper."""
@@ -65,7 +86,8 @@ def evaluate(
     arms = make_arms(_list(methods), _list(metrics), [_number(alpha) for alpha in _list(alphas)])
     choose_model(chosen.name, model or MODEL_NAME, paper_model)  # reports a wrong name before the evaluation
     samples = load_samples(chosen.name, data, limit=limit, shuffle=shuffle)
-    with progress_bar(chosen.name) as (begin, advance):
+    kept = on_interrupt(f"the finished samples are kept in {out}: repeat the command to resume")
+    with kept, progress_bar(chosen.name) as (begin, advance):
         results = run(
             lambda: load_engine(model, loading),
             chosen,
@@ -78,7 +100,7 @@ def evaluate(
             data=describe_data(data, shuffle=shuffle),
             limit=limit,
             paper_model=paper_model,
-            run_code=run_code,
+            run_code="unsafe" if run_code == "unsafe" else run_code is not None,
             begin=begin,
             advance=advance,
         )
@@ -94,3 +116,6 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise ConfigError(f"alpha: {text!r} is not a number") from None
+
+
+evaluate.command_class = EvalCommand  # type: ignore[attr-defined]

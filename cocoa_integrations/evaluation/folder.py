@@ -13,14 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from cocoa_engine.errors import ConfigError, DataError
+from cocoa_engine.output_files import LOCK, locked, write_file
 
 SETTINGS, SAMPLES, RESULTS, TABLE = "settings.json", "samples.jsonl", "results.json", "table.md"
 _KINDS = {"arm": str, "id": str, "sample": str, "answer": str, "metrics": dict, "references": list, "incorrect": list}
 _COLUMNS = {*_KINDS, "question", "context", "method", "metric", "alpha"}
-_LOCK = ".lock"
 _INCREASABLE = "limit"  # a resumed run may raise it: the samples of the earlier run are then its first samples
 
 
@@ -50,7 +48,7 @@ class RunFolder:
 
     def write(self, name: str, text: str) -> None:
         """Write a file atomically."""
-        _write(self.path / name, text)
+        write_file(self.path / name, text)
 
 
 @contextmanager
@@ -68,7 +66,7 @@ def open_folder(path: Path, settings: Mapping[str, Any]) -> Iterator[RunFolder]:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
-    with _locked(path):
+    with locked(path):
         rows = _rows(path / SAMPLES)
         _claim(path, json.loads(json.dumps(settings)), begun=bool(rows))
         yield RunFolder(path, rows)
@@ -84,7 +82,7 @@ def reopen_folder(path: Path) -> Iterator[tuple[RunFolder, dict[str, Any]]]:
     """
     if not (path / SETTINGS).is_file():
         raise ConfigError(f"{path} contains no run: it has no {SETTINGS}; name the --out folder of a `cocoa eval`")
-    with _locked(path):
+    with locked(path):
         yield RunFolder(path, _rows(path / SAMPLES)), _settings(path / SETTINGS)
 
 
@@ -122,21 +120,6 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     return values
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    lock = FileLock(path / _LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ConfigError(f"another process is using {path}; wait for it, or name another folder") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def _claim(path: Path, settings: dict[str, Any], *, begun: bool) -> None:
     file = path / SETTINGS
     if file.exists():
@@ -148,9 +131,9 @@ def _claim(path: Path, settings: dict[str, Any], *, begun: bool) -> None:
             )
         if there == settings:
             return
-    elif other_files := sorted(entry.name for entry in path.iterdir() if entry.name != _LOCK):
+    elif other_files := sorted(entry.name for entry in path.iterdir() if entry.name != LOCK):
         raise ConfigError(f"{path} is not empty and contains no run ({other_files[0]}); name a new folder")
-    _write(file, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+    write_file(file, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
 
 
 def _differences(there: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -189,9 +172,3 @@ def _is_row(row: Mapping[str, Any]) -> bool:
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str]:
     return row["arm"], row["id"]
-
-
-def _write(file: Path, text: str) -> None:
-    draft = file.with_name(f".{file.name}.tmp")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, file)

@@ -31,6 +31,15 @@ def code_of(answer: str) -> str:
     return _joined(lines[fences[0] + 1 : fences[1] if len(fences) > 1 else None])
 
 
+def defined_names(code: str) -> list[str]:
+    """The functions and classes that code defines at its top level; none if it is not Python."""
+    try:
+        statements = ast.parse(code).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    return [one.name for one in statements if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
+
+
 def _parts(lines: list[str], fences: list[int]) -> Iterator[str]:
     """The candidates, the most likely first."""
     yield _joined(lines)

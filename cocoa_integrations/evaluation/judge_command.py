@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.errors import ConfigError, MissingExtraError
 from cocoa_engine.optional import need
 from cocoa_integrations.evaluation.command import Markdown
@@ -62,8 +63,9 @@ def judge(
     if gamma is not None and not factscore:
         raise ConfigError("--gamma is the length penalty of --factscore")
     model = _chat_model(judge)
+    kept = on_interrupt(f"the verdicts so far are kept in {folder}: repeat the command to resume")
     if factscore:
-        with progress_bar("FActScore") as (begin, advance):
+        with kept, progress_bar("FActScore") as (begin, advance):
             found = factscore_run(
                 folder,
                 model,
@@ -77,7 +79,7 @@ def judge(
             )
         show(factscore_report(found), as_markdown=markdown)
         return
-    with progress_bar("judging") as (begin, advance):
+    with kept, progress_bar("judging") as (begin, advance):
         results = judge_run(
             folder,
             model,

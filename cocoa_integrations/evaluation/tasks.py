@@ -12,7 +12,7 @@ from cocoa_engine.errors import ConfigError, DataError
 from cocoa_engine.messages import unknown
 from cocoa_integrations.evaluation import metrics, prompts
 from cocoa_integrations.evaluation.files import Record
-from cocoa_integrations.evaluation.generated_code import code_of
+from cocoa_integrations.evaluation.generated_code import code_of, defined_names
 from cocoa_integrations.evaluation.sandbox import run_code
 
 
@@ -64,7 +64,8 @@ class EvalTask:
         max_new_tokens: the default maximum length of an answer.
         ends_at: the answer is the text before this text, after leading whitespace is removed. It is not a stop text,
             because answers that begin with a line break would then be empty.
-        runs_code: whether ``measure`` runs the code that the model wrote.
+        runs_code: whether ``measure`` runs the code that the model wrote. It then takes the option ``unsafe`` of
+            :func:`~cocoa_integrations.evaluation.sandbox.run_code`.
     """
 
     name: str
@@ -216,8 +217,9 @@ def _mbpp(record: Record, number: str) -> Sample:
     )
 
 
-def _measure_code(sample: Sample, answer: str) -> dict[str, float]:
-    return {"pass_at_1": float(run_code(code_of(answer), sample.tests).passed)}
+def _measure_code(sample: Sample, answer: str, *, unsafe: bool = False) -> dict[str, float]:
+    tested = defined_names(sample.references[0])
+    return {"pass_at_1": float(run_code(code_of(answer), sample.tests, tested=tested, unsafe=unsafe).passed)}
 
 
 # --- arithmetic

@@ -16,6 +16,7 @@ from langchain_core.outputs import Generation, LLMResult
 from langchain_core.tracers.context import register_configure_hook
 
 from cocoa_engine.forks import free_in_child
+from cocoa_integrations._shared.finite import severity
 from cocoa_integrations._shared.metadata import report_of
 from cocoa_integrations._shared.recent_reports import MAX_REPORTS, add_reports, require_max_reports
 from cocoa_integrations.langchain.runnables import find_risk, get_spans
@@ -87,7 +88,7 @@ class RiskCallbackHandler(BaseCallbackHandler):
             # copies, which are not shared with the answer or with other handlers
             added = [{**copy.deepcopy(report), "run_id": str(run_id)} for report in reports]
             add_reports(self.reports, added, self.max_reports)
-            self._max_risk = max([self._max_risk, *(report["max_risk"] for report in added)])
+            self._max_risk = max([self._max_risk, *(severity(report["max_risk"]) for report in added)])
         if self._outer is not None:
             self._outer._keep(run_id, reports)
 

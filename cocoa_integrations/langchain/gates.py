@@ -13,6 +13,7 @@ from cocoa_engine import Generation as EngineGeneration
 from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
+from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.limits import GateMetric, Limit, Mark, covering, require_mark
 from cocoa_integrations._shared.metadata import RISK_KEY
 from cocoa_integrations.langchain.runnables import find_risk, get_risk, get_spans
@@ -168,8 +169,8 @@ class RiskGate(Runnable[Any, Any]):
             "action": action or self.on_risk,
             "metric": self.limit.metric,
             **({} if self.limit.unit == "span" else {"unit": self.limit.unit}),
-            "threshold": self.limit.threshold_for(report),
-            "value": self.limit.value(report),
+            "threshold": finite(self.limit.threshold_for(report)),
+            "value": finite(self.limit.value(report)),
         }
         return _with_report(answer, {**report, "gate": gate})
 

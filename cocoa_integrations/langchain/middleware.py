@@ -20,6 +20,7 @@ from typing_extensions import NotRequired
 from cocoa_engine import UnitLevel
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
+from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.limits import GateMetric, Limit, Mark
 from cocoa_integrations._shared.settings import refuse_unknown
 from cocoa_integrations.langchain.gates import ABSTENTION, MARK, RiskGate, with_text
@@ -39,7 +40,7 @@ class RiskState(AgentState[Any]):
 
     - ``report``: the ``cocoa_risk`` report of the chosen answer; ``None`` if its model does not measure risk. If the
       report is compact, the lists that the message has (``spans``, ``tool_calls``, ``fields``) are left out;
-    - ``value``: the highest value of its spans; ``None`` without a report;
+    - ``value``: the highest value of its spans; ``None`` without a report, or if it is not a finite number;
     - ``action``: ``none`` if the answer is below the threshold, otherwise ``keep``, ``mark`` or ``abstain``, or what a
       person decided: ``accept``, ``edit`` or ``abstain``;
     - ``attempts``: the value of each attempt, including the first, in order.
@@ -235,5 +236,6 @@ class _Trial:
         """The answer that passes, or else the least risky one."""
         assert self._best is not None
         response, report = self._best
-        value = None if report is None else self._limit.value(report)
-        return Chosen(response, {"report": report, "value": value, "attempts": self._values})
+        value = None if report is None else finite(self._limit.value(report))
+        attempts = [finite(one) for one in self._values]
+        return Chosen(response, {"report": report, "value": value, "attempts": attempts})

@@ -35,8 +35,8 @@ class ReviewRequest(TypedDict):
     """The ``cocoa_risk`` report."""
     metric: str
     threshold: float
-    value: float
-    """The highest value of the metric in the answer."""
+    value: float | None
+    """The highest value of the metric in the answer; ``None`` if it is not a finite number."""
     decisions: list[DecisionType]
     """The decisions that are possible. A structured answer cannot be edited."""
     error: NotRequired[str]

@@ -15,6 +15,7 @@ from langsmith import utils as langsmith_utils
 from langsmith.run_trees import get_cached_client
 
 from cocoa_engine.forks import free_in_child
+from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.scores import SCORE_NAME, Scoring, emit_event
 from cocoa_integrations.langchain.run_spans import ReceivesSpans
 from cocoa_integrations.langchain.runnables import find_risk
@@ -192,7 +193,7 @@ class RiskScores(BaseCallbackHandler, ReceivesSpans):
             trace_id=trace_id,
             session_id=self._project_id(client),
             key=self._scoring.name,
-            score=self._scoring.score(report),
+            score=finite(self._scoring.score(report)),
             value=self._scoring.label(report),
             comment=self._scoring.explanation(report),
             source_info={"calibrated": report["calibrated"], "method": report["method"], **model},

@@ -15,7 +15,7 @@ from langgraph.prebuilt.tool_node import ToolCallRequest
 from langgraph.types import Command
 
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations._shared.limits import Limit, Metric, metric_of, reaches, require_metric
+from cocoa_integrations._shared.limits import Limit, Metric, reaches, require_metric, value_of
 from cocoa_integrations.langchain.runnables import find_risk
 from cocoa_integrations.tool_calling import ROOT
 
@@ -70,7 +70,7 @@ class RiskyToolCalls:
             return {}
         threshold = self.limit.threshold_for(report)
         values = {
-            name: metric_of(measured, self._metric)
+            name: value_of(measured, self._metric)
             for name, measured in _arguments_in(report, call["id"]).items()
             # the paths of values inside arguments count only if they are asked for
             if (not name.startswith(ROOT) if self.arguments is None else name in self.arguments)

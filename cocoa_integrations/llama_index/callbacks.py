@@ -22,6 +22,7 @@ from llama_index.core.instrumentation.span import active_span_id
 
 from cocoa_engine import Generation, Span, SpanStream
 from cocoa_engine.forks import free_in_child
+from cocoa_integrations._shared.finite import severity
 from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations._shared.recent_reports import MAX_REPORTS, add_reports, require_max_reports
@@ -112,7 +113,7 @@ class RiskCollector:
         report = _report(generation, split, run_id)  # one for each collector: changes to one do not affect another
         with self._lock:
             add_reports(self.reports, [report], self._max_reports)
-            self.max_risk = max(self.max_risk, report["max_risk"])
+            self.max_risk = max(self.max_risk, severity(report["max_risk"]))
         return report
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cocoa_integrations._shared.finite import finite, is_unmeasured, severity
 from cocoa_integrations._shared.metadata import is_reasoning, report_of
 from cocoa_integrations._shared.units import sentence_entry, units_of_spans
 
@@ -131,7 +132,7 @@ def _checks(parts: Sequence[Part], reports: Sequence[dict[str, Any]]) -> list[di
             if text[start - begin : end - begin] == one["text"]:
                 here = [shown[number]["span"] for number in numbers]
                 found.append({**one, "start": start, "end": end, "spans": here})
-    return sorted(found, key=lambda one: -(one["risk"] or 0.0))[:MOST_CHECKS]
+    return sorted(found, key=lambda one: -severity(one["risk"]))[:MOST_CHECKS]
 
 
 def _sentences(parts: Sequence[Part]) -> list[dict[str, Any]]:
@@ -139,17 +140,21 @@ def _sentences(parts: Sequence[Part]) -> list[dict[str, Any]]:
     found = []
     for part in parts:
         entries = [entry for _, entry in part.spans if not is_reasoning(entry)]
-        found += units_of_spans(entries, "sentence", lambda span: span["risk"]) or []
+        found += units_of_spans(entries, "sentence", _risk) or []
     return [sentence_entry(one) for one in found]
+
+
+def _risk(span: dict[str, Any]) -> float | None:
+    return None if is_unmeasured(span) else severity(span["risk"])
 
 
 def _all_reasoning(reasoned: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The risk of the reasoning of several answers. Its spans are not part of the shown text."""
     counts = [len(one["spans"]) for one in reasoned]
-    total = sum(one["mean_risk"] * count for one, count in zip(reasoned, counts, strict=True))
+    total = sum(severity(one["mean_risk"]) * count for one, count in zip(reasoned, counts, strict=True) if count)
     return {
-        "max_risk": max(one["max_risk"] for one in reasoned),
-        "mean_risk": total / sum(counts) if sum(counts) else 0.0,
+        "max_risk": finite(max(severity(one["max_risk"]) for one in reasoned)),
+        "mean_risk": finite(total / sum(counts)) if sum(counts) else 0.0,
         "risk_points": sum(one["risk_points"] for one in reasoned),
         "spans": [],
     }

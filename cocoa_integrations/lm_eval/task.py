@@ -47,7 +47,9 @@ class CocoaTask(ConfigurableTask):
         sample = Sample.model_validate({name: doc[name] for name in Sample.model_fields})
         if self.cocoa_task.multiple_choice:
             return self.cocoa_task.measure(sample, list(results))
-        return self.cocoa_task.measure(sample, self.cocoa_task.answer(str(results[0])))
+        # tasks that run code need the harness's --confirm_run_unsafe_code, which allows it without confinement too
+        options = {"unsafe": True} if self.cocoa_task.runs_code else {}
+        return self.cocoa_task.measure(sample, self.cocoa_task.answer(str(results[0])), **options)
 
 
 def load(task_name: str, data: str | Mapping[str, str] | None = None, **_: Any) -> dict[str, Dataset]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cocoa_engine import CocoaEngine, Generation, Span
+from cocoa_integrations._shared.finite import finite, severity
 from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations.tool_calling.json_values import field_offsets, member_path
@@ -74,7 +75,7 @@ def tool_call_risks(
             {
                 "name": call.name,
                 "id": call_id,
-                "risk": max((span.risk for _, span in spans if span.risk is not None), default=0.0),
+                "risk": _highest(span for _, span in spans),
                 "arguments": arguments,
                 "error": call.error,
             }
@@ -103,6 +104,11 @@ def _inside_arguments(text: str, call: Call) -> dict[str, tuple[int, int]]:
     return found
 
 
+def _highest(spans: Iterable[Span]) -> float | None:
+    """The highest measured risk; ``None`` if one is not a finite number."""
+    return finite(max((severity(span.risk) for span in spans if span.risk is not None), default=0.0))
+
+
 def _value(
     generation: Generation, tokens: Sequence[tuple[int, int, float]], offsets: tuple[int, int]
 ) -> dict[str, Any]:
@@ -110,10 +116,10 @@ def _value(
     start, end = offsets
     count = max(1, len(spans))
     return {
-        "risk": max((span.risk for _, span in spans if span.risk is not None), default=0.0),
-        "con_mlds": sum(span.con_mlds for _, span in spans) / count,
-        "f_mlds": sum(span.f_mlds for _, span in spans) / count,
-        "log_prob": sum(log_prob for first, last, log_prob in tokens if first < end and last > start),
+        "risk": _highest(span for _, span in spans),
+        "con_mlds": finite(sum(span.con_mlds for _, span in spans) / count),
+        "f_mlds": finite(sum(span.f_mlds for _, span in spans) / count),
+        "log_prob": finite(sum(log_prob for first, last, log_prob in tokens if first < end and last > start)),
         "start": start,
         "end": end,
         "spans": [number for number, _ in spans],

@@ -68,7 +68,7 @@ def _usage_code(argument: Any) -> str:
 
 
 def _row(option: Any) -> list[str]:
-    names = [" ".join([*option.opts, _value(option)]).strip(), *option.secondary_opts]
+    names = [*option.opts[:-1], " ".join([option.opts[-1], _value(option)]).strip(), *option.secondary_opts]
     return ["<br>".join(map(code, names)), _default(option), _meaning(option)]
 
 

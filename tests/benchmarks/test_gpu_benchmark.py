@@ -35,7 +35,8 @@ def test_every_decoder_is_timed(record: dict) -> None:
 def test_the_script_is_followed(record: dict, rate: float) -> None:
     (decoding,) = [decoder["decoding"] for name, decoder in record["decoders"].items() if name.endswith(f" {rate}")]
     assert decoding["risk_points_per_token"] == rate
-    assert decoding["forward_passes_per_token"] == pytest.approx(41 / 40)  # the prefill, then one pass for each token
+    # the prefill, then one pass for each token; the branches at the end grow on to their boundary
+    assert 41 <= round(40 * decoding["forward_passes_per_token"]) <= 41 + 16
     assert decoding["candidates_per_risk_point"] == pytest.approx(2.8, abs=0.2)
     assert decoding["fed_per_token"] > 1 + rate / 2
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 from langchain_core.messages import HumanMessage
@@ -15,14 +14,12 @@ from cocoa_engine.calibration.features import (
     ANSWER_FEATURES,
     SPAN_FEATURES,
     answer_features,
-    competition,
     span_features,
 )
 from cocoa_engine.datasets import LabelledSpan, LabelledText
 from cocoa_engine.results import Generation
-from cocoa_engine.scoring.candidates import CandidateGrower, risk_points
 from cocoa_engine.scoring.text_profile import Profiler
-from cocoa_engine.spans import Competition
+from cocoa_engine.spans import Span
 from cocoa_engine.studies.fitting.measured import labelled_features
 from cocoa_engine.studies.signal.segments import TeacherForced
 from cocoa_integrations.langchain import ChatCocoa, get_risk
@@ -58,21 +55,22 @@ def test_every_way_to_a_result_carries_it(
     for before, span in zip(plain.spans, generated.spans, strict=True):
         assert span.calibrated
         assert 0 <= span.risk <= 1
-        assert span.risk == calibrator.risk(span) == calibrator.span(span_features(before))
+        assert span.risk == calibrator.risk(span) == calibrator.span(measured(before, calibrator.span.features))
         assert before.risk == before.f_mlds
-        assert span.model_copy(update={"risk": before.risk, "risk_source": "f_mlds"}) == before
+        assert span.model_copy(update={"risk": before.risk, "risk_source": "f_mlds", "flagged": False}) == before
     assert plain.answer_risk is None
-    assert generated.answer_risk == calibrator.answer_risk(plain) == calibrator.answer(answer_features(plain))
+    assert generated.answer_risk == calibrator.answer_risk(plain)
+    assert generated.answer_risk == calibrator.answer(measured(plain, calibrator.answer.features))
     assert 0 <= generated.answer_risk <= 1
     contested = [margin <= -math.log(0.3) for span in plain.spans for margin in span.token_margins]
     assert 0 < sum(contested) < len(contested)
     values = dict(zip(ANSWER_FEATURES, answer_features(plain), strict=True))
     assert values["contested"] == sum(contested) / len(contested)
     assert values["log_contested"] == math.log1p(sum(contested))
-    points = [[one.score for one in span.candidates] for span in plain.spans if span.candidates]
-    assert values["candidates"] == pytest.approx(sum(map(len, points)) / len(points))
-    assert values["score_spread"] == pytest.approx(sum(max(each) - min(each) for each in points) / len(points))
-    assert values["best_score"] == pytest.approx(sum(map(max, points)) / len(points))
+    attention = [value for span in plain.spans for value in span.token_source_attention]
+    assert values["source_attention"] == pytest.approx(sum(attention) / len(attention))
+    lowest = sorted(attention)[: math.ceil(len(attention) / 5)]
+    assert values["lowest_source_attention"] == pytest.approx(sum(lowest) / len(lowest))
     with calibrated.stream(PROMPT, **SHORT) as stream:
         assert [span.risk for span in stream] == pytest.approx([span.risk for span in generated.spans], abs=1e-4)
     assert stream.generation.answer_risk == pytest.approx(generated.answer_risk, abs=1e-4)
@@ -83,32 +81,25 @@ def test_every_way_to_a_result_carries_it(
     assert scored.calibrated
     assert scored.max_risk == calibrator.risk(scored.spans[0])
     assert scored.answer_risk == calibrator.answer_risk(scored)
-    (candidates,) = CandidateGrower(engine.session, engine.config)(engine.encode(PROMPT), [scored.token_ids])
-    assert scored.competition == competition(risk_points(candidates))
-    assert scored.competition.risk_points > 0
     alone = calibrated.score(PROMPT, "Canberra.")
-    assert alone.competition.score_spread == pytest.approx(scored.competition.score_spread, abs=1e-3)
+    assert alone.answer_risk == pytest.approx(scored.answer_risk, abs=1e-4)
+    assert alone.usage.forward_passes == 1  # no candidates are grown for the risk of the answer
     assert Generation.model_validate_json(scored.model_dump_json()) == scored
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CalibrationWarning)
-        assert calibrated.score(PROMPT, "Canberra.", method="greedy").competition == Competition()
     plain_again = calibrated.without_calibrator()
     assert plain_again.calibrator is None
     assert backend_inside(plain_again) is backend_inside(calibrated)
     assert plain_again.without_calibrator() is plain_again
     assert calibrated.calibrator is calibrator
-    assert plain_again.score(PROMPT, "Canberra.").competition is None
-    unmeasured = engine.score(PROMPT, "Canberra.")
-    assert unmeasured.competition is None
-    with pytest.raises(CalibrationError, match="score it with an engine that has a calibrator for answers"):
-        calibrator.answer_risk(unmeasured)
+    assert calibrator.answer_risk(engine.score(PROMPT, "Canberra.")) == pytest.approx(alone.answer_risk, abs=1e-4)
 
 
-def test_an_answer_where_nothing_competes(engine: CocoaEngine) -> None:
-    greedy = engine.generate(PROMPT, gamma=1.0, **SHORT)
-    assert len(greedy.spans) == 1
-    assert answer_features(greedy)[-3:] == [1, 0, 0]
-    assert competition([]) == competition([[], []]) == Competition()
+def measured(item: Span | Generation, names: list[str]) -> list[float]:
+    """The features of these names."""
+    if isinstance(item, Span):
+        values = dict(zip(SPAN_FEATURES, span_features(item), strict=True))
+    else:
+        values = dict(zip(ANSWER_FEATURES, answer_features(item), strict=True))
+    return [values[name] for name in names]
 
 
 @pytest.mark.parametrize("level", ["span", "answer"])
@@ -135,31 +126,13 @@ def test_features_of_a_span(engine: CocoaEngine) -> None:
     first = [candidate.token_log_probs[0] for candidate in branched.candidates]
     assert values["candidates"] == len(first)
     assert values["candidate_spread"] == first[0] - first[-1] > 0
-    scores = [sum(one.token_log_probs) * (1 + 2.5 * one.f_mlds) for one in branched.candidates]
-    assert values["score_spread"] == pytest.approx(max(scores) - min(scores))
-    assert values["score_spread"] > 0
-    assert [one.score for one in branched.candidates] == pytest.approx(scores)  # the default method's
+    assert values["source_attention"] == branched.source_attention
     assert values["entropy"] == branched.token_entropies[0]
     assert values["margin"] == pytest.approx(first[0] - first[1], abs=1e-6)
     assert values["min_log_prob"] == min(branched.token_log_probs)
     greedy = next(span for span in generation.spans if not span.candidates)
     values = dict(zip(SPAN_FEATURES, span_features(greedy), strict=True))
-    assert (values["candidates"], values["candidate_spread"], values["score_spread"]) == (1, 0, 0)
-
-
-def test_the_spread_does_not_depend_on_what_ranks(engine: CocoaEngine) -> None:
-    ways: list[dict[str, Any]] = [
-        {},
-        {"alpha": 0.0},
-        {"metric": "con_mlds"},
-        {"method": "cocoa"},
-        {"span_log_prob": "mean"},
-    ]
-    answers = [engine.generate(HESITANT, max_new_tokens=8, **way).spans for way in ways]
-    first = [next(span for span in spans if span.candidates) for spans in answers]  # up to there they are alike
-    place = SPAN_FEATURES.index("score_spread")
-    assert [span_features(span)[place] for span in first] == pytest.approx([span_features(first[0])[place]] * len(ways))
-    assert len({span.score for span in first}) > 2
+    assert (values["candidates"], values["candidate_spread"]) == (1, 0)
 
 
 def test_a_given_text_has_the_features_of_the_same_decoded_one(engine: CocoaEngine) -> None:
@@ -168,11 +141,8 @@ def test_a_given_text_has_the_features_of_the_same_decoded_one(engine: CocoaEngi
     generation = engine.generate(HESITANT, config=config)
     prompt, text = engine.encode(HESITANT), generation.token_ids
     (profile,) = Profiler(engine.session, config)(prompt, [text])
-    (candidates,) = CandidateGrower(engine.session, config)(prompt, [text])
     parts = (LabelledSpan(0, 5),)
-    forced = TeacherForced(
-        LabelledText("1", "1", generation.text, "?", None, parts, PROMPT), profile, profile.ends, None, candidates
-    )
+    forced = TeacherForced(LabelledText("1", "1", generation.text, "?", None, parts, PROMPT), profile, profile.ends)
     found = labelled_features([forced], config, engine.num_layers)["span"]
     made = [span for span in generation.spans if span.text.strip()]
     assert len(found.features) == len(made)
@@ -180,7 +150,7 @@ def test_a_given_text_has_the_features_of_the_same_decoded_one(engine: CocoaEngi
     assert sum(free) > 5
     for row, span, compared in zip(found.features.tolist(), made, free, strict=True):
         if compared:
-            assert row == pytest.approx(span_features(span), abs=2e-3)
+            assert row == pytest.approx(measured(span, list(found.names)), abs=2e-3)
 
 
 def test_what_is_copied_and_what_stands_before(engine: CocoaEngine) -> None:

@@ -144,7 +144,18 @@ def test_one_prompt_alone_has_no_intervals(cocoa: Cocoa, parts: Path, tmp_path: 
 
 
 def test_signal_of_where_spans_end(cocoa: Cocoa, answers: Path, parts: Path, tmp_path: Path) -> None:
-    options = ["--boundaries", "--out", str(tmp_path), "--draws", "20", "--prompts", "6", "--max-span-tokens", "4"]
+    options = [
+        "--boundaries",
+        "--out",
+        str(tmp_path),
+        "--draws",
+        "20",
+        "--prompts",
+        "6",
+        "--max-span-tokens",
+        "4",
+        "--overwrite",
+    ]
     result = cocoa("signal", "--data", str(parts), *options)
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "signal.json").read_text())["boundaries"]
@@ -177,7 +188,7 @@ def test_signal_of_what_a_source_changes(cocoa: Cocoa, tmp_path: Path, parts: Pa
             )
     data = write(tmp_path / "sources.jsonl", rows)
     out = tmp_path / "out"
-    options = ["--out", str(out), "--draws", "20", "--prompts", "8"]
+    options = ["--out", str(out), "--draws", "20", "--prompts", "8", "--overwrite"]
     result = cocoa("signal", "--data", str(data), "--context-lift", *options)
     assert result.exit_code == 0, result.output
     record = json.loads((out / "signal.json").read_text())
@@ -207,7 +218,7 @@ def test_calibrate_fits_and_saves(
     cocoa: Cocoa, answers: Path, parts: Path, tmp_path: Path, engine: CocoaEngine
 ) -> None:
     path = tmp_path / "risk.json"
-    options = ["--folds", "3", "--draws", "20", "--out", str(path)]
+    options = ["--folds", "3", "--draws", "20", "--out", str(path), "--overwrite"]
     result = cocoa("calibrate", "--data", str(parts), *options, "--recall", "0.8", "--isotonic")
     assert result.exit_code == 0, result.output
     calibrator = RiskCalibrator.load(path)
@@ -276,17 +287,35 @@ def test_a_calibrator_is_fitted_in_python_as_on_the_command_line(
         RiskCalibrator.fit(engine, read_labelled(parts), folds=3, draws=20)
 
 
+def test_calibrate_with_a_probe(cocoa: Cocoa, parts: Path, tmp_path: Path, engine: CocoaEngine) -> None:
+    path = tmp_path / "risk.json"
+    options = ["--folds", "3", "--draws", "20", "--out", str(path), "--probe"]
+    result = cocoa("calibrate", "--data", str(parts), *options)
+    assert result.exit_code == 0, result.output
+    assert "-source attention" in result.stdout
+    calibrator = RiskCalibrator.load(path)
+    assert calibrator.span is not None
+    assert calibrator.probe is not None
+    assert calibrator.heads is not None
+    assert (calibrator.probe.layer, len(calibrator.probe.weights), calibrator.probe.dtype) == (20, 576, "float32")
+    assert calibrator.span.features[-2:] == ["source_attention", "probe"]
+    checked = json.loads(cocoa("calibrate", "--data", str(parts), "--check", str(path), "--json").stdout)
+    assert checked["span"]["auroc"]["estimate"] >= calibrator.span.validation.auroc.estimate
+    judged = CocoaEngine(engine.model, engine.tokenizer, model_name=engine.model_name, calibrator=path)
+    assert all(span.probe is not None for span in judged.generate("The capital of Italy is", max_new_tokens=8).spans)
+
+
 def test_a_calibrator_for_a_method_without_candidates(
     cocoa: Cocoa, parts: Path, tmp_path: Path, engine: CocoaEngine
 ) -> None:
     path = tmp_path / "risk.json"
-    options = ["--folds", "3", "--draws", "20", "--method", "greedy", "--out", str(path)]
+    options = ["--folds", "3", "--draws", "20", "--method", "greedy", "--out", str(path), "--overwrite"]
     assert cocoa("calibrate", "--data", str(parts), *options).exit_code == 0
     calibrator = RiskCalibrator.load(path)
     assert not calibrator.settings.branches
     assert calibrator.span is not None
     weights = dict(zip(calibrator.span.features, calibrator.span.weights, strict=True))
-    assert weights["candidates"] == weights["candidate_spread"] == weights["score_spread"] == 0  # always alike
+    assert weights["candidates"] == weights["candidate_spread"] == 0  # always alike
     assert weights["entropy"] != 0
     checked = json.loads(cocoa("calibrate", "--data", str(parts), "--check", str(path), "--json").stdout)
     assert checked["span"]["auroc"]["estimate"] >= calibrator.span.validation.auroc.estimate - 0.05
@@ -310,7 +339,7 @@ def test_too_few_prompts_are_said(cocoa: Cocoa, answers: Path, tmp_path: Path) -
 
 
 def test_a_conformal_threshold_says_what_it_guarantees(cocoa: Cocoa, parts: Path, tmp_path: Path) -> None:
-    options = ["--folds", "2", "--draws", "20", "--out", str(tmp_path / "risk.json")]
+    options = ["--folds", "2", "--draws", "20", "--out", str(tmp_path / "risk.json"), "--overwrite"]
     shown = " ".join(cocoa("calibrate", "--data", str(parts), *options, "--miss", "0.5").stdout.split())
     assert "Guarantee: for a new prompt exchangeable with these 4, the expected share of" in shown
     assert "hallucinated spans below the threshold is at most 0.5." in shown
@@ -323,7 +352,18 @@ def test_calibrate_chooses_a_threshold(cocoa: Cocoa, answers: Path, tmp_path: Pa
 
     def chosen(*options: str) -> Threshold:
         path = tmp_path / "risk.json"
-        command = ["calibrate", "--data", str(answers), "--out", str(path), "--folds", "3", "--draws", "20"]
+        command = [
+            "calibrate",
+            "--data",
+            str(answers),
+            "--out",
+            str(path),
+            "--folds",
+            "3",
+            "--draws",
+            "20",
+            "--overwrite",
+        ]
         result = cocoa(*command, "--level", "answer", *options)
         assert result.exit_code == 0, result.output
         found = RiskCalibrator.load(path).answer
@@ -414,7 +454,17 @@ def test_ask_and_score_show_a_calibrated_risk(
 def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> None:
     supported = [row for row in map(json.loads, answers.read_text().splitlines()) if not row["label"]]
     write(answers, supported)  # labels do not count
-    options = ["--data", str(answers), "--prompts", "3", "--max-new-tokens", "16", "--plot", str(tmp_path / "a.svg")]
+    options = [
+        "--data",
+        str(answers),
+        "--prompts",
+        "3",
+        "--max-new-tokens",
+        "16",
+        "--plot",
+        str(tmp_path / "a.svg"),
+        "--overwrite",
+    ]
     result = cocoa("alpha", *options, "--json")
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
@@ -440,6 +490,8 @@ def test_alpha_suggests_a_range(cocoa: Cocoa, answers: Path, tmp_path: Path) -> 
         (["calibrate", "--data", "{answers}", "--out", "r", "--miss", "0"], "above 0 and below 1, not 0"),
         (["calibrate", "--data", "{answers}", "--check", "{answers}"], "not a calibrator"),
         (["calibrate", "--out", "r"], "give --data PATH"),
+        (["calibrate", "--questions", "{answers}", "--out", "r", "--probe"], "--probe needs --data PATH"),
+        (["calibrate", "--data", "{answers}", "--check", "embedded", "--probe"], "nor a probe fitted"),
         (["calibrate", "--data", "{answers}", "--out", "r", "--plot", "a.foo"], "must end in one of .eps"),
         (["calibrate", "--questions", "{answers}", "--out", "r"], "the field 'question' is missing"),
         (["alpha", "--data", "{answers}", "--alpha", "2"], "--alpha"),

@@ -30,14 +30,15 @@ def test_json_lines(tmp_path: Path) -> None:
     assert sample([dune, total], 1) in ([dune], [total])
 
 
-def test_passages_of_natural_questions(tmp_path: Path) -> None:
-    row = {"question": "q", "answers": ["one"], "ctxs": [{"title": "t", "text": "One."}, {"text": "Two."}]}
-    (own,) = read_questions(write(tmp_path / "q.jsonl", [row]))
-    assert own.context == "One.\n\nTwo."
-    (without,) = read_questions(write(tmp_path / "q.jsonl", [{**row, "ctxs": []}]))
-    assert without.context is None
-    with pytest.raises(LabelledDataError, match="text"):
-        read_questions(write(tmp_path / "q.jsonl", [{**row, "ctxs": [{"title": "t"}]}]))
+def test_the_gold_passage_of_nq_is_the_context(tmp_path: Path) -> None:
+    passages = [{"title": "Dune", "text": "By Frank Herbert."}, {"text": "By Bo Ek."}]
+    rows = [{"question": "who wrote dune", "answers": ["Frank Herbert"], "ctxs": passages}]
+    (one,) = read_questions(write(tmp_path / "q.jsonl", rows))
+    assert one.context == "By Frank Herbert."
+    (none,) = read_questions(write(tmp_path / "q.jsonl", [{**rows[0], "ctxs": []}]))
+    assert none.context is None
+    with pytest.raises(LabelledDataError, match="'text' is missing"):
+        read_questions(write(tmp_path / "q.jsonl", [{**rows[0], "ctxs": [{}]}]))
 
 
 def test_nq_swap_as_published(tmp_path: Path) -> None:

@@ -26,4 +26,4 @@ def compiled(source: str, folder: Path) -> ctypes.CDLL:
         path.write_text(source)
         patch.setattr(build, "SOURCE", path)
         patch.setattr(build, "FLAGS", QUICK_FLAGS)
-        return ctypes.CDLL(str(build._compile(build._compiler(), folder)))
+        return build._declared(ctypes.CDLL(str(build._compile(build._compiler(), folder))))

@@ -8,18 +8,22 @@ import numpy as np
 
 from cocoa_engine import RiskCalibrator
 from cocoa_engine.calibration.calibrator import FittedRisk, Settings
-from cocoa_engine.calibration.features import ANSWER_FEATURES, SPAN_FEATURES
+from cocoa_engine.calibration.features import ANSWER_FEATURES, SOURCE_FEATURES, SPAN_FEATURES
 from cocoa_engine.studies.fitting.fit import LabelledFeatures, fit
 
 SETTINGS = Settings(final_layer="post_norm", middle_layers=(10, 20), gamma=0.3, max_candidates=8)
 EMBEDDED = "SmolLM2-135M-Instruct"
 
 
+HEADS = ((20, 3), (17, 5))
+
+
 def labelled_items(
-    prompts: int = 60, each: int = 6, *, level: str = "span", seed: int = 0, signal: float = 1.0
+    prompts: int = 60, each: int = 6, *, level: str = "span", seed: int = 0, signal: float = 1.0, source: bool = False
 ) -> LabelledFeatures:
     """Spans or answers whose labels depend on two of their features, and not on the others."""
-    names = SPAN_FEATURES if level == "span" else ANSWER_FEATURES
+    known = SPAN_FEATURES if level == "span" else ANSWER_FEATURES
+    names = [name for name in known if name != "probe" and (source or name not in SOURCE_FEATURES)]
     random = np.random.default_rng(seed)
     features = random.normal(size=(prompts * each, len(names)))
     z = signal * (features[:, names.index("f_mlds")] - features[:, names.index("mean_log_prob")]) - 0.5
@@ -29,12 +33,23 @@ def labelled_items(
 
 def risk(items: LabelledFeatures | None = None, **options: Any) -> FittedRisk:
     """A risk that was fitted on made-up items, by default spans."""
-    return fit(labelled_items() if items is None else items, **{"data": "made up", "draws": 40, **options})
+    return fit(labelled_items() if items is None else items, **{"data": "made up", "draws": 40, **options})[0]
 
 
 def fitted(
-    *, model_name: str = EMBEDDED, settings: Settings = SETTINGS, levels: tuple[str, ...] = ("span",), **options: Any
+    *,
+    model_name: str = EMBEDDED,
+    settings: Settings = SETTINGS,
+    levels: tuple[str, ...] = ("span",),
+    source: bool = False,
+    domain: bool = False,
+    **options: Any,
 ) -> RiskCalibrator:
-    """A calibrator of made-up spans, answers or both, for the embedded model unless told otherwise."""
-    risks = {level: risk(labelled_items(level=level), **options) for level in levels}
-    return RiskCalibrator(model_name=model_name, settings=settings, **risks)
+    """A calibrator of made-up spans, answers or both, for the embedded model unless told otherwise.
+
+    Real spans are far from made-up ones, so it has a domain only on request.
+    """
+    risks = {level: risk(labelled_items(level=level, source=source), **options) for level in levels}
+    if not domain:
+        risks = {level: one.model_copy(update={"domain": None}) for level, one in risks.items()}
+    return RiskCalibrator(model_name=model_name, settings=settings, heads=HEADS if source else None, **risks)

@@ -46,7 +46,7 @@ class Recorded:
         finally:
             server.shutdown()
             server.server_close()
-            thread.join()
+            thread.join(30)
 
 
 def _handler(answer: Callable[[dict[str, Any]], str | int]) -> type[BaseHTTPRequestHandler]:

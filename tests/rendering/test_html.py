@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from cocoa_engine import Candidate, CocoaEngine, Generation
-from cocoa_engine.rendering.wording import safe
+from cocoa_engine.safe_text import safe
 from tests.helpers.made_up_answers import ATTACK, figures, generation, stopped
 
 VOID = {"meta"}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from cocoa_engine import Candidate, CocoaEngine
-from cocoa_engine.rendering.wording import safe
+from cocoa_engine.safe_text import safe
 from tests.helpers.made_up_answers import figures, generation, stopped
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])

@@ -9,7 +9,7 @@ import torch
 
 from cocoa_engine import CocoaConfig, CocoaEngine, NonFiniteLogitsError
 from cocoa_engine.execution.backends import Backend
-from cocoa_engine.scoring.candidates import CandidateGrower, risk_points
+from cocoa_engine.scoring.candidates import CandidateGrower
 from cocoa_engine.spans import Candidate
 from tests.helpers.forward_passes import record, steps
 from tests.helpers.inside import assert_idle
@@ -133,17 +133,3 @@ def test_a_branch_whose_logits_are_no_numbers(architecture: str) -> None:
         CandidateGrower(engine.session, config)(PROMPT, [text])
     if architecture == "llama":  # the other holds no cache of the engine's
         assert_idle(engine)
-
-
-def test_the_risk_points_of_a_decoded_text(engine: CocoaEngine) -> None:
-    """They are those at which the decode stood, whatever competes within the spans that it kept."""
-    config = engine.config.replace(max_new_tokens=48, max_span_tokens=6)
-    prompt = engine.encode("Rivers of Europe, the longest first:")
-    generation = engine.generate(prompt, config=config)
-    (grown,) = CandidateGrower(engine.session, config)(prompt, [generation.token_ids])
-    expected = [span.candidates for span in generation.spans if span.candidates]
-    whole = [at for at, span in enumerate(generation.spans) if span.preceding.tokens + 6 <= 48 and span.candidates]
-    assert len(whole) > 4
-    assert sum(bool(each) for each in grown) > len(expected)  # others compete, too
-    assert_alike(risk_points(grown)[: len(whole)], expected[: len(whole)])
-    assert len(risk_points(grown)) == len(expected)

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cocoa_engine.calibration.calibrator import Baseline, Estimate, FittedRisk, Isotonic, Level, Rule, Validation
+from cocoa_engine.calibration.calibrator import (
+    Baseline,
+    Estimate,
+    FittedRisk,
+    Isotonic,
+    Level,
+    Rule,
+    Validation,
+)
+from cocoa_engine.calibration.features import PROBE_FEATURE
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.optional import need
+from cocoa_engine.studies.fitting.direction import Direction, fit_direction
+from cocoa_engine.studies.fitting.domain import fit_domain
 from cocoa_engine.studies.fitting.thresholds import choose
 from cocoa_engine.studies.fitting.validation import brier, expected_calibration_error, reliability
 from cocoa_engine.studies.signal.ranking import Bootstrap, Interval, RankedWithin
 
 Floats = NDArray[np.float64]
+Floats32 = NDArray[np.float32]
 
 Columns = Mapping[str, Floats]
 
@@ -33,8 +46,10 @@ BASELINES: dict[str, Callable[[Columns], Floats]] = {
     "-mean margin": lambda x: -x["mean_margin"],
     "fMLDS": lambda x: x["f_mlds"],
     "ConMLDS": lambda x: x["con_mlds"],
+    "-source attention": lambda x: -x["source_attention"],
 }
-"""Scores that rank spans or answers without a fit: common single-pass uncertainty scores, and both MLDS."""
+"""Scores that rank spans or answers without a fit: common single-pass uncertainty scores, both MLDS, and the source
+attention if it was measured."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +61,38 @@ class LabelledFeatures:
         features: ``[n, len(names)]``.
         labels: whether each item is hallucinated, ``[n]``.
         groups: the prompt of each item.
+        states: the mean hidden state of each span, ``[n, d]``, for a probe; `None` for a fit without a probe.
+        sets: the number of each item's data set, ``[n]``; `None` if all are of one.
     """
 
     names: Sequence[str]
     features: Floats
     labels: NDArray[np.bool_]
     groups: list[str]
+    states: Floats32 | None = None
+    sets: NDArray[np.intp] | None = None
 
     def only(self, chosen: NDArray[np.bool_]) -> LabelledFeatures:
         """The items that a boolean mask ``[n]`` selects."""
         groups = [group for group, kept in zip(self.groups, chosen, strict=True) if kept]
-        return LabelledFeatures(self.names, self.features[chosen], self.labels[chosen], groups)
+        states = None if self.states is None else self.states[chosen]
+        sets = None if self.sets is None else self.sets[chosen]
+        return LabelledFeatures(self.names, self.features[chosen], self.labels[chosen], groups, states, sets)
+
+    def with_probe(self, scores: Floats) -> LabelledFeatures:
+        """The items with the scores of a probe, ``[n]``, as their last feature, and without their states."""
+        features = np.column_stack([self.features, scores])
+        return LabelledFeatures([*self.names, PROBE_FEATURE], features, self.labels, self.groups)
+
+    def of(self, names: Sequence[str]) -> Floats:
+        """The features of these names, ``[n, len(names)]``.
+
+        Raises:
+            CalibrationError: a feature was not measured.
+        """
+        if missing := [name for name in names if name not in self.names]:
+            raise CalibrationError(f"not measured here, but needed: {', '.join(missing)}.")
+        return self.features[:, [list(self.names).index(name) for name in names]]
 
     @property
     def columns(self) -> Columns:
@@ -71,11 +107,14 @@ class LabelledFeatures:
     @staticmethod
     def pooled(sets: Sequence[LabelledFeatures]) -> LabelledFeatures:
         """The items of several data sets; prompts of different sets are different even if they have the same name."""
+        states = [one.states for one in sets if one.states is not None]
         return LabelledFeatures(
             sets[0].names,
-            np.concatenate([one.features for one in sets]),
+            np.concatenate([one.of(sets[0].names) for one in sets]),
             np.concatenate([one.labels for one in sets]),
             [f"{number}/{group}" for number, one in enumerate(sets) for group in one.groups],
+            np.concatenate(states) if len(states) == len(sets) else None,
+            np.repeat(np.arange(len(sets)), [len(one.labels) for one in sets]),
         )
 
 
@@ -86,9 +125,20 @@ class _Fit:
     weights: Floats
     intercept: float
     isotonic: Isotonic | None
+    direction: Direction | None = None
 
-    def __call__(self, features: Floats) -> Floats:
-        z = self.intercept + ((features - self.means) / self.scales) @ self.weights
+    def features(self, items: LabelledFeatures) -> Floats:
+        """The features of items, the probe's score included."""
+        if self.direction is None or items.states is None:
+            return items.features
+        return items.with_probe(self.direction(items.states)).features
+
+    def scaled(self, features: Floats) -> Floats:
+        result: Floats = (features - self.means) / self.scales
+        return result
+
+    def __call__(self, items: LabelledFeatures) -> Floats:
+        z = self.intercept + self.scaled(self.features(items)) @ self.weights
         risks: Floats = 1 / (1 + np.exp(-np.clip(z, -700, 700)))
         if self.isotonic is None:
             return risks
@@ -104,8 +154,11 @@ def fit(
     draws: int = 1000,
     seed: int = 0,
     threshold: tuple[Rule, float] | None = None,
-) -> FittedRisk:
+) -> tuple[FittedRisk, Direction | None]:
     """Fit a risk on all items, and validate it by cross-validation on prompts that were left out.
+
+    Items with hidden states also get a probe. Its score is their last feature: in the fit by a direction fitted on
+    other prompts, in the validation by one fitted on the other folds.
 
     Args:
         items: the labelled items.
@@ -116,6 +169,9 @@ def fit(
         seed: seed of the bootstrap, and of the prompts that a conformal threshold is chosen on.
         threshold: a rule and its target. A ``"conformal"`` threshold is chosen on a third of the prompts, which are
             then excluded from the fit. Other thresholds are chosen on the out-of-fold risks of the cross-validation.
+
+    Returns:
+        The risk, and the direction of its probe; `None` for items without hidden states.
 
     Raises:
         CalibrationError: there are too few prompts, or a fold would have items of one class only.
@@ -133,22 +189,40 @@ def fit(
     parts = [left_out(kept, isotonic=isotonic, folds=folds, seed=number) for number in range(repeats)]
     risks = np.concatenate([of_items for of_items, _ in parts])
     strata = np.concatenate([number * folds + of_items for number, (_, of_items) in enumerate(parts)])
+    if kept.sets is not None:  # items of two sets are not compared: how frequent hallucinations are would rank them
+        strata = strata + folds * repeats * np.tile(kept.sets, repeats)
     fitted = _fit(kept, isotonic=isotonic)
     chosen = None
     if threshold:
         on = kept.times(repeats) if chosen_on is None else chosen_on
-        chosen = choose(*threshold, risks if chosen_on is None else fitted(on.features), on.labels, on.groups)
-    return FittedRisk(
+        chosen = choose(*threshold, risks if chosen_on is None else fitted(on), on.labels, on.groups)
+    risk = FittedRisk(
         data=data,
-        features=list(items.names),
+        features=[*items.names, *([] if fitted.direction is None else [PROBE_FEATURE])],
         means=fitted.means.tolist(),
         scales=fitted.scales.tolist(),
         weights=fitted.weights.tolist(),
         intercept=fitted.intercept,
         isotonic=fitted.isotonic,
-        validation=validate(kept, risks, strata, repeats=repeats, draws=draws, seed=seed),
+        domain=fit_domain(fitted.scaled(fitted.features(kept)), _folds(kept, folds)),
+        validation=validate(kept, risks, strata, repeats=repeats, draws=draws, seed=seed, folds_each=folds),
         threshold=chosen,
     )
+    return risk, fitted.direction
+
+
+class FittedLevels(NamedTuple):
+    """The fitted risks of a calibrator.
+
+    Attributes:
+        risks: by level.
+        missing: a message for each level that could not be fitted.
+        direction: the direction of the probe of spans, if one was fitted.
+    """
+
+    risks: dict[Level, FittedRisk]
+    missing: list[str]
+    direction: Direction | None
 
 
 def fit_levels(
@@ -160,7 +234,7 @@ def fit_levels(
     draws: int = 1000,
     seed: int = 0,
     threshold: tuple[Rule, float] | None = None,
-) -> tuple[dict[Level, FittedRisk], list[str]]:
+) -> FittedLevels:
     """Fit a risk for each level that can be fitted.
 
     Args:
@@ -168,19 +242,17 @@ def fit_levels(
         about: a description of the data of each level.
         isotonic, folds, draws, seed, threshold: as for :func:`fit`.
 
-    Returns:
-        The fitted risks, and a message for each level that could not be fitted.
-
     Raises:
         CalibrationError: nothing is labelled, or no level can be fitted.
     """
     if not found:
         raise CalibrationError("the data has no labels.")
     fitted: dict[Level, FittedRisk] = {}
-    missing = []
+    missing: list[str] = []
+    direction: Direction | None = None
     for level, items in found.items():
         try:
-            fitted[level] = fit(
+            fitted[level], found_direction = fit(
                 items,
                 data=about[level],
                 isotonic=isotonic,
@@ -189,11 +261,12 @@ def fit_levels(
                 seed=seed,
                 threshold=threshold,
             )
+            direction = direction or found_direction
         except CalibrationError as error:
             missing.append(f"No risk of {level}s: {error}")
     if not fitted:
         raise CalibrationError(" ".join(missing))
-    return fitted, missing
+    return FittedLevels(fitted, missing, direction)
 
 
 def left_out(
@@ -211,14 +284,30 @@ def left_out(
     """
     risks, of_item = np.empty(len(items.labels)), np.empty(len(items.labels), dtype=np.intp)
     for number, (rest, fold) in enumerate(_folds(items, folds, seed)):
-        risks[fold] = _fit(items.only(rest), isotonic=isotonic)(items.features[fold])
+        risks[fold] = _fit(items.only(rest), isotonic=isotonic)(items.only(fold))
         of_item[fold] = number
     return risks, of_item
 
 
-def risks_of(fitted: FittedRisk, items: LabelledFeatures) -> Floats:
-    """The risk of each item by an existing fit, ``[n]``."""
-    return np.array([fitted(row) for row in items.features.tolist()])
+def fit_only(items: LabelledFeatures) -> Callable[[LabelledFeatures], Floats]:
+    """The logistic model of some items, without a validation: it returns the risks of others, ``[n]``."""
+    return _fit(items, isotonic=False)
+
+
+def risks_of(fitted: FittedRisk, items: LabelledFeatures, direction: Direction | None = None) -> Floats:
+    """The risk of each item by an existing fit, ``[n]``.
+
+    Args:
+        fitted: the fit.
+        items: the items, with hidden states if the fit has a probe.
+        direction: the direction of the fit's probe.
+
+    Raises:
+        CalibrationError: a feature of the fit was not measured.
+    """
+    if PROBE_FEATURE in fitted.features and direction is not None and items.states is not None:
+        items = items.with_probe(direction(items.states))
+    return np.array([fitted(row) for row in items.of(fitted.features).tolist()])
 
 
 def validate(
@@ -229,6 +318,7 @@ def validate(
     repeats: int = 1,
     draws: int,
     seed: int,
+    folds_each: int | None = None,
 ) -> Validation:
     """Evaluate risks of items that were not fitted on, and compare them with the baselines.
 
@@ -240,6 +330,7 @@ def validate(
         repeats: how often the items were divided into folds.
         draws: draws of the bootstrap over prompts.
         seed: seed of the bootstrap.
+        folds_each: the number of folds of each division, if ``folds`` also tells data sets apart.
     """
     items = items.times(repeats)
     bootstrap = Bootstrap(items.groups, draws, seed)
@@ -251,15 +342,18 @@ def validate(
 
     fitted = ranked(risks)
     baselines = {}
+    columns = items.columns
     for name, score in BASELINES.items():
-        baseline = ranked(score(items.columns))
+        if name == "-source attention" and "source_attention" not in columns:
+            continue
+        baseline = ranked(score(columns))
         baselines[name] = Baseline(
             auroc=_estimate(bootstrap.interval(baseline, "auroc")),
             difference=_estimate(bootstrap.difference(fitted, baseline, "auroc")),
         )
     curve = reliability(risks, labels)
     return Validation(
-        folds=0 if folds is None else len(set(folds.tolist())) // repeats,
+        folds=folds_each or (0 if folds is None else len(set(folds.tolist())) // repeats),
         repeats=repeats,
         prompts=len(set(items.groups)),
         items=len(labels) // repeats,
@@ -277,14 +371,18 @@ def validate(
 def _fit(items: LabelledFeatures, *, isotonic: bool) -> _Fit:
     from sklearn.isotonic import IsotonicRegression
 
-    plain = _logistic(items, _best_inverse_strength(items))
+    direction = None
+    if items.states is not None:
+        direction, scores = fit_direction(items.states, items.labels, partial(_folds, items))
+        items = items.with_probe(scores)
+    plain = replace(_logistic(items, _best_inverse_strength(items)), direction=direction)
     if not isotonic:
         return plain
     unseen, _ = left_out(items, isotonic=False, folds=4)
     curve: Any = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(unseen, items.labels)
     x, first = np.unique(curve.X_thresholds_, return_index=True)
     y = np.maximum.accumulate(np.clip(curve.y_thresholds_[first], 0, 1))
-    return _Fit(plain.means, plain.scales, plain.weights, plain.intercept, Isotonic(x=x.tolist(), y=y.tolist()))
+    return replace(plain, isotonic=Isotonic(x=x.tolist(), y=y.tolist()))
 
 
 INVERSE_STRENGTHS = (0.03, 0.3, 3.0)
@@ -297,7 +395,7 @@ def _best_inverse_strength(items: LabelledFeatures) -> float:
     for rest, fold in _folds(items, 3):
         inside, labels = items.only(rest), items.labels[fold]
         for strength in INVERSE_STRENGTHS:
-            risks = np.clip(_logistic(inside, strength)(items.features[fold]), 1e-12, 1 - 1e-12)
+            risks = np.clip(_logistic(inside, strength)(items.only(fold)), 1e-12, 1 - 1e-12)
             losses[strength] -= float(np.log(np.where(labels, risks, 1 - risks)).sum())
     return min(INVERSE_STRENGTHS, key=lambda strength: losses[strength])
 

@@ -6,9 +6,10 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from cocoa_engine.calibration.calibrator import CalibrationWarning, Level, RiskCalibrator, Rule, Settings
+from cocoa_engine.calibration.calibrator import CalibrationWarning, Level, RiskCalibrator, Rule
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.studies.fitting.fit import fit_levels
+from cocoa_engine.studies.fitting.fit_calibrator import calibrator_of, notes
 from cocoa_engine.studies.fitting.self_made import made_questions, self_made_features
 from cocoa_engine.studies.fitting.thresholds import require
 
@@ -33,10 +34,9 @@ def fit_self_made(
     if threshold is not None:
         require(*threshold)
     config = engine.config if config is None else config
-    found = self_made_features(
-        engine.without_calibrator(), made_questions(documents, count, seed), config, chat=chat, seed=seed
-    )
-    fitted, missing = fit_levels(
+    engine = engine.without_calibrator()
+    found = self_made_features(engine, made_questions(documents, count, seed), config, chat=chat, seed=seed)
+    fitted = fit_levels(
         found,
         about(found, count, len(documents)),
         isotonic=isotonic,
@@ -45,9 +45,10 @@ def fit_self_made(
         seed=seed,
         threshold=threshold,
     )
-    for reason in missing:
+    calibrator = calibrator_of(engine, config, fitted, probe=False)
+    for reason in notes(calibrator, fitted):
         warnings.warn(CalibrationWarning(reason), stacklevel=3)  # at the caller of RiskCalibrator.fit_self
-    return RiskCalibrator(model_name=engine.model_name, settings=Settings.of(config, engine.num_layers), **fitted)
+    return calibrator
 
 
 def about(levels: Iterable[Level], count: int, documents: int) -> dict[Level, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,22 +11,21 @@ import numpy as np
 from cocoa_engine.calibration.calibrator import Level
 from cocoa_engine.calibration.features import (
     ANSWER_FEATURES,
+    PROBE_FEATURE,
+    SOURCE_FEATURES,
     SPAN_FEATURES,
     answer_features,
-    candidate_features,
-    competition,
-    competition_features,
     contested_features,
     extreme_token_features,
     preceding_features,
+    source_features,
     token_features,
 )
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import Question
 from cocoa_engine.decoding.answer_history import preceding
-from cocoa_engine.scoring.candidates import risk_points
-from cocoa_engine.spans import Candidate
-from cocoa_engine.studies.fitting.fit import LabelledFeatures
+from cocoa_engine.methods import METHODS
+from cocoa_engine.studies.fitting.fit import Floats32, LabelledFeatures
 from cocoa_engine.studies.signal.indicators import Layers
 from cocoa_engine.studies.signal.segments import Segment, TeacherForced, answer, spans
 
@@ -37,34 +37,41 @@ LEVELS: tuple[Level, ...] = ("span", "answer")
 FEATURES: dict[Level, tuple[str, ...]] = {"span": SPAN_FEATURES, "answer": ANSWER_FEATURES}
 
 
+def probe_layer(num_layers: int) -> int:
+    """The layer that probes read, 2L/3: the last of the middle layers."""
+    return 2 * num_layers // 3
+
+
 def labelled_features(
-    answers: Iterable[TeacherForced], config: CocoaConfig, num_layers: int
+    answers: Iterable[TeacherForced], config: CocoaConfig, num_layers: int, *, states: bool = False
 ) -> dict[Level, LabelledFeatures]:
     """The features and labels of every labelled span, and of every answer labelled as a whole.
 
     Answers are divided by :func:`.spans`. A span is hallucinated if any of its characters is, except white space.
+    Source attention is not a feature if it was not measured.
 
     Args:
-        answers: teacher-forced answers with candidates (``force(..., grow=True)``).
+        answers: teacher-forced answers.
         config: the settings of the features.
         num_layers: the number of layers of the model.
+        states: also keep the mean hidden state of each span that a probe reads.
     """
-    layers = Layers.of(config, num_layers)
+    layers, branches = Layers.of(config, num_layers), METHODS[config.method].branches
     found: dict[Level, _Rows] = {level: _Rows() for level in LEVELS}
+    read = probe_layer(num_layers)
     for forced in answers:
         group = forced.record.group
-        assert forced.candidates is not None
         if forced.record.label is not None:
             features = [
                 *_shared_features(answer(forced), layers),
                 *contested_features(forced.profile.margins),
-                *competition_features(competition(risk_points(forced.candidates))),
+                *_source_features(forced, 0, len(forced.profile.token_ids)),
             ]
             found["answer"].add(features, forced.record.label, group)
         if forced.record.spans is not None:
             for segment in spans(forced):
-                features = _span_features(segment, forced.candidates[segment.start], layers)
-                found["span"].add(features, segment.hallucinated > 0, group)
+                state = forced.profile.states[read, segment.start : segment.end].mean(dim=0).numpy() if states else None
+                found["span"].add(_span_features(segment, layers, branches), segment.hallucinated > 0, group, state)
     return {level: rows.labelled(level) for level, rows in found.items() if rows.labels}
 
 
@@ -111,25 +118,50 @@ class _Rows:
         self.features: list[list[float]] = []
         self.labels: list[bool] = []
         self.groups: list[str] = []
+        self.states: list[Floats32] = []
 
-    def add(self, features: list[float], label: bool, group: str) -> None:
+    def add(self, features: list[float], label: bool, group: str, state: Floats32 | None = None) -> None:
         self.features.append(features)
         self.labels.append(label)
         self.groups.append(group)
+        if state is not None:
+            self.states.append(state)
 
     def labelled(self, level: Level) -> LabelledFeatures:
+        """The items. Features that were measured for none of them are left out."""
         features = np.array(self.features, dtype=np.float64)
-        return LabelledFeatures(FEATURES[level], features, np.array(self.labels, dtype=bool), self.groups)
+        missing = {PROBE_FEATURE}  # it is fitted later
+        columns = dict(zip(FEATURES[level], features.T, strict=True))
+        for name in SOURCE_FEATURES:
+            if name in columns and np.isnan(columns[name]).all():
+                missing.add(name)
+            elif name in columns:
+                columns[name][np.isnan(columns[name])] = 0.0  # a prompt of one token has no source
+        names = [name for name in FEATURES[level] if name not in missing]
+        return LabelledFeatures(
+            names,
+            np.stack([columns[name] for name in names], axis=1),
+            np.array(self.labels, dtype=bool),
+            self.groups,
+            np.stack(self.states) if self.states else None,
+        )
 
 
-def _span_features(segment: Segment, candidates: Sequence[Candidate], layers: Layers) -> list[float]:
+def _span_features(segment: Segment, layers: Layers, branches: bool) -> list[float]:
     profile, start, tokens = segment.forced.profile, segment.start, slice(segment.start, segment.end)
+    contested = branches and profile.competing[start] > 1
     return [
         *_shared_features(segment, layers),
         *extreme_token_features(profile.token_ids[tokens], profile.entropies[tokens], profile.margins[tokens]),
-        *candidate_features(candidates),
+        *((float(profile.competing[start]), profile.spreads[start]) if contested else (1.0, 0.0)),
         *preceding_features(preceding(profile.log_probs[:start], profile.entropies[:start], profile.copied[:start])),
+        _source_features(segment.forced, start, segment.end)[0],
+        math.nan,
     ]
+
+
+def _source_features(forced: TeacherForced, start: int, end: int) -> list[float]:
+    return source_features(forced.profile.source_attention[start:end])
 
 
 def _shared_features(segment: Segment, layers: Layers) -> list[float]:

@@ -179,7 +179,7 @@ def self_made_features(
                 rows.add(answer_features(generation), not one.is_right(generation.text), one.question.group)
         advance(len(batch))
     texts = planted_errors(len(made) // 2, seed)
-    found = labelled_features(force(engine, texts, config, chat=chat, grow=True), config, engine.num_layers)
+    found = labelled_features(force(engine, texts, config, chat=chat), config, engine.num_layers)
     return {**found, "answer": rows.labelled("answer")} if rows.labels else found
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.optional import need
+from cocoa_engine.output_files import draft_of
 from cocoa_engine.studies.signal.indicators import Layers, composites
 from cocoa_engine.studies.signal.items import Items
 from cocoa_engine.studies.signal.record import Level, LevelRecord, SignalRecord
@@ -45,7 +46,8 @@ def _ranking(level: str, one: LevelRecord, folder: Path) -> Path:
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.set_xlabel(f"AUROC by {level}, 95 % bootstrap interval over prompts")
     path = folder / f"auroc-{level}.svg"
-    figure.savefig(path)
+    with draft_of(path) as draft:
+        figure.savefig(draft)
     return path
 
 
@@ -64,5 +66,6 @@ def _scores(items: Items, config: CocoaConfig, folder: Path) -> Path:
         axes.set_ylabel(f"share of {items.level}s")
     figure.axes[0].legend()
     path = folder / f"scores-{items.level}.svg"
-    figure.savefig(path)
+    with draft_of(path) as draft:
+        figure.savefig(draft)
     return path

@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import LabelledText
-from cocoa_engine.methods import METHODS
-from cocoa_engine.scoring.candidates import CandidateGrower
 from cocoa_engine.scoring.text_profile import LayerProfile, Profiler, TextProfile
-from cocoa_engine.spans import Candidate
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
@@ -27,15 +24,12 @@ class TeacherForced:
         profile: the statistics of its tokens.
         ends: for each token, the offset after its last character in the record's text.
         without_source: the same tokens after the prompt without its source, if requested.
-        candidates: for each token, the candidate spans that decoding would compare there, if requested. Empty where no
-            tokens compete, or if the method grows no branches.
     """
 
     record: LabelledText
     profile: TextProfile
     ends: list[int]
     without_source: TeacherForced | None = None
-    candidates: Sequence[list[Candidate]] | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,6 @@ def force(
     *,
     chat: bool = False,
     without_source: bool = False,
-    grow: bool = False,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Iterator[TeacherForced]:
     """Feed labelled answers to a model, each after its prompt. Consecutive answers share the encoding of their prompt.
@@ -73,18 +66,16 @@ def force(
     Args:
         engine: the engine with the model.
         records: the labelled answers.
-        config: the settings. ``gamma`` and ``max_candidates`` define which tokens compete; with ``grow``, every setting
-            of branches is used.
+        config: the settings. ``gamma`` and ``max_candidates`` define which tokens compete.
         chat: ask through the model's chat template instead of as text to continue.
         without_source: also feed each answer after its prompt without the source.
-        grow: also grow the candidates at every risk point.
         advance: called with the number of answers fed since the last call.
 
     Raises:
         PromptError: an answer does not fit the context window after its prompt.
     """
-    profiler = Profiler(engine.session, config)
-    grower = CandidateGrower(engine.session, config) if grow and METHODS[config.method].branches else None
+    calibrator = engine.calibrator_for(config)
+    profiler = Profiler(engine.session, config, None if calibrator is None else calibrator.heads)
     for _, same in groupby(records, key=lambda record: record.prompt):
         batch = list(same)
         prompt = _prompt(engine, batch[0], chat)
@@ -96,17 +87,12 @@ def force(
         sourceless: Sequence[TextProfile | None] = [None] * len(batch)
         if without_source:
             sourceless = profiler(_prompt(engine, batch[0].without_source(), chat), ids)
-        grown: Sequence[list[list[Candidate]] | None] = [None] * len(batch)
-        if grow:
-            grown = [[[] for _ in each] for each in ids] if grower is None else grower(profiles[0].prompt, ids)
-        for record, lead, text, profile, other, candidates in zip(
-            batch, leads, texts, profiles, sourceless, grown, strict=True
-        ):
+        for record, lead, text, profile, other in zip(batch, leads, texts, profiles, sourceless, strict=True):
             dropped = text[0].isspace() and not profile.text[:1].isspace()  # by the tokenizer
             shift = len(lead) - dropped
             ends = [min(max(end - shift, 0), len(record.text)) for end in profile.ends]
             forced_other = None if other is None else TeacherForced(record, other, ends)
-            yield TeacherForced(record, profile, ends, forced_other, candidates)
+            yield TeacherForced(record, profile, ends, forced_other)
         advance(len(batch))
 
 

@@ -22,6 +22,7 @@ from cocoa_engine.cache_directory import CACHE_VARIABLE
 from cocoa_engine.execution.forward import linears
 from cocoa_engine.execution.native import build, trial
 from tests.helpers.libraries import QUICK_FLAGS, forget
+from tests.helpers.processes import LIMIT
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -109,13 +110,16 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(
 
 
 def truncate(library: Path) -> None:
-    os.truncate(library, 4096)  # loading it would end the process
+    start = library.read_bytes()[:4096]  # loading this would end the process
+    library.unlink()  # this process has mapped the file
+    library.write_bytes(start)
 
 
 def replace_by_another(library: Path) -> None:
+    library.unlink()
     source = library.with_suffix(".cpp")
     source.write_text('extern "C" int other() { return 0; }\n')
-    subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(library)], check=True, timeout=LIMIT)
     source.unlink()
 
 

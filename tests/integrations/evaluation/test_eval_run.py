@@ -23,6 +23,7 @@ from cocoa_engine import METHODS, CocoaConfig, CocoaEngine, Runtime, Span
 from cocoa_engine.errors import ConfigError, DataError, MissingExtraError
 from cocoa_integrations.evaluation import TASKS, Arm, evaluate, load_samples, make_arms, metrics
 from cocoa_integrations.evaluation.folder import open_folder
+from cocoa_integrations.evaluation.sandbox import runner
 from cocoa_integrations.evaluation.tasks import Sample
 from tests.helpers.eval_data import TRUTHFULQA, write_truthfulqa
 from tests.helpers.forward_passes import Pass, record
@@ -431,6 +432,20 @@ def test_command_runs_code_only_when_allowed(
     assert row["metrics"] == {"pass_at_1": 1.0}
     assert shown.stdout == (out / "table.md").read_text()
     assert "1.0000" in shown.stdout
+
+
+def test_code_is_run_without_confinement_only_if_unsafe(
+    cocoa: Callable[..., Result], data_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_filter_works", lambda: False)  # a system without libseccomp
+    arguments = ("eval", "mbpp", "--data", data_files["mbpp"], "--out", tmp_path / "out", "--methods", "greedy")
+    refused = cocoa(*arguments, "--run-code", "--max-new-tokens", "2")
+    assert refused.exit_code == 2
+    assert "--run-code=unsafe" in refused.stderr
+    assert not (tmp_path / "out").exists()
+    with pytest.warns(UserWarning, match="only accidents"):
+        assert cocoa(*arguments, "--run-code=unsafe", "--max-new-tokens", "2").exit_code == 0
+    assert "'other' is not one of" in cocoa(*arguments, "--run-code=other").stderr
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def results(
         }
         for arm, means in figures.items()
     ]
-    decoding = (config or CocoaConfig()).model_dump(mode="json", exclude={"method", "metric", "alpha"})
+    decoding = (config or CocoaConfig.paper()).model_dump(mode="json", exclude={"method", "metric", "alpha"})
     settings = {"task": task, "model": {"name": model}, "decoding": decoding}
     return {"settings": settings, "samples": 10, "arms": arms}
 
@@ -202,7 +202,7 @@ def test_figures_are_those_of_the_layers_that_were_set() -> None:
 
     figures = {Arm("greedy"): {"rejected": 0.2}, arm: {"rejected": 0.1}, Arm("cocoa"): {"rejected": 0.3}}
     figures = {one: {**means, "rouge_l_acc": 0.5} for one, means in figures.items()}
-    given = results("truthfulqa_gen", figures, config=CocoaConfig(middle_layers=(11, 19)))
+    given = results("truthfulqa_gen", figures, config=CocoaConfig.paper(middle_layers=(11, 19)))
     table = markdown(report(TASKS["truthfulqa_gen"], given))
     assert "| Baseline (greedy) | - | 20.00 | 50.00 | 13.50 |" in table
     assert "| CoCoA-SIG | ConMLDS (α=1) | 10.00 | 50.00 | 21.05 |" in table
@@ -210,16 +210,17 @@ def test_figures_are_those_of_the_layers_that_were_set() -> None:
     assert "results for these of its 32 layers, if there are any.\n" in table
     assert "CocoaConfig.paper()" not in table
     del figures[arm]
-    given = results("truthfulqa_gen", figures, config=CocoaConfig(middle_layers=(11, 19)))
+    given = results("truthfulqa_gen", figures, config=CocoaConfig.paper(middle_layers=(11, 19)))
     assert "Middle layers" not in markdown(report(TASKS["truthfulqa_gen"], given))
 
 
 def test_a_table_says_what_was_not_set_as_in_the_paper() -> None:
     figures = {Arm("greedy"): {"em": 0.483, "f1": 0.71094}}
-    usual = CocoaConfig(max_new_tokens=9, stop="\n", seed=1, decore_heads="heads.json")  # the task's and the model's
+    # the task's and the model's
+    usual = CocoaConfig.paper(max_new_tokens=9, stop="\n", seed=1, decore_heads="heads.json")
     plain = markdown(report(TASKS["nq"], results("nq", figures)))
     assert markdown(report(TASKS["nq"], results("nq", figures, config=usual))) == plain
-    other = CocoaConfig(gamma=0.2, max_candidates=4, span_boundary="own", repetition_penalty=1.1)
+    other = CocoaConfig.paper(gamma=0.2, max_candidates=4, span_boundary="own", repetition_penalty=1.1)
     assert markdown(report(TASKS["nq"], results("nq", figures, config=other))).endswith(
         "The paper's results are those of Llama-3-8b on the paper's samples.\n"
         "Settings that differ from `CocoaConfig.paper()`, whose values are in brackets: "

@@ -46,6 +46,7 @@ ENGINE_MODULES = {
     "cocoa_engine.model.loading",
     "cocoa_engine.model.text",
     "cocoa_engine.optional",
+    "cocoa_engine.output_files",
     "cocoa_engine.safe_text",
     "cocoa_engine.studies.machine",  # `cocoa eval` and `cocoa length-rules` are studies too
     "cocoa_engine.studies.replay",

@@ -36,7 +36,7 @@ held = Held(engine) if "held" in sys.argv else None
 reading, writing = os.pipe()
 child = os.fork()
 if not child:
-    signal.alarm(150)
+    signal.alarm(300)
     def said(call):
         try:
             return str(call())
@@ -74,11 +74,12 @@ print(json.dumps([status, expected, json.loads(answer or "null"), rest]))
 """
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("inside", ["", "held"])
 def test_a_fork_after_use(inside: str) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, inside], capture_output=True, text=True, env=environment, timeout=280
+        [sys.executable, "-c", PROGRAM, inside], capture_output=True, text=True, env=environment, timeout=560
     )
     assert done.returncode == 0, done.stderr
     status, expected, said, rest = json.loads(done.stdout.splitlines()[-1])

@@ -90,4 +90,4 @@ def test_a_raw_mlds_is_compared_under_its_own_name() -> None:
 @pytest.mark.parametrize("risk", [float("nan"), float("inf")])
 def test_a_risk_that_is_not_finite_passes_no_gate(risk: float) -> None:
     assert Limit(1.0).reached(report([risk]))
-    assert Limit(1.0, "answer_risk").reached(report([0.0], answer_risk=risk))
+    assert Limit(1.0, "answer_risk").reached(report([0.0], answer_risk=risk, answer_threshold=0.5))

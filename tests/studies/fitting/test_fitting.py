@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +15,24 @@ from hypothesis import strategies as st
 
 from cocoa_engine import CalibrationError, RiskCalibrator
 from cocoa_engine.calibration.calibrator import FittedRisk, Isotonic, logistic
-from cocoa_engine.calibration.features import ANSWER_FEATURES, SPAN_FEATURES
-from cocoa_engine.studies.fitting.fit import INVERSE_STRENGTHS, LabelledFeatures, left_out, validate
+from cocoa_engine.calibration.features import SPAN_FEATURES
+from cocoa_engine.studies.fitting.direction import STRENGTHS, fit_direction
+from cocoa_engine.studies.fitting.domain import fit_domain
+from cocoa_engine.studies.fitting.fit import (
+    INVERSE_STRENGTHS,
+    LabelledFeatures,
+    _folds,
+    fit,
+    left_out,
+    risks_of,
+    validate,
+)
 from cocoa_engine.studies.fitting.validation import brier, expected_calibration_error, reliability
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
 from tests.helpers.processes import python
 
-FIGURES = st.lists(st.floats(-1e6, 1e6), min_size=len(SPAN_FEATURES), max_size=len(SPAN_FEATURES))
+COUNT = len(labelled_items(1).names)
+FIGURES = st.lists(st.floats(-1e6, 1e6), min_size=COUNT, max_size=COUNT)
 
 
 @pytest.mark.slow
@@ -125,9 +138,9 @@ def test_an_isotonic_map_never_falls(knots: list[tuple[float, float]], values: l
 
 def test_more_of_a_risky_feature_is_never_less_risk() -> None:
     calibrated = RISKS[True]
-    place = SPAN_FEATURES.index("f_mlds")
+    place = calibrated.features.index("f_mlds")
     assert calibrated.weights[place] > 0
-    rows = np.zeros((200, len(SPAN_FEATURES)))
+    rows = np.zeros((200, len(calibrated.features)))
     rows[:, place] = np.linspace(-5, 5, 200)
     risks = [calibrated(row) for row in rows.tolist()]
     assert risks == sorted(risks)
@@ -145,18 +158,20 @@ def test_files(tmp_path: Path) -> None:
     answer, span = good["answer"], good["span"]
     for change, message in (
         ({"schema_version": 1}, "schema_version"),
+        ({"schema_version": 2}, "schema_version: Input should be 3"),
         ({"span": answer}, "max_rank"),
         ({"answer": span}, "this version measures con_mlds, f_mlds, mean_log_prob"),
         ({"span": None, "answer": None}, "neither of spans nor of answers"),
         ({"answer": {**answer, "weights": [1.0]}}, "the same length"),
-        ({"answer": {**answer, "scales": [0.0] * len(ANSWER_FEATURES)}}, "above 0"),
+        ({"answer": {**answer, "scales": [0.0] * len(answer["features"])}}, "above 0"),
         ({"span": {**span, "isotonic": {"x": [0.1, 0.2], "y": [0.5, 0.4]}}}, "y must not decrease"),
         ({"span": {**span, "isotonic": {"x": [0.1], "y": [1.5]}}}, "in .0, 1."),
         ({"surprise": 1}, "surprise"),
     ):
         path.write_text(json.dumps({**good, **change}))
-        with pytest.raises(CalibrationError, match=message):
+        with pytest.raises(CalibrationError, match=message) as raised:
             RiskCalibrator.load(path)
+        assert len(str(raised.value)) < 1000  # not the whole file
     path.write_bytes(b"\x80\x04pickle")
     with pytest.raises(CalibrationError, match="not a calibrator"):
         RiskCalibrator.load(path)
@@ -222,3 +237,83 @@ def test_every_span_is_in_one_bin(spans: list[tuple[float, bool]]) -> None:
 def test_logistic(z: float) -> None:
     assert logistic(z) + logistic(-z) == pytest.approx(1)
     assert logistic(z) == pytest.approx(0.5 * (1 + math.tanh(z / 2)), abs=1e-12)
+
+
+def states_of(items: LabelledFeatures, *, signal: float, size: int = 40) -> LabelledFeatures:
+    """Items with hidden states, of which one direction depends on the labels."""
+    random = np.random.default_rng(3)
+    states = random.normal(size=(len(items.labels), size)) * np.linspace(0.1, 30, size)
+    states[:, 5] += signal * items.labels * states[:, 5].std()
+    return replace(items, states=states.astype(np.float32))
+
+
+def test_a_direction_is_that_of_a_ridge_regression() -> None:
+    from sklearn.linear_model import Ridge
+    from sklearn.preprocessing import StandardScaler
+
+    items = states_of(labelled_items(), signal=1.0)
+    assert items.states is not None
+    direction, scores = fit_direction(items.states, items.labels, partial(_folds, items))
+    scaled = StandardScaler().fit_transform(items.states)
+    found = []
+    for strength in STRENGTHS:
+        model = Ridge(alpha=strength * len(items.labels)).fit(scaled, items.labels)
+        found.append(np.allclose(direction(items.states), model.predict(scaled), atol=1e-4))
+    assert sum(found) == 1
+    # the cross-fitted scores are of directions that did not see the item's prompt
+    rest, fold = _folds(items, 5)[0]
+    model = Ridge(alpha=STRENGTHS[found.index(True)] * rest.sum()).fit(scaled[rest], items.labels[rest])
+    assert scores[fold] == pytest.approx(model.predict(scaled[fold]), abs=1e-4)
+
+
+@pytest.mark.slow
+def test_a_probe_adds_what_the_states_know_and_no_more() -> None:
+    items = labelled_items(60, signal=0.3)
+    plain = left_out(items, isotonic=False)
+    informed = left_out(states_of(items, signal=1.5), isotonic=False)
+    noisy = left_out(states_of(items, signal=0.0, size=300), isotonic=False)
+
+    def auroc(found: tuple[np.ndarray, np.ndarray]) -> float:
+        return validate(items, *found, draws=20, seed=0).auroc.estimate
+
+    assert auroc(informed) > auroc(plain) + 0.1
+    assert auroc(noisy) > auroc(plain) - 0.05  # its score is cross-fitted, or it would be trusted blindly
+    fitted, direction = fit(states_of(items, signal=1.5), data="made up", draws=20)
+    assert fitted.features[-1] == "probe"
+    assert direction is not None
+    assert fitted.weights[-1] > 0
+    checked = risks_of(fitted, states_of(items, signal=1.5), direction)
+    assert np.isfinite(checked).all()
+    with pytest.raises(CalibrationError, match="not measured here, but needed: probe"):
+        risks_of(fitted, items)
+
+
+def test_the_domain_keeps_99_percent_of_left_out_items_inside() -> None:
+    items = labelled_items(100, each=8)
+    scaled = (items.features - items.features.mean(axis=0)) / items.features.std(axis=0)
+    domain = fit_domain(scaled, _folds(items, 5))
+    fresh = labelled_items(100, each=8, seed=1).features
+    inside = [not domain.is_outside(row) for row in fresh.tolist()]
+    assert 0.97 < np.mean(inside) < 1
+    assert domain.is_outside([6.0] * len(items.names))
+    assert domain.is_outside([math.inf] * len(items.names))
+    far = np.zeros(len(items.names))
+    far[3] = 12.0
+    assert domain.is_outside(far.tolist())
+
+
+@pytest.mark.slow
+def test_items_of_two_data_sets_are_not_ranked_against_each_other() -> None:
+    """A feature that only tells the sets apart, one mostly hallucinated, is worth nothing within a set."""
+    random = np.random.default_rng(0)
+    sets = []
+    for share, mark in ((0.8, 3.0), (0.2, -3.0)):
+        items = labelled_items(40, signal=0.0)
+        features = random.normal(size=items.features.shape)
+        features[:, 0] = mark
+        labels = random.random(len(items.labels)) < share
+        sets.append(replace(items, features=features, labels=labels))
+    found = risk(LabelledFeatures.pooled(sets)).validation
+    assert found.folds == 5
+    assert 0.4 < found.auroc.estimate < 0.6
+    assert found.brier < found.brier_of_base_rate - 0.05  # it is calibrated in both

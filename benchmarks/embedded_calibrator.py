@@ -1,0 +1,229 @@
+"""Fit the embedded calibrator, and measure how risks carry over between data sets.
+
+    python -m benchmarks.embedded_calibrator measure --cache CACHE --xsum xsum_token --diasumfact annotations.json ...
+    python -m benchmarks.embedded_calibrator fit --cache CACHE --out cocoa_engine/calibration/embedded.json
+    python -m benchmarks.embedded_calibrator compare --cache CACHE --out docs/explanation/signal/data
+
+``measure`` writes the features of ten prompts at a time to the cache, and continues where it was stopped. ``fit`` uses
+the data sets whose licence (MIT) allows it. ``compare`` fits on each set, and tests on the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from cocoa_engine import CocoaConfig, CocoaEngine, RiskCalibrator
+from cocoa_engine.calibration.calibrator import Settings
+from cocoa_engine.datasets import LabelledText, read_labelled, read_questions, sample
+from cocoa_engine.methods.retrieval_heads import source_heads
+from cocoa_engine.studies.fitting.fit import LabelledFeatures, fit, fit_only, left_out
+from cocoa_engine.studies.fitting.measured import labelled_features, own_answers
+from cocoa_engine.studies.fitting.validation import expected_calibration_error, reliability
+from cocoa_engine.studies.signal.ranking import Bootstrap, RankedWithin
+from cocoa_engine.studies.signal.segments import force
+
+GIVEN = {
+    "xsum": "xsum_token (Zhou et al., 2021; MIT)",
+    "diasumfact": "DiaSumFact (Zhu et al., 2023; MIT)",
+    "faithbench": "FaithBench, batches 1 to 8",
+    "mushroom": "mu-SHROOM, English",
+}
+OWN = {"nq_swap": "NQ-Swap (MIT)", "nq": "NQ with passages"}
+PROMPTS = {"xsum": 300, "nq": 320, "nq_swap": 450}
+"""The number of prompts of the largest sets; of the others, all are used."""
+
+CHUNKS = {"xsum": 10, "diasumfact": 10, "faithbench": 4, "mushroom": 50, "nq": 16, "nq_swap": 8}
+FIRST = 30
+"""The first prompts of XSum and DiaSumFact are those that ``cocoa signal --prompts 30`` draws."""
+
+LONGEST_PROMPT, LONGEST_ANSWER = 1500, 200
+"""Longer prompts and answers are left out, in tokens."""
+
+EMBEDDED_SPANS, EMBEDDED_ANSWERS = ("xsum", "diasumfact"), ("nq_swap",)
+
+
+def measure(engine: CocoaEngine, paths: dict[str, Path], cache: Path) -> None:
+    """Write the features of all sets, one file for each chunk of prompts."""
+    for name, path in paths.items():
+        records: Sequence[Any] = read_labelled(path) if name in GIVEN else read_questions(path)
+        prompts = _shuffled(records, FIRST if name in ("xsum", "diasumfact") else 0)[: PROMPTS.get(name)]
+        size = CHUNKS[name]
+        for start in range(0, len(prompts), size):
+            chunk = [record for same in prompts[start : start + size] for record in same]
+            file = cache / f"{name}-{start:04d}"
+            if name in OWN and not file.with_suffix(".answer.npz").exists():
+                config = engine.config.replace(max_new_tokens=32)
+                _save(file, "answer", own_answers(engine, chunk, config))
+            elif name in GIVEN and not file.with_suffix(".span.npz").exists():
+                answers = force(engine, list(_short(engine, chunk)), engine.config)
+                for level, items in labelled_features(answers, engine.config, engine.num_layers, states=True).items():
+                    _save(file, level, items)
+
+
+def _shuffled(records: Sequence[Any], first: int) -> list[list[Any]]:
+    """The records of each prompt, in a random order of prompts."""
+    by: dict[str, list[Any]] = {}
+    for record in records:
+        by.setdefault(record.group, []).append(record)
+    begin = list(dict.fromkeys(record.group for record in sample(records, first, 0))) if first else []
+    rest = [name for name in by if name not in begin]
+    Random(1).shuffle(rest)
+    return [by[name] for name in (*begin, *rest)]
+
+
+def _short(engine: CocoaEngine, records: Sequence[LabelledText]) -> Iterator[LabelledText]:
+    for record in records:
+        if len(engine.encode(record.prompt)) <= LONGEST_PROMPT and len(engine.encode(record.text)) <= LONGEST_ANSWER:
+            yield record
+
+
+def _save(file: Path, level: str, items: LabelledFeatures) -> None:
+    states = {} if items.states is None else {"states": items.states.astype(np.float16)}
+    np.savez_compressed(
+        file.with_suffix(f".{level}.npz"),
+        names=list(items.names),
+        features=items.features,
+        labels=items.labels,
+        groups=items.groups,
+        **states,  # type: ignore[arg-type]
+    )
+
+
+def load(cache: Path, name: str, level: str, *, states: bool = False) -> LabelledFeatures:
+    """The measured items of a set.
+
+    Raises:
+        SystemExit: it was not measured.
+    """
+    chunks = [np.load(file) for file in sorted(cache.glob(f"{name}-*.{level}.npz"))]
+    if not chunks:
+        raise SystemExit(f"{cache} has no {level}s of {name}: run measure first.")
+    return LabelledFeatures(
+        chunks[0]["names"].tolist(),
+        np.concatenate([chunk["features"] for chunk in chunks]),
+        np.concatenate([chunk["labels"] for chunk in chunks]),
+        [group for chunk in chunks for group in chunk["groups"].tolist()],
+        np.concatenate([chunk["states"] for chunk in chunks]).astype(np.float32) if states else None,
+    )
+
+
+def fit_embedded(engine: CocoaEngine, cache: Path, out: Path, draws: int, *, keep_answers: bool) -> None:
+    """Fit and save the embedded calibrator. Its risk of answers can be kept from the file that is replaced."""
+    spans = {GIVEN[name]: load(cache, name, "span") for name in EMBEDDED_SPANS}
+    span, _ = fit(LabelledFeatures.pooled(list(spans.values())), data=f"given answers: {_about(spans)}", draws=draws)
+    if keep_answers:
+        answer = RiskCalibrator.load(out).answer
+    else:
+        answers = {OWN[name]: load(cache, name, "answer") for name in EMBEDDED_ANSWERS}
+        about = f"the model's own answers: {_about(answers)}"
+        answer, _ = fit(LabelledFeatures.pooled(list(answers.values())), data=about, draws=draws)
+    RiskCalibrator(
+        model_name=engine.model_name,
+        settings=Settings.of(engine.config, engine.num_layers),
+        heads=source_heads(None, engine.session.model),
+        span=span,
+        answer=answer,
+    ).save(out)
+
+
+def _about(sets: dict[str, LabelledFeatures]) -> str:
+    return "; ".join(f"{name}, {len(set(items.groups))} prompts" for name, items in sets.items())
+
+
+FEATURES = ("base", "base and source attention", "base, source attention and probe")
+
+
+def _columns(items: LabelledFeatures, features: str) -> LabelledFeatures:
+    """The items with some of their features; "base" leaves out source attention and probe."""
+    names = [name for name in items.names if features != "base" or "source_attention" not in name]
+    states = items.states if "probe" in features else None
+    return LabelledFeatures(names, items.of(names), items.labels, items.groups, states)
+
+
+def compare(cache: Path, out: Path, draws: int) -> None:
+    """Cross-validate within each set of labelled spans, and test fits on the other sets."""
+    sets = {name: load(cache, name, "span", states=True) for name in GIVEN if list(cache.glob(f"{name}-*.span.npz"))}
+    rows: list[list[object]] = []
+    for name, items in sets.items():
+        bootstrap = Bootstrap(items.groups, draws, 0)
+        columns = items.columns
+        scores = {
+            "-source attention": -columns["source_attention"],
+            "-mean log p": -columns["mean_log_prob"],
+            "-min log p": -columns["min_log_prob"],
+            "mean entropy": columns["mean_entropy"],
+            "-mean margin": -columns["mean_margin"],
+            "fMLDS": columns["f_mlds"],
+        }
+        for score, values in scores.items():
+            rows.append(["no fit", score, name, *_auroc(bootstrap, values, items), ""])
+        for features in FEATURES:
+            risks, folds = left_out(_columns(items, features), isotonic=False)
+            rows.append([name, features, name, *_auroc(bootstrap, risks, items, folds), _ece(risks, items)])
+    for fitted_on in (
+        *[(name,) for name in sets],
+        EMBEDDED_SPANS,
+        ("diasumfact", "faithbench"),
+        ("xsum", "faithbench"),
+    ):
+        if not set(fitted_on) <= set(sets) or fitted_on == ("mushroom",):
+            continue
+        for features in FEATURES:
+            model = fit_only(LabelledFeatures.pooled([_columns(sets[name], features) for name in fitted_on]))
+            for name, items in sets.items():
+                if name not in fitted_on:
+                    risks = model(_columns(items, features))
+                    found = _auroc(Bootstrap(items.groups, draws, 0), risks, items)
+                    rows.append([" and ".join(fitted_on), features, name, *found, _ece(risks, items)])
+    with (out / "source-attention-and-probe.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["fitted_on", "features", "tested_on", "prompts", "spans", "auroc", "low", "high", "ece"])
+        writer.writerows(rows)
+
+
+def _auroc(bootstrap: Bootstrap, values: Any, items: LabelledFeatures, folds: Any = None) -> list[object]:
+    labels = items.labels.astype(np.float64)
+    strata = np.zeros(len(labels), dtype=np.intp) if folds is None else folds
+    found = bootstrap.interval(RankedWithin(values, labels, 1 - labels, strata), "auroc")
+    ends = [f"{value:.3f}" for value in (found.estimate, found.low or 0.0, found.high or 0.0)]
+    return [len(set(items.groups)), len(labels), *ends]
+
+
+def _ece(risks: Any, items: LabelledFeatures) -> str:
+    return f"{expected_calibration_error(reliability(risks, items.labels)):.3f}"
+
+
+def main() -> None:
+    """Run one of the three commands."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.embedded_calibrator", description=__doc__)
+    parser.add_argument("command", choices=["measure", "fit", "compare"])
+    parser.add_argument("--cache", type=Path, required=True, help="folder of the measured features")
+    parser.add_argument("--out", type=Path, help="fit: the calibrator's file; compare: the folder of the table")
+    parser.add_argument(
+        "--keep-answers", action="store_true", help="fit: keep the risk of answers of the file at --out"
+    )
+    parser.add_argument("--draws", type=int, default=1000, help="bootstrap draws over prompts")
+    for name in (*GIVEN, *OWN):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=Path, help=f"{(GIVEN | OWN)[name]}: its file or folder")
+    given = parser.parse_args()
+    given.cache.mkdir(parents=True, exist_ok=True)
+    if given.command == "compare":
+        compare(given.cache, given.out, given.draws)
+        return
+    engine = CocoaEngine.from_pretrained(dtype="float32", config=CocoaConfig())
+    if given.command == "fit":
+        fit_embedded(engine, given.cache, given.out, given.draws, keep_answers=given.keep_answers)
+    else:
+        paths = {name: getattr(given, name) for name in (*GIVEN, *OWN)}
+        measure(engine, {name: path for name, path in paths.items() if path is not None}, given.cache)
+
+
+if __name__ == "__main__":
+    main()

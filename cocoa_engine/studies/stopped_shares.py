@@ -1,0 +1,191 @@
+"""What a threshold on the risk would stop: the share of answers, spans, right and wrong answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.datasets.own_prompts import MeasuredAnswer, OwnPrompt
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.rendering.scale import RAW
+
+if TYPE_CHECKING:
+    from cocoa_engine import CocoaEngine
+
+SHARES = (0.5, 0.25, 0.1, 0.05)
+"""The shares of answers that the suggested thresholds stop at most."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The risks of one answer. A risk that is not a finite number is infinite: it reaches every threshold.
+
+    Attributes:
+        spans: the risks of its spans with visible text.
+        whole: the risk of the answer as a whole; `None` without a calibrator for answers.
+        right: whether it is right; `None` if that is not known.
+        risk_source: where the risks of spans come from; `None` if that is not known.
+    """
+
+    spans: tuple[float, ...]
+    whole: float | None
+    right: bool | None
+    risk_source: str | None = None
+
+    @classmethod
+    def of(cls, measured: MeasuredAnswer, right: bool | None) -> Answer:
+        """The risks of a measured answer."""
+        visible = tuple(_finite(risk) for text, risk in measured.spans if text.strip() and risk is not None)
+        whole = None if measured.answer_risk is None else _finite(measured.answer_risk)
+        return cls(visible, whole, right, measured.risk_source)
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many of some items a threshold stops, or lets pass."""
+
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.number / self.of:.0%} ({self.number} of {self.of})" if self.of else "–"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one threshold does.
+
+    Attributes:
+        threshold: the threshold; a risk that reaches it is stopped.
+        answers: answers that are stopped.
+        spans: spans that reach it; `None` for the risk of whole answers.
+        right_stopped, wrong_passed: of the answers with known answers.
+    """
+
+    threshold: float
+    answers: Count
+    spans: Count | None
+    right_stopped: Count
+    wrong_passed: Count
+
+    def record(self) -> dict[str, Any]:
+        """The row as plain values."""
+        return asdict(self)
+
+
+def measure(
+    engine: CocoaEngine,
+    prompts: Sequence[OwnPrompt],
+    config: CocoaConfig,
+    *,
+    raw: bool = False,
+    advance: Callable[[int], None] = lambda count: None,
+) -> list[Answer]:
+    """Answer prompts and return the risks, in order.
+
+    Args:
+        engine: the engine.
+        prompts: the prompts; none that was measured before.
+        config: the settings. ``max_risk`` is left out, so that answers are complete.
+        raw: continue the prompts as plain text, also if the model has a chat template.
+        advance: called with the number of prompts answered since the last call.
+    """
+    config, size, found = config.replace(max_risk=None), engine.runtime.max_batch_size, []
+    chat = engine.has_chat_template and not raw
+    for start in range(0, len(prompts), size):
+        batch = prompts[start : start + size]
+        asked: list[str | list[int]] = [
+            engine.encode_chat([{"role": "user", "content": one.request}]) if chat else one.request for one in batch
+        ]
+        for one, generation in zip(batch, engine.generate_batch(asked, config=config), strict=True):
+            spans = tuple((span.text, span.risk) for span in generation.spans)
+            measured = MeasuredAnswer(generation.text, spans, generation.answer_risk, generation.risk_source)
+            found.append(Answer.of(measured, one.is_right(generation.text)))
+        advance(len(batch))
+    return found
+
+
+def common_source(answers: Sequence[Answer], thresholds: Sequence[float] = ()) -> str | None:
+    """Where the risks of spans of all answers come from; `None` if no answer tells.
+
+    Raises:
+        ConfigError: the answers differ in it, so that no threshold fits all; or a threshold is outside [0, 1] and the
+            risk is not a raw MLDS.
+    """
+    sources = sorted({one.risk_source for one in answers if one.risk_source is not None})
+    if len(sources) > 1:
+        raise ConfigError(
+            f"the answers have risks of different sources ({', '.join(sources)}), which no threshold fits; measure all "
+            "with one, such as --risk token_probability"
+        )
+    source = sources[0] if sources else None
+    if source is not None:
+        require_scale(source, thresholds)
+    return source
+
+
+def require_scale(source: str, thresholds: Sequence[float]) -> None:
+    """Refuse thresholds that have no meaning for a risk.
+
+    Raises:
+        ConfigError: a threshold is outside [0, 1] and the risk is not a raw MLDS.
+    """
+    if source not in RAW and not all(0 <= one <= 1 for one in thresholds):
+        raise ConfigError(
+            f"--at takes thresholds in [0, 1], as the risk (got {', '.join(f'{one:g}' for one in thresholds)}); for "
+            "the raw MLDS give --risk f_mlds"
+        )
+
+
+def by_span(answers: Sequence[Answer], thresholds: Sequence[float] = ()) -> list[Row]:
+    """What thresholds on the risk of spans stop: an answer is stopped if one of its spans reaches the threshold.
+
+    Args:
+        answers: the answers.
+        thresholds: the thresholds. Default: suggested ones, see :func:`suggested`.
+    """
+    highest = [max(one.spans, default=-math.inf) for one in answers]
+    spans = [risk for one in answers for risk in one.spans]
+    return [
+        _row(threshold, answers, highest, Count(sum(risk >= threshold for risk in spans), len(spans)))
+        for threshold in thresholds or suggested(highest)
+    ]
+
+
+def by_answer(answers: Sequence[Answer], thresholds: Sequence[float] = ()) -> list[Row]:
+    """The same for the risk of whole answers; empty if they have none."""
+    known = [one for one in answers if one.whole is not None]
+    risks = [one.whole for one in known if one.whole is not None]
+    return [_row(threshold, known, risks, None) for threshold in (thresholds or suggested(risks)) if known]
+
+
+def suggested(risks: Sequence[float]) -> list[float]:
+    """The lowest thresholds, to four decimals, that stop at most :data:`SHARES` of the answers with these risks."""
+    found: dict[float, None] = {}
+    for share in SHARES:
+        for risk in sorted({one for one in risks if math.isfinite(one)}):
+            threshold = math.ceil(risk * 10_000) / 10_000
+            if sum(one >= threshold for one in risks) <= share * len(risks):
+                found[threshold] = None
+                break
+    return list(found)
+
+
+def _row(threshold: float, answers: Sequence[Answer], risks: Sequence[float], spans: Count | None) -> Row:
+    stopped = [risk >= threshold for risk in risks]
+    right = [stop for one, stop in zip(answers, stopped, strict=True) if one.right is True]
+    wrong = [stop for one, stop in zip(answers, stopped, strict=True) if one.right is False]
+    return Row(
+        threshold,
+        Count(sum(stopped), len(stopped)),
+        spans,
+        Count(sum(right), len(right)),
+        Count(len(wrong) - sum(wrong), len(wrong)),
+    )
+
+
+def _finite(risk: float) -> float:
+    return risk if math.isfinite(risk) else math.inf

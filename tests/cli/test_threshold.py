@@ -1,0 +1,147 @@
+"""``cocoa threshold``: what a threshold would stop."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cocoa_engine import CocoaEngine
+from cocoa_engine.cli.app import app
+from cocoa_engine.datasets.own_prompts import read_own_prompts
+from cocoa_engine.errors import DataError
+from cocoa_engine.studies.stopped_shares import SHARES, Answer, Count, by_answer, by_span, suggested
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+Cocoa = Callable[..., Result]
+
+MEASURED = [
+    {"text": "Paris.", "spans": [{"text": "Paris", "risk": 0.2}, {"text": ".", "risk": 0.1}], "answers": ["Paris"]},
+    {"text": "Rome.", "spans": [{"text": "Rome.", "risk": 0.6}], "answers": ["Madrid"], "answer_risk": 0.9},
+    {"text": "Oslo", "spans": [{"text": "Oslo", "risk": 0.7}, {"text": " ", "risk": 0.9}], "answers": ["Oslo"]},
+    {"answer": "Bonn", "references": ["Berlin"], "spans": [{"text": "Bonn", "risk": 0.4}], "answer_risk": 0.4},
+    {"text": "Lima", "spans": [{"text": "Lima", "risk": "NaN"}]},
+]
+
+
+@pytest.fixture
+def cocoa(monkeypatch: pytest.MonkeyPatch) -> Cocoa:
+    """Runs ``cocoa`` in this process, on a tiny model."""
+    tiny = CocoaEngine(tiny_model("llama", seed=6), tiny_tokenizer(), model_name="tiny")
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: tiny)
+    monkeypatch.setenv("COLUMNS", "120")
+    return lambda *args: CliRunner().invoke(app, list(args), prog_name="cocoa")
+
+
+def written(path: Path, rows: list[dict[str, object]]) -> str:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def test_answers_that_were_measured_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_model(*_: object, **__: object) -> CocoaEngine:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", no_model)
+    file = written(tmp_path / "answers.jsonl", MEASURED)
+    result = CliRunner().invoke(app, ["threshold", "--prompts", file, "--at", "0.5", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["answers"] == 5
+    (row,) = found["span"]
+    assert row["answers"] == {"number": 3, "of": 5}  # one has a risk that is not a number
+    assert row["spans"] == {"number": 3, "of": 6}  # without white space
+    assert row["right_stopped"] == {"number": 1, "of": 2}
+    assert row["wrong_passed"] == {"number": 1, "of": 2}
+    (row,) = found["answer"]
+    assert (row["answers"], row["wrong_passed"]) == ({"number": 1, "of": 2}, {"number": 1, "of": 2})
+    shown = " ".join(CliRunner().invoke(app, ["threshold", "--prompts", file, "--at", "0.5"]).stdout.split())
+    assert "60% (3 of 5)" in shown
+    assert "2 of 4 answers with a known answer are wrong" in shown
+
+
+def test_prompts_are_answered(cocoa: Cocoa, tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [{"question": f"Who is {name}?", "answer": "nobody"} for name in "abc"]
+    file = written(tmp_path / "prompts.jsonl", [*rows, {"prompt": "Hello"}])
+    result = cocoa("threshold", "--prompts", file, "--max-new-tokens", "4", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["answers"] == 4
+    assert found["answer"] == []
+    for row, share in zip(found["span"], SHARES, strict=False):
+        assert row["answers"]["number"] <= share * 4
+        assert row["wrong_passed"]["of"] == 3
+    (tmp_path / "prompts.txt").write_text("Hello\n\nGood day\n")
+    shown = cocoa("threshold", "--prompts", str(tmp_path / "prompts.txt"), "--max-new-tokens", "4").stdout
+    assert "2 answers" in shown
+    assert "right" not in shown
+
+
+def test_suggested_thresholds_stop_at_most_their_share() -> None:
+    risks = [number / 100 + 0.000_01 for number in range(100)]
+    for threshold, share in zip(suggested(risks), SHARES, strict=True):
+        assert share - 0.011 <= sum(risk >= threshold for risk in risks) / 100 <= share
+    assert suggested([math.inf] * 4) == []
+    assert suggested([]) == []
+    answer = Answer((), None, None)
+    assert by_span([answer], [0.5])[0].answers == Count(0, 1)
+    assert by_answer([answer], [0.5]) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{}", "line 1: a line has a prompt"),
+        ('{"prompt": " "}', "empty"),
+        ('{"prompt": "a", "answer": 3}', "known answers"),
+        ('{"text": "a", "spans": [{}]}', "a span has no risk"),
+        ('{"text": "a", "spans": [{"risk": "high"}]}', "'high' is not a number"),
+        ("", "has no prompts"),
+    ],
+)
+def test_bad_files(line: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text(line)
+    with pytest.raises(DataError, match=words):
+        read_own_prompts(tmp_path / "bad.jsonl")
+
+
+def test_bad_thresholds(cocoa: Cocoa, tmp_path: Path) -> None:
+    result = cocoa("threshold", "--prompts", written(tmp_path / "a.jsonl", MEASURED), "--at", "0.5,high")
+    assert result.exit_code == 2
+    assert "--at takes numbers" in result.stderr
+
+
+def test_the_source_of_the_risk_decides_what_thresholds_are_possible(cocoa: Cocoa, tmp_path: Path) -> None:
+    source = {"risk_source": "token_probability"}
+    own = [{**row, **source} for row in MEASURED]
+    file = written(tmp_path / "own.jsonl", own)
+    found = json.loads(cocoa("threshold", "--prompts", file, "--json").stdout)
+    assert found["risk_source"] == "token_probability"
+    assert all(0 <= row["threshold"] <= 1 for row in found["span"])
+    assert "1 - p of the least probable token" in cocoa("threshold", "--prompts", file).stdout
+    refused = cocoa("threshold", "--prompts", file, "--at", "1.2")
+    assert refused.exit_code == 2
+    assert "thresholds in [0, 1]" in " ".join(refused.stderr.split())
+    mixed = written(tmp_path / "mixed.jsonl", [*own, {**MEASURED[0], "risk_source": "f_mlds"}])
+    assert "different sources" in cocoa("threshold", "--prompts", mixed).stderr
+
+
+def test_the_raw_mlds_has_other_thresholds(cocoa: Cocoa, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("Hello\n")
+    asked = ["threshold", "--prompts", str(tmp_path / "prompts.txt"), "--max-new-tokens", "4", "--at", "1.2", "--json"]
+    assert "thresholds in [0, 1]" in " ".join(cocoa(*asked).stderr.split())
+    raw = cocoa(*asked, "--risk", "f_mlds")
+    assert raw.exit_code == 0, raw.output
+    assert json.loads(raw.stdout)["risk_source"] == "f_mlds"
+
+
+def test_spans_without_a_measured_risk_do_not_count(tmp_path: Path) -> None:
+    missing = {"text": "a", "risk": None, "flagged": False, "risk_source": "source_attention"}
+    rows = [{"text": "ab", "spans": [missing, {"text": "b", "risk": 0.3}]}]
+    (one,) = read_own_prompts(written(tmp_path / "a.jsonl", rows))
+    assert one.measured is not None
+    assert Answer.of(one.measured, None).spans == (0.3,)

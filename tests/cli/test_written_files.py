@@ -1,0 +1,284 @@
+"""What commands leave behind: whole files or none, nothing overwritten by accident, and a note after Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cocoa_engine import CocoaEngine, RiskCalibrator
+from cocoa_engine.cli.app import app
+from cocoa_engine.cli.export import reserved
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.output_files import draft_of, locked, require_writable, write_file
+from tests.helpers.made_up_risk import fitted, labelled_items, risk
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+Cocoa = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def tiny() -> CocoaEngine:
+    return CocoaEngine(tiny_model("llama", seed=6), tiny_tokenizer(), model_name="tiny")
+
+
+@pytest.fixture
+def models() -> list[str | None]:
+    """The names of the models that were loaded."""
+    return []
+
+
+@pytest.fixture
+def cocoa(tiny: CocoaEngine, models: list[str | None], monkeypatch: pytest.MonkeyPatch) -> Cocoa:
+    """Runs ``cocoa`` in this process, on a tiny model."""
+
+    def from_pretrained(model_name: str | None = None, **_: object) -> CocoaEngine:
+        models.append(model_name)
+        return tiny
+
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", from_pretrained)
+    return lambda *args: CliRunner().invoke(app, list(args), prog_name="cocoa")
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> Path:
+    rows = [
+        {
+            "id": str(number),
+            "prompt": f"Question {number}:",
+            "text": "yes, no.",
+            "spans": [[0, 3]] if number % 2 else [],
+        }
+        for number in range(6)
+    ]
+    path = tmp_path / "labelled.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+ASK = ("ask", "Hello", "--raw", "--max-new-tokens", "4")
+
+
+# --- the helpers
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    file = tmp_path / "a.svg"
+    write_file(file, "old")
+
+    def interrupted() -> None:
+        with draft_of(file) as draft:
+            assert draft.suffix == ".svg"
+            draft.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert file.read_text() == "old"
+    assert [each.name for each in tmp_path.iterdir()] == ["a.svg"]
+    (tmp_path / "link").symlink_to(file)
+    write_file(tmp_path / "link", "new")
+    assert file.read_text() == "new"
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_what_is_no_file_is_written_to() -> None:
+    require_writable(Path(os.devnull))
+    write_file(Path(os.devnull), "text")
+    assert Path(os.devnull).is_char_device()
+
+
+def _hold(path: Path, ready: Any, done: Any) -> None:
+    with locked(path):
+        ready.set()
+        done.wait(60)
+
+
+@pytest.mark.slow
+def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ready, done, file = context.Event(), context.Event(), tmp_path / "risk.json"
+    other = context.Process(target=_hold, args=(file, ready, done))
+    other.start()
+    assert ready.wait(60)
+    try:
+        with pytest.raises(ConfigError, match="another process is using"):
+            fitted().save(file)
+        with pytest.raises(ConfigError, match="another process is using"), reserved(file, overwrite=False):
+            pass
+    finally:
+        done.set()
+        other.join(60)
+    calibrator = fitted()
+    with reserved(file, overwrite=False):
+        calibrator.save(file)
+    assert RiskCalibrator.load(file) == calibrator
+    assert [each.name for each in tmp_path.iterdir()] == ["risk.json"]
+
+
+# --- every writer
+
+
+def test_a_page_is_whole_or_missing(cocoa: Cocoa, tiny: CocoaEngine, tmp_path: Path, monkeypatch: Any) -> None:
+    page, picture = tmp_path / "page.html", tmp_path / "picture.svg"
+    options = ("--html", str(page), "--svg", str(picture))
+
+    def fail(*_: object, **__: object) -> Any:
+        raise RuntimeError("no decode")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tiny, "stream", fail)
+        assert cocoa(*ASK, *options).exit_code == 1
+    assert not page.exists()
+    assert not picture.exists()
+    assert cocoa(*ASK, *options).exit_code == 0
+    assert page.read_text().startswith("<!")
+    assert f"{page} is replaced" in cocoa(*ASK, *options).stderr
+    assert "cannot be written" in cocoa(*ASK, "--html", "/no/such/folder/page.html").stderr
+
+
+@pytest.mark.parametrize("command", ["signal", "calibrate", "heads", "alpha"])
+def test_results_are_not_overwritten(
+    cocoa: Cocoa, models: list[str | None], labelled: Path, tmp_path: Path, command: str
+) -> None:
+    file = {"signal": tmp_path / "signal.json", "alpha": tmp_path / "a.svg"}.get(command, tmp_path / "out.json")
+    file.write_text("kept")
+    data = () if command == "heads" else ("--data", str(labelled))
+    out = {"signal": ("--out", str(tmp_path)), "alpha": ("--plot", str(file))}.get(command, ("--out", str(file)))
+    refused = cocoa(command, *data, *out)
+    assert refused.exit_code == 2
+    assert "--overwrite" in " ".join(refused.stderr.split())
+    assert file.read_text() == "kept"
+    assert models == []
+
+
+def test_a_reliability_curve_is_not_overwritten(cocoa: Cocoa, labelled: Path, tmp_path: Path) -> None:
+    (tmp_path / "risk-span.svg").write_text("kept")
+    refused = cocoa("calibrate", "--data", str(labelled), "--out", str(tmp_path / "risk.json"))
+    assert "risk-span.svg exists" in " ".join(refused.stderr.split())
+
+
+# --- Ctrl-C
+
+
+@pytest.fixture
+def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is pressed after the first given answer was fed."""
+    monkeypatch.setattr("cocoa_engine.studies.signal.segments.force", _one_then_ctrl_c)
+
+
+def _one_then_ctrl_c(*_: object, advance: Callable[[int], None], **__: object) -> Iterator[Any]:
+    advance(1)
+    yield from ()
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("command", ["signal", "calibrate"])
+def test_ctrl_c_says_what_is_lost(cocoa: Cocoa, ctrl_c: None, labelled: Path, tmp_path: Path, command: str) -> None:
+    out = tmp_path / "out"
+    result = cocoa(command, "--data", str(labelled), "--out", str(out))
+    assert result.exit_code == 130
+    assert "1 of 6 were done; they are lost, and nothing was written" in " ".join(result.stderr.split())
+    assert result.stderr.endswith("cocoa: interrupted\n")
+    assert "Traceback" not in result.output
+    assert not out.is_file()
+    assert not list(out.glob("*"))
+
+
+@pytest.mark.parametrize("json_output", [False, True])
+def test_ctrl_c_keeps_the_spans_so_far(cocoa: Cocoa, tmp_path: Path, json_output: bool, monkeypatch: Any) -> None:
+    seen: list[Any] = []
+    from cocoa_engine.stream import SpanStream
+
+    next_span = SpanStream.__next__
+
+    def until_ctrl_c(stream: SpanStream) -> Any:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(next_span(stream))
+        return seen[-1]
+
+    monkeypatch.setattr(SpanStream, "__next__", until_ctrl_c)
+    page = tmp_path / "page.html"
+    result = cocoa(*ASK, "--html", str(page), *(["--json"] if json_output else []))
+    assert result.exit_code == 130
+    assert result.stdout == ("" if json_output else f"{seen[0].text}\n")
+    assert "no file was written" in result.stderr
+    assert ("no JSON is printed" if json_output else "1 spans were decoded") in result.stderr
+    assert result.stderr.endswith("cocoa: interrupted\n")
+    assert not page.exists()
+
+
+# --- the model
+
+
+def test_the_model_is_an_option_and_an_argument(cocoa: Cocoa, models: list[str | None]) -> None:
+    for arguments in (
+        ("info", "a"),
+        ("info", "--model", "a"),
+        ("info", "a", "--model", "a"),
+        (*ASK[:2], "a", *ASK[2:]),
+        (*ASK, "--model", "a"),
+        ("score", "a", "--prompt", "x", "--text", "y"),
+    ):
+        result = cocoa(*arguments)
+        assert result.exit_code == 0, result.output
+        assert models.pop() == "a", arguments
+    refused = cocoa("info", "a", "--model", "b")
+    assert refused.exit_code == 2
+    assert "two models are given: --model b and the argument 'a'" in " ".join(refused.stderr.split())
+    assert models == []
+
+
+def test_every_command_takes_the_model_in_both_ways() -> None:
+    from docs._generate.command_line import commands
+
+    for name, command in commands().items():
+        kinds = {parameter.name for parameter in command.params}
+        if name != "judge":
+            assert {"model", "positional_model"} <= kinds, name
+
+
+# --- the verdict
+
+
+def test_a_fit_that_is_worth_nothing_is_said() -> None:
+    from cocoa_engine.studies.fitting.verdict import verdict
+
+    good = risk(labelled_items(signal=2.0)).validation
+    assert verdict(good, "span").finding == "holds"
+    useless = risk(labelled_items(signal=0.0, seed=3)).validation
+    assert useless.auroc.low <= 0.5
+    assert verdict(useless, "span").finding == "chance"
+    assert "no better than chance here: AUROC" in verdict(useless, "span").sentence
+    elsewhere = good.model_copy(update={"brier": good.brier_of_base_rate + 0.01})
+    assert verdict(elsewhere, "answer").finding == "ranks"
+    assert "ranks but is not calibrated here" in verdict(elsewhere, "answer").sentence
+
+
+@pytest.mark.slow
+def test_strict_calibration_exits_with_1(cocoa: Cocoa, tmp_path: Path, tiny: CocoaEngine) -> None:
+    """The labels have nothing to do with the texts."""
+    rows = [
+        {"prompt": f"Question {number}:", "text": "yes, no, so.", "spans": [[0, 3]] if number % 2 else [[8, 10]]}
+        for number in range(24)
+    ]
+    data, out = tmp_path / "labelled.jsonl", tmp_path / "risk.json"
+    data.write_text("\n".join(json.dumps({"id": str(number), **row}) for number, row in enumerate(rows)))
+    options = ("calibrate", "--data", str(data), "--folds", "2", "--draws", "20", "--level", "span")
+    result = cocoa(*options, "--out", str(out), "--strict")
+    poor = "do not rely on it" in result.stderr
+    assert result.exit_code == int(poor), result.output
+    checked = cocoa(*options, "--check", str(out))
+    assert checked.exit_code == 0
+    last = " ".join(checked.stdout.split()).rpartition("Verdict: ")[2]
+    assert last.startswith("the risk of spans ")
+    found = json.loads(cocoa(*options, "--check", str(out), "--json").stdout)["span"]["verdict"]
+    strict = cocoa(*options, "--check", str(out), "--strict")
+    assert strict.exit_code == (0 if found == "holds" else 1)

@@ -1,0 +1,205 @@
+"""A risk that is NaN or infinite passes no gate, and metadata with one is still JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, LLMResult
+from llama_index.core.base.response.schema import Response
+
+from cocoa_engine import CalibrationError, ContextLift, UnitLevel
+from cocoa_engine.calibration.risk_measure import reaches
+from cocoa_integrations._shared.detail import compact_report
+from cocoa_integrations._shared.limits import Limit, highest
+from cocoa_integrations._shared.logprobs import openai_logprobs
+from cocoa_integrations._shared.metadata import add_context_lift, risk_report
+from cocoa_integrations._shared.scores import Scoring
+from cocoa_integrations._shared.tries import Tries
+from cocoa_integrations.judging import Judgement
+from cocoa_integrations.langchain import HallucinationRiskError, RiskCallbackHandler, max_risk, risk_gate
+from cocoa_integrations.langchain.middleware import RiskMiddleware
+from cocoa_integrations.langchain.tool_risk import RiskyToolCalls
+from cocoa_integrations.llama_index import retry
+from cocoa_integrations.tool_calling.argument_risk import field_risks
+from tests.helpers.engines import endless
+from tests.helpers.made_up_answers import generation
+from tests.helpers.made_up_risk import fitted
+
+HIGH = 1.0
+"""A threshold above every finite value here."""
+
+NOT_FINITE = pytest.mark.parametrize("risk", [math.nan, math.inf])
+
+
+def report_of(risk: float) -> dict[str, Any]:
+    """The report of an answer whose second span has this risk."""
+    report = risk_report(generation(("Dune is by ", 0.1), ("Frank", risk), (" Herbert", 0.2)))
+    json.dumps(report, allow_nan=False)
+    return report
+
+
+def message_of(risk: float, **more: Any) -> AIMessage:
+    return AIMessage("Dune is by Frank Herbert", response_metadata={"cocoa_risk": {**report_of(risk), **more}})
+
+
+@NOT_FINITE
+def test_a_gate_stops(risk: float) -> None:
+    message = message_of(risk)
+    with pytest.raises(HallucinationRiskError, match="'Frank' is inf"):
+        risk_gate(HIGH).invoke(message)
+    marked = risk_gate(HIGH, on_risk="mark").invoke(message)
+    assert marked.content == "Dune is by [[Frank]] Herbert"
+    json.dumps(marked.response_metadata, allow_nan=False)
+    assert risk_gate(HIGH).invoke(message_of(0.9)).content == "Dune is by Frank Herbert"
+    assert max_risk(message) == math.inf
+
+
+@NOT_FINITE
+def test_a_report_that_has_the_number_itself_is_stopped_too(risk: float) -> None:
+    """As reports of earlier versions may."""
+    spans = [{**span, "risk": value} for span, value in zip(report_of(0.9)["spans"], (0.1, risk, 0.2), strict=True)]
+    assert [span["text"] for span in Limit(HIGH).risky(spans)] == ["Frank"]
+    assert highest(spans, "risk") == math.inf
+    assert Limit(HIGH, "self_information").risky([{**spans[0], "log_prob": math.nan}])
+
+
+@NOT_FINITE
+def test_the_middleware_stops(risk: float) -> None:
+    agents = pytest.importorskip("langchain.agents")
+    model = GenericFakeChatModel(messages=iter([message_of(risk)]))
+    agent = agents.create_agent(model, tools=[], middleware=[RiskMiddleware(HIGH, on_risk="abstain")])
+    state = agent.invoke({"messages": [("user", "Who wrote Dune?")]})
+    assert state["messages"][-1].text == "I don't know."
+    entry = state["cocoa_risks"][0]
+    assert (entry["action"], entry["value"], entry["attempts"]) == ("abstain", None, [None])
+    json.dumps(state["cocoa_risks"], allow_nan=False)
+
+
+@NOT_FINITE
+def test_the_middleware_prefers_a_finite_risk(risk: float) -> None:
+    agents = pytest.importorskip("langchain.agents")
+    model = GenericFakeChatModel(messages=iter([message_of(risk)]))
+    other = GenericFakeChatModel(messages=iter([message_of(0.95)]))
+    agent = agents.create_agent(model, tools=[], middleware=[RiskMiddleware(0.99, retry_with=other)])
+    (entry,) = agent.invoke({"messages": [("user", "Who wrote Dune?")]})["cocoa_risks"]
+    assert (entry["value"], entry["attempts"]) == (0.95, [None, 0.95])
+
+
+@NOT_FINITE
+def test_a_tool_is_not_called(risk: float) -> None:
+    answer = generation(('{"city": "', 0.1), ("Paris", risk), ('"}', 0.1))
+    arguments = field_risks(answer, endless())
+    json.dumps(arguments, allow_nan=False)
+    assert arguments["$.city"]["risk"] is None
+    call = {"name": "weather", "args": {"city": "Paris"}, "id": "1", "type": "tool_call"}
+    risks = {"tool_calls": [{"id": "1", "name": "weather", "arguments": {"city": arguments["$.city"]}}]}
+    message = AIMessage("", tool_calls=[call], response_metadata={"cocoa_risk": {**report_of(0.1), **risks}})
+    assert RiskyToolCalls(HIGH).values(call, [message]) == {"city": math.inf}
+
+
+@NOT_FINITE
+@pytest.mark.parametrize("measure", ["max_risk", "mean_risk"])
+def test_a_retry_goes_on_and_prefers_a_finite_risk(risk: float, measure: Any) -> None:
+    tries = Tries[str](Limit(HIGH), measure)
+    assert not tries.add("a", report_of(risk))
+    assert not tries.add("raw", {**report_of(0.1), measure: risk})
+    assert tries.add("b", report_of(0.1))
+    best, history = tries.best()
+    assert best == "b"
+    json.dumps([{**entry, "cocoa_risk": None} for entry in history], allow_nan=False)
+
+
+@NOT_FINITE
+def test_a_query_engine_retries(risk: float) -> None:
+    response = Response("Frank", metadata={"cocoa_risk": report_of(risk)})
+    tries = Tries[Any](Limit(HIGH), "max_risk")
+    assert not retry._add(tries, response, {})
+
+
+@NOT_FINITE
+def test_a_judge_and_a_score_fail(risk: float) -> None:
+    assert Judgement(risk, "max_risk", HIGH, report_of(risk)).passing is False
+    assert "'Frank' (inf)" in Judgement(risk, "max_risk", HIGH, report_of(risk)).comment
+    scoring = Scoring(threshold=HIGH)
+    assert scoring.label(report_of(risk)) == "fail"
+    assert "'Frank'" in scoring.explanation(report_of(risk))
+
+
+@NOT_FINITE
+def test_the_engine_stops(risk: float) -> None:
+    assert reaches(risk, 2.0)
+    assert not reaches(1.0, 2.0)
+    assert not reaches(risk, None)
+    highest_risk = generation(("a", 0.1), ("b", risk), ("c", 0.9)).max_risk
+    assert not math.isfinite(highest_risk)
+
+
+def test_a_calibrator_flags() -> None:
+    fit = fitted(threshold=("recall", 0.8)).span
+    assert fit is not None
+    with pytest.raises(CalibrationError, match="not a number"):
+        fit.flags([math.nan] * len(fit.features))
+
+
+@NOT_FINITE
+def test_a_collector_knows(risk: float) -> None:
+    handler = RiskCallbackHandler()
+    handler.on_llm_end(LLMResult(generations=[[ChatGeneration(message=message_of(risk))]]), run_id=uuid4())
+    assert handler.max_risk == math.inf
+
+
+def test_the_rest_of_the_metadata_is_json() -> None:
+    spans = report_of(0.1)["spans"]
+    lift = ContextLift.model_construct(log_prob=math.inf, con_mlds=math.nan, f_mlds=0.1)
+    add_context_lift(spans, [lift] * 3)
+    json.dumps(spans, allow_nan=False)
+    answer = generation(("a", 0.1))
+    certain = answer.spans[0].model_copy(
+        update={"token_ids": [70], "token_log_probs": [-math.inf], "top_log_probs": [[(70, 0.0), (71, -math.inf)]]}
+    )
+    entries = openai_logprobs([certain], endless())
+    assert "-9999.0" in json.dumps(entries, allow_nan=False)
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_risk_that_was_not_measured_is_another_matter(compact: bool) -> None:
+    answer = generation(("Dune is by ", 0.1), ("Frank", 0.2), (" Herbert", 0.3))
+    spans = [answer.spans[0].model_copy(update={"risk": None}), *answer.spans[1:]]
+    report = risk_report(answer.model_copy(update={"spans": spans}))
+    assert (report["max_risk"], report["mean_risk"]) == (0.3, 0.25)
+    if compact:
+        report = compact_report(report, None)
+    assert report["spans"][0]["risk"] is None
+    assert Limit(HIGH).risky(report["spans"]) == []
+    assert highest(report["spans"], "risk") == 0.3
+    assert Limit(0.0, "f_mlds").risky([{**report["spans"][0], "f_mlds": None}])
+
+
+@NOT_FINITE
+def test_a_compact_report_tells_both_apart(risk: float) -> None:
+    report = compact_report(report_of(risk), None)
+    assert [span["text"] for span in Limit(HIGH).risky(report["spans"])] == ["Frank"]
+    assert (report["max_risk"], report["mean_risk"]) == (None, None)
+
+
+@NOT_FINITE
+@pytest.mark.parametrize("unit", ["claim", "sentence"])
+def test_claims_and_sentences_stop(risk: float, unit: UnitLevel) -> None:
+    assert Limit(HIGH, unit=unit).reached(report_of(risk))
+    assert not Limit(HIGH, unit=unit).reached(report_of(0.9))
+
+
+@NOT_FINITE
+def test_the_risk_of_the_answer_as_a_whole_stops(risk: float) -> None:
+    answer = generation(("Frank", 0.1)).model_copy(update={"answer_risk": risk, "answer_threshold": 0.5})
+    report = risk_report(answer)
+    json.dumps(report, allow_nan=False)
+    assert Limit(HIGH, "answer_risk").reached(report)
+    tries = Tries[str](Limit(HIGH, "answer_risk"), "answer_risk")
+    assert not tries.add("a", report)

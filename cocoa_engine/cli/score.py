@@ -43,8 +43,6 @@ def score(
         Path | None,
         typer.Option(
             metavar="FILE",
-            exists=True,
-            dir_okay=False,
             help="Answers from elsewhere: a JSON object a line with prompt and text, and optionally the source, a part "
             "of the prompt. Needs --out.",
         ),

@@ -30,10 +30,12 @@ def score_rows(engine: CocoaEngine, given: Path, out: Path, config: CocoaConfig)
         The number of rows with an error, and of all rows.
 
     Raises:
-        DataError: the file has no rows, or is not text.
+        DataError: the file cannot be read, has no rows, or is not text.
     """
     try:
         lines = [line for line in given.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except OSError as error:
+        raise DataError(f"{given} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{given} is not text in UTF-8: {error}") from error
     if not lines:

@@ -60,6 +60,8 @@ def test_values_are_valid_json() -> None:
 def test_a_file_without_rows_is_refused(tiny: CocoaEngine, tmp_path: Path) -> None:
     empty = tmp_path / "in.jsonl"
     empty.write_text("\n", encoding="utf-8")
+    with pytest.raises(DataError, match="cannot be read"):
+        score_rows(tiny, tmp_path / "none.jsonl", tmp_path / "out.jsonl", CocoaConfig())
     with pytest.raises(DataError, match="no rows"):
         score_rows(tiny, empty, tmp_path / "out.jsonl", CocoaConfig())
 

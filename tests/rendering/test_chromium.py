@@ -56,7 +56,7 @@ def opened(html: str) -> str:
 def test_levels_are_drawn_in_their_colours(
     browser: Browser, tmp_path: Path, theme: tuple[str, ...], back: str, levels: tuple[str, ...]
 ) -> None:
-    picture = browser.screenshot(written(tmp_path, LEVELS.to_html()), *theme)
+    picture = browser.screenshot(written(tmp_path, opened(LEVELS.to_html())), *theme)
     assert share(picture, back) > 0.1
     for level in levels:
         assert share(picture, level) > 0.001
@@ -81,8 +81,8 @@ def test_a_notebooks_theme_decides(
 def test_a_focused_span_opens_its_card(browser: Browser, tmp_path: Path) -> None:
     page = written(tmp_path, opened(LEVELS.to_html()))
     assert share(browser.screenshot(page), LIGHT_CARD) < 0.01
-    assert share(browser.screenshot(page, fragment=name_of_span(LEVELS, 3)), LIGHT_CARD) > 0.1
-    assert share(browser.screenshot(page, DARK, fragment=name_of_span(LEVELS, 3)), DARK_CARD) > 0.1
+    assert share(browser.screenshot(page, fragment=name_of_span(LEVELS, 4)), LIGHT_CARD) > 0.1
+    assert share(browser.screenshot(page, DARK, fragment=name_of_span(LEVELS, 4)), DARK_CARD) > 0.1
 
 
 # as JupyterLab has them, and worse
@@ -100,7 +100,7 @@ HOUSE_STYLES = """
 
 
 def test_styles_of_the_page_and_of_the_answer_leave_each_other_alone(browser: Browser, tmp_path: Path) -> None:
-    style = f"#{name_of_span(LEVELS, 3)}-card {{ display: block !important; }}"
+    style = f"#{name_of_span(LEVELS, 4)}-card {{ display: block !important; }}"
     page = "<!DOCTYPE html><html><meta charset=utf-8><style>{}</style><body><div class=house>{}</div>{}</body></html>"
     words = '<div class="house"><p>Some words</p><ul><li>and more</li></ul></div>'
     alone = browser.screenshot(written(tmp_path, page.format(style, opened(LEVELS._repr_html_()), "")))
@@ -113,11 +113,11 @@ def test_styles_of_the_page_and_of_the_answer_leave_each_other_alone(browser: Br
 
 
 @pytest.mark.parametrize("above", [0, 420])
-@pytest.mark.parametrize("size", [(900, 700), (500, 760)])
+@pytest.mark.parametrize("size", [(900, 1000), (500, 1000)])
 def test_an_open_card_is_wholly_in_the_window(
     browser: Browser, tmp_path: Path, size: tuple[int, int], above: int
 ) -> None:
-    card = name_of_span(LEVELS, 3)
+    card = name_of_span(LEVELS, 4)
     style = f"#{card}-card {{ display: block !important; }} html {{ overflow: hidden; }}"
     before = f'<body><style>{style}</style><div style="height:{above}px"></div>'
     html = opened(LEVELS.to_html()).replace("<body>", before)

@@ -57,9 +57,11 @@ def make_requests(
         raise PromptError("generate_batch takes a list of prompts; for a single one use generate.")
     of_prompts = (prompts, _for_each(processors, len(prompts)), _for_each(criteria, len(prompts)))
     made: list[Request | PromptError] = []
-    for prompt, *callables in zip(*of_prompts, strict=True):
+    for prompt, its_processors, its_criteria in zip(*of_prompts, strict=True):
         try:
-            made.append(make_request(session, prompt, config, *callables, generation_config, cancellation))
+            made.append(
+                make_request(session, prompt, config, its_processors, its_criteria, generation_config, cancellation)
+            )
         except PromptError as error:
             if not keep_errors:
                 raise

@@ -7,8 +7,8 @@ import inspect
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Generic
+from types import GeneratorType, TracebackType
+from typing import Generic, cast
 
 from typing_extensions import TypeVar
 
@@ -46,7 +46,8 @@ class SpanStream(Iterator[Span], Generic[EngineT_co]):
     ) -> None:
         self._state = _State()
         self._engine, self._request, self._session = engine, request, engine.session
-        self._spans = _decoded(self._state, self._session, request, config, measure, on_end)
+        spans = _decoded(self._state, self._session, request, config, measure, on_end)
+        self._spans = cast("GeneratorType[Span, None, None]", spans)
         # also at exit: when modules are cleared, the generator could no longer be closed
         weakref.finalize(self, _close_abandoned, self._state.closing, weakref.ref(self._spans))
 

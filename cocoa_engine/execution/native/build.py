@@ -6,6 +6,7 @@ torch's operators then do the same work.
 
 from __future__ import annotations
 
+import _ctypes
 import contextlib
 import ctypes
 import functools
@@ -75,7 +76,7 @@ def _loaded() -> ctypes.CDLL:
     for folder in folders:
         try:
             if _is_intact(folder / name):
-                return _declared(_opened(folder / name))
+                return _checked(_opened(folder / name))
         # it cannot be read, nothing in it can be run (noexec), or it is another library
         except (OSError, AttributeError) as error:
             logger.warning("the kernels in %s cannot be used: %s", folder, error)
@@ -209,6 +210,21 @@ def _opened(path: Path) -> ctypes.CDLL:
     except OSError as error:
         if "GOMP" in str(error):
             raise _UnfitError("this build of torch does not include GNU's OpenMP runtime") from error
+        raise
+
+
+def _checked(handle: ctypes.CDLL) -> ctypes.CDLL:
+    """The same as :func:`_declared`, but a library without the kernels is unloaded.
+
+    While it is loaded, the system returns it again for its path, even if the file was replaced.
+
+    Raises:
+        AttributeError: a kernel is missing.
+    """
+    try:
+        return _declared(handle)
+    except AttributeError:
+        _ctypes.dlclose(handle._handle)
         raise
 
 

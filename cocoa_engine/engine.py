@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from cocoa_engine.calibration import CalibrationWarning, RiskCalibrator, embedded_calibrator
-from cocoa_engine.calibration.risk_measure import RiskMeasure, risk_measure
+from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.consistency import Consistency, Match, compare, sample_configs
 from cocoa_engine.decoding.batch import decode_batch
 from cocoa_engine.decoding.request import Callables, PerPrompt, Request, make_request, make_requests
-from cocoa_engine.decoding.task import DecodeTask, measures_source
-from cocoa_engine.errors import CalibrationError, ConfigError
+from cocoa_engine.decoding.task import DecodeTask
+from cocoa_engine.engine_risk import EngineRisk
+from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.session import Session
 from cocoa_engine.loaded_model import LoadedModel
-from cocoa_engine.methods.retrieval_heads import heads_of_model, source_heads
-from cocoa_engine.model.language_model import dtype_name
 from cocoa_engine.model.load_options import DeviceMap
 from cocoa_engine.model.passages import Passages, Source, passage_positions
 from cocoa_engine.model.prompts import Messages, Prompt, Texts, is_chat
@@ -71,10 +69,8 @@ class CocoaEngine(LoadedModel):
         runtime = Runtime() if runtime is None else _checked(runtime, Runtime)
         super().__init__(Session(model, tokenizer, runtime, model_name))
         self.config = CocoaConfig() if config is None else _checked(config, CocoaConfig)
-        self._automatic = calibrator == "auto"
-        self.calibrator = self._embedded() if calibrator == "auto" else self._usable(calibrator)
-        self._warned: set[str] = set()
-        self._warn_of_mismatch(config)  # default settings are checked with each call, which may replace them
+        self._risk = EngineRisk(self._session, calibrator)
+        self._risk.warn_of_mismatch(config)  # default settings are checked with each call, which may replace them
 
     @classmethod
     def from_pretrained(
@@ -129,6 +125,19 @@ class CocoaEngine(LoadedModel):
         )
         return cls(model, tokenizer, config=config, runtime=runtime, model_name=name, calibrator=calibrator)
 
+    @property
+    def calibrator(self) -> RiskCalibrator | None:
+        """The calibrator of the engine. :meth:`calibrator_for` says whether it applies to a call."""
+        return self._risk.calibrator
+
+    def calibrator_for(self, config: CocoaConfig) -> RiskCalibrator | None:
+        """The calibrator that applies to a call with these settings, if any.
+
+        The default calibrator applies only to the settings that it was fitted for, and where what it needs is measured.
+        """
+        self._session.require_process()
+        return self._risk.applying(config)
+
     def with_calibrator(self, calibrator: RiskCalibrator | str | Path) -> CocoaEngine:
         """This engine with another calibrator; everything else is shared, the running batch included.
 
@@ -138,25 +147,23 @@ class CocoaEngine(LoadedModel):
         Raises:
             CalibrationError: the calibrator's file cannot be read, or it cannot be used with this model.
         """
-        other = copy.copy(self)
-        other.calibrator, other._automatic, other._warned = self._usable(calibrator), False, set()
-        other._warn_of_mismatch(None)
+        other = self._with(EngineRisk(self.session, calibrator))
+        other._risk.warn_of_mismatch(None)
         return other
 
     def without_calibrator(self) -> CocoaEngine:
         """This engine without its calibrator; everything else is shared. Without one, returns the engine itself."""
-        if self.calibrator is None:
-            return self
-        other = copy.copy(self)
-        other.calibrator = None
-        return other
+        return self if self.calibrator is None else self._with(EngineRisk(self._session, None))
 
     def without_answer_risk(self) -> CocoaEngine:
         """This engine without a calibrator for answers, for texts that are parts of answers; all else is shared."""
-        if self.calibrator is None or self.calibrator.answer is None:
-            return self
+        return (
+            self if self.calibrator is None or self.calibrator.answer is None else self._with(self._risk.spans_only())
+        )
+
+    def _with(self, risk: EngineRisk) -> CocoaEngine:
         other = copy.copy(self)
-        other.calibrator = self.calibrator.spans_only()
+        other._risk = risk
         return other
 
     def generate(
@@ -205,10 +212,10 @@ class CocoaEngine(LoadedModel):
             generation_config,
             cancellation,
             source,
-            self.calibrator_for(config),
+            self._risk.fitting(config),
         )
         (generation,) = self._generations([request], [config])
-        self._warn_of_domain(generation)
+        self._risk.warn_of_domain(generation)
         return generation
 
     def stream(
@@ -238,9 +245,11 @@ class CocoaEngine(LoadedModel):
             generation_config,
             cancellation,
             source,
-            self.calibrator_for(config),
+            self._risk.fitting(config),
         )
-        return SpanStream(self, request, config, self._measure(config, request.passages), self._warn_of_domain)
+        self._risk.check(config)
+        measure = partial(self._risk.measure, config, request.passages)
+        return SpanStream(self, request, config, measure, self._risk.warn_of_domain)
 
     def generate_batch(
         self,
@@ -280,12 +289,12 @@ class CocoaEngine(LoadedModel):
             generation_config,
             cancellation,
             source,
-            self.calibrator_for(config),
+            self._risk.fitting(config),
             keep_errors=return_exceptions,
         )
         valid = [request for request in requests if isinstance(request, Request)]
         answers = self._decode(valid, [config] * len(valid), batch_size, keep_errors=return_exceptions)
-        self._warn_of_domain(*answers)
+        self._risk.warn_of_domain(*answers)
         of_valid = iter(answers)
         return [next(of_valid) if isinstance(request, Request) else request for request in requests]
 
@@ -349,9 +358,9 @@ class CocoaEngine(LoadedModel):
             NonFiniteLogitsError: the model's logits are NaN.
         """
         settled = self._settings(config, settings)
-        measure = self._measure(settled, source, given=True)
+        measure = partial(self._risk.measure, settled, source, given=True)
         scored = given_texts.score(self.session, prompt, text, settled, measure, source, divide=divide)
-        self._warn_of_domain(*(scored if isinstance(scored, list) else [scored]))
+        self._risk.warn_of_domain(*(scored if isinstance(scored, list) else [scored]))
         return scored
 
     def consistency(
@@ -397,9 +406,9 @@ class CocoaEngine(LoadedModel):
         ids = self.encode_chat(prompt) if is_chat(prompt) else prompt
         more = (logits_processor, stopping_criteria, generation_config, cancellation)
         configs = sample_configs(config, n, temperature)
-        requests = [make_request(self.session, ids, one, *more, calibrator=self.calibrator_for(one)) for one in configs]
+        requests = [make_request(self.session, ids, one, *more, calibrator=self._risk.fitting(one)) for one in configs]
         if answer is None:  # first, so that the samples reuse its prompt
-            request = make_request(self.session, ids, config, *more, calibrator=self.calibrator_for(config))
+            request = make_request(self.session, ids, config, *more, calibrator=self._risk.fitting(config))
             (answer,) = self._generations([request], [config])
         return compare(answer, self._generations(requests, configs), match)
 
@@ -463,92 +472,14 @@ class CocoaEngine(LoadedModel):
     def _settings(self, config: CocoaConfig | None, settings: dict[str, Any]) -> CocoaConfig:
         base = self.config if config is None else _checked(config, CocoaConfig)
         config = base.replace(**settings) if settings else base
-        self._warn_of_mismatch(config)
+        self._risk.warn_of_mismatch(config)
         return config
-
-    def calibrator_for(self, config: CocoaConfig) -> RiskCalibrator | None:
-        """The calibrator that applies to a call with these settings, if any.
-
-        The default calibrator applies only to the settings that it was fitted for, and where what it needs is measured.
-        """
-        found = self.calibrator
-        if found is None or not self._automatic:
-            return found
-        if self._differences(found, config) or not measures_source(found, self.session.backend):
-            return None
-        return found
-
-    def _embedded(self) -> RiskCalibrator | None:
-        """The embedded model's calibrator, if this is that model."""
-        found = embedded_calibrator()
-        return found if found.model_name == self.model_name and self._obstacle(found) is None else None
-
-    def _measure(self, config: CocoaConfig, source: object = None, *, given: bool = False) -> RiskMeasure:
-        """How the risks of a call are computed. The embedded risk of answers is not used for given texts."""
-        calibrator = self.calibrator_for(config)
-        if given and self._automatic and calibrator is not None:
-            calibrator = calibrator.spans_only()
-        heads = heads_of_model(config.decore_heads, self.session.model)
-        fitted = None if calibrator is None else calibrator.heads
-        if fitted is not None and set(source_heads(config.decore_heads, self.session.model)) != set(
-            source_heads(config.decore_heads, self.session.model, fitted)
-        ):
-            heads = None  # the calibrator's heads are measured, and the reference distribution is of others
-        return risk_measure(config, calibrator, heads, has_source=bool(source))
-
-    def _usable(self, calibrator: RiskCalibrator | str | Path | None) -> RiskCalibrator | None:
-        """The calibrator, read from its file if need be.
-
-        Raises:
-            CalibrationError: the file cannot be read, or the calibrator needs other layers, heads or hidden states than
-                this model has.
-        """
-        found = RiskCalibrator.of(calibrator)
-        if found is not None and (obstacle := self._obstacle(found)):
-            raise CalibrationError(
-                f"the calibrator cannot be used with this model: {obstacle}. Fit one for it (cocoa calibrate), or use "
-                "none."
-            )
-        return found
-
-    def _obstacle(self, calibrator: RiskCalibrator) -> str | None:
-        """Why the calibrator cannot be used with this model; `None` if it can."""
-        model = self.session.model
-        heads, width = (getattr(model.config, name, None) or 0 for name in ("num_attention_heads", "hidden_size"))
-        return calibrator.obstacle(self.model_name, dtype_name(model), (self.num_layers, heads, width))
-
-    def _differences(self, calibrator: RiskCalibrator, config: CocoaConfig | None) -> list[str]:
-        """The differences between this model and these settings and those that the calibrator was fitted for."""
-        found = calibrator.mismatches(self.model_name, config, self.num_layers)
-        path = None if config is None else config.decore_heads
-        if calibrator.heads is not None and path is not None:
-            heads = source_heads(path, self.session.model)
-            if set(heads) != set(calibrator.heads):
-                found.append(f"the source attention is that of the heads in {path}, not of those of the fit")
-        return found
-
-    def _warn_of_domain(self, *answers: object) -> None:
-        """Warn, once for each engine, of an answer that is unlike those that the calibrator was fitted on."""
-        if self._automatic or "domain" in self._warned:
-            return
-        if any(isinstance(one, Generation) and one.out_of_domain for one in answers):
-            self._warned.add("domain")
-            warnings.warn(CalibrationWarning(UNLIKE), stacklevel=3)
-
-    def _warn_of_mismatch(self, config: CocoaConfig | None) -> None:
-        """Warn, once for each difference, that the calibrator was fitted with another model or other settings."""
-        if self.calibrator is None or self._automatic:
-            return
-        found = self._differences(self.calibrator, config)
-        if fresh := [difference for difference in found if difference not in self._warned]:
-            self._warned.update(fresh)
-            warnings.warn(CalibrationWarning.of(fresh), stacklevel=4)
 
     def _generations(self, requests: Sequence[Request], configs: Sequence[CocoaConfig]) -> list[Generation]:
         return [one for one in self._decode(requests, configs, None) if isinstance(one, Generation)]
 
     def _task(self, request: Request, config: CocoaConfig) -> DecodeTask:
-        return DecodeTask(request, config, self.session, self._measure(config, request.passages))
+        return DecodeTask(request, config, self.session, self._risk.measure(config, request.passages))
 
     def _decode(
         self,
@@ -567,12 +498,6 @@ class CocoaEngine(LoadedModel):
             keep_errors=keep_errors,
         )
 
-
-UNLIKE = (
-    "an answer is unlike those that the calibrator was fitted on (out_of_domain). Its risks may be meaningless. Fit a "
-    "calibrator on answers like yours (cocoa calibrate)."
-)
-"""The warning of answers outside the calibrator's domain."""
 
 SettingsT = TypeVar("SettingsT", CocoaConfig, Runtime)
 

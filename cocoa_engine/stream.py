@@ -32,7 +32,7 @@ class SpanStream(Iterator[Span], Generic[EngineT_co]):
         engine: the engine that decodes.
         request: the validated request.
         config: the settings of the call.
-        measure: computes the risk of spans and of the answer.
+        measure: says how risks are computed. It may run the model, and is called with the first span.
         on_end: called with the whole answer.
     """
 
@@ -41,7 +41,7 @@ class SpanStream(Iterator[Span], Generic[EngineT_co]):
         engine: EngineT_co,
         request: Request,
         config: CocoaConfig,
-        measure: RiskMeasure,
+        measure: Callable[[], RiskMeasure],
         on_end: Callable[[Generation], None] = lambda answer: None,
     ) -> None:
         self._state = _State()
@@ -135,7 +135,7 @@ def _decoded(
     session: Session,
     request: Request,
     config: CocoaConfig,
-    measure: RiskMeasure,
+    measure: Callable[[], RiskMeasure],
     on_end: Callable[[Generation], None],
 ) -> Generator[Span, None, None]:
     """Decode one request. It has a place in the batch only while a span is requested.
@@ -151,7 +151,7 @@ def _decoded(
             while task is None or task.work is not None:
                 with session.scheduler.place(may_refuse=task is None, cancellation=state.closing):
                     if task is None:
-                        task = DecodeTask(replace(request, cancellation=state.closing), config, session, measure)
+                        task = DecodeTask(replace(request, cancellation=state.closing), config, session, measure())
                         state.task = task
                     spans: list[Span] = []
                     while not spans and task.work is not None:

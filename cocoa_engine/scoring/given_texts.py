@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -34,12 +34,16 @@ def score(
     prompt: Prompt,
     text: str | Sequence[int] | Texts,
     config: CocoaConfig,
-    measure: RiskMeasure,
+    measure: Callable[[], RiskMeasure],
     source: Source | None = None,
     *,
     divide: bool = False,
 ) -> Generation | list[Generation]:
-    """Score a text, or each of several texts; see :meth:`CocoaEngine.score`."""
+    """Score a text, or each of several texts; see :meth:`CocoaEngine.score`.
+
+    Args:
+        measure: says how risks are computed. It may run the model, and is called after everything was checked.
+    """
     scorer = _Scorer(session, prompt, config, measure, source)
     if not divide:
         return scorer.many(text) if is_many(text) else scorer.one(text)
@@ -52,13 +56,15 @@ class _Scorer:
     """Scores texts after one prompt."""
 
     def __init__(
-        self, session: Session, prompt: Prompt, config: CocoaConfig, measure: RiskMeasure, source: Source | None
+        self,
+        session: Session,
+        prompt: Prompt,
+        config: CocoaConfig,
+        measure: Callable[[], RiskMeasure],
+        source: Source | None,
     ) -> None:
-        self._session, self._config, self._measure = session, config, measure
-        self._calibrator = calibrator = measure.calibrator
-        self._capture = capture_spec(session.model, config, calibrator)
-        if METHODS[config.method].needs_own_passes or (calibrator is not None and calibrator.heads):
-            require_ability(config.method, session.backend, self._capture, calibrator)
+        self._session, self._config, self._how = session, config, measure
+        capture_spec(session.model, config)  # checks that the settings fit the model
         self._prompt = prompt
         self._before = prompt_ids(session.model, session.tokens, prompt)
         self._passages = passage_positions(session.tokens, prompt, self._before, source)
@@ -66,6 +72,7 @@ class _Scorer:
     def one(self, text: str | Sequence[int] | Texts) -> Generation:
         """A single text, in one forward pass."""
         ids, shown = self._ids(text, "text to score")
+        self._choose_measure()
         decided = score_text(
             self._session.model, self._before, ids, self._config, self._plain, len(shown), *self._measured
         )
@@ -84,6 +91,7 @@ class _Scorer:
                 f"method={method!r} scores a text as one span; leave divide=True out, or use 'cocoa-sig'."
             )
         ids, shown = self._ids(text, "text to score")
+        self._choose_measure()
         spans = score_divided(self._session.model, self._before, ids, self._config, self._plain, *self._measured)
         grown: Sequence[list[Candidate]] = [[] for _ in ids]
         if self._calibrator is not None and self._calibrator.span is not None and METHODS[method].branches:
@@ -97,6 +105,7 @@ class _Scorer:
     def many(self, texts: str | Sequence[int] | Texts) -> list[Generation]:
         """Several texts; the prompt is encoded once."""
         given = [self._ids(text, f"text to score at index {number}") for number, text in enumerate(texts)]
+        self._choose_measure()
         lengths = [GivenText(ids, len(shown)) for ids, shown in given]
         backend, config = self._session.backend, self._config
         scored = self._by_method(score_texts(backend, self._before, lengths, config, self._plain, *self._measured))
@@ -104,6 +113,20 @@ class _Scorer:
             self._generation(shown, [one.decided], one.forward_passes)
             for (_, shown), one in zip(given, scored, strict=True)
         ]
+
+    def _choose_measure(self) -> None:
+        """Choose how risks are computed, and what is captured for it.
+
+        Raises:
+            ConfigError: the model as it runs cannot give what the method needs.
+            CalibrationError: it cannot give what the calibrator needs.
+        """
+        session, config = self._session, self._config
+        self._measure = self._how()
+        self._calibrator = calibrator = self._measure.calibrator
+        self._capture = capture_spec(session.model, config, calibrator)
+        if METHODS[config.method].needs_own_passes or (calibrator is not None and calibrator.heads):
+            require_ability(config.method, session.backend, self._capture, calibrator)
 
     @property
     def _measured(self) -> tuple[tuple[range, ...], RiskCalibrator | None]:

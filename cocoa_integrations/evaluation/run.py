@@ -271,6 +271,7 @@ def _score(
     """
     from cocoa_engine import rescore  # loads torch, which is not needed to read a finished run
 
+    engine = engine.without_calibrator()  # it is for short spans, and a choice is one span
     for sample in samples:
         choices = sample.choices
         # the methods without forward passes of their own share one result

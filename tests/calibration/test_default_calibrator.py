@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cocoa_engine import CalibrationError, CocoaConfig, CocoaEngine, RiskCalibrator, engine
+from cocoa_engine import CalibrationError, CocoaConfig, CocoaEngine, RiskCalibrator, engine_risk
 from tests.helpers.backends import PROMPTS, made
 from tests.helpers.inside import use_backend
 from tests.helpers.made_up_risk import fitted
@@ -25,7 +25,7 @@ def default(
     settings = fitted().settings.model_copy(update={"middle_layers": CONFIG.middle_layers})
     known = fitted(model_name="tiny", settings=settings, levels=("span", "answer"), source=True, domain=True)
     known = known.model_copy(update={"heads": heads})
-    monkeypatch.setattr(engine, "embedded_calibrator", lambda: known)
+    monkeypatch.setattr(engine_risk, "embedded_calibrator", lambda: known)
     return CocoaEngine(tiny_model("llama"), tiny_tokenizer(), model_name="tiny", config=CONFIG), known
 
 

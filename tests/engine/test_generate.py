@@ -39,8 +39,11 @@ def test_span_figures_agree_with_each_other(answer: Generation) -> None:
         assert span.self_information == -span.log_prob
         assert span.score == pytest.approx(span.log_prob * (1 + alpha * span.f_mlds))
         assert span.penalty == pytest.approx(span.log_prob - span.score)
-        assert span.risk == span.f_mlds
-        assert not span.calibrated
+        assert span.calibrated
+        assert (span.risk_source, answer.threshold) == ("calibrator", 0.5)
+        assert span.risk is not None
+        assert 0 <= span.risk <= 1
+        assert span.flagged == (span.risk >= 0.5)
 
 
 def test_risk_points_list_what_competed(answer: Generation) -> None:
@@ -106,7 +109,7 @@ def test_settings_override_single_fields(engine: CocoaEngine) -> None:
     config = CocoaConfig(method="cocoa", metric="con_mlds", max_new_tokens=4)
     out = engine.generate(QUESTION, config=config, alpha=1.0)
     assert out.config == config.replace(alpha=1.0)
-    assert all(span.risk == span.con_mlds for span in out.spans)
+    assert all(span.calibrated for span in out.spans)  # which does not depend on these settings
     assert all(span.score == pytest.approx(span.log_prob - span.con_mlds) for span in out.spans)
 
 

@@ -98,8 +98,8 @@ def test_a_library_with_another_structure_is_refused(tmp_path: Path, monkeypatch
     fields = "long masked_from[2], parts;"
     source = build.SOURCE.read_text()
     assert source.count(fields) == 1
-    changed = compiled(source.replace(fields, "long masked_from[2], spare, parts;"), tmp_path)
-    monkeypatch.setattr(build, "_loaded", lambda: changed)
+    changed = source.replace(fields, "long masked_from[2], spare, parts;")
+    monkeypatch.setattr(build, "_loaded", lambda: compiled(changed, tmp_path))
     size = ctypes.sizeof(structures.Leaves)
     expected = f"structure Leaves differs: size of Leaves is {size + 8} in the library, {size} in Python"
     assert trial.obstacle() == expected

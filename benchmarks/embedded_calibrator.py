@@ -4,8 +4,9 @@
     python -m benchmarks.embedded_calibrator fit --cache CACHE --out cocoa_engine/calibration/embedded.json
     python -m benchmarks.embedded_calibrator compare --cache CACHE --out docs/explanation/signal/data
 
-``measure`` writes the features of ten prompts at a time to the cache, and continues where it was stopped. ``fit`` uses
-the data sets whose licence (MIT) allows it. ``compare`` fits on each set, and tests on the others.
+``measure`` writes the features of a few prompts at a time to the cache, and continues where it was stopped. ``fit``
+uses the data sets whose licence (MIT) allows it, and short_questions.jsonl, which was written for it. ``compare`` fits
+on each set, and tests on the others.
 """
 
 from __future__ import annotations
@@ -13,18 +14,22 @@ from __future__ import annotations
 import argparse
 import csv
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 
-from cocoa_engine import CocoaConfig, CocoaEngine, RiskCalibrator
-from cocoa_engine.calibration.calibrator import Settings
-from cocoa_engine.datasets import LabelledText, read_labelled, read_questions, sample
+from cocoa_engine import CocoaConfig, CocoaEngine, Generation, RiskCalibrator
+from cocoa_engine.calibration.calibrator import FittedRisk, Settings
+from cocoa_engine.calibration.features import PROBE_FEATURE, SPAN_FEATURES, span_features
+from cocoa_engine.datasets import LabelledText, Question, read_labelled, read_questions, sample
 from cocoa_engine.methods.retrieval_heads import source_heads
+from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.studies.fitting.fit import LabelledFeatures, fit, fit_only, left_out
-from cocoa_engine.studies.fitting.measured import labelled_features, own_answers
+from cocoa_engine.studies.fitting.measured import generated, labelled_answers, labelled_features, question_prompts
+from cocoa_engine.studies.fitting.thresholds import choose
 from cocoa_engine.studies.fitting.validation import expected_calibration_error, reliability
 from cocoa_engine.studies.signal.ranking import Bootstrap, RankedWithin
 from cocoa_engine.studies.signal.segments import force
@@ -36,17 +41,31 @@ GIVEN = {
     "mushroom": "mu-SHROOM, English",
 }
 OWN = {"nq_swap": "NQ-Swap (MIT)", "nq": "NQ with passages"}
+SHORT_QUESTIONS = Path(__file__).with_name("short_questions.jsonl")
+STYLES = {
+    "short_sentence": "short questions, answered in one short sentence",
+    "short_words": "short questions, answered in a few words",
+    "short_plain": "short questions, without an instruction",
+}
+"""Short questions without a passage are asked with a system message, with the request of a calibrator, and alone."""
 PROMPTS = {"xsum": 300, "nq": 320, "nq_swap": 450}
 """The number of prompts of the largest sets; of the others, all are used."""
 
-CHUNKS = {"xsum": 10, "diasumfact": 10, "faithbench": 4, "mushroom": 50, "nq": 16, "nq_swap": 8}
+CHUNKS = {"xsum": 10, "diasumfact": 10, "faithbench": 4, "mushroom": 50, "nq": 16, "nq_swap": 8} | dict.fromkeys(
+    STYLES, 64
+)
+TOKENS = {"short_plain": 48}
+"""The maximum length of an answer, where it is not 32 tokens."""
+
 FIRST = 30
 """The first prompts of XSum and DiaSumFact are those that ``cocoa signal --prompts 30`` draws."""
 
 LONGEST_PROMPT, LONGEST_ANSWER = 1500, 200
 """Longer prompts and answers are left out, in tokens."""
 
-EMBEDDED_SPANS, EMBEDDED_ANSWERS = ("xsum", "diasumfact"), ("nq_swap",)
+EMBEDDED_SPANS, EMBEDDED_ANSWERS = ("xsum", "diasumfact"), ("nq_swap", *STYLES)
+PASSED = 0.8
+"""The share of right answers that the embedded thresholds let pass, on the data that they are chosen on."""
 
 
 def measure(engine: CocoaEngine, paths: dict[str, Path], cache: Path) -> None:
@@ -58,9 +77,9 @@ def measure(engine: CocoaEngine, paths: dict[str, Path], cache: Path) -> None:
         for start in range(0, len(prompts), size):
             chunk = [record for same in prompts[start : start + size] for record in same]
             file = cache / f"{name}-{start:04d}"
-            if name in OWN and not file.with_suffix(".answer.npz").exists():
-                config = engine.config.replace(max_new_tokens=32)
-                _save(file, "answer", own_answers(engine, chunk, config))
+            if name not in GIVEN and not file.with_suffix(".parts.npz").exists():
+                config = engine.config.replace(max_new_tokens=TOKENS.get(name, 32))
+                save_own(file, list(generated(engine, chunk, _prompts(engine, name, chunk), config)))
             elif name in GIVEN and not file.with_suffix(".span.npz").exists():
                 answers = force(engine, list(_short(engine, chunk)), engine.config)
                 for level, items in labelled_features(answers, engine.config, engine.num_layers, states=True).items():
@@ -82,6 +101,37 @@ def _short(engine: CocoaEngine, records: Sequence[LabelledText]) -> Iterator[Lab
     for record in records:
         if len(engine.encode(record.prompt)) <= LONGEST_PROMPT and len(engine.encode(record.text)) <= LONGEST_ANSWER:
             yield record
+
+
+def _prompts(engine: CocoaEngine, name: str, questions: Sequence[Question]) -> list[Prompt]:
+    """The prompts of a set's questions."""
+    if name not in STYLES or name == "short_words":
+        return question_prompts(engine, questions)
+    system = [{"role": "system", "content": "Answer in one short sentence."}] if name == "short_sentence" else []
+    return [engine.encode_chat([*system, {"role": "user", "content": question.text}]) for question in questions]
+
+
+def save_own(file: Path, answers: Sequence[tuple[Question, Generation]]) -> None:
+    """Write the features of the model's own answers and of their visible spans."""
+    _save(file, "answer", labelled_answers(answers))
+    spans = [(n, span) for n, (_, answer) in enumerate(answers) for span in answer.spans if span.text.strip()]
+    features = [span_features(span)[: SPAN_FEATURES.index(PROBE_FEATURE)] for _, span in spans]
+    np.savez_compressed(file.with_suffix(".parts.npz"), features=features, answers=[n for n, _ in spans])
+
+
+def highest_risks(cache: Path, name: str, risk: FittedRisk) -> tuple[list[float], list[bool], list[str]]:
+    """Of each own answer of a set: the highest risk of its spans, whether it is wrong, and its prompt."""
+    risks: list[float] = []
+    labels: list[bool] = []
+    groups: list[str] = []
+    for file in sorted(cache.glob(f"{name}-*.parts.npz")):
+        parts, answers = np.load(file), np.load(str(file).replace(".parts.", ".answer."))
+        values, of_answer = [risk(features) for features in parts["features"].tolist()], parts["answers"].tolist()
+        for number, label in enumerate(answers["labels"].tolist()):
+            risks.append(max((value for value, n in zip(values, of_answer, strict=True) if n == number), default=0.0))
+            labels.append(label)
+        groups += answers["groups"].tolist()
+    return risks, labels, groups
 
 
 def _save(file: Path, level: str, items: LabelledFeatures) -> None:
@@ -118,12 +168,16 @@ def fit_embedded(engine: CocoaEngine, cache: Path, out: Path, draws: int, *, kee
     """Fit and save the embedded calibrator. Its risk of answers can be kept from the file that is replaced."""
     spans = {GIVEN[name]: load(cache, name, "span") for name in EMBEDDED_SPANS}
     span, _ = fit(LabelledFeatures.pooled(list(spans.values())), data=f"given answers: {_about(spans)}", draws=draws)
+    highest = zip(*(highest_risks(cache, name, span) for name in EMBEDDED_ANSWERS), strict=True)
+    risks, labels, groups = (list(chain.from_iterable(of_sets)) for of_sets in highest)
+    span = span.model_copy(update={"threshold": choose("specificity", PASSED, risks, labels, groups)})
     if keep_answers:
         answer = RiskCalibrator.load(out).answer
     else:
-        answers = {OWN[name]: load(cache, name, "answer") for name in EMBEDDED_ANSWERS}
-        about = f"the model's own answers: {_about(answers)}"
-        answer, _ = fit(LabelledFeatures.pooled(list(answers.values())), data=about, draws=draws)
+        answers = {(OWN | STYLES)[name]: load(cache, name, "answer") for name in EMBEDDED_ANSWERS}
+        about = f"the model's own answers to questions with and without a passage ({_about(answers)})"
+        items = LabelledFeatures.pooled(list(answers.values()))
+        answer, _ = fit(items, data=about, draws=draws, threshold=("specificity", PASSED))
     RiskCalibrator(
         model_name=engine.model_name,
         settings=Settings.of(engine.config, engine.num_layers),
@@ -221,7 +275,7 @@ def main() -> None:
     if given.command == "fit":
         fit_embedded(engine, given.cache, given.out, given.draws, keep_answers=given.keep_answers)
     else:
-        paths = {name: getattr(given, name) for name in (*GIVEN, *OWN)}
+        paths = {name: getattr(given, name) for name in (*GIVEN, *OWN)} | dict.fromkeys(STYLES, SHORT_QUESTIONS)
         measure(engine, {name: path for name, path in paths.items() if path is not None}, given.cache)
 
 

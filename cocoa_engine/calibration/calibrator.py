@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 Level = Literal["span", "answer"]
 """Whether a risk is that of a span or of a whole answer."""
 
-Rule = Literal["precision", "recall", "conformal"]
+Rule = Literal["precision", "recall", "specificity", "conformal"]
 """How a threshold is chosen."""
 
 EMBEDDED = Path(__file__).parent / "embedded.json"
@@ -356,8 +356,9 @@ class RiskCalibrator(_Part):
             probe: also fit a probe, a direction of the model's hidden states, on the labelled parts of ``answers``. It
                 improves the risk of spans of answers like these, and makes it worse on others.
             isotonic: add an isotonic map after the logistic model.
-            threshold: the rule and target of the threshold that :meth:`flags` uses: ``"precision"``, ``"recall"`` or
-                ``"conformal"`` (the share that may be missed), such as ``("recall", 0.8)``.
+            threshold: the rule and target of the threshold that :meth:`flags` uses: ``"precision"``, ``"recall"``,
+                ``"specificity"`` (the share of supported items that are not flagged) or ``"conformal"`` (the share that
+                may be missed), such as ``("recall", 0.8)``.
             folds: folds of the cross-validation, grouped by prompt. With few items, the division is repeated.
             draws: number of bootstrap draws.
             seed: seed of the bootstrap, and of the prompts that a conformal threshold is chosen on.

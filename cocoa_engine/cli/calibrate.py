@@ -117,6 +117,12 @@ def calibrate(
     recall: Annotated[
         float | None, typer.Option(min=0, max=1, help="Choose the highest threshold with at least this recall.")
     ] = None,
+    specificity: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=1, help="Choose the lowest threshold that leaves at least this share of what is right unflagged."
+        ),
+    ] = None,
     miss: Annotated[
         float | None,
         typer.Option(
@@ -143,7 +149,7 @@ def calibrate(
     and attention on it, and with --probe a direction of the hidden states. The risk is validated on prompts left out
     of the fit, and compared with unfitted baselines.
     """
-    threshold = _threshold(precision, recall, miss)
+    threshold = _threshold(precision, recall, specificity, miss)
     if (out is None) == (check is None):
         raise ConfigError("give either --out FILE to fit a calibrator, or --check FILE to evaluate one")
     if check is not None and (threshold or probe):
@@ -274,7 +280,9 @@ def _as_fitted(config: CocoaConfig, fitted: Settings, check: object) -> CocoaCon
     return config.replace(**wanted)
 
 
-def _threshold(precision: float | None, recall: float | None, miss: float | None) -> tuple[Rule, float] | None:
+def _threshold(
+    precision: float | None, recall: float | None, specificity: float | None, miss: float | None
+) -> tuple[Rule, float] | None:
     from cocoa_engine.studies.fitting.thresholds import require  # numpy: not for every `cocoa --help`
 
     given: list[tuple[Rule, float]] = []
@@ -282,10 +290,12 @@ def _threshold(precision: float | None, recall: float | None, miss: float | None
         given.append(("precision", precision))
     if recall is not None:
         given.append(("recall", recall))
+    if specificity is not None:
+        given.append(("specificity", specificity))
     if miss is not None:
         given.append(("conformal", miss))
     if len(given) > 1:
-        raise ConfigError("--precision, --recall and --miss each choose the threshold: give one of them")
+        raise ConfigError("--precision, --recall, --specificity and --miss each choose the threshold: give one of them")
     for rule, target in given:
         require(rule, target)
     return given[0] if given else None

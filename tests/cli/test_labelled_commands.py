@@ -277,7 +277,7 @@ def test_a_calibrator_is_fitted_in_python_as_on_the_command_line(
         ("recall", 3.0, "a recall is above 0 and at most 1, not 3"),
         ("precision", 0.0, "a precision is above 0"),
         ("conformal", 1.0, "above 0 and below 1, not 1"),
-        ("miss", 0.1, "by precision, recall, conformal, not by 'miss'"),
+        ("miss", 0.1, "by precision, recall, specificity, conformal, not by 'miss'"),
     ):
         with pytest.raises(CalibrationError, match=message):
             RiskCalibrator.fit(engine, threshold=(rule, target))  # type: ignore[arg-type]

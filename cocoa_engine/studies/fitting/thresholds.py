@@ -1,4 +1,4 @@
-"""Choosing the risk from which spans are flagged: by precision, by recall, or by conformal risk control."""
+"""Choosing the risk from which spans are flagged: by precision, recall or specificity, or by conformal risk control."""
 
 from __future__ import annotations
 
@@ -68,6 +68,24 @@ def for_recall(risks: ArrayLike, labels: ArrayLike, target: float) -> float:
     return float(values[max(needed, 1) - 1])
 
 
+def for_specificity(risks: ArrayLike, labels: ArrayLike, target: float) -> float:
+    """The lowest threshold that leaves at least the target share of these supported spans unflagged.
+
+    There is no guarantee for other spans. The threshold is halfway between two risks, or above the highest.
+
+    Raises:
+        CalibrationError: there are no supported spans.
+    """
+    values = np.sort(np.asarray(risks, dtype=np.float64)[~np.asarray(labels, dtype=bool)])
+    if not len(values):
+        raise CalibrationError("choosing a threshold by specificity needs supported spans.")
+    passed = max(int(np.ceil(target * len(values) - 1e-9)), 1)
+    last = values[passed - 1]  # it must pass, and so do all that are equal
+    above = np.asarray(risks, dtype=np.float64)
+    above = above[above > last]
+    return float((last + above.min()) / 2) if len(above) else float(np.nextafter(last, np.inf))
+
+
 def conformal(risks: ArrayLike, labels: ArrayLike, groups: Sequence[Hashable], target: float) -> float:
     """A threshold for which the expected share of missed hallucinated spans is at most the target.
 
@@ -117,7 +135,8 @@ def choose(rule: Rule, target: float, risks: ArrayLike, labels: ArrayLike, group
     if rule == "conformal":
         value = conformal(risks, labels, groups, target)
     else:
-        value = (for_precision if rule == "precision" else for_recall)(risks, labels, target)
+        choice = {"precision": for_precision, "recall": for_recall, "specificity": for_specificity}[rule]
+        value = choice(risks, labels, target)
     precision, recall = reached(risks, labels, value)
     return Threshold(
         value=value, rule=rule, target=target, precision=precision, recall=recall, prompts=len(set(groups))

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import CalibrationError
-from cocoa_engine.studies.fitting.thresholds import choose, conformal, for_precision, for_recall, reached
+from cocoa_engine.studies.fitting.thresholds import (
+    choose,
+    conformal,
+    for_precision,
+    for_recall,
+    for_specificity,
+    reached,
+)
 from tests.helpers.made_up_risk import labelled_items, risk
 
 SPANS = st.lists(
@@ -33,6 +40,26 @@ def test_recall_and_precision_are_reached_and_no_better_threshold_is(
     else:
         with pytest.raises(CalibrationError, match="the highest is"):
             for_precision(risks, labels, target)
+
+
+@given(SPANS, TARGETS)
+def test_specificity_is_reached_and_no_lower_threshold_reaches_it(
+    spans: list[tuple[float, bool, int]], target: float
+) -> None:
+    risks, labels, _ = (np.array(column) for column in zip(*spans, strict=True))
+    supported = risks[~labels]
+    if not len(supported):
+        with pytest.raises(CalibrationError, match="needs supported spans"):
+            for_specificity(risks, labels, target)
+        return
+
+    def unflagged(threshold: float) -> float:
+        return float((supported < threshold).mean())
+
+    found = for_specificity(risks, labels, target)
+    assert unflagged(found) >= target - 1e-9
+    assert all(unflagged(risk) < target for risk in supported if risk < found)
+    assert found not in risks  # so that rounding flags nothing else
 
 
 def loss(risks: np.ndarray, labels: np.ndarray, threshold: float) -> float:

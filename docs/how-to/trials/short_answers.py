@@ -42,9 +42,8 @@ def main(path: Path) -> None:
     answers = chat.batch([list(one) for one in messages])
     right = [question.is_right(answer.text) for question, answer in zip(questions, answers, strict=True)]
     reports: list[Any] = [get_risk(answer) for answer in answers]
-    print(
-        f"{sum(right)} of {len(right)} answers are right; {sum('out_of_domain' in one for one in reports)} out of domain"
-    )
+    outside = sum("out_of_domain" in one for one in reports)
+    print(f"{sum(right)} of {len(right)} answers are right; {outside} are out of domain")
     first = reports[0]
     show("answer_risk", [one["answer_risk"] for one in reports], right, (first["answer_threshold"], *OF_ANSWERS))
     show("risk", [max_risk(one) for one in answers], right, (first["threshold"], *TRIALS["risk"]))

@@ -44,6 +44,9 @@ class Answer(Protocol):
     def calibrated_on(self) -> str | None: ...
 
     @property
+    def out_of_domain(self) -> bool: ...
+
+    @property
     def sentences(self) -> Sequence[Unit]: ...
 
     def check_these(self, most: int = 3) -> Sequence[Check]:

@@ -63,7 +63,7 @@ FIRST = 30
 LONGEST_PROMPT, LONGEST_ANSWER = 1500, 200
 """Longer prompts and answers are left out, in tokens."""
 
-EMBEDDED_SPANS, EMBEDDED_ANSWERS = ("xsum", "diasumfact"), ("nq_swap", *STYLES)
+EMBEDDED_SPANS = ("xsum", "diasumfact")
 PASSED = 0.8
 """The share of right answers that the embedded thresholds let pass, on the data that they are chosen on."""
 
@@ -165,26 +165,44 @@ def load(cache: Path, name: str, level: str, *, states: bool = False) -> Labelle
 
 
 def fit_embedded(engine: CocoaEngine, cache: Path, out: Path, draws: int, *, keep_answers: bool) -> None:
-    """Fit and save the embedded calibrator. Its risk of answers can be kept from the file that is replaced."""
+    """Fit and save the embedded calibrator.
+
+    Its risk of answers about a passage can be kept from the file that is replaced.
+    """
     spans = {GIVEN[name]: load(cache, name, "span") for name in EMBEDDED_SPANS}
     span, _ = fit(LabelledFeatures.pooled(list(spans.values())), data=f"given answers: {_about(spans)}", draws=draws)
-    highest = zip(*(highest_risks(cache, name, span) for name in EMBEDDED_ANSWERS), strict=True)
+    highest = zip(*(highest_risks(cache, name, span) for name in ("nq_swap", *STYLES)), strict=True)
     risks, labels, groups = (list(chain.from_iterable(of_sets)) for of_sets in highest)
     span = span.model_copy(update={"threshold": choose("specificity", PASSED, risks, labels, groups)})
+    own = load(cache, "nq_swap", "answer")
     if keep_answers:
-        answer = RiskCalibrator.load(out).answer
+        kept = RiskCalibrator.load(out).answer
+        assert kept is not None
+        seen = [kept(features) for features in own.of(kept.features).tolist()]
+        answer = kept.model_copy(update={"threshold": choose("specificity", PASSED, seen, own.labels, own.groups)})
     else:
-        answers = {(OWN | STYLES)[name]: load(cache, name, "answer") for name in EMBEDDED_ANSWERS}
-        about = f"the model's own answers to questions with and without a passage ({_about(answers)})"
-        items = LabelledFeatures.pooled(list(answers.values()))
-        answer, _ = fit(items, data=about, draws=draws, threshold=("specificity", PASSED))
+        about = f"the model's own answers to questions about a passage ({_about({OWN['nq_swap']: own})})"
+        answer, _ = fit(own, data=about, draws=draws, threshold=("specificity", PASSED))
+    short = _joined([load(cache, name, "answer") for name in STYLES])
+    about = f"the model's own answers to short questions ({len(set(short.groups))} questions, asked in three ways)"
+    closed_book, _ = fit(short, data=about, draws=draws, threshold=("specificity", PASSED))
     RiskCalibrator(
         model_name=engine.model_name,
         settings=Settings.of(engine.config, engine.num_layers),
         heads=source_heads(None, engine.session.model),
         span=span,
         answer=answer,
+        closed_book=closed_book,
     ).save(out)
+
+
+def _joined(sets: Sequence[LabelledFeatures]) -> LabelledFeatures:
+    """The items of several sets of answers to the same questions, which folds never divide."""
+    groups = [group for one in sets for group in one.groups]
+    labels = np.concatenate([one.labels for one in sets])
+    return LabelledFeatures(
+        sets[0].names, np.concatenate([one.of(sets[0].names) for one in sets]), labels, groups, None
+    )
 
 
 def _about(sets: dict[str, LabelledFeatures]) -> str:
@@ -261,7 +279,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True, help="folder of the measured features")
     parser.add_argument("--out", type=Path, help="fit: the calibrator's file; compare: the folder of the table")
     parser.add_argument(
-        "--keep-answers", action="store_true", help="fit: keep the risk of answers of the file at --out"
+        "--keep-answers", action="store_true", help="fit: keep the risk of answers about a passage of the file at --out"
     )
     parser.add_argument("--draws", type=int, default=1000, help="bootstrap draws over prompts")
     for name in (*GIVEN, *OWN):

@@ -43,6 +43,9 @@ Level = Literal["span", "answer"]
 Rule = Literal["precision", "recall", "specificity", "conformal"]
 """How a threshold is chosen."""
 
+CLOSED_BOOK_TOKENS = 64
+"""Prompts of at most this many tokens hold a question, and hardly a passage to answer it from."""
+
 EMBEDDED = Path(__file__).parent / "embedded.json"
 """The embedded model's calibrator. The file and docs/explanation/signal.md describe its data and validation."""
 
@@ -296,6 +299,8 @@ class RiskCalibrator(_Part):
             labelled.
         answer: the risk of an answer, from :data:`~cocoa_engine.calibration.features.ANSWER_FEATURES`; `None` if no
             answers were labelled.
+        closed_book: the risk of an answer to a prompt of at most :data:`CLOSED_BOOK_TOKENS` tokens, which holds no
+            passage to answer from. `None`: ``answer`` applies to every prompt.
     """
 
     schema_version: Literal[3] = 3
@@ -305,6 +310,7 @@ class RiskCalibrator(_Part):
     probe: Probe | None = None
     span: FittedRisk | None = None
     answer: FittedRisk | None = None
+    closed_book: FittedRisk | None = None
 
     @model_validator(mode="after")
     def _of_known_features(self) -> RiskCalibrator:
@@ -315,7 +321,10 @@ class RiskCalibrator(_Part):
         if self.probe is not None and self.span is None:
             raise ValueError("it has a probe, which is a feature of spans, and no risk of spans")
         absent = {*(SOURCE_FEATURES if self.heads is None else ()), *(() if self.probe else (PROBE_FEATURE,))}
-        for fitted, names in ((self.span, SPAN_FEATURES), (self.answer, ANSWER_FEATURES)):
+        if self.closed_book is not None and self.answer is None:
+            raise ValueError("it has a risk of answers to short prompts, and none of other answers")
+        levels = ((self.span, SPAN_FEATURES), (self.answer, ANSWER_FEATURES), (self.closed_book, ANSWER_FEATURES))
+        for fitted, names in levels:
             known = [name for name in names if name not in absent]
             if fitted is not None and fitted.features != known:
                 raise ValueError(
@@ -476,7 +485,7 @@ class RiskCalibrator(_Part):
 
     def spans_only(self) -> RiskCalibrator | None:
         """This calibrator without its risk of answers; `None` if nothing is left."""
-        return None if self.span is None else self.model_copy(update={"answer": None})
+        return None if self.span is None else self.model_copy(update={"answer": None, "closed_book": None})
 
     def risk(self, span: SpanStatistics) -> float:
         """The risk of a span, in [0, 1]: the estimated probability that a part of it is hallucinated.
@@ -492,7 +501,20 @@ class RiskCalibrator(_Part):
         Raises:
             CalibrationError: the calibrator has no risk of answers, or a feature that it needs was not measured.
         """
-        return self._of_answers(self._features_of_answer(generation))
+        fitted = self.for_answer(generation)
+        return fitted(self._features_of_answer(generation, fitted))
+
+    def for_answer(self, generation: Generation) -> FittedRisk:
+        """The fitted risk that applies to an answer, by the length of its prompt.
+
+        Raises:
+            CalibrationError: the calibrator has no risk of answers.
+        """
+        if self.answer is None:
+            raise CalibrationError("this calibrator was fitted on spans: it has no risk of an answer as a whole.")
+        if self.closed_book is not None and generation.usage.prompt_tokens <= CLOSED_BOOK_TOKENS:
+            return self.closed_book
+        return self.answer
 
     def is_out_of_domain(self, span: SpanStatistics) -> bool:
         """Whether a span is unlike those that the calibrator was fitted on, so that its risk may be meaningless.
@@ -508,7 +530,8 @@ class RiskCalibrator(_Part):
         Raises:
             CalibrationError: the calibrator has no risk of answers, or a feature that it needs was not measured.
         """
-        return self._of_answers.is_out_of_domain(self._features_of_answer(generation))
+        fitted = self.for_answer(generation)
+        return fitted.is_out_of_domain(self._features_of_answer(generation, fitted))
 
     def flags(self, span: SpanStatistics) -> bool:
         """Whether a span's risk reaches the threshold.
@@ -520,29 +543,24 @@ class RiskCalibrator(_Part):
 
     def flags_answer(self, generation: Generation) -> bool:
         """Whether an answer's risk reaches the threshold; raises as :meth:`flags` does."""
-        return self._of_answers.flags(self._features_of_answer(generation))
+        fitted = self.for_answer(generation)
+        return fitted.flags(self._features_of_answer(generation, fitted))
 
     def _features_of(self, span: SpanStatistics) -> list[float]:
         """The span's features that the risk of spans was fitted on."""
         values = dict(zip(SPAN_FEATURES, span_features(span), strict=True))
         return [values[name] for name in self._of_spans.features]
 
-    def _features_of_answer(self, generation: Generation) -> list[float]:
-        """The answer's features that the risk of answers was fitted on."""
+    def _features_of_answer(self, generation: Generation, fitted: FittedRisk) -> list[float]:
+        """The answer's features that a risk of answers was fitted on."""
         values = dict(zip(ANSWER_FEATURES, answer_features(generation), strict=True))
-        return [values[name] for name in self._of_answers.features]
+        return [values[name] for name in fitted.features]
 
     @property
     def _of_spans(self) -> FittedRisk:
         if self.span is None:
             raise CalibrationError("this calibrator was fitted on whole answers: it has no risk of a span.")
         return self.span
-
-    @property
-    def _of_answers(self) -> FittedRisk:
-        if self.answer is None:
-            raise CalibrationError("this calibrator was fitted on spans: it has no risk of an answer as a whole.")
-        return self.answer
 
     def obstacle(self, model_name: str, dtype: str, shape: tuple[int, int, int]) -> str | None:
         """Why the calibrator cannot be used with a model at all; `None` if it can.

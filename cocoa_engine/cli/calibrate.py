@@ -40,7 +40,7 @@ from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Json, LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.datasets import read_questions, sample
+from cocoa_engine.datasets import Question, read_questions, sample
 from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.optional import need
 from cocoa_engine.output_files import draft_of
@@ -222,7 +222,7 @@ def calibrate(
             checked = {
                 one: validate(found[one], risks_of(risk, found[one], direction), draws=draws, seed=seed)
                 for one in LEVELS
-                if one in found and (risk := getattr(known, one)) is not None
+                if one in found and (risk := _risk_of(known, one, asked)) is not None
             }
             if not checked:
                 raise CalibrationError(f"{check} has no risk of a level that is labelled here.")
@@ -278,6 +278,13 @@ def _as_fitted(config: CocoaConfig, fitted: Settings, check: object) -> CocoaCon
             )
         config = config.replace(method="greedy")
     return config.replace(**wanted)
+
+
+def _risk_of(known: RiskCalibrator, level: Level, asked: Sequence[Question]) -> FittedRisk | None:
+    """The fitted risk to evaluate: for questions that all lack a passage, that of short prompts."""
+    if level == "answer" and known.closed_book is not None and asked and all(one.context is None for one in asked):
+        return known.closed_book
+    return known.span if level == "span" else known.answer
 
 
 def _threshold(

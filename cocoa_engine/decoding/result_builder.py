@@ -133,9 +133,10 @@ def with_answer_risk(generation: Generation, calibrator: RiskCalibrator | None) 
     """The answer with ``answer_risk`` set, if the calibrator was fitted on answers, and with ``out_of_domain``."""
     if calibrator is None or not generation.spans:
         return generation
-    many, fitted = generation.has_spans_out_of_domain, calibrator.answer
-    if fitted is None:
+    many = generation.has_spans_out_of_domain
+    if calibrator.answer is None:
         return generation.model_copy(update={"out_of_domain": many})
+    fitted = calibrator.for_answer(generation)
     return generation.model_copy(
         update={
             "answer_risk": calibrator.answer_risk(generation),

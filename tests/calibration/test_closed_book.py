@@ -1,0 +1,63 @@
+"""Prompts that are too short for a passage have a risk of answers of their own."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from cocoa_engine import CocoaConfig, CocoaEngine, RiskCalibrator
+from cocoa_engine.calibration.calibrator import CLOSED_BOOK_TOKENS
+from tests.helpers.made_up_risk import fitted, labelled_items, risk
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+CONFIG = CocoaConfig(max_new_tokens=6, middle_layers=(0, 1))
+PROMPTS = {"short": [5] * CLOSED_BOOK_TOKENS, "long": [5] * (CLOSED_BOOK_TOKENS + 1)}
+
+
+@pytest.fixture(scope="module")
+def calibrator() -> RiskCalibrator:
+    settings = fitted().settings.model_copy(update={"middle_layers": CONFIG.middle_layers})
+    known = fitted(model_name="tiny", settings=settings, levels=("span", "answer"))
+    short = risk(labelled_items(level="answer", seed=5), data="short questions", threshold=("specificity", 0.8))
+    return known.model_copy(update={"closed_book": short})
+
+
+def test_the_length_of_the_prompt_decides(calibrator: RiskCalibrator) -> None:
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer(), model_name="tiny", config=CONFIG, calibrator=calibrator)
+    plain = calibrator.model_copy(update={"closed_book": None})
+    assert calibrator.closed_book is not None
+    assert calibrator.closed_book.threshold is not None
+    for name, data, threshold in (
+        ("short", "short questions", calibrator.closed_book.threshold.value),
+        ("long", "made up", 0.5),
+    ):
+        with pytest.warns(UserWarning, match="out_of_domain") if name == "short" else pytest.MonkeyPatch.context():
+            answer = engine.generate(PROMPTS[name])
+        assert (answer.calibrated_on, answer.answer_threshold) == (data, threshold)
+        assert answer.answer_risk == calibrator.answer_risk(answer)
+        assert (answer.answer_risk == plain.answer_risk(answer)) == (name == "long")
+        assert calibrator.for_answer(answer).data == data
+
+
+def test_it_is_stored_and_left_out_with_the_risk_of_answers(calibrator: RiskCalibrator) -> None:
+    assert RiskCalibrator.model_validate_json(calibrator.model_dump_json()) == calibrator
+    spans = calibrator.spans_only()
+    assert spans is not None
+    assert (spans.answer, spans.closed_book) == (None, None)
+    with pytest.raises(ValidationError, match="none of other answers"):
+        RiskCalibrator(**{**calibrator.model_dump(), "answer": None})
+
+
+def test_the_embedded_one_knows_an_easy_question_from_a_hard_one(engine: CocoaEngine) -> None:
+    easy, hard = (
+        engine.chat([{"role": "user", "content": question}], max_new_tokens=32)
+        for question in ("What is the capital of France?", "Who wrote Dune?")
+    )
+    assert "Paris" in easy.text
+    assert "Herbert" not in hard.text
+    assert easy.answer_risk is not None
+    assert hard.answer_risk is not None
+    assert easy.answer_risk < 0.5 < hard.answer_risk
+    assert "short questions" in str(easy.calibrated_on)
+    passage = "Question: " + " ".join(f"The {n}th street of the town is called Elm {n}." for n in range(12))
+    assert "NQ-Swap" in str(engine.chat([{"role": "user", "content": passage}], max_new_tokens=8).calibrated_on)

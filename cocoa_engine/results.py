@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import con_mlds_of, f_mlds_of
-from cocoa_engine.spans import Competition, FinishReason, RiskSource, Span, Usage
+from cocoa_engine.spans import CLOSED_BOOK_TOKENS, Competition, FinishReason, RiskSource, Span, Usage
 from cocoa_engine.units import Check, MeasuredText, Unit
 
 if TYPE_CHECKING:
@@ -82,6 +82,11 @@ class Generation(BaseModel):
         return sum(span.out_of_domain for span in self.spans) > max(1, len(self.spans) / 10)
 
     @property
+    def closed_book(self) -> bool:
+        """Whether the prompt holds no passage: it has at most 64 tokens, and no passage was named (``source``)."""
+        return self.usage.prompt_tokens <= CLOSED_BOOK_TOKENS and not any(one.passage_attention for one in self.spans)
+
+    @property
     def max_risk(self) -> float:
         """The highest risk of any span, 0.0 without spans; NaN if a risk is NaN."""
         return max(self._risks, key=lambda risk: (math.isnan(risk), risk), default=0.0)
@@ -129,7 +134,7 @@ class Generation(BaseModel):
     @cached_property
     def _measured(self) -> MeasuredText:
         """The units, computed when they are first asked for. They are neither fields nor copied nor serialised."""
-        return MeasuredText(self.text, self.spans)
+        return MeasuredText(self.text, self.spans, has_source=not self.closed_book)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy; see pydantic."""

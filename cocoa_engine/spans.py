@@ -163,6 +163,10 @@ class Span(Measured):
         return self.risk_source == "calibrator"
 
 
+CLOSED_BOOK_TOKENS = 64
+"""Prompts of at most this many tokens hold a question, and hardly a passage to answer it from."""
+
+
 class Usage(BaseModel):
     """The cost of a decode."""
 

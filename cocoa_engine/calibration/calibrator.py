@@ -43,9 +43,6 @@ Level = Literal["span", "answer"]
 Rule = Literal["precision", "recall", "specificity", "conformal"]
 """How a threshold is chosen."""
 
-CLOSED_BOOK_TOKENS = 64
-"""Prompts of at most this many tokens hold a question, and hardly a passage to answer it from."""
-
 EMBEDDED = Path(__file__).parent / "embedded.json"
 """The embedded model's calibrator. The file and docs/explanation/signal.md describe its data and validation."""
 
@@ -299,8 +296,8 @@ class RiskCalibrator(_Part):
             labelled.
         answer: the risk of an answer, from :data:`~cocoa_engine.calibration.features.ANSWER_FEATURES`; `None` if no
             answers were labelled.
-        closed_book: the risk of an answer to a prompt of at most :data:`CLOSED_BOOK_TOKENS` tokens, which holds no
-            passage to answer from. `None`: ``answer`` applies to every prompt.
+        closed_book: the risk of an answer to a prompt without a passage (:attr:`.Generation.closed_book`). `None`:
+            ``answer`` applies to every prompt.
     """
 
     schema_version: Literal[3] = 3
@@ -505,14 +502,14 @@ class RiskCalibrator(_Part):
         return fitted(self._features_of_answer(generation, fitted))
 
     def for_answer(self, generation: Generation) -> FittedRisk:
-        """The fitted risk that applies to an answer, by the length of its prompt.
+        """The fitted risk that applies to an answer, by whether its prompt holds a passage.
 
         Raises:
             CalibrationError: the calibrator has no risk of answers.
         """
         if self.answer is None:
             raise CalibrationError("this calibrator was fitted on spans: it has no risk of an answer as a whole.")
-        if self.closed_book is not None and generation.usage.prompt_tokens <= CLOSED_BOOK_TOKENS:
+        if self.closed_book is not None and generation.closed_book:
             return self.closed_book
         return self.answer
 

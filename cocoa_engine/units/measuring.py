@@ -51,10 +51,13 @@ class MeasuredText:
         begin: the offset at which the answer begins, after any reasoning. Units before it are left out.
         offset: the offset of the first character of ``text`` in the text that the spans' offsets refer to. The units
             have offsets in that text, too.
+        has_source: whether the prompt holds a passage. Little attention to it is a reason only then.
     """
 
-    def __init__(self, text: str, parts: Sequence[Part], *, begin: int = 0, offset: int = 0) -> None:
-        self._text, self._parts, self._offset = text, parts, offset
+    def __init__(
+        self, text: str, parts: Sequence[Part], *, begin: int = 0, offset: int = 0, has_source: bool = True
+    ) -> None:
+        self._text, self._parts, self._offset, self._has_source = text, parts, offset, has_source
         self._skipped = max(begin - offset, 0)
 
     @cached_property
@@ -140,7 +143,7 @@ class MeasuredText:
         tokens = self._own_tokens(unit.start, unit.end, unit.spans)
         reasons = []
         attention = _attention(tokens)
-        if attention is not None and attention < LOW_ATTENTION * self._usual_attention:
+        if self._has_source and attention is not None and attention < LOW_ATTENTION * self._usual_attention:
             reasons.append(LITTLE_ATTENTION if _is_copied(tokens) else NOT_IN_SOURCE)
         if tokens and min(token.log_prob for token in tokens) < log(LOW_PROBABILITY):
             reasons.append(UNSURE)

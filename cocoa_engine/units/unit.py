@@ -29,7 +29,8 @@ class Unit(BaseModel):
     reasons: list[str] = Field(
         default_factory=list,
         description="Why it may be wrong: `not in the source` (little attention to the prompt, and its words are not "
-        "there), `little attention to the source` (its words are there), `the model was unsure` (a token has a "
+        "there), `little attention to the source` (its words are there), both only where the prompt may hold a "
+        "passage; `the model was unsure` (a token has a "
         "probability below 0.5), `competing: ...` (what other candidates say instead).",
     )
     spans: list[int] = Field(default_factory=list, description="Numbers of the spans that share a character with it.")

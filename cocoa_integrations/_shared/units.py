@@ -28,7 +28,8 @@ class _Part:
 
 def unit_entries(generation: Generation, split: Split | None = None) -> dict[str, Any]:
     """``check`` and ``sentences`` of the ``cocoa_risk`` report of a complete answer, without its reasoning."""
-    units = MeasuredText(generation.text, generation.spans, begin=0 if split is None else split.answer_start)
+    begin = 0 if split is None else split.answer_start
+    units = MeasuredText(generation.text, generation.spans, begin=begin, has_source=not generation.closed_book)
     return {
         "check": [check_entry(check) for check in units.check_these()],
         "sentences": [sentence_entry(sentence) for sentence in units.sentences],

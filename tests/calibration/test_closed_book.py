@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
 from cocoa_engine import CocoaConfig, CocoaEngine, RiskCalibrator
-from cocoa_engine.calibration.calibrator import CLOSED_BOOK_TOKENS
+from cocoa_engine.spans import CLOSED_BOOK_TOKENS
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
+from tests.helpers.rivals import heads_file
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 CONFIG = CocoaConfig(max_new_tokens=6, middle_layers=(0, 1))
@@ -37,6 +40,14 @@ def test_the_length_of_the_prompt_decides(calibrator: RiskCalibrator) -> None:
         assert answer.answer_risk == calibrator.answer_risk(answer)
         assert (answer.answer_risk == plain.answer_risk(answer)) == (name == "long")
         assert calibrator.for_answer(answer).data == data
+
+
+def test_a_named_passage_is_one_however_short(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    heads = heads_file(tmp_path, model.config.num_hidden_layers, model.config.num_attention_heads, [(1, 0)])
+    engine = CocoaEngine(model, tiny_tokenizer(), config=CONFIG.replace(decore_heads=heads))
+    assert engine.generate("abcd efgh ijkl").closed_book
+    assert not engine.generate("abcd efgh ijkl", source=[(0, 4)]).closed_book
 
 
 def test_it_is_stored_and_left_out_with_the_risk_of_answers(calibrator: RiskCalibrator) -> None:

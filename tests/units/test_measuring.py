@@ -22,7 +22,8 @@ def answer(*parts: tuple[str, float], **given: Sequence[Any]) -> Generation:
     for number, span in enumerate(bare.spans):
         own = {name: [values[number]] for name, values in given.items()}
         spans.append(span.model_copy(update={"token_ends": [span.end], **own}))
-    return bare.model_copy(update={"spans": spans})
+    usage = bare.usage.model_copy(update={"prompt_tokens": 100})  # which may hold a passage
+    return bare.model_copy(update={"spans": spans, "usage": usage})
 
 
 def rival(text: str) -> Candidate:
@@ -123,6 +124,8 @@ def test_reasons() -> None:
     (first, second) = whole.check_these(2)
     assert first.text == "Boris"
     assert second.reasons == reasons["Rome"]
+    alone = whole.model_copy(update={"usage": whole.usage.model_copy(update={"prompt_tokens": 64})})
+    assert {one.text: one.reasons for one in alone.claims if one.reasons} == {"Rome": ["the model was unsure"]}
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,11 @@ class Generation(BaseModel):
     calibrated_on: str | None = Field(
         None, description="What ``answer_risk`` was fitted on. It holds for answers like those only."
     )
+    answer_out_of_domain: bool = Field(
+        False,
+        description="Whether the answer as a whole is unlike those that `answer_risk` was fitted on, so that the risk "
+        "may mean little.",
+    )
     out_of_domain: bool = Field(
         False,
         description="Whether the answer is unlike those that the calibrator was fitted on: as a whole, or in more than "

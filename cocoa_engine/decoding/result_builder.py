@@ -136,12 +136,13 @@ def with_answer_risk(generation: Generation, calibrator: RiskCalibrator | None) 
     many = generation.has_spans_out_of_domain
     if calibrator.answer is None:
         return generation.model_copy(update={"out_of_domain": many})
-    fitted = calibrator.for_answer(generation)
+    fitted, outside = calibrator.for_answer(generation), calibrator.is_answer_out_of_domain(generation)
     return generation.model_copy(
         update={
             "answer_risk": calibrator.answer_risk(generation),
             "answer_threshold": threshold_of(fitted),
             "calibrated_on": fitted.data,
-            "out_of_domain": many or calibrator.is_answer_out_of_domain(generation),
+            "answer_out_of_domain": outside,
+            "out_of_domain": many or outside,
         }
     )

@@ -18,7 +18,8 @@ def verdict(answer: Answer) -> str:
     if answer.answer_risk is not None:
         risk = "wrong" if answer.answer_risk != answer.answer_risk else f"{100 * answer.answer_risk:.0f} % likely wrong"
         on = "" if answer.calibrated_on is None else f"; calibrated on {_short(answer.calibrated_on)}"
-        unlike = " This answer is unlike those, so the figure may mean little." if answer.out_of_domain and on else ""
+        outside = answer.answer_out_of_domain and on
+        unlike = " This answer is unlike those, so the figure may mean little." if outside else ""
         return safe(f"Whole answer: {risk}{on}.{unlike}")
     if answer.risk_source is None:
         return "There is nothing to measure in this answer."

@@ -68,8 +68,14 @@ def _answered(generation: Generation, spans: list[Span], engine: CocoaEngine) ->
     calibrator = engine.calibrator_for(generation.config)
     if calibrator is None or calibrator.answer is None or not token_ids:
         return answered
-    outside = answered.out_of_domain or calibrator.is_answer_out_of_domain(answered)
-    return answered.model_copy(update={"answer_risk": calibrator.answer_risk(answered), "out_of_domain": outside})
+    outside = calibrator.is_answer_out_of_domain(answered)
+    return answered.model_copy(
+        update={
+            "answer_risk": calibrator.answer_risk(answered),
+            "answer_out_of_domain": outside,
+            "out_of_domain": answered.out_of_domain or outside,
+        }
+    )
 
 
 class ReasoningSplitter:

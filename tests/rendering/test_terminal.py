@@ -72,7 +72,7 @@ def test_the_verdict_comes_first_and_the_claims_to_check_beneath() -> None:
     whole = LEVELS.model_copy(update={"answer_risk": 0.714, "calibrated_on": "questions about a passage"})
     first = drawn(report([whole])).splitlines()[0]
     assert first.strip() == "Whole answer: 71 % likely wrong; calibrated on questions about a passage."
-    unlike = " ".join(drawn(report([whole.model_copy(update={"out_of_domain": True})])).split())
+    unlike = " ".join(drawn(report([whole.model_copy(update={"answer_out_of_domain": True})])).split())
     assert "about a passage. This answer is unlike those, so the figure may mean little." in unlike
 
 

@@ -103,6 +103,10 @@ class ConfiguredModel(LoadedModel):
         """The calibrator of the engine. :meth:`calibrator_for` says whether it applies to a call."""
         return self._risk.calibrator
 
+    @calibrator.setter
+    def calibrator(self, calibrator: RiskCalibrator | str | Path | None) -> None:
+        self._risk = EngineRisk(self.session, calibrator)
+
     def calibrator_for(self, config: CocoaConfig) -> RiskCalibrator | None:
         """The calibrator that applies to a call with these settings, if any.
 

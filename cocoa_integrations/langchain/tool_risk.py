@@ -19,6 +19,10 @@ from cocoa_integrations._shared.limits import Limit, Metric, reaches, require_me
 from cocoa_integrations.langchain.runnables import find_risk
 from cocoa_integrations.tool_calling import ROOT
 
+ARGUMENT_THRESHOLD = 0.2
+"""The calibrated risk from which an argument is too risky by default. Right arguments are mostly copied from the
+request, so that their risk is far below that of the words of an answer. Chosen on 22 requests (docs/how-to/trials)."""
+
 
 class RiskyToolCalls:
     """Whether a tool call has a risky argument: the condition of LangChain's ``HumanInTheLoopMiddleware``.
@@ -68,7 +72,7 @@ class RiskyToolCalls:
         report = _report_of(state, call["id"])
         if report is None:
             return {}
-        threshold = self.limit.threshold_for(report)
+        threshold = self.threshold_for(report)
         values = {
             name: value_of(measured, self._metric)
             for name, measured in _arguments_in(report, call["id"]).items()
@@ -76,6 +80,17 @@ class RiskyToolCalls:
             if (not name.startswith(ROOT) if self.arguments is None else name in self.arguments)
         }
         return {name: value for name, value in values.items() if reaches(value, threshold)}
+
+    def threshold_for(self, report: dict[str, Any]) -> float:
+        """The threshold that applies to the arguments of a report's tool calls.
+
+        Raises:
+            ConfigError: there is no default, or the risks of the answer are on another scale.
+        """
+        threshold = self.limit.threshold_for(report)
+        if self.limit.threshold is None and report.get("risk_source") == "calibrator":
+            return min(threshold, ARGUMENT_THRESHOLD)
+        return threshold
 
     def description(self, tool_call: Mapping[str, Any] | ToolCall, state: Any, runtime: Any = None) -> str:
         """Which arguments of a call are risky, for the ``description`` of ``HumanInTheLoopMiddleware``."""
@@ -86,7 +101,7 @@ class RiskyToolCalls:
         )
         metric = self.limit.metric.replace("_", " ")
         report = _report_of(state, tool_call["id"])
-        threshold = "" if report is None else f" {self.limit.threshold_for(report):.3g}"
+        threshold = "" if report is None else f" {self.threshold_for(report):.3g}"
         return f"the {metric} of these arguments reaches{threshold}: {listed}"
 
 
@@ -98,7 +113,8 @@ class ToolRiskMiddleware(AgentMiddleware[Any, Any]):
     call again. Calls without a report, such as those of another model, are run.
 
     Args:
-        threshold: the value from which an argument is too risky. Default: ``threshold`` of the report of the answer.
+        threshold: the value from which an argument is too risky. Default: 0.2 for a calibrated risk, or ``threshold``
+            of the report of the answer if that is lower or the risk is not calibrated.
         metric: the value to compare, as in :func:`~cocoa_integrations.langchain.risk_gate`. Arguments in the same span
             have the same risk and MLDS; ``self_information`` (-log p, in nats) is computed from the tokens of the
             argument.

@@ -226,3 +226,17 @@ def test_invalid_conditions_are_refused(options: Any) -> None:
         RiskyToolCalls(**options)
     with pytest.raises(ConfigError):
         ToolRiskMiddleware(**options)
+
+
+@pytest.mark.parametrize(
+    ("given", "source", "chosen", "expected"),
+    [
+        (None, "calibrator", 0.61, 0.2),
+        (None, "calibrator", 0.1, 0.1),
+        (None, "token_probability", 0.9, 0.9),
+        (0.5, "calibrator", 0.61, 0.5),
+    ],
+)
+def test_the_default_threshold_of_arguments(given: float | None, source: str, chosen: float, expected: float) -> None:
+    report = {"risk_source": source, "threshold": chosen, "spans": [{}]}
+    assert RiskyToolCalls(given).threshold_for(report) == expected

@@ -40,8 +40,8 @@ def test_chat(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert [message["role"] for message in asked[1]] == ["user", "assistant", "user"]
     assert asked[1][1]["content"] == engine.chat(asked[0], max_new_tokens=8).text
     out = capsys.readouterr().out
-    assert out.count("Risk by raw fMLDS") == 2
-    assert "|3]" in out
+    assert out.count("Whole answer: ") == 2
+    assert "|1]" in out
 
 
 def test_notebook() -> None:

@@ -51,8 +51,8 @@ def test_langgraph_agent(capsys: pytest.CaptureFixture[str]) -> None:
     assert "tool: Booked: Luigi's, 4 people, 19:30." in told
     risks = dict(re.findall(r"(?m)^  (\w+)=.*  risk (\d\.\d{3})$", made_up))
     assert risks.keys() == {"restaurant", "people", "time"}
-    assert float(risks["restaurant"]) > 1.05
-    assert "tool: book_table was not run: the risk of these arguments reaches 1.05: restaurant=" in made_up
+    assert float(risks["time"]) > 0.61
+    assert "tool: book_table was not run: the risk of these arguments reaches 0.61: time=" in made_up
 
 
 def test_langchain_abstain(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,11 +6,13 @@ Each line of questions.jsonl has a question and its known answers. An answer is 
 try questions about a passage, give a file such as NQ with passages: its questions are shuffled, and 200 are taken.
 
     python docs/how-to/trials/short_answers.py nq-open-oracle.jsonl.gz
+
+`--instruction` asks the short questions with another instruction, or with an empty text without one.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,15 +31,15 @@ TRIALS: dict[Metric, tuple[float, ...]] = {
 OF_ANSWERS = (0.4, 0.5, 0.6, 0.7)
 
 
-def main(path: Path) -> None:
+def main(path: Path, instruction: str) -> None:
     """Answer the questions and print, for each threshold, what a gate would let pass and stop."""
     questions = read_questions(path)
     Random(5).shuffle(questions)
     questions = questions[:200]
     chat = ChatCocoa(max_tokens=32)
+    system = [("system", instruction)] if instruction else []
     messages = [
-        [("system", INSTRUCTION), ("human", one.text)] if one.context is None else [("human", one.request)]
-        for one in questions
+        [*system, ("human", one.text)] if one.context is None else [("human", one.request)] for one in questions
     ]
     answers = chat.batch([list(one) for one in messages])
     right = [question.is_right(answer.text) for question, answer in zip(questions, answers, strict=True)]
@@ -64,4 +66,8 @@ def show(name: str, values: list[float], right: list[bool], thresholds: tuple[fl
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else QUESTIONS)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("file", nargs="?", type=Path, default=QUESTIONS)
+    parser.add_argument("--instruction", default=INSTRUCTION)
+    given = parser.parse_args()
+    main(given.file, given.instruction)

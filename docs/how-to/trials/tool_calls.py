@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cocoa_integrations.langchain import ChatCocoa, argument_risks
+from cocoa_integrations.langchain import ChatCocoa, argument_risks, get_risk
 
-THRESHOLDS = {"self_information": (1.1, 2.5, 4.0), "risk": (0.3, 0.5), "f_mlds": (0.5, 0.95, 1.0)}
+THRESHOLDS = {"self_information": (1.1, 2.5, 4.0), "risk": (0.2, 0.4), "f_mlds": (0.5, 0.95, 1.0)}
 
 
 def book_table(restaurant: str, people: int, time: str) -> None:
@@ -82,10 +82,12 @@ REQUESTS: tuple[tuple[Any, str, dict[str, Any] | None], ...] = (
 
 def main() -> None:
     """Make the calls and print, for each threshold, which ones a ToolRiskMiddleware would let pass and stop."""
-    chat = ChatCocoa(max_tokens=64, calibrator="embedded")
+    chat = ChatCocoa(max_tokens=64)
+    default = 0.0
     calls: list[tuple[bool, dict[str, float]]] = []
     for tool, request, stated in REQUESTS:
         message = chat.bind_tools([tool], tool_choice="any").invoke(request)
+        default = get_risk(message)["threshold"]
         for call in message.tool_calls:
             arguments = argument_risks(message)[call["id"] or ""].values()
             highest = {
@@ -94,15 +96,14 @@ def main() -> None:
                 "f_mlds": max(one["f_mlds"] for one in arguments),
             }
             calls.append((call["args"] == stated, highest))
-            print(
-                f"{'right' if call['args'] == stated else 'wrong'}  {highest['self_information']:5.2f}  {call['args']}"
-            )
+            grade = "right" if call["args"] == stated else "wrong"
+            print(f"{grade}  {highest['risk']:.2f}  {highest['self_information']:5.2f}  {call['args']}")
     for metric, thresholds in THRESHOLDS.items():
-        for threshold in thresholds:
+        for threshold in (*thresholds, default) if metric == "risk" else thresholds:
             passed = [values[metric] < threshold for right, values in calls if right]
             stopped = [values[metric] >= threshold for right, values in calls if not right]
             print(
-                f"{metric:16} {threshold:4}  right calls passed {sum(passed)}/{len(passed)}, "
+                f"{metric:16} {threshold:5.3f}  right calls passed {sum(passed)}/{len(passed)}, "
                 f"wrong calls stopped {sum(stopped)}/{len(stopped)}"
             )
 

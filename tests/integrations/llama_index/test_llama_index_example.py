@@ -31,6 +31,6 @@ def test_retry_example(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert [(top_k, alpha) for top_k, alpha, _, _ in tries] == [("1", "2.5"), ("2", "5"), ("4", "10")][: len(tries)]
     assert [bool(kept) for _, _, _, kept in tries].count(True) == 1
-    assert all(float(risk) > 0.93 for _, _, risk, _ in tries[:-1])
+    assert all(float(risk) > 0.61 for _, _, risk, _ in tries[:-1])
     assert "41 metres" in printed
     assert "sources of the answer: " in printed

@@ -61,7 +61,7 @@ class Judgement:
 class AnswerJudge:
     """Measures the risk of given answers with the model of an engine::
 
-        judge = AnswerJudge(CocoaEngine.from_pretrained(calibrator="embedded"), threshold=0.6)
+        judge = AnswerJudge(CocoaEngine.from_pretrained(), threshold=0.15)
         judgement = judge.judge("Who wrote Dune?", "Frank Herbert wrote Dune.", contexts=["Dune, by Frank Herbert."])
         judgement.risk, judgement.passing
 

@@ -58,8 +58,7 @@ def max_risk(answer: Answer, metric: Metric = "risk", *, unit: UnitLevel = "span
 
     Args:
         answer: see :data:`Answer`.
-        metric: ``risk`` (in [0, 1] with a calibrator, otherwise the raw MLDS of the configured metric), ``con_mlds``,
-            ``f_mlds``, or ``self_information`` (-log p of the span, in nats).
+        metric: ``risk`` (``risk_source`` of the report says what it is), ``con_mlds``, ``f_mlds``, or ``self_information`` (-log p of the span, in nats).
         unit: ``span``; ``claim``, which leaves out punctuation and function words; or ``sentence``, whose value is the
             mean of its three riskiest claims.
 

@@ -58,7 +58,8 @@ def max_risk(answer: Answer, metric: Metric = "risk", *, unit: UnitLevel = "span
 
     Args:
         answer: see :data:`Answer`.
-        metric: ``risk`` (``risk_source`` of the report says what it is), ``con_mlds``, ``f_mlds``, or ``self_information`` (-log p of the span, in nats).
+        metric: ``risk`` (``risk_source`` of the report says what it is), ``con_mlds``, ``f_mlds``, or
+            ``self_information`` (-log p of the span, in nats).
         unit: ``span``; ``claim``, which leaves out punctuation and function words; or ``sentence``, whose value is the
             mean of its three riskiest claims.
 

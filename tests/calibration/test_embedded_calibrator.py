@@ -33,12 +33,13 @@ def test_a_copied_answer_is_less_risky_than_an_invented_one(engine: CocoaEngine)
     assert copied.max_risk < invented.max_risk
 
 
-@pytest.mark.parametrize("level", ["span", "answer"])
+@pytest.mark.parametrize("level", ["span", "answer", "closed_book"])
 def test_the_pages_have_its_figures(level: str) -> None:
     fitted = getattr(RiskCalibrator.load("embedded"), level)
     found = fitted.validation
-    assert found.folds == (5 if level == "span" else 0)  # the risk of answers is validated on other questions
-    assert "MIT" in fitted.data
+    assert found.folds == (0 if level == "answer" else 5)  # it is validated on other questions
+    assert "MIT" in fitted.data or level == "closed_book"  # which was fitted on questions of our own
+    assert fitted.threshold.rule == "specificity"
     auroc = found.auroc
     assert f"{auroc.estimate:.3f} for" in " ".join(README.read_text(encoding="utf-8").split())
     page = CALIBRATE.read_text(encoding="utf-8")
@@ -47,12 +48,14 @@ def test_the_pages_have_its_figures(level: str) -> None:
     assert "-source attention" in found.rivals
     assert f"{found.brier:.3f} ({found.brier_of_base_rate:.3f})" in page
     assert f"{found.ece:.3f}" in page
+    assert f"{fitted.threshold.value:.3f}" in page
     assert f"{found.items:,}" in page
     assert fitted.domain is not None
 
 
 def test_it_ranks_above_what_needs_no_fit() -> None:
     """The figures of the file itself, on prompts left out."""
-    for fitted in (RiskCalibrator.load("embedded").span, RiskCalibrator.load("embedded").answer):
+    embedded = RiskCalibrator.load("embedded")
+    for fitted in (embedded.span, embedded.answer, embedded.closed_book):
         assert fitted is not None
         assert all(rival.difference.estimate > 0 for rival in fitted.validation.rivals.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,11 +32,17 @@ def entry_point(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cocoa(engine: CocoaEngine, entry_point: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def cocoa(engine: CocoaEngine, entry_point: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Result]]:
     """Runs ``cocoa`` with some arguments in this process, on the model of the other tests."""
     monkeypatch.syspath_prepend(str(entry_point))
-    plugins.plugin_commands.cache_clear()
-    plugins.load_command.cache_clear()
+    forget_plugins()
     monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: engine)
     monkeypatch.setenv("COLUMNS", "120")
-    return lambda *args: CliRunner().invoke(app, list(map(str, args)), prog_name="cocoa")
+    yield lambda *args: CliRunner().invoke(app, list(map(str, args)), prog_name="cocoa")
+    forget_plugins()  # the next test may see others
+
+
+def forget_plugins() -> None:
+    """As if no plugin had been looked for in this process."""
+    plugins.plugin_commands.cache_clear()
+    plugins.load_command.cache_clear()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from random import Random
@@ -27,8 +28,9 @@ from cocoa_engine.calibration.features import PROBE_FEATURE, SPAN_FEATURES, span
 from cocoa_engine.datasets import LabelledText, Question, read_labelled, read_questions, sample
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.prompts import Prompt
+from cocoa_engine.studies.answering import generated
 from cocoa_engine.studies.fitting.fit import LabelledFeatures, fit, fit_only, left_out
-from cocoa_engine.studies.fitting.measured import generated, labelled_answers, labelled_features, question_prompts
+from cocoa_engine.studies.fitting.measured import labelled_answers, labelled_features, question_prompts
 from cocoa_engine.studies.fitting.thresholds import choose
 from cocoa_engine.studies.fitting.validation import expected_calibration_error, reliability
 from cocoa_engine.studies.signal.ranking import Bootstrap, RankedWithin
@@ -126,10 +128,10 @@ def highest_risks(cache: Path, name: str, risk: FittedRisk) -> tuple[list[float]
     groups: list[str] = []
     for file in sorted(cache.glob(f"{name}-*.parts.npz")):
         parts, answers = np.load(file), np.load(str(file).replace(".parts.", ".answer."))
-        values, of_answer = [risk(features) for features in parts["features"].tolist()], parts["answers"].tolist()
-        for number, label in enumerate(answers["labels"].tolist()):
-            risks.append(max((value for value, n in zip(values, of_answer, strict=True) if n == number), default=0.0))
-            labels.append(label)
+        highest = np.zeros(len(answers["labels"]))
+        np.maximum.at(highest, parts["answers"], [risk(features) for features in parts["features"].tolist()])
+        risks += highest.tolist()
+        labels += answers["labels"].tolist()
         groups += answers["groups"].tolist()
     return risks, labels, groups
 
@@ -199,10 +201,7 @@ def fit_embedded(engine: CocoaEngine, cache: Path, out: Path, draws: int, *, kee
 def _joined(sets: Sequence[LabelledFeatures]) -> LabelledFeatures:
     """The items of several sets of answers to the same questions, which folds never divide."""
     groups = [group for one in sets for group in one.groups]
-    labels = np.concatenate([one.labels for one in sets])
-    return LabelledFeatures(
-        sets[0].names, np.concatenate([one.of(sets[0].names) for one in sets]), labels, groups, None
-    )
+    return replace(LabelledFeatures.pooled(sets), groups=groups, sets=None)
 
 
 def _about(sets: dict[str, LabelledFeatures]) -> str:

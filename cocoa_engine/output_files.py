@@ -37,13 +37,17 @@ def draft_of(file: Path) -> Iterator[Path]:
     if file.exists() and not file.is_file():
         yield file
         return
-    draft = file.with_name(f".{file.stem}.{os.getpid()}{file.suffix}")
+    draft = _draft_name(file)
     try:
         yield draft
         os.replace(draft, file)
     finally:
         with suppress(OSError):
             draft.unlink()
+
+
+def _draft_name(file: Path) -> Path:
+    return file.with_name(f".{file.stem}.{os.getpid()}{file.suffix}")
 
 
 @contextmanager
@@ -86,7 +90,7 @@ def require_writable(file: Path) -> None:
         if resolved.exists():
             resolved.open("ab").close()
         if not resolved.exists() or resolved.is_file():
-            draft = resolved.with_name(f".{resolved.stem}.{os.getpid()}{resolved.suffix}")
+            draft = _draft_name(resolved)
             draft.open("xb").close()
             draft.unlink()
     except OSError as error:

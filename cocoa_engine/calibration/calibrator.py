@@ -43,6 +43,9 @@ Level = Literal["span", "answer"]
 Rule = Literal["precision", "recall", "specificity", "conformal"]
 """How a threshold is chosen."""
 
+PROBABILITY_THRESHOLD = 0.5
+"""The risk from which spans and answers are flagged by a calibrator without a threshold of its own."""
+
 EMBEDDED = Path(__file__).parent / "embedded.json"
 """The embedded model's calibrator. The file and docs/explanation/signal.md describe its data and validation."""
 
@@ -270,6 +273,11 @@ class FittedRisk(_Part):
         if self.threshold is None:
             raise CalibrationError("this calibrator has no threshold; choose one when you fit it.")
         return not self(features) < self.threshold.value
+
+
+def threshold_of(fitted: FittedRisk) -> float:
+    """The threshold that was chosen with the fit; otherwise 0.5, from which an error is more likely than not."""
+    return PROBABILITY_THRESHOLD if fitted.threshold is None else fitted.threshold.value
 
 
 _MISSING = {
@@ -500,6 +508,26 @@ class RiskCalibrator(_Part):
         """
         fitted = self.for_answer(generation)
         return fitted(self._features_of_answer(generation, fitted))
+
+    def rated(self, generation: Generation) -> Generation:
+        """The answer with ``answer_risk``, if the calibrator has a risk of answers, and with ``out_of_domain``."""
+        if not generation.spans:
+            return generation
+        many = generation.has_spans_out_of_domain
+        if self.answer is None:
+            return generation.model_copy(update={"out_of_domain": many})
+        fitted = self.for_answer(generation)
+        features = self._features_of_answer(generation, fitted)
+        outside = fitted.is_out_of_domain(features)
+        return generation.model_copy(
+            update={
+                "answer_risk": fitted(features),
+                "answer_threshold": threshold_of(fitted),
+                "calibrated_on": fitted.data,
+                "answer_out_of_domain": outside,
+                "out_of_domain": many or outside,
+            }
+        )
 
     def for_answer(self, generation: Generation) -> FittedRisk:
         """The fitted risk that applies to an answer, by whether its prompt holds a passage.

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cocoa_engine.calibration.calibrator import FittedRisk, RiskCalibrator
+from cocoa_engine.calibration.calibrator import RiskCalibrator, threshold_of
 from cocoa_engine.calibration.features import SpanStatistics
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
@@ -20,10 +20,6 @@ TOKEN_THRESHOLD = 0.9
 RANK_THRESHOLD = 0.9
 """The risk from which a span is flagged by its source attention: it is among the tenth of the model's spans that attend
 least to their source."""
-
-PROBABILITY_THRESHOLD = 0.5
-"""The risk from which spans and answers are flagged by a calibrator without a threshold of its own."""
-
 
 THRESHOLDS: dict[RiskSource, float] = {"source_attention": RANK_THRESHOLD, "token_probability": TOKEN_THRESHOLD}
 
@@ -100,11 +96,6 @@ def token_risk(token_log_probs: list[float]) -> float:
 def reaches(risk: float | None, threshold: float | None) -> bool:
     """Whether a risk is at least a threshold. A risk that is not a finite number reaches every threshold."""
     return threshold is not None and risk is not None and not risk < threshold
-
-
-def threshold_of(fitted: FittedRisk) -> float:
-    """The threshold that was chosen with the fit; otherwise 0.5, from which an error is more likely than not."""
-    return PROBABILITY_THRESHOLD if fitted.threshold is None else fitted.threshold.value
 
 
 def risk_measure(

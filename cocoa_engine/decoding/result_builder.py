@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cocoa_engine.calibration import RiskCalibrator
-from cocoa_engine.calibration.risk_measure import RiskMeasure, reaches, threshold_of
+from cocoa_engine.calibration.risk_measure import RiskMeasure, reaches
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import DecidedSpan
 from cocoa_engine.decoding.span_decoder import SpanDecoder
@@ -130,19 +130,5 @@ def _token_ends(decided: DecidedSpan, start: int, end: int) -> list[int]:
 
 
 def with_answer_risk(generation: Generation, calibrator: RiskCalibrator | None) -> Generation:
-    """The answer with ``answer_risk`` set, if the calibrator was fitted on answers, and with ``out_of_domain``."""
-    if calibrator is None or not generation.spans:
-        return generation
-    many = generation.has_spans_out_of_domain
-    if calibrator.answer is None:
-        return generation.model_copy(update={"out_of_domain": many})
-    fitted, outside = calibrator.for_answer(generation), calibrator.is_answer_out_of_domain(generation)
-    return generation.model_copy(
-        update={
-            "answer_risk": calibrator.answer_risk(generation),
-            "answer_threshold": threshold_of(fitted),
-            "calibrated_on": fitted.data,
-            "answer_out_of_domain": outside,
-            "out_of_domain": many or outside,
-        }
-    )
+    """The answer as the calibrator rates it; without a calibrator as it is."""
+    return generation if calibrator is None else calibrator.rated(generation)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets.own_prompts import MeasuredAnswer, OwnPrompt
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.rendering.scale import RAW
+from cocoa_engine.studies.answering import generated
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
@@ -93,18 +95,14 @@ def measure(
         raw: continue the prompts as plain text, also if the model has a chat template.
         advance: called with the number of prompts answered since the last call.
     """
-    config, size, found = config.replace(max_risk=None), engine.runtime.max_batch_size, []
-    chat = engine.has_chat_template and not raw
-    for start in range(0, len(prompts), size):
-        batch = prompts[start : start + size]
-        asked: list[str | list[int]] = [
-            engine.encode_chat([{"role": "user", "content": one.request}]) if chat else one.request for one in batch
-        ]
-        for one, generation in zip(batch, engine.generate_batch(asked, config=config), strict=True):
-            spans = tuple((span.text, span.risk) for span in generation.spans)
-            measured = MeasuredAnswer(generation.text, spans, generation.answer_risk, generation.risk_source)
-            found.append(Answer.of(measured, one.is_right(generation.text)))
-        advance(len(batch))
+    chat, found = engine.has_chat_template and not raw, []
+    asked: list[Prompt] = [
+        engine.encode_chat([{"role": "user", "content": one.request}]) if chat else one.request for one in prompts
+    ]
+    for one, generation in generated(engine, prompts, asked, config, advance=advance):
+        spans = tuple((span.text, span.risk) for span in generation.spans)
+        measured = MeasuredAnswer(generation.text, spans, generation.answer_risk, generation.risk_source)
+        found.append(Answer.of(measured, one.is_right(generation.text)))
     return found
 
 

@@ -66,16 +66,7 @@ def _answered(generation: Generation, spans: list[Span], engine: CocoaEngine) ->
     )
     answered = answered.model_copy(update={"out_of_domain": answered.has_spans_out_of_domain})
     calibrator = engine.calibrator_for(generation.config)
-    if calibrator is None or calibrator.answer is None or not token_ids:
-        return answered
-    outside = calibrator.is_answer_out_of_domain(answered)
-    return answered.model_copy(
-        update={
-            "answer_risk": calibrator.answer_risk(answered),
-            "answer_out_of_domain": outside,
-            "out_of_domain": answered.out_of_domain or outside,
-        }
-    )
+    return answered if calibrator is None else calibrator.rated(answered)
 
 
 class ReasoningSplitter:

@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, RiskCalibrator
 from cocoa_engine.calibration import embedded_calibrator
-from cocoa_engine.calibration.risk_measure import (
-    PROBABILITY_THRESHOLD,
-    RANK_THRESHOLD,
-    TOKEN_THRESHOLD,
-    reaches,
-    risk_measure,
-    threshold_of,
-    token_risk,
-)
+from cocoa_engine.calibration.calibrator import PROBABILITY_THRESHOLD, threshold_of
+from cocoa_engine.calibration.risk_measure import RANK_THRESHOLD, TOKEN_THRESHOLD, reaches, risk_measure, token_risk
 from cocoa_engine.methods.retrieval_heads import known_heads
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer

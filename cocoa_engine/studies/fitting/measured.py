@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +27,7 @@ from cocoa_engine.decoding.answer_history import preceding
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.results import Generation
+from cocoa_engine.studies.answering import generated
 from cocoa_engine.studies.fitting.fit import Floats32, LabelledFeatures
 from cocoa_engine.studies.signal.indicators import Layers
 from cocoa_engine.studies.signal.segments import Segment, TeacherForced, answer, spans
@@ -97,24 +98,6 @@ def own_answers(
     return labelled_answers(generated(engine, questions, question_prompts(engine, questions), config, advance=advance))
 
 
-def generated(
-    engine: CocoaEngine,
-    questions: Sequence[Question],
-    prompts: Sequence[Prompt],
-    config: CocoaConfig,
-    *,
-    advance: Callable[[int], None] = lambda count: None,
-) -> Iterator[tuple[Question, Generation]]:
-    """Each question with the model's answer to its prompt, decoded in batches."""
-    config = config.replace(max_risk=None)  # only complete answers can be judged
-    batch_size = engine.runtime.max_batch_size
-    for start in range(0, len(questions), batch_size):
-        batch = slice(start, start + batch_size)
-        generations = engine.generate_batch(prompts[batch], config=config)
-        yield from zip(questions[batch], generations, strict=True)
-        advance(len(generations))
-
-
 def labelled_answers(answers: Iterable[tuple[Question, Generation]]) -> LabelledFeatures:
     """The features of answers to questions. An answer that contains no known answer is hallucinated."""
     rows = _Rows()
@@ -124,10 +107,15 @@ def labelled_answers(answers: Iterable[tuple[Question, Generation]]) -> Labelled
 
 
 def question_prompts(engine: CocoaEngine, questions: Sequence[Question]) -> list[Prompt]:
-    """The prompt of each question: a chat if the model has a template, otherwise a text to continue."""
+    """The prompt of each question."""
+    return [request_prompt(engine, question.request) for question in questions]
+
+
+def request_prompt(engine: CocoaEngine, request: str) -> Prompt:
+    """The prompt of a request: a chat if the model has a template, otherwise a text to continue."""
     if not engine.has_chat_template:
-        return [f"{question.request}\nAnswer:" for question in questions]
-    return [engine.encode_chat([{"role": "user", "content": question.request}]) for question in questions]
+        return f"{request}\nAnswer:"
+    return engine.encode_chat([{"role": "user", "content": request}])
 
 
 class _Rows:

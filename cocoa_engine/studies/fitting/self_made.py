@@ -19,8 +19,9 @@ from cocoa_engine.calibration.features import answer_features
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import Question
 from cocoa_engine.errors import CalibrationError
+from cocoa_engine.studies.answering import generated
 from cocoa_engine.studies.fitting.fit import LabelledFeatures
-from cocoa_engine.studies.fitting.measured import _Rows, labelled_features
+from cocoa_engine.studies.fitting.measured import _Rows, labelled_features, request_prompt
 from cocoa_engine.studies.fitting.planted import planted_errors
 from cocoa_engine.studies.invented import passages
 from cocoa_engine.studies.signal.segments import force
@@ -169,21 +170,10 @@ def self_made_features(
         advance: called with the number of questions answered since the last call.
     """
     rows = _Rows()
-    config = config.replace(max_risk=None)  # only complete answers can be judged
-    size = engine.runtime.max_batch_size
-    for start in range(0, len(made), size):
-        batch = made[start : start + size]
-        prompts = [_prompt(engine, one.request) for one in batch]
-        for one, generation in zip(batch, engine.generate_batch(prompts, config=config), strict=True):
-            if generation.spans:
-                rows.add(answer_features(generation), not one.is_right(generation.text), one.question.group)
-        advance(len(batch))
+    prompts = [request_prompt(engine, one.request) for one in made]
+    for one, generation in generated(engine, made, prompts, config, advance=advance):
+        if generation.spans:
+            rows.add(answer_features(generation), not one.is_right(generation.text), one.question.group)
     texts = planted_errors(len(made) // 2, seed)
     found = labelled_features(force(engine, texts, config, chat=chat), config, engine.num_layers)
     return {**found, "answer": rows.labelled("answer")} if rows.labels else found
-
-
-def _prompt(engine: CocoaEngine, request: str) -> str | list[int]:
-    if not engine.has_chat_template:
-        return f"{request}\nAnswer:"
-    return engine.encode_chat([{"role": "user", "content": request}])

@@ -76,13 +76,13 @@ def for_specificity(risks: ArrayLike, labels: ArrayLike, target: float) -> float
     Raises:
         CalibrationError: there are no supported spans.
     """
-    values = np.sort(np.asarray(risks, dtype=np.float64)[~np.asarray(labels, dtype=bool)])
-    if not len(values):
+    values = np.asarray(risks, dtype=np.float64)
+    supported = np.sort(values[~np.asarray(labels, dtype=bool)])
+    if not len(supported):
         raise CalibrationError("choosing a threshold by specificity needs supported spans.")
-    passed = max(int(np.ceil(target * len(values) - 1e-9)), 1)
-    last = values[passed - 1]  # it must pass, and so do all that are equal
-    above = np.asarray(risks, dtype=np.float64)
-    above = above[above > last]
+    passed = max(int(np.ceil(target * len(supported) - 1e-9)), 1)
+    last = supported[passed - 1]  # it must pass, and so do all that are equal
+    above = values[values > last]
     return float((last + above.min()) / 2) if len(above) else float(np.nextafter(last, np.inf))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,7 +60,9 @@ def read(path: Path) -> File:
     return File(str(path.relative_to(TESTS)), path.name.startswith("test_"), imports, every_call, functions)
 
 
-FILES = [read(path) for path in sorted(TESTS.rglob("*.py"))]
+@cache
+def files() -> list[File]:
+    return [read(path) for path in sorted(TESTS.rglob("*.py"))]
 
 
 def asserting(functions: list[Function]) -> set[str]:
@@ -71,9 +74,9 @@ def asserting(functions: list[Function]) -> set[str]:
 
 
 def test_each_test_asserts_something() -> None:
-    shared = [function for file in FILES if not file.is_test for function in file.functions]
+    shared = [function for file in files() if not file.is_test for function in file.functions]
     idle = []
-    for file in FILES:
+    for file in files():
         found = asserting([*shared, *file.functions])
         tests = [each for each in file.functions if file.is_test and each.name.startswith("test_")]
         idle += [f"{file.name}: {each.name}" for each in tests if not (each.asserts or each.calls & found)]
@@ -84,7 +87,7 @@ def test_nothing_is_imported_from_a_test_module() -> None:
     """What two modules need is in ``tests.helpers``."""
     wrong = [
         f"{file.name}: {name}"
-        for file in FILES
+        for file in files()
         for name in file.imports
         if name.rpartition(".")[2].startswith(("test_", "conftest"))
     ]
@@ -94,7 +97,7 @@ def test_nothing_is_imported_from_a_test_module() -> None:
 def test_nothing_waits_without_a_limit() -> None:
     endless = [
         f"{file.name}:{call.lineno}: {ast.unparse(call)}"
-        for file in FILES
+        for file in files()
         for call in file.calls
         if (isinstance(call.func, ast.Attribute) and called(call) in WAITS and not (call.args or call.keywords))
         or (runs_a_process(call) and not has(call, "timeout"))

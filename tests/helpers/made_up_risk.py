@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,12 @@ def risk(items: LabelledFeatures | None = None, **options: Any) -> FittedRisk:
     return fit(labelled_items() if items is None else items, **{"data": "made up", "draws": 40, **options})[0]
 
 
+@cache
+def _fitted_once(level: str, source: bool, **options: Any) -> FittedRisk:
+    """A fit takes seconds. Two folds are enough where nobody asks how good it is."""
+    return risk(labelled_items(level=level, source=source), **{"folds": 2, **options})
+
+
 def fitted(
     *,
     model_name: str = EMBEDDED,
@@ -49,7 +56,8 @@ def fitted(
 
     Real spans are far from made-up ones, so it has a domain only on request.
     """
-    risks = {level: risk(labelled_items(level=level, source=source), **options) for level in levels}
+    risks = {level: _fitted_once(level, source, **options) for level in levels}
     if not domain:
         risks = {level: one.model_copy(update={"domain": None}) for level, one in risks.items()}
+    risks = {level: one.model_copy(deep=True) for level, one in risks.items()}
     return RiskCalibrator(model_name=model_name, settings=settings, heads=HEADS if source else None, **risks)

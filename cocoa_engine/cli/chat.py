@@ -114,7 +114,8 @@ def _ends(conversation: Conversation, console: Console, line: str) -> bool:
     if name == "/quit":
         return True
     if said := _FOLLOWED[name](conversation, argument.strip()):
-        console.print(said if isinstance(said, Text) else Text(said, style="dim"))
+        shown = said if isinstance(said, Text) else Text(said, style="dim")
+        console.print(shown, "", sep="\n", soft_wrap=not console.is_terminal)
     return False
 
 

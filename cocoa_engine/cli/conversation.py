@@ -99,4 +99,5 @@ class Conversation:
         return spans_text(spans, scale=RiskScale.of(spans), marks=self._marks)
 
     def _show(self, verdict: str, answer: Callable[[], Text] | None = None) -> None:
-        self._console.print(Text(verdict, style="bold"), *([] if answer is None else ["", answer()]), "", sep="\n")
+        parts: list[Text | str] = [Text(verdict, style="bold"), *([] if answer is None else ["", answer()]), ""]
+        self._console.print(*parts, sep="\n", soft_wrap=not self._console.is_terminal)

@@ -50,7 +50,7 @@ def calls(model: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[str,
     monkeypatch.setattr(CocoaEngine, "stream_chat", listed)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("COLUMNS", "40")  # no line of a pipe is wrapped
     return made
 
 
@@ -93,6 +93,7 @@ def terminal(calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> It
     attributes[3] &= ~termios.ECHO
     termios.tcsetattr(slave, termios.TCSANOW, attributes)
     monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "300")
     shown: list[bytes] = []
 
     def read() -> None:
@@ -178,7 +179,7 @@ def test_reset_forgets_the_turns(cocoa: Cocoa, calls: list[dict[str, Any]], tmp_
     result = cocoa("Who?", f"/source {tmp_path / 'passage.txt'}", "/reset", "Who?", "/reset", "/why")
     assert [call["messages"] for call in calls] == [USER, USER]
     assert calls[1]["source"] is None
-    assert result.stdout.endswith("A new chat.\nThere is no answer yet.\n")
+    assert result.stdout.endswith("A new chat.\n\nThere is no answer yet.\n\n")
 
 
 def test_a_file_is_put_before_the_next_question(cocoa: Cocoa, calls: list[dict[str, Any]], tmp_path: Path) -> None:

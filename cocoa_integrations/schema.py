@@ -266,6 +266,10 @@ class RiskReport(RiskSummary):
         "Only where JSON was asked for: the risk of every object, list and value in it, by its path (`$.person.age`, "
         "`$.items[0].name`, `$['other name']`). A value that was cut off has no entry.",
     ]
+    verdict: Annotated[
+        NotRequired[str],
+        "Only from `cocoa serve`: one or two sentences for a person, on the risk of the answer as a whole.",
+    ]
     parts: Annotated[
         NotRequired[list[PartEntry]],
         "Only where a LlamaIndex response shows something else than one complete answer, such as several answers: the "

@@ -107,7 +107,7 @@ class Generation(BaseModel):
 
     @property
     def verdict(self) -> str:
-        """One or two sentences for a person: the risk of the answer as a whole, or what its shading means without it."""
+        """One or two sentences: the risk of the answer as a whole, or what its shading means without it."""
         from cocoa_engine.rendering.verdict import verdict
 
         return verdict(self)

@@ -177,5 +177,5 @@ def _validation_error(details: Sequence[Mapping[str, Any]]) -> ApiError:
 
 def _named_setting(message: str) -> str | None:
     """The name with which the message of a rejected setting begins."""
-    found = re.match(r"(?:setting )?(\w+): ", message)
-    return found[1] if found else None
+    found = re.match(r"(?:setting )?(\w+): |passage \d+ of (source) ", message)
+    return found[1] or found[2] if found else None

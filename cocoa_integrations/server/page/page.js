@@ -6,6 +6,7 @@ const FINISHED = {
   length: "cut off by max_new_tokens",
   risk: "stopped by max_risk",
 };
+const CLOSING = "</think>";
 const RAW = ["f_mlds", "con_mlds"];
 const count = (value, one) => `${value} ${one}${value === 1 ? "" : "s"}`;
 let model = "default";
@@ -17,17 +18,20 @@ class Column {
     this.spans = [];
     this.elements = [];
     this.content = "";
+    this.written = ""; // the generated text so far, reasoning included
     this.verdict = make("p", "cocoa-verdict", "Answering…");
     this.verdict.setAttribute("role", "status");
-    this.reasoning = textBox("Reasoning");
-    this.reasoning.classList.add("reasoning");
-    this.thoughts = make("details", "", make("summary", "", "Reasoning"), this.reasoning);
-    this.thoughts.hidden = true;
     this.text = textBox(`Answer by ${name}`);
     this.below = make("div");
-    this.element = make("section", "cocoa-answer", make("h2", "cocoa-name", name), this.verdict, this.thoughts, this.text, this.below);
+    this.element = make("section", "cocoa-answer", make("h2", "cocoa-name", name), this.verdict, this.text, this.below);
     this.element.setAttribute("aria-label", `Answer by ${name}`);
-    this.element.classList.toggle("raw", RAW.includes(body.cocoa.risk));
+    this.raw = RAW.includes(body.cocoa.risk);
+  }
+
+  /** Whether the risk is a raw MLDS, which has no levels. */
+  set raw(raw) {
+    this.element.classList.toggle("raw", raw);
+    $("scale").hidden = raw;
   }
 
   async run(key, signal) {
@@ -50,13 +54,32 @@ class Column {
 
   add(span) {
     this.spans.push(span);
-    const { parts, element } = drawn(span);
+    const { parts, element } = drawn(this.withoutTag(span));
     this.elements.push(element);
-    const thought = span.part === "reasoning";
-    if (thought) this.thoughts.hidden = false;
-    const box = thought ? this.reasoning : this.text;
+    const box = span.part === "reasoning" ? this.reasoning() : this.text;
     if (element && !box.querySelector(".cocoa-span")) element.tabIndex = 0;
     box.append(...parts);
+  }
+
+  /** The span without the end of the reasoning, if it is the first one of the answer after it. */
+  withoutTag(span) {
+    const before = this.written.length;
+    this.written += span.text;
+    if (span.part !== "answer" || this.answers) return span;
+    this.answers = true;
+    const tag = this.written.lastIndexOf(CLOSING); // none if it is a special token
+    const end = tag < 0 ? before : Math.max(before, tag + CLOSING.length);
+    return { ...span, text: span.text.slice(end - before).trimStart() };
+  }
+
+  /** The box of the reasoning, above the answer; it is made for the first span of a reasoning. */
+  reasoning() {
+    if (!this.thoughts) {
+      this.thoughts = textBox("Reasoning");
+      this.thoughts.classList.add("reasoning");
+      this.text.before(make("details", "", make("summary", "", "Reasoning"), this.thoughts));
+    }
+    return this.thoughts;
   }
 
   say(words) {
@@ -71,7 +94,7 @@ class Column {
   finish() {
     const report = this.report;
     if (!report) return this.fail("the server sent no risk");
-    this.element.classList.toggle("raw", RAW.includes(report.risk_source));
+    this.raw = RAW.includes(report.risk_source);
     this.say(report.verdict);
     this.below.append(...this.checks(report.check ?? []));
     if (report.tool_calls?.length) this.below.append(make("p", "cocoa-heading", "Tool calls:"), this.toolCalls(report.tool_calls));

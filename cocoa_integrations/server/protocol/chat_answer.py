@@ -50,8 +50,22 @@ class ChatJob:
     fields: RiskFields
 
     @classmethod
-    def of(cls, plan: Plan, entries: Sequence[Mapping[str, Any]], fields: RiskFields, cancel: Cancellation) -> ChatJob:
+    def of(
+        cls,
+        plan: Plan,
+        entries: Sequence[Mapping[str, Any]],
+        fields: RiskFields,
+        cancel: Cancellation,
+        source: Sequence[str] | None = None,
+    ) -> ChatJob:
         """Render the prompt and compile the grammar.
+
+        Args:
+            plan: the tools, the grammar and the parser.
+            entries: the messages.
+            fields: how the risk is written.
+            cancel: ends the work.
+            source: the passages in the messages.
 
         Raises:
             CocoaError: see :class:`Plan`.
@@ -61,6 +75,7 @@ class ChatJob:
             "template_kwargs": template_kwargs,
             "logits_processor": plan.processors(),
             "cancellation": cancel,
+            "source": source or None,
         }
         return cls(plan, messages, options, fields)
 

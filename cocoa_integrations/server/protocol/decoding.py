@@ -22,6 +22,9 @@ Report = Literal["both", "message", "logprobs", "none"]
 OPERATORS = ("decore_heads",)
 """Settings that name a file of the server's machine. Requests cannot give them."""
 
+MOST_PASSAGES = 256
+"""The largest number of passages in `source`: every span has a value for each."""
+
 SAME_SETTING = {
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
@@ -51,6 +54,11 @@ class CocoaOptions(DecodeSettings):
         description="Where the answer has its risk: in the `message` (or `delta`), in `logprobs`, in both, or nowhere.",
     )
     candidates: bool = Field(False, description="Whether each span lists the candidates that competed in it.")
+    source: list[str] | None = Field(
+        None,
+        max_length=MOST_PASSAGES,
+        description="Texts in the messages that the answer should come from. Spans then have their attention on each.",
+    )
 
     @model_validator(mode="before")
     @classmethod

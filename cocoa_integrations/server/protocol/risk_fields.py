@@ -74,7 +74,13 @@ class RiskFields:
             split: separates its reasoning.
             **parts: further keys of the report.
         """
-        report = {**risk_report(generation, split), **parts, "finish_reason": generation.finish_reason}
+        answered = generation if split is None else split.answered
+        report = {
+            **risk_report(generation, split),
+            **parts,
+            "finish_reason": generation.finish_reason,
+            "verdict": answered.verdict,
+        }
         report["spans"] = [
             self.span(span, number, None if split is None else split.part(number))
             for number, span in enumerate(generation.spans)

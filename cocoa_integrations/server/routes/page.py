@@ -46,8 +46,8 @@ async def page(request: Request) -> Response:
     """The page. It needs no key: it holds nothing of the model, and asks for the key where one is needed."""
     nonce = token_urlsafe(16)
     policy = (
-        f"default-src 'none'; connect-src 'self'; img-src data:; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     headers = {
         "content-security-policy": policy,

@@ -99,5 +99,6 @@ class Conversation:
         return spans_text(spans, scale=RiskScale.of(spans), marks=self._marks)
 
     def _show(self, verdict: str, answer: Callable[[], Text] | None = None) -> None:
-        parts: list[Text | str] = [Text(verdict, style="bold"), *([] if answer is None else ["", answer()]), ""]
+        lines: list[Text] = [] if answer is None else [Text(), answer()]
+        parts = [Text(verdict, style="bold"), *lines, Text()]
         self._console.print(*parts, sep="\n", soft_wrap=not self._console.is_terminal)

@@ -30,7 +30,7 @@ def report_of(generation: Generation) -> dict[str, Any]:
     """The adapters' report, with what the wire adds."""
     report = risk_report(generation)
     report["spans"] = [{**span, "index": number} for number, span in enumerate(report["spans"])]
-    return {**report, "finish_reason": generation.finish_reason}
+    return {**report, "finish_reason": generation.finish_reason, "verdict": generation.verdict}
 
 
 async def test_the_report_is_the_adapters_in_both_places(tiny: Speaker, expected: Generation) -> None:

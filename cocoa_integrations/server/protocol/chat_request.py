@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from transformers import PreTrainedTokenizerBase
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.safe_text import short_repr
@@ -15,6 +17,11 @@ from cocoa_integrations.server.errors import at_most, bad_request
 from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Refused
 from cocoa_integrations.server.settings import ServerSettings
 from cocoa_integrations.tool_calling import ToolRequest
+
+NOT_VARIABLES = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"documents"} | {
+    "messages"
+}
+"""Names in ``chat_template_kwargs`` that are options of transformers, such as another template."""
 
 _TEXT_ONLY = "the model reads and writes text only"
 
@@ -106,19 +113,16 @@ class ChatRequest(DecodingRequest):
         """The options of the chat template.
 
         Raises:
-            ApiError: they are not variables of a template.
+            ApiError: they are not variables of a template. A request must not bring a template of its own, either.
         """
-        try:
-            return ChatTemplateOptions(
-                chat_template_kwargs=self.chat_template_kwargs or {},
-                continue_final_message=self.continue_final_message,
-            )
-        except ValueError:
+        given = self.chat_template_kwargs or {}
+        if wrong := [name for name in given if name in NOT_VARIABLES]:
             raise bad_request(
-                "chat_template_kwargs takes variables of the template; tools, add_generation_prompt and "
+                f"chat_template_kwargs takes variables of the model's chat template, not {', '.join(wrong)}; tools and "
                 "continue_final_message are parameters of the request",
                 "chat_template_kwargs",
-            ) from None
+            )
+        return ChatTemplateOptions(chat_template_kwargs=given, continue_final_message=self.continue_final_message)
 
     def entries(self) -> list[dict[str, Any]]:
         """The messages as a chat template takes them, with ``tool_calls`` whose arguments are dicts.

@@ -131,7 +131,6 @@ class DecodingRequest(BaseModel):
         if self.stream_options is not None and not self.streams:
             raise bad_request("stream_options is given without stream; leave it out, or set stream", "stream_options")
         at_most(self.answers, limits.max_n, "n")
-        at_most(len(self.stop) if isinstance(self.stop, list) else 0, limits.max_stop, "stop", "texts")
 
     def config(self, base: CocoaConfig, limits: ServerSettings) -> CocoaConfig:
         """The settings of the decode.
@@ -150,21 +149,20 @@ class DecodingRequest(BaseModel):
                 param, value = given.pop(name, (name, None))
                 if not is_without_effect(name, value):
                     raise bad_request(f"{param}={short_repr(value)} is not supported; {INSTEAD[name]}", param)
+        try:
+            config = base.replace(**{name: value for name, (_, value) in given.items()})
+        except ConfigError as error:
+            raise bad_request(str(error), _param_of(str(error), given)) from None
         limited = {
             "max_new_tokens": limits.max_answer_tokens,
             "max_candidates": limits.max_candidates,
             "max_span_tokens": limits.max_span_tokens,
-            "stop": limits.max_stop,
         }
-        for name, limit in limited.items():
-            param, value = given.get(name, (name, 0))
-            size = len(value) if isinstance(value, (tuple, list)) else value
-            if isinstance(size, (int, float)):
-                at_most(size, limit, param)
-        try:
-            return base.replace(**{name: value for name, (_, value) in given.items()})
-        except ConfigError as error:
-            raise bad_request(str(error), _param_of(str(error), given)) from None
+        for name in limited.keys() & given.keys():
+            at_most(getattr(config, name), limited[name], given[name][0])
+        if "stop" in given:
+            at_most(len(config.stop), limits.max_stop, given["stop"][0], "texts")
+        return config
 
     def _settings(self) -> dict[str, tuple[str, Any]]:
         """By the name of a setting, the parameter that gives it, and its value."""

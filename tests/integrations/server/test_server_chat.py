@@ -335,8 +335,10 @@ async def test_variables_of_the_chat_template() -> None:
         for kwargs in (None, {"mood": "very glad"})
     ]
     assert glad > plain
-    error = await refusal(engine, chat_template_kwargs={"add_generation_prompt": False})
-    assert error["param"] == "chat_template_kwargs"
+    for name in ("add_generation_prompt", "chat_template", "conversation", "messages", "tools", "truncation", "self"):
+        error = await refusal(engine, chat_template_kwargs={name: "{{ 1 }}"})
+        assert error["param"] == "chat_template_kwargs"
+        assert name in error["message"]
 
 
 @pytest.mark.parametrize(

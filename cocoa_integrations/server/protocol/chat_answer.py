@@ -54,8 +54,9 @@ class ChatJob:
         cls,
         plan: Plan,
         entries: Sequence[Mapping[str, Any]],
+        processors: Sequence[Any],
         fields: RiskFields,
-        cancel: Cancellation,
+        cancellation: Cancellation,
         source: Sequence[str] | None = None,
     ) -> ChatJob:
         """Render the prompt and compile the grammar.
@@ -63,8 +64,9 @@ class ChatJob:
         Args:
             plan: the tools, the grammar and the parser.
             entries: the messages.
+            processors: logits processors of the request.
             fields: how the risk is written.
-            cancel: ends the work.
+            cancellation: ends the work.
             source: the passages in the messages.
 
         Raises:
@@ -73,8 +75,8 @@ class ChatJob:
         messages, template_kwargs = plan.prompt(entries)
         options = {
             "template_kwargs": template_kwargs,
-            "logits_processor": plan.processors(),
-            "cancellation": cancel,
+            "logits_processor": [*processors, *plan.processors()],
+            "cancellation": cancellation,
             "source": source or None,
         }
         return cls(plan, messages, options, fields)

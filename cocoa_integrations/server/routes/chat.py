@@ -38,14 +38,15 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     engine, settings = state.engine, state.settings
     body.check(settings)
     config = body.config(engine.config, settings)
-    plan = Plan(body.tool_request(), engine, body.template_options())
+    plan = Plan(body.tool_request(), engine, body.template_options(engine))
     fields = RiskFields.of(body.options, body.logprobs, allow_logprobs=settings.risk_in_logprobs)
     envelope = Envelope.of(served_name(body.model, state), streams=body.streams, include_usage=body.include_usage)
-    entries = body.entries()
+    entries, processors = body.entries(), body.processors(engine)
     log = AnswerLog(envelope.fields["id"], entries if settings.log_prompts else None)
     async with AsyncExitStack() as resources:
         call = await resources.enter_async_context(state.open_call(request, body.answers))
-        job = await call.run(ChatJob.of, plan, entries, fields, call.cancellation, body.options.source)
+        source = body.options.source
+        job = await call.run(ChatJob.of, plan, entries, processors, fields, call.cancellation, source)
         configs = [config_of_answer(config, number) for number in range(body.answers)]
         if not body.streams:
             return _whole(envelope, await _answers(call, job, configs), fields, log)

@@ -86,6 +86,18 @@ async def test_the_engines_own_refusal_is_a_429_before_a_stream_begins(endless: 
     await asyncio.gather(*others)
 
 
+async def test_streams_that_are_not_read_are_counted(endless: Speaker) -> None:
+    app = create_app(endless)
+    streams = [Exchange(app, {**LONG, "stream": True}, reads=False) for _ in range(4)]
+    await happens(lambda: all(exchange.body for exchange in streams) and sequences_running(endless) == 0)
+    assert (await post(app, LONG)).status_code == 429  # though the engine is idle
+    for exchange in streams:
+        exchange.leave()
+        await exchange.ended()
+    assert (await post(app, {**LONG, "max_tokens": 1})).status_code == 200
+    assert_idle(endless)
+
+
 async def test_answers_count_not_requests(endless: Speaker) -> None:
     app = create_app(endless, ServerSettings(max_n=8))
     response = await post(app, {**LONG, "max_tokens": 2, "n": 4})

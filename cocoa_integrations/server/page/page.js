@@ -23,7 +23,8 @@ class Column {
     this.verdict.setAttribute("role", "status");
     this.text = textBox(`Answer by ${name}`);
     this.below = make("div");
-    this.element = make("section", "cocoa-answer", make("h2", "cocoa-name", name), this.verdict, this.text, this.below);
+    const heading = make("h2", "cocoa-name", name);
+    this.element = make("section", "cocoa-answer", heading, this.verdict, this.text, this.below);
     this.element.setAttribute("aria-label", `Answer by ${name}`);
     this.raw = RAW.includes(body.cocoa.risk);
   }
@@ -40,7 +41,7 @@ class Column {
       this.finish();
     } catch (error) {
       if (signal.aborted) this.say(`Stopped after ${count(this.spans.length, "span")}.`);
-      else this.fail(error instanceof TypeError ? "The server cannot be reached." : error.message);
+      else this.fail(error.message);
     }
   }
 
@@ -87,7 +88,7 @@ class Column {
   }
 
   fail(message) {
-    this.say(`No answer: ${message}`);
+    this.say(`${this.spans.length ? "The answer is incomplete" : "No answer"}: ${message}`);
     this.element.classList.add("failed");
   }
 
@@ -97,7 +98,7 @@ class Column {
     this.raw = RAW.includes(report.risk_source);
     this.say(report.verdict);
     this.below.append(...this.checks(report.check ?? []));
-    if (report.tool_calls?.length) this.below.append(make("p", "cocoa-heading", "Tool calls:"), this.toolCalls(report.tool_calls));
+    if (report.tool_calls?.length) this.below.append(...this.toolCalls(report.tool_calls));
     const end = FINISHED[report.finish_reason] ?? report.finish_reason ?? "";
     const tokens = this.usage ? `${count(this.usage.completion_tokens, "token")}, ` : "";
     const sizes = `${tokens}${count(this.spans.length, "span")}, ${count(report.risk_points, "risk point")}`;
@@ -118,11 +119,11 @@ class Column {
 
   toolCalls(calls) {
     const shown = calls.map((call) => {
-      const risks = Object.entries(call.arguments).map(([name, one]) => `${name} (${number(one.risk, 2)})`);
-      const error = call.error ? `: ${call.error}` : "";
-      return make("li", "", make("bdi", "cocoa-quote", safe(call.name ?? "(incomplete)")), safe(` risk ${number(call.risk, 2)}${risks.length ? `; ${risks.join(", ")}` : ""}${error}`));
+      const risks = Object.entries(call.arguments).map(([name, one]) => `; ${name} (${number(one.risk, 2)})`);
+      const words = ` (${number(call.risk, 2)})${risks.join("")}${call.error ? `: ${call.error}` : ""}`;
+      return make("li", "", make("bdi", "cocoa-quote", safe(call.name ?? "(incomplete)")), safe(words));
     });
-    return make("ul", "calls", ...shown);
+    return [make("p", "cocoa-heading", "Tool calls, with their risk and that of each argument:"), make("ul", "calls", ...shown)];
   }
 
   copies() {
@@ -156,7 +157,8 @@ async function copy(text, name, status) {
 /** The settings that were changed, as the object `cocoa`. */
 function settings() {
   const fields = [...$("fields").querySelectorAll("[name]")].filter((field) => field.value !== "");
-  return Object.fromEntries(fields.map((field) => [field.name, field.type === "number" ? Number(field.value) : field.value]));
+  const valueOf = (field) => (field.type === "number" ? Number(field.value) : field.value);
+  return Object.fromEntries(fields.map((field) => [field.name, valueOf(field)]));
 }
 
 /** The request for one method. Throws an Error if a field is not JSON. */
@@ -170,7 +172,10 @@ function request(method) {
   } catch (error) {
     throw new Error(`“More fields of the request” is not JSON: ${error.message}`);
   }
-  if (typeof more !== "object" || more === null || Array.isArray(more)) throw new Error("“More fields of the request” is not a JSON object");
+  if (typeof more !== "object" || more === null || Array.isArray(more)) {
+    throw new Error("“More fields of the request” is not a JSON object");
+  }
+  const own = { method, ...settings(), ...(passage ? { source: [passage] } : {}), report: "message", candidates: true };
   return {
     model,
     messages: [
@@ -180,7 +185,7 @@ function request(method) {
     stream: true,
     stream_options: { include_usage: true },
     ...more,
-    cocoa: { method, ...settings(), ...(passage ? { source: [passage] } : {}), report: "message", candidates: true, ...(more.cocoa ?? {}) },
+    cocoa: { ...own, ...more.cocoa },
   };
 }
 
@@ -218,7 +223,8 @@ async function greet() {
     $("model").textContent = "This server needs an API key.";
     return;
   }
-  const response = await fetch("v1/models", { headers: key ? { authorization: `Bearer ${key}` } : {} }).catch(() => null);
+  const headers = key ? { authorization: `Bearer ${key}` } : {};
+  const response = await fetch("v1/models", { headers }).catch(() => null);
   if (response?.ok) {
     model = (await response.json()).data[0].id;
     $("model").textContent = `Model: ${safe(model)}`;
@@ -235,8 +241,10 @@ function fill() {
   }
   for (const one of DATA.settings) {
     const field = make(one.choices ? "select" : "input");
-    if (one.choices) field.append(new Option(`${one.default}`, ""), ...one.choices.filter((choice) => choice !== one.default).map((choice) => new Option(choice, choice)));
-    else Object.assign(field, { type: "number", step: one.step, placeholder: one.default ?? "" });
+    if (one.choices) {
+      const others = one.choices.filter((choice) => choice !== one.default);
+      field.append(new Option(one.default, ""), ...others.map((choice) => new Option(choice, choice)));
+    } else Object.assign(field, { type: "number", step: one.step, placeholder: one.default ?? "" });
     Object.assign(field, { name: one.name, id: `setting-${one.name}`, title: one.description });
     const label = make("label", "", one.name);
     label.htmlFor = field.id;

@@ -44,7 +44,8 @@ function drawn(span) {
   const blank = core ? "" : span.text.includes("\n") ? " cocoa-line" : span.text ? " cocoa-space" : " cocoa-end";
   if (!core && !span.rivals?.length && !span.reaches_max_risk) return { parts: [safe(span.text)], element: null };
   const level = `cocoa-level-${levelOf(span)}`;
-  const element = make("span", `cocoa-span ${level}${blank}${span.reaches_max_risk ? " cocoa-reached" : ""}`, safe(core));
+  const reached = span.reaches_max_risk ? " cocoa-reached" : "";
+  const element = make("span", `cocoa-span ${level}${blank}${reached}`, safe(core));
   element.tabIndex = -1;
   element.setAttribute("aria-describedby", "card");
   element.measured = span;
@@ -65,11 +66,10 @@ function describe(span, absolute) {
     ["log p", number(span.log_prob, 2)],
     ["ConMLDS", number(span.con_mlds, 3)],
     ["fMLDS", number(span.f_mlds, 3)],
-    ...(span.source_attention === null || span.source_attention === undefined
-      ? []
-      : [["source attention", number(span.source_attention, 3)]]),
+    ["source attention", number(span.source_attention, 3)],
   ];
-  parts.push(make("dl", "cocoa-figures", ...values.map(([name, value]) => make("div", "", make("dt", "", name), make("dd", "", value)))));
+  const rows = values.map(([name, value]) => make("div", "", make("dt", "", name), make("dd", "", value)));
+  parts.push(make("dl", "cocoa-figures", ...rows));
   return rivals.length ? [...parts, rivalTable(rivals, span.chosen)] : parts;
 }
 
@@ -84,7 +84,8 @@ function rivalTable(rivals, chosen) {
     const taken = kept && rival.is_greedy ? "both" : kept ? "kept" : rival.is_greedy ? "greedy" : "";
     const name = make("th", "", make("bdi", "cocoa-clip", visible(rival.text)));
     name.scope = "row";
-    const values = [number(rival.log_prob, 2), number(rival.con_mlds, 3), number(rival.f_mlds, 3), number(rival.score, 2), taken];
+    const { log_prob, con_mlds, f_mlds, score } = rival;
+    const values = [number(log_prob, 2), number(con_mlds, 3), number(f_mlds, 3), number(score, 2), taken];
     return make("tr", kept ? "cocoa-kept" : "", name, ...values.map((value) => make("td", "", value)));
   });
   return make("table", "", make("thead", "", make("tr", "", ...heads)), make("tbody", "", ...rows));
@@ -147,7 +148,8 @@ function textBox(label) {
   box.addEventListener("keydown", (event) => {
     const spans = [...box.querySelectorAll(".cocoa-span")];
     const at = spans.indexOf(event.target);
-    const next = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1, Home: 0, End: spans.length - 1 }[event.key];
+    const after = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1 };
+    const next = { ...after, Home: 0, End: spans.length - 1 }[event.key];
     if (spans[next]) {
       event.preventDefault();
       spans[next].focus();

@@ -1,12 +1,19 @@
 "use strict";
 // What goes over the wire, and the same request as a command and as a program. Nothing here touches the page.
 
-/** The JSON of each event of a stream; comments are skipped. Returns false if the stream ended early. */
+const CUT = "the connection was cut before the answer was complete";
+
+/** Replaces the browser's own words for an error of the network. */
+const because = (words) => (error) => {
+  throw error.name === "AbortError" ? error : new Error(words);
+};
+
+/** The JSON of each event of a stream; comments are skipped. */
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reader.read().catch(because(CUT));
     if (done) return;
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
@@ -30,7 +37,7 @@ async function problemOf(response) {
 async function stream(body, { key, signal, onChunk }) {
   const headers = { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
   const options = { method: "POST", headers, body: JSON.stringify(body), signal };
-  const response = await fetch("v1/chat/completions", options);
+  const response = await fetch("v1/chat/completions", options).catch(because("the server cannot be reached"));
   if (!response.ok) throw new Error(await problemOf(response));
   let ended = false;
   for await (const chunk of events(response)) {
@@ -38,7 +45,7 @@ async function stream(body, { key, signal, onChunk }) {
     ended ||= Boolean(chunk.choices?.[0]?.finish_reason);
     onChunk(chunk);
   }
-  if (!ended) throw new Error("the connection was cut before the answer was complete");
+  if (!ended) throw new Error(CUT);
 }
 
 /** The request without what only a stream needs. */

@@ -210,6 +210,8 @@ async def test_a_loading_server_says_so() -> None:
         assert (await client.get("/models/tiny")).json() == model
         assert (await client.post(CHAT, json={**LONG, "max_tokens": 1})).status_code == 200
     assert app.state.cocoa.phase == "draining"
+    async with running(app), client_of(app) as client:  # the model is still loaded
+        assert (await client.get("/health")).status_code == 200
 
 
 async def test_a_model_that_cannot_be_loaded() -> None:

@@ -97,7 +97,10 @@ class Column {
     if (!report) return this.fail("the server sent no risk");
     this.raw = RAW.includes(report.risk_source);
     this.say(report.verdict);
-    this.below.append(...this.checks(report.check ?? []));
+    const found = report.check ?? [];
+    for (const place of found.flatMap((one) => one.spans ?? [])) this.elements[place]?.classList.add("listed");
+    this.text.classList.add("done");
+    this.below.append(...this.checks(found));
     if (report.tool_calls?.length) this.below.append(...this.toolCalls(report.tool_calls));
     const end = FINISHED[report.finish_reason] ?? report.finish_reason ?? "";
     const tokens = this.usage ? `${count(this.usage.completion_tokens, "token")}, ` : "";
@@ -261,6 +264,7 @@ function fill() {
 
 $("form").addEventListener("submit", ask);
 $("stop").addEventListener("click", () => running?.abort());
+$("every").addEventListener("change", () => $("answers").classList.toggle("every", $("every").checked));
 $("question").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("form").requestSubmit();
 });

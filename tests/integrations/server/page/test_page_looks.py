@@ -14,8 +14,21 @@ from tests.helpers.chromium import needs_chromium
 pytestmark = [pytest.mark.slow, needs_chromium]
 
 
+def test_a_finished_answer_shades_what_is_to_be_checked(page: Page) -> None:
+    column = ask(page, ROME)
+    look = "one => getComputedStyle(one).textDecorationLine"
+    spans = column.locator(".cocoa-text .cocoa-span:not(.cocoa-level-0)").all()
+    listed = [" listed" in str(one.get_attribute("class")) for one in spans]
+    assert True in listed
+    assert False in listed
+    assert [one.evaluate(look) == "underline" for one in spans] == listed
+    page.check("#every")
+    assert {one.evaluate(look) for one in spans} == {"underline"}
+
+
 def test_levels_have_marks_besides_their_colour(page: Page) -> None:
     column = ask(page, ROME)
+    page.check("#every")
     style = """one => {
       const { textDecorationLine, textDecorationStyle, textDecorationThickness } = getComputedStyle(one);
       return [textDecorationLine, textDecorationStyle, textDecorationThickness];
@@ -91,6 +104,7 @@ def test_text_is_readable_in_light_and_dark(browser: Browser, site: Site, scheme
     page, problems = watched(context)
     page.goto(site.address)
     column = ask(page, ROME)
+    page.check("#every")
     column.locator(".cocoa-level-3").first.focus()
     expect(page.locator("#card")).to_be_visible()
     found = page.evaluate(CONTRASTS)

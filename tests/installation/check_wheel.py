@@ -30,7 +30,9 @@ OPTIONAL = {
     "langchain": {"agents"},
     "langgraph": {"agents"},
     "llama_index.core": {"llama-index"},
-    "llguidance": {"tools"},
+    "llguidance": {"tools", "serve"},
+    "fastapi": {"serve"},
+    "uvicorn": {"serve"},
     "opentelemetry": {"tracing"},
     "matplotlib": {"plot", "risk"},
     "sklearn": {"risk", "eval"},
@@ -69,6 +71,7 @@ answer = engine.generate("Dune was written by", max_new_tokens=4)
 for extra, call in {
     "langchain": imports("cocoa_integrations.langchain"),
     "llama-index": imports("cocoa_integrations.llama_index"),
+    "serve": imports("cocoa_integrations.server"),
     "eval": imports("cocoa_integrations.lm_eval"),
     "agents": lambda: _chat_model("openai:gpt"),
     "tools": lambda: engine.constrain(regex="a"),
@@ -124,6 +127,25 @@ span = Recording(INVALID_SPAN_CONTEXT)
 with use_span(span):
     RiskTrace().record(engine.generate("Dune was written by", max_new_tokens=4))
 assert span.attributes["cocoa.answers"] == 1
+""",
+    "serve": ENGINE
+    + """
+import asyncio
+from cocoa_integrations.server import create_app
+
+async def get(app, path):
+    sent = []
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": [(b"host", b"localhost")]}
+    async def send(message):
+        sent.append(message)
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+    await app(scope, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
+
+status, page = asyncio.run(get(create_app(engine), "/"))
+assert status == 200 and b"</html>" in page and b"class Column" in page and b".cocoa-level-3" in page, page[:200]
+assert asyncio.run(get(create_app(engine), "/v1/models"))[0] == 200
 """,
     "plot": ENGINE
     + """

@@ -32,6 +32,7 @@ EXTRA_OF_FOLDER = {
     "cocoa_integrations/langchain/": "langchain",
     "cocoa_integrations/llama_index/": "llama-index",
     "cocoa_integrations/lm_eval/": "eval",
+    "cocoa_integrations/server/": "serve",
 }
 """What asks for its extra as a whole, before anything else; the first match counts."""
 

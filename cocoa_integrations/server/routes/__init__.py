@@ -1,8 +1,8 @@
 """The routes, one file each."""
 
-from cocoa_integrations.server.routes import chat, health, models
+from cocoa_integrations.server.routes import chat, completions, health, models
 
-OPENAI = (chat.router, models.router)
+OPENAI = (chat.router, completions.router, models.router)
 """Routes of OpenAI's protocol, which are served below ``/v1`` and without it."""
 
 OWN = (health.router,)

@@ -80,7 +80,7 @@ class ChatRequest(DecodingRequest):
         require_shallow(self, limits.max_json_depth)
         if (self.top_logprobs or self.options.top_logprobs) and not self.logprobs:
             raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
-        characters = sum(map(_size, self.messages))
+        characters = sum(map(size_of, self.messages))
         at_most(characters, limits.max_prompt_chars, "messages", "characters")
 
     def tool_request(self) -> ToolRequest:
@@ -108,17 +108,7 @@ class ChatRequest(DecodingRequest):
         Raises:
             ApiError: they are not variables of a template.
         """
-        try:
-            return ChatTemplateOptions(
-                chat_template_kwargs=self.chat_template_kwargs or {},
-                continue_final_message=self.continue_final_message,
-            )
-        except ValueError:
-            raise bad_request(
-                "chat_template_kwargs takes variables of the template; tools, add_generation_prompt and "
-                "continue_final_message are parameters of the request",
-                "chat_template_kwargs",
-            ) from None
+        return template_options(self.chat_template_kwargs, continue_final_message=self.continue_final_message)
 
     def entries(self) -> list[dict[str, Any]]:
         """The messages as a chat template takes them, with ``tool_calls`` whose arguments are dicts.
@@ -126,11 +116,32 @@ class ChatRequest(DecodingRequest):
         Raises:
             ApiError: a message has other content than text. It names the message.
         """
-        named: dict[str, str] = {}
-        entries = [_entry(number, message, named) for number, message in enumerate(self.messages)]
-        if not any(entry["content"].strip() or entry.get("tool_calls") for entry in entries):
-            raise bad_request("the conversation is empty; give at least one message with text", "messages")
-        return entries
+        return entries_of(self.messages)
+
+
+def entries_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as a chat template takes them; see :meth:`ChatRequest.entries`."""
+    named: dict[str, str] = {}
+    entries = [_entry(number, message, named) for number, message in enumerate(messages)]
+    if not any(entry["content"].strip() or entry.get("tool_calls") for entry in entries):
+        raise bad_request("the conversation is empty; give at least one message with text", "messages")
+    return entries
+
+
+def template_options(
+    variables: Mapping[str, Any] | None, *, continue_final_message: bool = False
+) -> ChatTemplateOptions:
+    """The options of the chat template; see :meth:`ChatRequest.template_options`."""
+    try:
+        return ChatTemplateOptions(
+            chat_template_kwargs=dict(variables or {}), continue_final_message=continue_final_message
+        )
+    except ValueError:
+        raise bad_request(
+            "chat_template_kwargs takes variables of the template; tools, add_generation_prompt and "
+            "continue_final_message are parameters of the request",
+            "chat_template_kwargs",
+        ) from None
 
 
 def _entry(number: int, message: Message, named: dict[str, str]) -> dict[str, Any]:
@@ -200,7 +211,8 @@ def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return function if isinstance(function, Mapping) else {}
 
 
-def _size(message: Message) -> int:
+def size_of(message: Message) -> int:
+    """The number of characters of a message."""
     return sum(len(value) for value in _strings((message.content, message.tool_calls, message.reasoning_content)))
 
 

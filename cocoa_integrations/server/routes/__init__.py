@@ -1,11 +1,11 @@
 """The routes, one file each."""
 
-from cocoa_integrations.server.routes import chat, completions, health, models
+from cocoa_integrations.server.routes import chat, completions, health, info, models, score
 
-OPENAI = (chat.router, completions.router, models.router)
+OPENAI = (chat.router, completions.router, models.router, score.router, info.router)
 """Routes of OpenAI's protocol, which are served below ``/v1`` and without it."""
 
-OWN = (health.router,)
+OWN = (health.router, info.own)
 """Other routes."""
 
 OPEN_PATHS = frozenset(health.PATHS)

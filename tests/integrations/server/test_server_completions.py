@@ -267,7 +267,7 @@ async def test_a_client_that_leaves_frees_the_engine(tiny: Speaker) -> None:
     for stream in (False, True):
         with gated(tiny) as gate:
             exchange = Exchange(app, {"prompt": "Long", "max_tokens": 400, "stream": stream}, PATH)
-            await happens(lambda: gate.reached == 1)  # noqa: B023
+            await happens(lambda: gate.reached == 1)
             (call,) = app.state.cocoa.calls._open
             exchange.leave()
             await happens(lambda: call.ended_by == "client")  # noqa: B023

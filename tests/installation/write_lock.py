@@ -19,6 +19,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements-lock.txt"
 PLATFORM = "Python 3.11, linux, x86_64"
+LIMIT = 1800
+"""Seconds for one run of pip."""
 BUILD = ["hatchling", "editables"]
 """What an editable installation of this clone is built with."""
 HEADER = f"""\
@@ -43,7 +45,7 @@ def resolve(*wanted: str, plain: bool = False) -> list[dict[str, Any]]:
         report = Path(folder) / "report.json"
         pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--dry-run"]
         command = [*pip, "--ignore-installed", "--report", str(report), *wanted]
-        subprocess.run(command, cwd=ROOT, env=environment, check=True)
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=LIMIT)
         return list(json.loads(report.read_text(encoding="utf-8"))["install"])
 
 

@@ -16,8 +16,10 @@ from fastapi import Response
 from cocoa_engine import CocoaConfig, __version__
 from cocoa_engine.errors import RequestCancelledError
 from cocoa_integrations._shared.async_stream import AsyncStream
+from cocoa_integrations.server.answer_log import AnswerLog
 from cocoa_integrations.server.errors import api_error, log_unexpected
 from cocoa_integrations.server.lifecycle import ServerState
+from cocoa_integrations.server.protocol.chat_answer import Answered
 from cocoa_integrations.server.streaming import DONE, EventStream, Interleaved, comment, error_event, event
 from cocoa_integrations.server.work import Call
 
@@ -25,7 +27,13 @@ Answer = TypeVar("Answer")
 
 
 class StreamedAnswer(Protocol):
-    """One answer that is decoded while its choices are read."""
+    """One answer that is decoded while its choices are read.
+
+    Attributes:
+        answered: the answer, once it is complete. Its choice is empty.
+    """
+
+    answered: Answered | None
 
     @property
     def prompt_progress(self) -> tuple[int, int] | None:
@@ -87,8 +95,10 @@ def json_response(body: Mapping[str, Any], headers: Mapping[str, str] | None = N
     return Response(text, headers=dict(headers or {}), media_type="application/json")
 
 
-def whole(envelope: Envelope, choices: list[dict[str, Any]], usage: dict[str, Any]) -> Response:
+def whole(envelope: Envelope, answers: Sequence[Answered], usage: dict[str, Any], log: AnswerLog) -> Response:
     """The response with complete answers."""
+    log.answered([one.generation for one in answers], usage)
+    choices = [one.choice for one in answers]
     risk = usage["completion_tokens_details"].get("cocoa_max_risk")
     headers = {} if risk is None else {"x-cocoa-max-risk": f"{risk:.6g}"}
     return json_response({**envelope.fields, "choices": choices, "usage": usage}, headers)
@@ -100,7 +110,8 @@ async def streamed(
     resources: AsyncExitStack,
     envelope: Envelope,
     streams: Sequence[StreamedAnswer],
-    usage: Callable[[], dict[str, Any]],
+    usage_of: Callable[[list[Answered]], dict[str, Any]],
+    log: AnswerLog,
 ) -> Response:
     """The response with streamed answers, once the first span is decided: errors until then have their status.
 
@@ -110,7 +121,8 @@ async def streamed(
         resources: what the call holds. The response takes it over.
         envelope: the envelope of the chunks.
         streams: the answers.
-        usage: the usage, called at the end.
+        usage_of: the usage of the answers, called at the end.
+        log: is told of the end.
 
     Raises:
         Exception: that of the first span.
@@ -124,7 +136,7 @@ async def streamed(
         first = await anext(chunks)
     except RequestCancelledError:
         raise call.cancelled() from None
-    return EventStream(_events(state, call, envelope, streams, first, chunks, usage), resources.pop_all())
+    return EventStream(_events(state, call, envelope, streams, first, chunks, usage_of, log), resources.pop_all())
 
 
 async def _events(
@@ -134,7 +146,8 @@ async def _events(
     streams: Sequence[StreamedAnswer],
     first: tuple[int, list[dict[str, Any]]] | None,
     chunks: Interleaved[list[dict[str, Any]]],
-    usage: Callable[[], dict[str, Any]],
+    usage_of: Callable[[list[Answered]], dict[str, Any]],
+    log: AnswerLog,
 ) -> AsyncIterator[bytes]:
     """The events of a stream, up to ``[DONE]`` or an error."""
     item: tuple[int, list[dict[str, Any]]] | None = first
@@ -149,13 +162,17 @@ async def _events(
                 item = await anext(chunks)
             except StopAsyncIteration:
                 break
+        answers = [one.answered for one in streams if one.answered is not None]
+        usage = usage_of(answers)
+        log.answered([one.generation for one in answers], usage)
         if envelope.include_usage:
-            yield envelope.chunk([], usage())
+            yield envelope.chunk([], usage)
         yield DONE
     except Exception as error:
         shown = call.cancelled() if isinstance(error, RequestCancelledError) else api_error(error)
         if shown.status == 500:
             log_unexpected(error, with_message=state.settings.log_prompts)
+        log.ended(shown.code)
         yield error_event(shown)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
+from cocoa_integrations.server.answer_log import AnswerLog
 from cocoa_integrations.server.answering import Envelope, answers_of, streamed, whole
 from cocoa_integrations.server.lifecycle import state_of
 from cocoa_integrations.server.protocol.chat_answer import ChatJob, ChatStream
@@ -30,17 +32,14 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     kind = "chat.completion.chunk" if body.streams else "chat.completion"
     envelope = Envelope.of("chatcmpl", kind, served_name(body.model, state), include_usage=body.include_usage)
     entries = body.entries()
+    log = AnswerLog(envelope.fields["id"], entries if settings.log_prompts else None)
     async with AsyncExitStack() as resources:
         call = await resources.enter_async_context(state.open_call(request, body.answers))
         job = await call.run(ChatJob.of, plan, entries, fields, call.cancellation)
         configs = [config_of_answer(config, number) for number in range(body.answers)]
         if not body.streams:
             answers = await answers_of(call, job.answer, configs)
-            return whole(envelope, [one.choice for one in answers], usage_of(answers, fields))
+            return whole(envelope, answers, usage_of(answers, fields), log)
         streams = [ChatStream(job, number, one) for number, one in enumerate(configs)]
-
-        def usage() -> dict[str, object]:
-            return usage_of([one.answered for one in streams if one.answered is not None], fields)
-
-        return await streamed(state, call, resources, envelope, streams, usage)
+        return await streamed(state, call, resources, envelope, streams, partial(usage_of, fields=fields), log)
     raise AssertionError("unreachable")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
+from cocoa_integrations.server.answer_log import AnswerLog
 from cocoa_integrations.server.answering import Envelope, answers_of, streamed, whole
 from cocoa_integrations.server.lifecycle import state_of
 from cocoa_integrations.server.protocol.completion_answer import CompletionJob, CompletionStream
@@ -26,20 +28,17 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     body.check(settings)
     config = body.config(engine.config, settings)
     envelope = Envelope.of("cmpl", "text_completion", served_name(body.model, state), include_usage=body.include_usage)
+    log = AnswerLog(envelope.fields["id"], body.prompts if settings.log_prompts else None)
     configs = [config_of_answer(config, number) for number in range(body.answers)]
     async with AsyncExitStack() as resources:
         call = await resources.enter_async_context(state.open_call(request, body.answers * len(body.prompts)))
         jobs = CompletionJob.all_of(body, engine, call.cancellation, allow_logprobs=settings.risk_in_logprobs)
+        fields = jobs[0].fields
         if not body.streams:
             of_prompts = await asyncio.gather(*(answers_of(call, job.answer, configs) for job in jobs))
             answers = [one for of_prompt in of_prompts for one in of_prompt]
-            usage = usage_of(answers, jobs[0].fields, n=body.answers)
-            return whole(envelope, [one.choice for one in answers], usage)
+            return whole(envelope, answers, usage_of(answers, fields, n=body.answers), log)
         streams = [CompletionStream(job, number, one) for job in jobs for number, one in enumerate(configs)]
-
-        def usage_at_end() -> dict[str, object]:
-            answered = [one.answered for one in streams if one.answered is not None]
-            return usage_of(answered, jobs[0].fields, n=body.answers)
-
-        return await streamed(state, call, resources, envelope, streams, usage_at_end)
+        usage = partial(usage_of, fields=fields, n=body.answers)
+        return await streamed(state, call, resources, envelope, streams, usage, log)
     raise AssertionError("unreachable")

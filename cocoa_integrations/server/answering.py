@@ -16,10 +16,10 @@ from fastapi import Response
 from cocoa_engine import CocoaConfig, __version__
 from cocoa_engine.errors import RequestCancelledError
 from cocoa_integrations._shared.async_stream import AsyncStream
-from cocoa_integrations.server.answer_log import AnswerLog
 from cocoa_integrations.server.errors import api_error, log_unexpected
 from cocoa_integrations.server.lifecycle import ServerState
 from cocoa_integrations.server.protocol.chat_answer import Answered
+from cocoa_integrations.server.record import Record
 from cocoa_integrations.server.streaming import DONE, EventStream, Interleaved, comment, error_event, event
 from cocoa_integrations.server.work import Call
 
@@ -30,7 +30,7 @@ class StreamedAnswer(Protocol):
     """One answer that is decoded while its choices are read.
 
     Attributes:
-        answered: the answer, once it is complete. Its choice is empty.
+        answered: the answer, once it is complete.
     """
 
     answered: Answered | None
@@ -95,9 +95,9 @@ def json_response(body: Mapping[str, Any], headers: Mapping[str, str] | None = N
     return Response(text, headers=dict(headers or {}), media_type="application/json")
 
 
-def whole(envelope: Envelope, answers: Sequence[Answered], usage: dict[str, Any], log: AnswerLog) -> Response:
+def whole(envelope: Envelope, answers: Sequence[Answered], usage: dict[str, Any], record: Record) -> Response:
     """The response with complete answers."""
-    log.answered([one.generation for one in answers], usage)
+    record.answered(answers, usage)
     choices = [one.choice for one in answers]
     risk = usage["completion_tokens_details"].get("cocoa_max_risk")
     headers = {} if risk is None else {"x-cocoa-max-risk": f"{risk:.6g}"}
@@ -111,7 +111,7 @@ async def streamed(
     envelope: Envelope,
     streams: Sequence[StreamedAnswer],
     usage_of: Callable[[list[Answered]], dict[str, Any]],
-    log: AnswerLog,
+    record: Record,
 ) -> Response:
     """The response with streamed answers, once the first span is decided: errors until then have their status.
 
@@ -122,7 +122,7 @@ async def streamed(
         envelope: the envelope of the chunks.
         streams: the answers.
         usage_of: the usage of the answers, called at the end.
-        log: is told of the end.
+        record: is told of the first span and of the end.
 
     Raises:
         Exception: that of the first span.
@@ -136,7 +136,7 @@ async def streamed(
         first = await anext(chunks)
     except RequestCancelledError:
         raise call.cancelled() from None
-    return EventStream(_events(state, call, envelope, streams, first, chunks, usage_of, log), resources.pop_all())
+    return EventStream(_events(state, call, envelope, streams, first, chunks, usage_of, record), resources.pop_all())
 
 
 async def _events(
@@ -147,7 +147,7 @@ async def _events(
     first: tuple[int, list[dict[str, Any]]] | None,
     chunks: Interleaved[list[dict[str, Any]]],
     usage_of: Callable[[list[Answered]], dict[str, Any]],
-    log: AnswerLog,
+    record: Record,
 ) -> AsyncIterator[bytes]:
     """The events of a stream, up to ``[DONE]`` or an error."""
     item: tuple[int, list[dict[str, Any]]] | None = first
@@ -156,6 +156,7 @@ async def _events(
             if item is None:
                 yield comment(_progress(streams[0]))
             else:
+                record.first_span()
                 for choice in item[1]:
                     yield envelope.chunk([choice])
             try:
@@ -164,7 +165,7 @@ async def _events(
                 break
         answers = [one.answered for one in streams if one.answered is not None]
         usage = usage_of(answers)
-        log.answered([one.generation for one in answers], usage)
+        record.answered(answers, usage)
         if envelope.include_usage:
             yield envelope.chunk([], usage)
         yield DONE
@@ -172,7 +173,7 @@ async def _events(
         shown = call.cancelled() if isinstance(error, RequestCancelledError) else api_error(error)
         if shown.status == 500:
             log_unexpected(error, with_message=state.settings.log_prompts)
-        log.ended(shown.code)
+        record.ended(shown)
         yield error_event(shown)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation, SpanStream, Usage
+from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation, SpanStream, Timeline, Usage
 from cocoa_engine.errors import PromptError
 from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY
@@ -99,7 +99,10 @@ class CompletionJob:
             text, entries = self.echoed
             if self.only_echo:
                 return self._echo(number, config, text, entries)
-            generation = self.engine.generate(self.token_ids, config=config, cancellation=self.cancellation)
+            timeline = Timeline()
+            generation = self.engine.generate(
+                self.token_ids, config=config, cancellation=self.cancellation, timeline=timeline
+            )
         except PromptError as error:
             raise of_prompt(error) from None
         listed = None
@@ -113,7 +116,7 @@ class CompletionJob:
             "finish_reason": FINISH_REASONS[generation.finish_reason or "stop"],
             **self.fields.in_answer(report),
         }
-        return Answered(generation, Split("", 0, None, generation), choice)
+        return Answered(generation, Split("", 0, None, generation), choice, timeline)
 
     def choice(self, number: int, text: str, logprobs: dict[str, Any] | None, key: str, risk: Any) -> dict[str, Any]:
         """A choice, or that of a chunk; ``risk`` is added to ``logprobs`` under ``key``."""
@@ -127,7 +130,7 @@ class CompletionJob:
         nothing = Generation(text="", token_ids=[], spans=[], finish_reason="length", usage=usage, config=config)
         listed = None if self.logprobs is None else token_lists(entries)
         choice = {**self.choice(number, text, listed, RISK_KEY, None), "finish_reason": "length"}
-        return Answered(nothing, Split("", 0, None, nothing), choice)
+        return Answered(nothing, Split("", 0, None, nothing), choice, Timeline())
 
     @property
     def _known_ids(self) -> list[int]:
@@ -148,7 +151,7 @@ class CompletionStream:
         config: its settings.
 
     Attributes:
-        answered: the answer, once it is complete. Its choice is empty.
+        answered: the answer, once it is complete.
     """
 
     def __init__(self, job: CompletionJob, number: int, config: CocoaConfig) -> None:
@@ -176,7 +179,10 @@ class CompletionStream:
                 yield [self.answered.choice]
                 return
             echo = [self._chunk(text, entries)] if job.echo else []
-            stream = job.engine.stream(job.token_ids, config=self._config, cancellation=job.cancellation)
+            timeline = Timeline()
+            stream = job.engine.stream(
+                job.token_ids, config=self._config, cancellation=job.cancellation, timeline=timeline
+            )
         except PromptError as error:
             raise of_prompt(error) from None
         tokens = TokenLogprobs(job.engine, special=True)
@@ -189,11 +195,14 @@ class CompletionStream:
                 echo = []
         generation = stream.generation
         assert generation is not None
-        self.answered = Answered(generation, Split("", 0, None, generation), {})
         report = fields.report(generation, None) if fields.reported else {}
-        last = job.choice(self._number, "", self._listed([]), RISK_KEY, report)
-        reason = FINISH_REASONS[generation.finish_reason or "stop"]
-        yield [*echo, {**last, "finish_reason": reason, **fields.in_answer(report)}]
+        last = {
+            **job.choice(self._number, "", self._listed([]), RISK_KEY, report),
+            "finish_reason": FINISH_REASONS[generation.finish_reason or "stop"],
+            **fields.in_answer(report),
+        }
+        self.answered = Answered(generation, Split("", 0, None, generation), last, timeline)
+        yield [*echo, last]
 
     def _chunk(self, text: str, entries: Entries, risks: Sequence[Any] = ()) -> dict[str, Any]:
         chunk = self._job.choice(self._number, text, self._listed(entries), SPANS_KEY, risks)

@@ -7,13 +7,13 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from cocoa_integrations.server.answer_log import AnswerLog
 from cocoa_integrations.server.answering import Envelope, answers_of, streamed, whole
 from cocoa_integrations.server.lifecycle import state_of
 from cocoa_integrations.server.protocol.chat_answer import ChatJob, ChatStream
 from cocoa_integrations.server.protocol.chat_request import ChatRequest
 from cocoa_integrations.server.protocol.decoding import config_of_answer
 from cocoa_integrations.server.protocol.risk_fields import RiskFields, usage_of
+from cocoa_integrations.server.record import Record
 from cocoa_integrations.server.routes.models import served_name
 from cocoa_integrations.tool_calling import Plan
 
@@ -32,14 +32,14 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     kind = "chat.completion.chunk" if body.streams else "chat.completion"
     envelope = Envelope.of("chatcmpl", kind, served_name(body.model, state), include_usage=body.include_usage)
     entries = body.entries()
-    log = AnswerLog(envelope.fields["id"], entries if settings.log_prompts else None)
+    record = Record(state, "chat", body, config, envelope.fields, entries)
     async with AsyncExitStack() as resources:
         call = await resources.enter_async_context(state.open_call(request, body.answers))
         job = await call.run(ChatJob.of, plan, entries, fields, call.cancellation)
         configs = [config_of_answer(config, number) for number in range(body.answers)]
         if not body.streams:
             answers = await answers_of(call, job.answer, configs)
-            return whole(envelope, answers, usage_of(answers, fields), log)
+            return whole(envelope, answers, usage_of(answers, fields), record)
         streams = [ChatStream(job, number, one) for number, one in enumerate(configs)]
-        return await streamed(state, call, resources, envelope, streams, partial(usage_of, fields=fields), log)
+        return await streamed(state, call, resources, envelope, streams, partial(usage_of, fields=fields), record)
     raise AssertionError("unreachable")

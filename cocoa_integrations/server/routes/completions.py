@@ -8,13 +8,13 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from cocoa_integrations.server.answer_log import AnswerLog
 from cocoa_integrations.server.answering import Envelope, answers_of, streamed, whole
 from cocoa_integrations.server.lifecycle import state_of
 from cocoa_integrations.server.protocol.completion_answer import CompletionJob, CompletionStream
 from cocoa_integrations.server.protocol.completion_request import CompletionRequest
 from cocoa_integrations.server.protocol.decoding import config_of_answer
 from cocoa_integrations.server.protocol.risk_fields import usage_of
+from cocoa_integrations.server.record import Record
 from cocoa_integrations.server.routes.models import served_name
 
 router = APIRouter()
@@ -28,7 +28,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     body.check(settings)
     config = body.config(engine.config, settings)
     envelope = Envelope.of("cmpl", "text_completion", served_name(body.model, state), include_usage=body.include_usage)
-    log = AnswerLog(envelope.fields["id"], body.prompts if settings.log_prompts else None)
+    record = Record(state, "text_completion", body, config, envelope.fields, body.prompts)
     configs = [config_of_answer(config, number) for number in range(body.answers)]
     async with AsyncExitStack() as resources:
         call = await resources.enter_async_context(state.open_call(request, body.answers * len(body.prompts)))
@@ -37,8 +37,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         if not body.streams:
             of_prompts = await asyncio.gather(*(answers_of(call, job.answer, configs) for job in jobs))
             answers = [one for of_prompt in of_prompts for one in of_prompt]
-            return whole(envelope, answers, usage_of(answers, fields, n=body.answers), log)
+            return whole(envelope, answers, usage_of(answers, fields, n=body.answers), record)
         streams = [CompletionStream(job, number, one) for job in jobs for number, one in enumerate(configs)]
         usage = partial(usage_of, fields=fields, n=body.answers)
-        return await streamed(state, call, resources, envelope, streams, usage, log)
+        return await streamed(state, call, resources, envelope, streams, usage, record)
     raise AssertionError("unreachable")

@@ -22,6 +22,7 @@ async def score(body: ScoreRequest, request: Request) -> Response:
     envelope = Envelope.of("score", "list", served_name(body.model, state))
     async with state.open_call(request) as call:
         entries, usage = await call.run(scored, body, engine, config, call.cancellation)
+    state.metrics.scored(len(entries))
     risk = usage["completion_tokens_details"].get("cocoa_max_risk")
     headers = {} if risk is None else {"x-cocoa-max-risk": f"{risk:.6g}"}
     return json_response({**envelope.fields, "data": entries, "usage": usage}, headers)

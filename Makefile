@@ -8,6 +8,7 @@
 #   make bench   measure what decoding costs (about 25 minutes) and write docs/explanation/performance.md
 #   make lock    write requirements-lock.txt anew (Python 3.11 on Linux x86-64)
 #   make audit   look the locked packages up in the list of known vulnerabilities
+#   make conformance  run suites that others wrote against the server (about ten minutes, needs npm)
 #   make sbom    write dist/sbom.cdx.json: what the tests ran with, as a CycloneDX bill of materials
 
 PYTHON ?= python3
@@ -37,7 +38,7 @@ BROWSER = @{ command -v chromium || command -v chromium-browser || command -v go
 	apt-get -qq install -y --no-install-recommends chromium; } >/dev/null 2>&1; } \
 	|| echo "No Chromium: the tests that look at pages are skipped."
 
-.PHONY: demo lint check test docs wheel floors test-floors bench lock audit sbom clean
+.PHONY: demo lint check test docs wheel floors test-floors bench lock audit sbom conformance clean
 
 demo: $(VENV)/.demo
 	$(BIN)/cocoa ask "Who wrote Pride and Prejudice?" --compare greedy --table --stop .
@@ -81,11 +82,19 @@ sbom: $(VENV)/.dev .venv-release/.release
 	.venv-release/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible \
 		--output-file dist/sbom.cdx.json $(BIN)/python
 
+conformance: $(VENV)/.dev .venv-conformance/.ready
+	$(BIN)/python -m tests.conformance
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 .venv-lock/bin/python:
 	$(PYTHON) -m venv .venv-lock
+
+.venv-conformance/.ready: tests/conformance/requirements.txt
+	$(PYTHON) -m venv .venv-conformance
+	.venv-conformance/bin/python -m pip install -qq --disable-pip-version-check -r $<
+	touch $@
 
 .venv-release/.release: $(PINS)
 	$(PYTHON) -m venv .venv-release
@@ -117,4 +126,4 @@ $(VENV)/.docs: $(VENV)/.demo
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-floors .venv-lock .venv-release site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-floors .venv-lock .venv-release .venv-conformance site .pytest_cache .mypy_cache .ruff_cache .hypothesis

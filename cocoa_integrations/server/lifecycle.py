@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Literal, cast
 
 from fastapi import FastAPI, Request
@@ -91,6 +91,7 @@ class ServerState:
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         """Load the model in the background, so that the server can say that it is loading. End all calls at the end."""
+        self.phase = "loading" if self._engine is None else "ready"  # the app may have been stopped before
         if self._loader is not None and self._engine is None:
             loop = asyncio.get_running_loop()
             # a daemon, so that an interrupted server does not wait for the weights
@@ -120,7 +121,7 @@ class ServerState:
             engine = loader()
         except BaseException as raised:  # any: the server must not say that it is loading for ever
             error = raised
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # the server has stopped
             loop.call_soon_threadsafe(self._loaded, engine, error)
 
     def _loaded(self, engine: CocoaEngine | None, error: BaseException | None) -> None:

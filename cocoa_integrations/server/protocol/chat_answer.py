@@ -57,8 +57,22 @@ class ChatJob:
     fields: RiskFields
 
     @classmethod
-    def of(cls, plan: Plan, entries: Sequence[Mapping[str, Any]], fields: RiskFields, cancel: Cancellation) -> ChatJob:
+    def of(
+        cls,
+        plan: Plan,
+        entries: Sequence[Mapping[str, Any]],
+        processors: Sequence[Any],
+        fields: RiskFields,
+        cancellation: Cancellation,
+    ) -> ChatJob:
         """Render the prompt and compile the grammar.
+
+        Args:
+            plan: the tools, the grammar and the parser.
+            entries: the messages.
+            processors: logits processors of the request.
+            fields: how the risk is written.
+            cancellation: ends the work.
 
         Raises:
             CocoaError: see :class:`Plan`.
@@ -66,8 +80,8 @@ class ChatJob:
         messages, template_kwargs = plan.prompt(entries)
         options = {
             "template_kwargs": template_kwargs,
-            "logits_processor": plan.processors(),
-            "cancellation": cancel,
+            "logits_processor": [*processors, *plan.processors()],
+            "cancellation": cancellation,
         }
         return cls(plan, messages, options, fields)
 

@@ -33,6 +33,7 @@ class CompletionJob:
         echo: whether answers begin with the prompt.
         only_echo: whether nothing is decoded.
         fields: how the risk is written.
+        processors: logits processors of the request.
         cancellation: ends the work.
     """
 
@@ -43,6 +44,7 @@ class CompletionJob:
     echo: bool
     only_echo: bool
     fields: RiskFields
+    processors: Sequence[Any]
     cancellation: Cancellation
 
     @classmethod
@@ -60,11 +62,16 @@ class CompletionJob:
         # `logprobs` without tokens would surprise clients of this old protocol
         listed = body.logprobs is not None
         fields = RiskFields.of(body.options, listed, allow_logprobs=allow_logprobs)
-        echo, only = body.echoes, body.only_echoes
+        echo, only, processors = body.echoes, body.only_echoes, body.processors(engine)
         return [
-            cls(engine, prompt, number * body.answers, body.logprobs, echo, only, fields, cancellation)
+            cls(engine, prompt, number * body.answers, body.logprobs, echo, only, fields, processors, cancellation)
             for number, prompt in enumerate(body.prompts)
         ]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of the engine that all answers share."""
+        return {"cancellation": self.cancellation, "logits_processor": list(self.processors)}
 
     @cached_property
     def token_ids(self) -> list[int]:
@@ -100,9 +107,7 @@ class CompletionJob:
             if self.only_echo:
                 return self._echo(number, config, text, entries)
             timeline = Timeline()
-            generation = self.engine.generate(
-                self.token_ids, config=config, cancellation=self.cancellation, timeline=timeline
-            )
+            generation = self.engine.generate(self.token_ids, config=config, timeline=timeline, **self.options)
         except PromptError as error:
             raise of_prompt(error) from None
         listed = None
@@ -180,9 +185,7 @@ class CompletionStream:
                 return
             echo = [self._chunk(text, entries)] if job.echo else []
             timeline = Timeline()
-            stream = job.engine.stream(
-                job.token_ids, config=self._config, cancellation=job.cancellation, timeline=timeline
-            )
+            stream = job.engine.stream(job.token_ids, config=self._config, timeline=timeline, **job.options)
         except PromptError as error:
             raise of_prompt(error) from None
         tokens = TokenLogprobs(job.engine, special=True)

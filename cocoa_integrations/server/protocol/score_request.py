@@ -11,8 +11,13 @@ from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations.server.errors import api_error, at_most, bad_request
-from cocoa_integrations.server.protocol.chat_request import Message, entries_of, require_shallow, size_of
-from cocoa_integrations.server.protocol.chat_request import template_options as checked_options
+from cocoa_integrations.server.protocol.chat_request import (
+    Message,
+    entries_of,
+    require_shallow,
+    size_of,
+    template_variables,
+)
 from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Refused
 from cocoa_integrations.server.protocol.prompt_logprobs import score_one
 from cocoa_integrations.server.protocol.risk_fields import RiskFields, max_risk_of
@@ -24,6 +29,7 @@ _NOT_DECODED = "nothing is decoded; leave it out"
 REFUSED_IN_SCORE: Refused = {
     **{name: (neutral, _NOT_DECODED) for name, (neutral, _) in REFUSED.items()},
     **dict.fromkeys(("max_tokens", "temperature", "top_p", "seed", "stop"), ((), _NOT_DECODED)),
+    "logit_bias": (({},), _NOT_DECODED),
     "n": ((1,), _NOT_DECODED),
     "stream": ((False,), _NOT_DECODED),
     "stream_options": ((), _NOT_DECODED),
@@ -84,7 +90,7 @@ class ScoreRequest(DecodingRequest):
             return engine.encode(self.prompt)
         if self.prompt is not None:
             return self.prompt
-        options = checked_options(self.chat_template_kwargs)
+        options = ChatTemplateOptions(chat_template_kwargs=template_variables(self.chat_template_kwargs))
         plan = Plan(ToolRequest.of(None), engine, options)
         messages, template_kwargs = plan.prompt(entries_of(self.messages or ()))
         return engine.encode_chat(messages, **template_kwargs)

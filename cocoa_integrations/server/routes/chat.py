@@ -27,15 +27,15 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     engine, settings = state.engine, state.settings
     body.check(settings)
     config = body.config(engine.config, settings)
-    plan = Plan(body.tool_request(), engine, body.template_options())
+    plan = Plan(body.tool_request(), engine, body.template_options(engine))
     fields = RiskFields.of(body.options, body.logprobs, allow_logprobs=settings.risk_in_logprobs)
     kind = "chat.completion.chunk" if body.streams else "chat.completion"
     envelope = Envelope.of("chatcmpl", kind, served_name(body.model, state), include_usage=body.include_usage)
-    entries = body.entries()
+    entries, processors = body.entries(), body.processors(engine)
     record = Record(state, "chat", body, config, envelope.fields, entries)
     async with AsyncExitStack() as resources:
         call = await resources.enter_async_context(state.open_call(request, body.answers))
-        job = await call.run(ChatJob.of, plan, entries, fields, call.cancellation)
+        job = await call.run(ChatJob.of, plan, entries, processors, fields, call.cancellation)
         configs = [config_of_answer(config, number) for number in range(body.answers)]
         if not body.streams:
             answers = await answers_of(call, job.answer, configs)

@@ -12,7 +12,7 @@ from cocoa_engine import CocoaConfig
 from cocoa_integrations._shared.logprobs import openai_logprobs
 from cocoa_integrations.server import ServerSettings
 from tests.helpers import tool_templates
-from tests.helpers.reasoning_models import OPENS, PLAIN, READS_REASONING
+from tests.helpers.reasoning_models import HYBRID, OPENS, PLAIN, READS_REASONING
 from tests.helpers.served import HELLO, Speaker, chat, chunks, joined, post, refusal, speaker
 from tests.helpers.served import create_app as app_of
 
@@ -335,8 +335,35 @@ async def test_variables_of_the_chat_template() -> None:
         for kwargs in (None, {"mood": "very glad"})
     ]
     assert glad > plain
-    error = await refusal(engine, chat_template_kwargs={"add_generation_prompt": False})
-    assert error["param"] == "chat_template_kwargs"
+    for name in ("add_generation_prompt", "chat_template", "conversation", "messages", "tools", "truncation", "self"):
+        error = await refusal(engine, chat_template_kwargs={name: "{{ 1 }}"})
+        assert error["param"] == "chat_template_kwargs"
+        assert name in error["message"]
+
+
+async def test_reasoning_effort_is_a_variable_of_the_template() -> None:
+    engine = speaker(template=PLAIN + "{{ reasoning_effort }}")
+    counts = [
+        (await chat(engine, max_tokens=1, reasoning_effort=effort))["usage"]["prompt_tokens"]
+        for effort in ("low", "very very high")
+    ]
+    assert counts[1] > counts[0]
+    hybrid = speaker(template=HYBRID)
+    without = hybrid.chat(HELLO, max_new_tokens=1, template_kwargs={"enable_thinking": False}).usage.prompt_tokens
+    assert without > hybrid.chat(HELLO, max_new_tokens=1).usage.prompt_tokens
+    answer = await chat(hybrid, max_tokens=1, reasoning_effort="none")
+    assert answer["usage"]["prompt_tokens"] == without
+    assert (await refusal(hybrid, max_tokens=1, reasoning_effort="low"))["param"] == "reasoning_effort"
+
+
+async def test_logit_bias(tiny: Speaker) -> None:
+    [token] = tiny.encode("q", add_special_tokens=False)
+    body = {"max_tokens": 3, "logit_bias": {str(token): 100}, "cocoa": {"method": "greedy"}}
+    assert (await chat(tiny, **body))["choices"][0]["message"]["content"] == "qqq"
+    assert joined(await chunks(tiny, **body)) == "qqq"
+    plain = tiny.chat(HELLO, max_new_tokens=3, method="greedy")
+    banned = await chat(tiny, **{**body, "logit_bias": {str(plain.token_ids[0]): -100}})
+    assert banned["choices"][0]["message"]["content"] != plain.text
 
 
 @pytest.mark.parametrize(
@@ -369,14 +396,19 @@ async def test_variables_of_the_chat_template() -> None:
         ({"cocoa": {"decore_heads": "/etc/passwd"}}, "cocoa", "unknown option 'decore_heads'"),
         ({"frequency_penalty": 0.5}, "frequency_penalty", "repetition_penalty"),
         ({"presence_penalty": -0.5}, "presence_penalty", "repetition_penalty"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "[-100, 100]"),
+        ({"logit_bias": {"300": 1}}, "logit_bias", "below 300"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias", "below 300"),
+        ({"logit_bias": {"foo": 0}}, "logit_bias", "'foo'"),
+        ({"logit_bias": [5]}, "logit_bias", "dictionary"),
         ({"audio": {"voice": "x"}}, "audio", "text only"),
         ({"modalities": ["text", "audio"]}, "modalities", "text only"),
         ({"functions": [{"name": "f"}]}, "functions", "give tools"),
         ({"function_call": "auto"}, "function_call", "give tool_choice"),
         ({"web_search_options": {}}, "web_search_options", "not search"),
         ({"store": True}, "store", "stores no answers"),
-        ({"reasoning_effort": "high"}, "reasoning_effort", "chat_template_kwargs"),
+        ({"reasoning_effort": "high"}, "reasoning_effort", "no variable for it"),
+        ({"reasoning_effort": "none"}, "reasoning_effort", "no variable for it"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "without stream"),

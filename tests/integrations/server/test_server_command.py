@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def cocoa(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 @pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def loaded(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Loading returns a tiny engine; what was asked for is in the dict."""
     asked: dict[str, Any] = {}
 
@@ -46,7 +47,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         return speaker(max_batch_size=options["runtime"].max_batch_size, max_queue=options["runtime"].max_queue)
 
     monkeypatch.setattr(CocoaEngine, "from_pretrained", load)
-    yield asked
+    return asked
 
 
 @pytest.fixture
@@ -136,8 +137,6 @@ def test_options_are_refused_before_anything_is_loaded(
 
 
 def test_a_port_that_is_taken_ends_the_command(cocoa: Run, loaded: dict[str, Any]) -> None:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = cocoa("--port", taken.getsockname()[1])
     assert result.exit_code not in (0, None)

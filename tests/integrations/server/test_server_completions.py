@@ -262,6 +262,17 @@ async def test_neutral_and_unknown_parameters_are_accepted(tiny: Speaker) -> Non
     assert (await completion(tiny, **body))["choices"] == plain["choices"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_logit_bias_applies(tiny: Speaker, stream: bool) -> None:
+    [token_id] = tiny.encode("Q")
+    body = {"logit_bias": {str(token_id): 100}, "max_tokens": 3}
+    if stream:
+        text = "".join(event["choices"][0]["text"] for event in await chunks(tiny, **body))
+    else:
+        text = (await completion(tiny, **body))["choices"][0]["text"]
+    assert text == "QQQ"
+
+
 async def test_a_client_that_leaves_frees_the_engine(tiny: Speaker) -> None:
     app = create_app(tiny)
     for stream in (False, True):

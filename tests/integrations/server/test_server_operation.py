@@ -86,6 +86,18 @@ async def test_the_engines_own_refusal_is_a_429_before_a_stream_begins(endless: 
     await asyncio.gather(*others)
 
 
+async def test_streams_that_are_not_read_are_counted(endless: Speaker) -> None:
+    app = create_app(endless)
+    streams = [Exchange(app, {**LONG, "stream": True}, reads=False) for _ in range(4)]
+    await happens(lambda: all(exchange.body for exchange in streams) and sequences_running(endless) == 0)
+    assert (await post(app, LONG)).status_code == 429  # though the engine is idle
+    for exchange in streams:
+        exchange.leave()
+        await exchange.ended()
+    assert (await post(app, {**LONG, "max_tokens": 1})).status_code == 200
+    assert_idle(endless)
+
+
 async def test_answers_count_not_requests(endless: Speaker) -> None:
     app = create_app(endless, ServerSettings(max_n=8))
     response = await post(app, {**LONG, "max_tokens": 2, "n": 4})
@@ -198,6 +210,8 @@ async def test_a_loading_server_says_so() -> None:
         assert (await client.get("/models/tiny")).json() == model
         assert (await client.post(CHAT, json={**LONG, "max_tokens": 1})).status_code == 200
     assert app.state.cocoa.phase == "draining"
+    async with running(app), client_of(app) as client:  # the model is still loaded
+        assert (await client.get("/health")).status_code == 200
 
 
 async def test_a_model_that_cannot_be_loaded() -> None:
@@ -394,6 +408,7 @@ def nested(depth: int) -> Any:
         ({"max_tools": 1}, {"tools": [{"type": "function", "function": {"name": "f"}}] * 2}, "tools"),
         ({"max_answer_tokens": 50}, {"max_tokens": 51}, "max_tokens"),
         ({"max_answer_tokens": 50}, {"cocoa": {"max_new_tokens": 51}}, "cocoa.max_new_tokens"),
+        ({"max_answer_tokens": 50}, {"cocoa": {"max_new_tokens": "51"}}, "cocoa.max_new_tokens"),
         ({"max_candidates": 10}, {"cocoa": {"max_candidates": 11}}, "cocoa.max_candidates"),
         ({"max_span_tokens": 10}, {"cocoa": {"max_span_tokens": 11}}, "cocoa.max_span_tokens"),
         ({"max_json_depth": 5}, {"chat_template_kwargs": nested(5)}, "chat_template_kwargs"),

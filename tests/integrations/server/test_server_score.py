@@ -121,6 +121,8 @@ async def test_settings_and_candidates_apply(tiny: Speaker) -> None:
         ({"prompt": "a", "text": "b", "source": [""]}, "source", "not empty"),
         ({"prompt": "a", "text": "b", "max_tokens": 3}, "max_tokens", "nothing is decoded"),
         ({"prompt": "a", "text": "b", "temperature": 0}, "temperature", "nothing is decoded"),
+        ({"prompt": "a", "text": "b", "logit_bias": {"1": 1}}, "logit_bias", "nothing is decoded"),
+        ({"messages": HELLO, "text": "b", "chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "tools"),
         ({"prompt": "a", "text": "b", "stream": True}, "stream", "nothing is decoded"),
         ({"prompt": "a", "text": "b", "cocoa": {"alpha": -1}}, "cocoa.alpha", "alpha"),
         ({"prompt": "a", "text": "b", "cocoa": {"method": "diver"}}, None, "divide"),

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation
 from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_integrations._shared.chat_template import ChatTemplateOptions
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations.server.errors import api_error, at_most, bad_request
 from cocoa_integrations.server.protocol.chat_request import (

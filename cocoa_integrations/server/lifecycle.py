@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 
 from cocoa_engine import CocoaEngine
 from cocoa_integrations.server.errors import SERVER, ApiError
+from cocoa_integrations.server.metrics import Metrics
 from cocoa_integrations.server.settings import ServerSettings
 from cocoa_integrations.server.work import Call, Calls
 
@@ -39,18 +40,21 @@ class ServerState:
     Attributes:
         phase: what the server does.
         calls: the calls that run or wait.
+        metrics: what ``/metrics`` shows.
         started: the time at which the state was created, in seconds since 1970.
         error: why the model could not be loaded.
     """
 
     def __init__(self, engine: CocoaEngine | Loader, settings: ServerSettings) -> None:
         self.settings = settings
-        self.calls = Calls()
+        self.metrics = Metrics(running=lambda: self.calls.answers - self._waiting, waiting=lambda: self._waiting)
+        self.calls = Calls(on_cancel=self.metrics.cancelled)
         self.started = int(time.time())
         self.error: BaseException | None = None
         self._engine = engine if isinstance(engine, CocoaEngine) else None
         self._loader = None if isinstance(engine, CocoaEngine) else engine
         self.phase: Phase = "loading" if self._engine is None else "ready"
+        self._name_metrics()
 
     @property
     def engine(self) -> CocoaEngine:
@@ -103,6 +107,14 @@ class ServerState:
         if self.phase != "failed":
             self.phase = "draining"
 
+    @property
+    def _waiting(self) -> int:
+        return 0 if self._engine is None else self._engine.session.scheduler.waiting
+
+    def _name_metrics(self) -> None:
+        if self._engine is not None:
+            self.metrics.model_name = [*self.settings.served_names, self._engine.model_name][0]
+
     def _load(self, loader: Loader, loop: asyncio.AbstractEventLoop) -> None:
         engine, error = None, None
         try:
@@ -114,6 +126,7 @@ class ServerState:
 
     def _loaded(self, engine: CocoaEngine | None, error: BaseException | None) -> None:
         self._engine, self.error = engine, error
+        self._name_metrics()
         if error is not None:
             logger.error("the model could not be loaded: %s", error)
             self.phase = "failed"

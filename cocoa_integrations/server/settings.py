@@ -43,6 +43,7 @@ class ServerSettings(BaseModel):
     )
     max_body_bytes: int = Field(4 * 2**20, ge=1, description="Maximum size of the body of a request.")
     max_prompt_chars: int = Field(2**20, ge=1, description="Maximum number of characters of all messages together.")
+    max_prompts: int = Field(256, ge=1, description="Maximum number of prompts or texts in one request.")
     max_messages: int = Field(2000, ge=1, description="Maximum number of messages.")
     max_tools: int = Field(128, ge=0, description="Maximum number of tools.")
     max_json_depth: int = Field(64, ge=1, le=200, description="Maximum nesting of the JSON of a request.")

@@ -28,9 +28,15 @@ class Call:
         answers: the number of answers that it asks for.
         cancellation: ends the work before its next forward pass. Pass it to every call of the engine.
         ended_by: who cancelled the call; ``None`` while it runs.
+
+    Args:
+        engine: the engine.
+        answers: the number of answers.
+        on_cancel: is told who cancelled the call.
     """
 
-    def __init__(self, engine: CocoaEngine, answers: int) -> None:
+    def __init__(self, engine: CocoaEngine, answers: int, on_cancel: Callable[[By], None]) -> None:
+        self._on_cancel = on_cancel
         self.engine = engine
         self.answers = answers
         self.cancellation = Cancellation()
@@ -38,7 +44,9 @@ class Call:
 
     def cancel(self, by: By) -> None:
         """End the work before its next forward pass."""
-        self.ended_by = self.ended_by or by
+        if self.ended_by is None:
+            self.ended_by = by
+            self._on_cancel(by)
         self.cancellation.cancel()
 
     async def run(
@@ -71,10 +79,14 @@ class Calls:
     """The calls that run or wait. The engine queues some; more are refused, as the engine itself does.
 
     A stream between two spans holds no batch slot, so the engine alone would admit more calls than it can serve.
+
+    Args:
+        on_cancel: is told who ended a call before it was complete.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_cancel: Callable[[By], None] = lambda by: None) -> None:
         self._open: set[Call] = set()
+        self._on_cancel = on_cancel
 
     @property
     def answers(self) -> int:
@@ -103,7 +115,7 @@ class Calls:
             raise EngineBusyError(
                 f"the server is busy: it decodes or queues {self.answers} answers, of at most {places}; try again later"
             )
-        call = Call(engine, answers)
+        call = Call(engine, answers, self._on_cancel)
         self._open.add(call)
         watcher = asyncio.ensure_future(call.watch(receive))
         try:

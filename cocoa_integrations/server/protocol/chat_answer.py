@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation, SpanStream
+from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation, SpanStream, Timeline
 from cocoa_integrations._shared.logprobs import TokenLogprobs, openai_logprobs
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY
 from cocoa_integrations._shared.reasoning import Split
@@ -25,12 +25,19 @@ class Answered:
     Attributes:
         generation: the answer.
         split: separates its reasoning.
-        choice: what the client gets.
+        choice: what the client gets. For a stream, its last chunk's.
+        timeline: the phases of the call.
     """
 
     generation: Generation
     split: Split
     choice: dict[str, Any]
+    timeline: Timeline
+
+    @property
+    def finish_reason(self) -> str:
+        """The finish reason that the client gets."""
+        return str(self.choice["finish_reason"])
 
 
 @dataclass(frozen=True)
@@ -83,10 +90,11 @@ class ChatJob:
 
     def answer(self, index: int, config: CocoaConfig) -> Answered:
         """Decode one whole answer."""
-        generation = self.plan.engine.chat(self.messages, config=config, **self.options)
-        return self._answered(index, generation)
+        timeline = Timeline()
+        generation = self.plan.engine.chat(self.messages, config=config, timeline=timeline, **self.options)
+        return self._answered(index, generation, timeline)
 
-    def _answered(self, index: int, generation: Generation) -> Answered:
+    def _answered(self, index: int, generation: Generation, timeline: Timeline) -> Answered:
         split = self.plan.split(generation)
         reading = self.plan.read(generation.text, start=split.answer_start)
         calls = [(new_id(), call) for call in reading.calls]
@@ -107,7 +115,7 @@ class ChatJob:
             "logprobs": self.fields.logprobs_of(tokens, **{RISK_KEY: report}),
             "finish_reason": finish_reason(generation, reading),
         }
-        return Answered(generation, split, choice)
+        return Answered(generation, split, choice, timeline)
 
     def _report(self, generation: Generation, split: Split, calls: list[tuple[str, Call]]) -> dict[str, Any]:
         if not self.fields.reported:
@@ -127,7 +135,7 @@ class ChatStream:
         config: the settings.
 
     Attributes:
-        answered: the answer, once it is complete. Its choice is empty.
+        answered: the answer, once it is complete.
     """
 
     def __init__(self, job: ChatJob, index: int, config: CocoaConfig) -> None:
@@ -148,13 +156,14 @@ class ChatStream:
         growing = GrowingAnswer(plan)
         tokens = TokenLogprobs(plan.engine) if self._fields.logprobs else None
         role = [self._choice({"role": "assistant", "content": ""})]
-        with plan.engine.stream_chat(job.messages, config=self._config, **job.options) as stream:
+        timeline = Timeline()
+        with plan.engine.stream_chat(job.messages, config=self._config, timeline=timeline, **job.options) as stream:
             self._stream = stream
             for span in stream:
                 yield [*role, *self._chunks(growing.add(span), tokens)]
                 role = []
         assert stream.generation is not None
-        yield [*role, *self._last(stream.generation, growing, tokens)]
+        yield [*role, *self._last(stream.generation, growing, tokens, timeline)]
 
     def _chunks(self, pieces: Sequence[Piece], tokens: TokenLogprobs | None) -> list[dict[str, Any]]:
         """The choices of the pieces that add something."""
@@ -178,7 +187,7 @@ class ChatStream:
         return self._choice(delta, logprobs)
 
     def _last(
-        self, generation: Generation, growing: GrowingAnswer, tokens: TokenLogprobs | None
+        self, generation: Generation, growing: GrowingAnswer, tokens: TokenLogprobs | None, timeline: Timeline
     ) -> list[dict[str, Any]]:
         """The chunks after the last span: what was held back, and the report."""
         plan = self._job.plan
@@ -189,8 +198,9 @@ class ChatStream:
         calls = [(self._id(number), call) for number, call in enumerate(reading.calls)]
         report = self._job._report(generation, split, calls)
         last = self._choice(self._fields.in_answer(report), self._fields.logprobs_of(None, **{RISK_KEY: report}))
-        self.answered = Answered(generation, split, {})
-        return [*chunks, {**last, "finish_reason": finish_reason(generation, reading)}]
+        last["finish_reason"] = finish_reason(generation, reading)
+        self.answered = Answered(generation, split, last, timeline)
+        return [*chunks, last]
 
     def _choice(self, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
         return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": None}

@@ -87,7 +87,7 @@ class ChatRequest(DecodingRequest):
         require_shallow(self, limits.max_json_depth)
         if (self.top_logprobs or self.options.top_logprobs) and not self.logprobs:
             raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
-        characters = sum(map(_size, self.messages))
+        characters = sum(map(size_of, self.messages))
         at_most(characters, limits.max_prompt_chars, "messages", "characters")
 
     def tool_request(self) -> ToolRequest:
@@ -118,13 +118,7 @@ class ChatRequest(DecodingRequest):
         Raises:
             ApiError: they are not variables of a template. A request must not bring a template of its own, either.
         """
-        given = dict(self.chat_template_kwargs or {})
-        if wrong := [name for name in given if name in NOT_VARIABLES]:
-            raise bad_request(
-                f"chat_template_kwargs takes variables of the model's chat template, not {', '.join(wrong)}; tools and "
-                "continue_final_message are parameters of the request",
-                "chat_template_kwargs",
-            )
+        given = template_variables(self.chat_template_kwargs)
         if self.reasoning_effort is not None:
             if names(engine, "reasoning_effort"):
                 given["reasoning_effort"] = self.reasoning_effort
@@ -144,11 +138,31 @@ class ChatRequest(DecodingRequest):
         Raises:
             ApiError: a message has other content than text. It names the message.
         """
-        named: dict[str, str] = {}
-        entries = [_entry(number, message, named) for number, message in enumerate(self.messages)]
-        if not any(entry["content"].strip() or entry.get("tool_calls") for entry in entries):
-            raise bad_request("the conversation is empty; give at least one message with text", "messages")
-        return entries
+        return entries_of(self.messages)
+
+
+def entries_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as a chat template takes them; see :meth:`ChatRequest.entries`."""
+    named: dict[str, str] = {}
+    entries = [_entry(number, message, named) for number, message in enumerate(messages)]
+    if not any(entry["content"].strip() or entry.get("tool_calls") for entry in entries):
+        raise bad_request("the conversation is empty; give at least one message with text", "messages")
+    return entries
+
+
+def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``chat_template_kwargs`` of a request.
+
+    Raises:
+        ApiError: they are not variables of a template.
+    """
+    if wrong := [name for name in given or () if name in NOT_VARIABLES]:
+        raise bad_request(
+            f"chat_template_kwargs takes variables of the model's chat template, not {', '.join(wrong)}; tools and "
+            "continue_final_message are parameters of the request",
+            "chat_template_kwargs",
+        )
+    return dict(given or {})
 
 
 def _entry(number: int, message: Message, named: dict[str, str]) -> dict[str, Any]:
@@ -218,7 +232,8 @@ def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return function if isinstance(function, Mapping) else {}
 
 
-def _size(message: Message) -> int:
+def size_of(message: Message) -> int:
+    """The number of characters of a message."""
     return sum(len(value) for value in _strings((message.content, message.tool_calls, message.reasoning_content)))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from cocoa_engine import Generation, Span
 from cocoa_integrations._shared.finite import finite
@@ -107,22 +108,39 @@ class RiskFields:
         return {"content": tokens, "refusal": None, **(risk if self.in_logprobs else {})}
 
 
-def usage_of(generations: list[Generation], splits: list[Split], fields: RiskFields) -> dict[str, Any]:
-    """The token counts of the answers to one request, whose prompt counts once."""
-    first = generations[0].usage
-    completion = sum(each.usage.completion_tokens for each in generations)
+class HasGeneration(Protocol):
+    """An answer."""
+
+    @property
+    def generation(self) -> Generation:
+        """The answer as the engine returned it."""
+
+    @property
+    def split(self) -> Split:
+        """Separates its reasoning."""
+
+
+def usage_of(answers: Sequence[HasGeneration], fields: RiskFields, *, n: int | None = None) -> dict[str, Any]:
+    """The token counts of the answers to one request.
+
+    Args:
+        answers: the answers.
+        fields: how the risk is written.
+        n: the number of answers to each prompt, which counts once. By default, all answer the same prompt.
+    """
+    of_prompts = [one.generation.usage for one in answers[:: n or len(answers)]]
+    prompt = sum(one.prompt_tokens for one in of_prompts)
+    completion = sum(one.generation.usage.completion_tokens for one in answers)
     details: dict[str, Any] = {
-        "reasoning_tokens": sum(
-            split.reasoning_tokens(each) for each, split in zip(generations, splits, strict=True) if split.parts
-        )
+        "reasoning_tokens": sum(one.split.reasoning_tokens(one.generation) for one in answers if one.split.parts)
     }
-    if fields.reported and (risk := max_risk_of(splits)) is not None:
+    if fields.reported and (risk := max_risk_of([one.split for one in answers])) is not None:
         details["cocoa_max_risk"] = risk
     return {
-        "prompt_tokens": first.prompt_tokens,
+        "prompt_tokens": prompt,
         "completion_tokens": completion,
-        "total_tokens": first.prompt_tokens + completion,
-        "prompt_tokens_details": {"cached_tokens": first.cached_tokens},
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in of_prompts)},
         "completion_tokens_details": details,
     }
 

@@ -48,6 +48,7 @@ class ServerState:
         self.calls = Calls()
         self.started = int(time.time())
         self.error: BaseException | None = None
+        self._loading: threading.Thread | None = None
         self._engine = engine if isinstance(engine, CocoaEngine) else None
         self._loader = None if isinstance(engine, CocoaEngine) else engine
         self.phase: Phase = "loading" if self._engine is None else "ready"
@@ -91,7 +92,8 @@ class ServerState:
         if self._loader is not None and self._engine is None:
             loop = asyncio.get_running_loop()
             # a daemon, so that an interrupted server does not wait for the weights
-            threading.Thread(target=self._load, args=(self._loader, loop), name="cocoa-load", daemon=True).start()
+            self._loading = threading.Thread(target=self._load, args=(self._loader, loop), daemon=True)
+            self._loading.start()
         try:
             yield
         finally:
@@ -102,6 +104,11 @@ class ServerState:
         """Refuse further calls. Those that run go on."""
         if self.phase != "failed":
             self.phase = "draining"
+
+    @property
+    def loads(self) -> bool:
+        """Whether a thread loads the model."""
+        return self._loading is not None and self._loading.is_alive()
 
     def _load(self, loader: Loader, loop: asyncio.AbstractEventLoop) -> None:
         engine, error = None, None

@@ -51,6 +51,7 @@ class ServerState:
         self.calls = Calls(on_cancel=self.metrics.cancelled)
         self.started = int(time.time())
         self.error: BaseException | None = None
+        self._loading: threading.Thread | None = None
         self._engine = engine if isinstance(engine, CocoaEngine) else None
         self._loader = None if isinstance(engine, CocoaEngine) else engine
         self.phase: Phase = "loading" if self._engine is None else "ready"
@@ -95,7 +96,8 @@ class ServerState:
         if self._loader is not None and self._engine is None:
             loop = asyncio.get_running_loop()
             # a daemon, so that an interrupted server does not wait for the weights
-            threading.Thread(target=self._load, args=(self._loader, loop), name="cocoa-load", daemon=True).start()
+            self._loading = threading.Thread(target=self._load, args=(self._loader, loop), daemon=True)
+            self._loading.start()
         try:
             yield
         finally:
@@ -106,6 +108,11 @@ class ServerState:
         """Refuse further calls. Those that run go on."""
         if self.phase != "failed":
             self.phase = "draining"
+
+    @property
+    def loads(self) -> bool:
+        """Whether a thread loads the model."""
+        return self._loading is not None and self._loading.is_alive()
 
     @property
     def _waiting(self) -> int:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine.cli.app import OneLineErrors
-from cocoa_integrations.server import draining
+from cocoa_integrations.server import create_app, draining
 from cocoa_integrations.server.command import given_keys, serve
 from tests.helpers.in_threads import start, wait_until
 from tests.helpers.served import CHAT, HELLO, PATIENCE, speaker
@@ -31,6 +31,7 @@ def cocoa(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs ``cocoa`` with some arguments in this process."""
     monkeypatch.delenv("COCOA_API_KEYS", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(draining, "_log_config", lambda: None)  # logging is left as it is
     app = typer.Typer(cls=OneLineErrors)
     app.command()(serve)
     app.callback()(lambda: None)
@@ -155,6 +156,15 @@ def test_keys_from_options_a_file_and_the_environment(tmp_path: Path, monkeypatc
     file.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="--api-key-file"):
         given_keys((), file)
+
+
+def test_the_servers_log_is_written_with_uvicorns(monkeypatch: pytest.MonkeyPatch) -> None:
+    configured: list[dict[str, Any]] = []
+    monkeypatch.setattr("logging.config.dictConfig", configured.append)
+    draining.DrainingServer(create_app(speaker()))
+    logger = configured[0]["loggers"]["cocoa_integrations.server"]
+    assert (logger["level"], logger["handlers"]) == ("INFO", ["default"])
+    assert "uvicorn" in configured[0]["loggers"]
 
 
 def test_listing_the_command_imports_no_web_framework() -> None:

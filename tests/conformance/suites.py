@@ -58,7 +58,7 @@ def schemathesis(tools: Tools) -> str:
         command = [schemathesis, "run", f"{address}/openapi.json", "--checks", "not_a_server_error", "--no-color"]
         limits = ["--max-examples", "60", "--max-time", str(SCHEMATHESIS_SECONDS), "--request-timeout", "60"]
         output = run([*command, *limits], limit=SCHEMATHESIS_SECONDS + 240, cwd=tools.folder)
-    return " ".join(output.strip().splitlines()[-1].strip("= ").split())
+    return output.partition("Test cases:\n")[2].partition("\n")[0].strip()
 
 
 SUITES: dict[str, Callable[[Tools], str]] = {

@@ -35,8 +35,11 @@ def prompt_logprobs(engine: CocoaEngine, token_ids: list[int], top: int) -> list
     return entries
 
 
-def score_one(engine: CocoaEngine, prompt: list[int], text: list[int], **options: Any) -> Generation:
+def score_one(engine: CocoaEngine, prompt: str | list[int], text: str | list[int], **options: Any) -> Generation:
     """Score one text, in one forward pass, or in several if the logits would need much memory."""
+    # a text has at most about as many tokens as characters
     if (len(text) + 1) * engine.info().vocab_size > _MOST_LOGITS and not options.get("divide"):
-        return engine.score(prompt, [text], **options)[0]
+        texts: Any = [text]
+        scored: list[Generation] = engine.score(prompt, texts, **options)
+        return scored[0]
     return engine.score(prompt, text, **options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import resource
 import time
 from collections.abc import Iterable, Iterator
@@ -72,5 +71,4 @@ def _end(pipe: Connection, process: multiprocessing.process.BaseProcess) -> None
 def _work(name: str, pipe: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(5)
     pipe.send_bytes(json.dumps(examine(name).as_dict()).encode())

@@ -5,6 +5,8 @@
 #   make docs    build the documentation site into site/
 #   make wheel   build the wheel, install it with each extra alone, and use it
 #   make floors  test the lowest versions of what the package needs
+#   make architectures  compare the engine with the reference on every architecture of transformers (15 minutes)
+#   make fuzz    broken files and prompts for as long as you like: make fuzz FUZZ=5000
 #   make bench   measure what decoding costs (about 25 minutes) and write docs/explanation/performance.md
 #   make lock    write requirements-lock.txt anew (Python 3.11 on Linux x86-64)
 #   make audit   look the locked packages up in the list of known vulnerabilities
@@ -38,7 +40,7 @@ BROWSER = @{ command -v chromium || command -v chromium-browser || command -v go
 	apt-get -qq install -y --no-install-recommends chromium; } >/dev/null 2>&1; } \
 	|| echo "No Chromium: the tests that look at pages are skipped."
 
-.PHONY: demo lint check test docs wheel floors test-floors bench lock audit sbom conformance clean
+.PHONY: demo lint check test docs wheel floors test-floors bench lock audit sbom conformance architectures fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/cocoa ask "Who wrote Pride and Prejudice?" --compare greedy --table --stop .
@@ -85,6 +87,13 @@ sbom: $(VENV)/.dev .venv-release/.release
 conformance: $(VENV)/.dev .venv-conformance/.ready
 	$(BIN)/python -m tests.conformance
 
+architectures: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.architectures $(NAMES)
+
+FUZZ ?= 1000
+fuzz: $(VENV)/.dev
+	COCOA_FUZZ_EXAMPLES=$(FUZZ) $(PYTEST) --timeout 0 tests/adversarial
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -127,3 +136,5 @@ $(VENV)/.docs: $(VENV)/.demo
 
 clean:
 	rm -rf $(VENV) .venv-floors .venv-lock .venv-release .venv-conformance site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+	rm -rf $(VENV) .venv-floors site .pytest_cache .mypy_cache .ruff_cache .hypothesis .architectures.jsonl

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from cocoa_engine.safe_text import safe, shortened
+from cocoa_engine.safe_text import bounded
 
 MESSAGE_LIMIT = 800
 """Number of characters of a message that are kept. Messages quote files, and can become arbitrarily long."""
@@ -22,7 +22,7 @@ class CocoaError(Exception):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        message = [safe(shortened(one, MESSAGE_LIMIT)) if isinstance(one, str) else one for one in args[:1]]
+        message = [bounded(one, MESSAGE_LIMIT) if isinstance(one, str) else one for one in args[:1]]
         super().__init__(*message, *args[1:], **kwargs)
 
 

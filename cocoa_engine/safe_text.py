@@ -34,6 +34,21 @@ def shortened(text: str, limit: int) -> str:
     return f"{text[: kept - end]} … ({len(text) - kept} characters left out) … {text[len(text) - end :]}"
 
 
+_LONGEST = 8
+"""The number of characters by which :func:`safe` shows one, at most."""
+
+
+def bounded(text: str, limit: int) -> str:
+    """At most ``limit`` characters of a text, with visible control characters; the middle of a longer one is left out.
+
+    Args:
+        text: the text.
+        limit: at least 800.
+    """
+    shown = safe(shortened(text, limit))
+    return shown if len(shown) <= limit else safe(shortened(text, limit // _LONGEST))
+
+
 def short_repr(value: object) -> str:
     """Like ``repr``, but of about 80 characters: long texts and collections are shortened."""
     try:

@@ -29,7 +29,7 @@ from cocoa_engine.messages import explain
 from cocoa_engine.methods import METHODS
 from cocoa_engine.output_files import locked, write_file
 from cocoa_engine.results import Generation
-from cocoa_engine.safe_text import safe, shortened
+from cocoa_engine.safe_text import bounded
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,7 +62,7 @@ class CalibrationWarning(UserWarning):
     def of(cls, differences: Sequence[str]) -> CalibrationWarning:
         """The warning that lists differences from :meth:`RiskCalibrator.mismatches`."""
         return cls(
-            f"the calibrator does not match: {safe(shortened('; '.join(differences), 600))}. Its risks may be "
+            f"the calibrator does not match: {bounded('; '.join(differences), 800)}. Its risks may be "
             "meaningless here. Fit a calibrator for these settings (cocoa calibrate), or use none."
         )
 

@@ -61,7 +61,7 @@ def read_documents(path: Path) -> list[str]:
     for file in files:
         try:
             texts.append(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path that contains a NUL character
             raise DataError(f"the document {file} cannot be read: {error}") from error
     return texts
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.datasets.files import read_text
 from cocoa_engine.errors import CocoaError, DataError
 from cocoa_engine.rendering.verdict import verdict
 
@@ -32,12 +33,8 @@ def score_rows(engine: CocoaEngine, given: Path, out: Path, config: CocoaConfig)
     Raises:
         DataError: the file cannot be read, has no rows, or is not text.
     """
-    try:
-        lines = [line for line in given.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except OSError as error:
-        raise DataError(f"{given} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{given} is not text in UTF-8: {error}") from error
+    # str.splitlines would also split at characters that may occur inside a JSON string
+    lines = [line for line in read_text(given).split("\n") if line.strip()]
     if not lines:
         raise DataError(f"{given} has no rows.")
     failed = 0
@@ -51,10 +48,10 @@ def score_rows(engine: CocoaEngine, given: Path, out: Path, config: CocoaConfig)
                     row["prompt"], row["text"], config=config, divide=True, source=None if source is None else [source]
                 )
                 row["risk"] = risk_of_row(scored)
-            except (CocoaError, ValueError) as error:
+            except (CocoaError, ValueError, RecursionError) as error:
                 failed += 1
                 row["error"] = f"row {number}: {error}"
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.write(_line(row) + "\n")
             file.flush()
     return failed, len(lines)
 
@@ -78,6 +75,18 @@ def _row(line: str) -> dict[str, Any]:
         if not isinstance(row.get(key), str) and (key != "source" or row.get(key) is not None):
             raise DataError(f"{key!r} must be a text")
     return row
+
+
+def _line(row: dict[str, Any]) -> str:
+    """A row as JSON. A lone surrogate, which a file cannot hold, stays escaped."""
+    try:
+        text = json.dumps(row, ensure_ascii=False)
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(row)
+    except RecursionError:
+        return json.dumps({"error": row["error"]}, ensure_ascii=False)
+    return text
 
 
 def _finite(value: float | None) -> float | None:

@@ -31,7 +31,10 @@ def read(path: Path) -> list[LabelledText]:
     for name, value in as_object(read_json(file), str(file)).items():
         where = f"{file}, dialogue {name}"
         dialogue = as_object(value, where)
-        lines = "\n".join(field(dialogue, "utterances", list, where))
+        utterances = field(dialogue, "utterances", list, where)
+        if not all(isinstance(one, str) for one in utterances):
+            raise DataError(f"{where}: the utterances must be texts.")
+        lines = "\n".join(utterances)
         query = field(dialogue, "query", str, where).strip()
         task = f"Summarise what the dialogue says to this question: {query}" if query else "Summarise the dialogue."
         for model, answer in field(dialogue, "annotations", dict, where).items():

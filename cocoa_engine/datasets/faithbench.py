@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cocoa_engine.datasets.files import as_object, field, read_json
+from cocoa_engine.datasets.files import as_object, field, plain_text, read_json
 from cocoa_engine.datasets.records import LabelledSpan, LabelledText
 
 HALLUCINATED = "Unwanted"
@@ -55,5 +55,6 @@ def read(path: Path) -> list[LabelledText]:
 
 def _span(annotation: Mapping[str, Any], where: str) -> LabelledSpan:
     kinds = field(annotation, "label", list, where)
+    kind = plain_text(kinds[0], "label", where) if kinds else "unnamed"
     start, end = (field(annotation, f"summary_{side}", int, where) for side in ("start", "end"))
-    return LabelledSpan(start, end, str(kinds[0]) if kinds else "unnamed", HALLUCINATED in kinds)
+    return LabelledSpan(start, end, kind, HALLUCINATED in kinds)

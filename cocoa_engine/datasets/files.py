@@ -62,8 +62,7 @@ def read_json(path: Path) -> Any:
     Raises:
         DataError: it cannot be read, or is not JSON.
     """
-    text = read_text(path)
-    return _checked(_parsed(text, str(path)), text, str(path))
+    return parse_json(read_text(path), str(path))
 
 
 def read_json_list(path: Path) -> Iterator[Row]:
@@ -91,7 +90,16 @@ def read_json_lines(path: Path) -> Iterator[Row]:
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
             where = f"{path}, line {number}"
-            yield where, as_object(_checked(_parsed(line, where), line, where), where)
+            yield where, as_object(parse_json(line, where), where)
+
+
+def parse_json(text: str, where: str) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        DataError: it is not JSON, is nested too deeply, or a string in it has a lone surrogate.
+    """
+    return _checked(_parsed(text, where), text, where)
 
 
 def read_csv(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
@@ -164,6 +172,17 @@ def field(record: Mapping[str, Any], name: str, kind: type | tuple[type, ...], w
     return value
 
 
+def plain_text(value: Any, name: str, where: str) -> str:
+    """A value of a record as text: an id, which may also be a number.
+
+    Raises:
+        DataError: it is a list or an object.
+    """
+    if isinstance(value, (Mapping, list)):
+        raise DataError(f"{where}: the field {name!r} must be a text or a number, not {type(value).__name__}.")
+    return str(value)
+
+
 def _csv_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
     """The location of the end of each row, for messages, and the row's fields. Empty rows are skipped."""
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
@@ -198,4 +217,6 @@ def _checked(value: Any, text: str, where: str) -> Any:
         except UnicodeEncodeError as error:
             half = error.object[error.start]
             raise DataError(f"{where}: a string contains {half!a}, half of a surrogate pair.") from None
+        except RecursionError:
+            raise DataError(f"{where}: the JSON is nested too deeply to be read.") from None
     return value

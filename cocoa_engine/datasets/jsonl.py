@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cocoa_engine.datasets.files import field, read_json_lines
+from cocoa_engine.datasets.files import field, plain_text, read_json_lines
 from cocoa_engine.datasets.records import LabelledSpan, LabelledText
 from cocoa_engine.errors import DataError
 
@@ -49,7 +49,7 @@ def read(path: Path) -> list[LabelledText]:
                 question=prompt,
                 label=label,
                 spans=spans,
-                group=str(row.get("group", prompt)),
+                group=plain_text(row.get("group", prompt), "group", where),
                 source=field(row, "source", str, where) if "source" in row else None,
             )
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 from cocoa_engine.datasets.files import field, read_json_lines
 from cocoa_engine.datasets.records import LabelledSpan, LabelledText
 from cocoa_engine.errors import DataError
+from cocoa_engine.safe_text import short_repr
 
 
 def matches(path: Path) -> bool:
@@ -32,7 +33,7 @@ def read(path: Path) -> list[LabelledText]:
             spans = []
             for pair in field(row, "hard_labels", list, where):
                 if not (isinstance(pair, list) and len(pair) == 2 and all(type(end) is int for end in pair)):
-                    raise DataError(f"{where}: a hard label must be [start, end], not {pair!r}.")
+                    raise DataError(f"{where}: a hard label must be [start, end], not {short_repr(pair)}.")
                 spans.append(LabelledSpan(*pair))
             records.append(
                 LabelledText(

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cocoa_engine.datasets.files import field, read_json_lines, read_text
+from cocoa_engine.datasets.files import field, plain_text, read_json_lines, read_text
 from cocoa_engine.datasets.questions import Question
 from cocoa_engine.errors import DataError
+from cocoa_engine.safe_text import short_repr
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def _measured(row: Mapping[str, Any], where: str) -> OwnPrompt:
     for span in field(row, "spans", list, where):
         if not isinstance(span, Mapping) or "risk" not in span:
             raise DataError(f"{where}: a span has no risk.")
-        spans.append((str(span.get("text", "?")), _risk(span, where)))
+        spans.append((plain_text(span.get("text", "?"), "text", where), _risk(span, where)))
     whole = row.get("answer_risk")
     sources = [row.get("risk_source"), *(span.get("risk_source") for span in row["spans"])]
     source = next((one for one in sources if isinstance(one, str)), None)
@@ -112,7 +113,7 @@ def _number(value: Any, where: str) -> float:
     try:
         return float("nan" if value is None else value)
     except (TypeError, ValueError):
-        raise DataError(f"{where}: the risk {value!r} is not a number.") from None
+        raise DataError(f"{where}: the risk {short_repr(value)} is not a number.") from None
 
 
 def _known(value: Any, where: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cocoa_engine.datasets.files import as_object, field, read_json_lines, read_parquet
+from cocoa_engine.datasets.files import as_object, field, plain_text, read_json_lines, read_parquet
 from cocoa_engine.errors import DataError
 from cocoa_engine.text_matching import normalized
 
@@ -73,7 +73,8 @@ def read_questions(path: str | Path) -> list[Question]:
 def _json_lines(path: Path) -> Iterator[tuple[str, Question]]:
     for where, row in read_json_lines(path):
         text = field(row, "question", str, where)
-        yield where, Question(text, _context(row, where), _strings(row, "answers", where), str(row.get("group", text)))
+        group = plain_text(row.get("group", text), "group", where)
+        yield where, Question(text, _context(row, where), _strings(row, "answers", where), group)
 
 
 def _context(row: Mapping[str, Any], where: str) -> str | None:

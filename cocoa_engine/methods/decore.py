@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cocoa_engine.errors import UnsupportedModelError
 from cocoa_engine.methods.base import ContrastingMethod
-from cocoa_engine.methods.retrieval_heads import masked_heads
+from cocoa_engine.methods.retrieval_heads import heads_per_layer, masked_heads
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,8 +30,8 @@ class Decore(ContrastingMethod):
     name = "decore"
 
     def masked_heads(self, config: CocoaConfig, model: LanguageModel) -> tuple[tuple[int, int], ...]:
-        num_heads = getattr(model.config, "num_attention_heads", None)
-        if num_heads is None:
+        num_heads = heads_per_layer(model)
+        if not num_heads:
             raise UnsupportedModelError(f"{type(model.model).__name__} has no attention heads for DeCoRe to mask.")
         return masked_heads(config.decore_heads, config.decore_masked_heads, model.num_layers, num_heads, model)
 

@@ -182,8 +182,9 @@ def heads_of_model(path: str | None, model: LanguageModel) -> RetrievalHeads | N
 
 def heads_per_layer(model: LanguageModel) -> int:
     """The number of attention heads of each layer; 0 if the model has none, or another number in each layer."""
-    count = getattr(model.config, "num_attention_heads", None)
-    return count if isinstance(count, int) else 0
+    from cocoa_engine.model.language_model import attention_heads  # imports torch
+
+    return attention_heads(model.config) or 0
 
 
 def known_heads(

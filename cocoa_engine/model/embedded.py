@@ -115,9 +115,11 @@ def _build(gguf_file: Path, folder: Path) -> None:
     try:
         try:
             convert(gguf_file, partial)
-        except (ValueError, KeyError, IndexError) as error:
+        except OSError:
+            raise
+        except Exception as error:  # a damaged file ends in errors of many types
             raise ModelLoadError(
-                f"{gguf_file} is damaged ({error}); install it again with: {INSTALL_COMMAND} --force-reinstall"
+                f"{gguf_file} is damaged ({error or type(error).__name__}); install it again with: {INSTALL_COMMAND} --force-reinstall"
             ) from error
         files = {path.name: _fingerprint(path) for path in partial.iterdir()}
         (partial / MANIFEST).write_text(json.dumps(files, indent=2), encoding="utf-8")
@@ -143,7 +145,7 @@ def _is_intact(folder: Path) -> bool:
             logger.warning("other users could write to %s; the model in it is converted again", folder)
             return False
         return bool(files) and all(_fingerprint(folder / name) == expected for name, expected in files.items())
-    except (OSError, ValueError, AttributeError, TypeError):
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return False
 
 
@@ -165,7 +167,7 @@ def convert(gguf_file: Path, folder: Path) -> None:
         folder: an existing folder to write to.
 
     Raises:
-        ValueError, KeyError, IndexError: the file is not a GGUF file of such a model.
+        Exception: of many types: the file is not a GGUF file of such a model, or is damaged.
     """
     from gguf import GGUFReader
     from safetensors.numpy import save_file

@@ -54,9 +54,21 @@ class Captured:
         """The states of layers m..n, then of the final layer: ``[N + 1, B, W, d]`` float32 on ``device``.
 
         Raises:
-            UnsupportedModelError: the final layer's state has another width than the middle layers' states.
+            UnsupportedModelError: a layer did not run, the layers have several residual streams, or the final layer's
+                state has another width than the middle layers' states.
         """
         order = [*range(self.spec.first, self.spec.last + 1), FINAL]
+        if skipped := [key for key in order if key not in self.states]:
+            raise UnsupportedModelError(
+                f"decoder layer {skipped[0]} does not run in every forward pass (a layer for images?): its hidden "
+                "states cannot be compared. This model is not supported."
+            )
+        if any(self.states[key].dim() != 3 for key in order):
+            shape = " x ".join(map(str, self.states[order[0]].shape))
+            raise UnsupportedModelError(
+                f"the decoder layers have several residual streams (a state is {shape}): MLDS is defined for one. This "
+                "model is not supported."
+            )
         states = [self.states[key].to(device=device, dtype=torch.float32) for key in order]
         if states[-1].shape != states[0].shape:
             raise UnsupportedModelError(

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from transformers import MODEL_FOR_MASKED_LM_MAPPING
+from transformers import MODEL_FOR_MASKED_LM_MAPPING, PreTrainedModel
 
 from cocoa_engine.errors import UnsupportedModelError
 from cocoa_engine.forks import free_in_child
@@ -131,6 +131,15 @@ class LanguageModel:
                     module.training = True
 
 
+def attention_heads(config: Any) -> int | None:
+    """The number of attention heads of each layer; `None` if the config has none, or another number in each layer."""
+    try:
+        count = getattr(config, "num_attention_heads", None)
+    except Exception:  # transformers refuses to read a field that differs between layers
+        return None
+    return count if isinstance(count, int) else None
+
+
 WINDOW_FIELDS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
@@ -212,15 +221,29 @@ def _text_part(config: Any) -> Any:
 def _decoder_and_layers(model: Any, config: Any) -> tuple[nn.Module, list[nn.Module]]:
     """The module that runs the decoder layers and the final norm, and those layers in order."""
     count = getattr(config, "num_hidden_layers", None)
-    root = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
-    for module in root.modules():
-        named = [getattr(module, name, None) for name in ("layers", "h")]
-        for layers in [*named, *module.children()]:
-            if isinstance(layers, nn.ModuleList) and len(layers) == count:
-                return module, list(layers)
+    # in some models the decoder is what computes the logits
+    roots = [model.get_decoder()] if hasattr(model, "get_decoder") else []
+    for root in [*roots, model.base_model]:
+        for module in root.modules():
+            named = [getattr(module, name, None) for name in ("layers", "h")]
+            for layers in [*named, *module.children()]:
+                if isinstance(layers, nn.ModuleList) and len(layers) == count:
+                    return _with_final_norm(module, root, model), list(layers)
     raise UnsupportedModelError(
         f"cannot find the {count} decoder layers of {type(model).__name__}; its hidden states cannot be read."
     )
+
+
+def _with_final_norm(owner: nn.Module, root: nn.Module, model: Any) -> nn.Module:
+    """The module that runs the layers of ``owner`` and then the final norm, which some models have outside of it."""
+    if isinstance(owner, PreTrainedModel):
+        return owner
+    outer = [
+        one
+        for one in root.modules()
+        if isinstance(one, PreTrainedModel) and any(part is owner for part in one.modules())
+    ]
+    return outer[-1] if outer and outer[-1] is not model else owner
 
 
 def dtype_name(model: LanguageModel) -> str:

@@ -217,6 +217,7 @@ def load_tokenizer(name: str, options: dict[str, Any]) -> Any:
             raise ModelLoadError(f"there is no folder {name} to load the tokenizer from")
     with _clear_errors("tokenizer", name):
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        tokenizer.encode("a")  # some wrong values in its files are not seen before
     # If the tokenizer's files are missing, transformers creates some tokenizers with special tokens only.
     if len(tokenizer) <= len(tokenizer.added_tokens_decoder):
         raise _no_tokenizer_error(name)

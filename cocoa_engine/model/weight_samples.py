@@ -9,7 +9,7 @@ import weakref
 import torch
 from torch import Tensor, nn
 
-from cocoa_engine.model.language_model import LanguageModel
+from cocoa_engine.model.language_model import LanguageModel, attention_heads
 
 SAMPLES = 16
 """Number of elements sampled in each tensor. More would slow down short calls, fewer would miss more changes."""
@@ -43,7 +43,7 @@ def model_digest(model: LanguageModel) -> str:
         if (known := _digests.get(model.model)) is not None:
             return known
         config = model.config
-        shape = (model.num_layers, getattr(config, "num_attention_heads", None), model.vocab_size)
+        shape = (model.num_layers, attention_heads(config), model.vocab_size)
         digest = hashlib.sha256(repr((type(model.model).__name__, shape)).encode())
         with torch.no_grad():
             for name, weight in sorted(model.model.named_parameters()):

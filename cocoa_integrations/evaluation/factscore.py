@@ -16,8 +16,8 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations.evaluation.folder import RunFolder, append_lines, read_lines, reopen_folder
-from cocoa_integrations.evaluation.judge_calls import Asked, Asking, cost, in_words, verdicts_of
+from cocoa_integrations.evaluation.folder import RunFolder, append_lines, reopen_folder
+from cocoa_integrations.evaluation.judge_calls import Asked, Asking, cost, in_words, read_replies, verdicts_of
 from cocoa_integrations.evaluation.judge_prompts import yes_or_no
 from cocoa_integrations.evaluation.statistics import statistics
 from cocoa_integrations.evaluation.table import report
@@ -98,7 +98,7 @@ def factscore_run(
         if task not in SUMMARY_TASKS:
             raise ConfigError(f"FActScore is measured for {' and '.join(SUMMARY_TASKS)}, not for {task}")
         file = run.path / FACTS
-        known = verdicts_of(read_lines(file), asking.name)
+        known = verdicts_of(read_replies(file), asking.name)
 
         def ask(prompts: Sequence[Asked]) -> None:
             remaining = {one.key: one for one in prompts if one.key not in known}
@@ -133,7 +133,7 @@ def factscore_run(
             "gamma": gamma,
             "samples": len({key for _, key in run.rows}),
             "arms": _summary(run, supported, gamma),
-            "cost": cost(read_lines(file), asking.name),
+            "cost": cost(read_replies(file), asking.name),
         }
         run.write(FACTSCORE, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
         run.write(FACTSCORE_TABLE, markdown(factscore_report(results)))

@@ -13,12 +13,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
+from cocoa_engine.datasets.files import as_object, parse_json, read_json
 from cocoa_engine.errors import ConfigError, DataError
+from cocoa_engine.messages import explain
 from cocoa_engine.output_files import LOCK, locked, write_file
 
 SETTINGS, SAMPLES, RESULTS, TABLE = "settings.json", "samples.jsonl", "results.json", "table.md"
-_KINDS = {"arm": str, "id": str, "sample": str, "answer": str, "metrics": dict, "references": list, "incorrect": list}
-_COLUMNS = {*_KINDS, "question", "context", "method", "metric", "alpha"}
+_TEXTS = ("arm", "id", "sample", "answer", "question", "context", "method")
+_KINDS = {**dict.fromkeys(_TEXTS, str), "metrics": dict, "references": list, "incorrect": list}
+_COLUMNS = {*_KINDS, "metric", "alpha"}
+_LARGEST = 1e100  # of a metric; sums of larger ones might not be finite
 _INCREASABLE = "limit"  # a resumed run may raise it: the samples of the earlier run are then its first samples
 
 
@@ -78,12 +84,36 @@ def reopen_folder(path: Path) -> Iterator[tuple[RunFolder, dict[str, Any]]]:
 
     Raises:
         ConfigError: the folder contains no run, or another process is using it.
-        DataError: its files were changed after they were written.
+        DataError: it has no answers, or its files were changed after they were written.
     """
     if not (path / SETTINGS).is_file():
         raise ConfigError(f"{path} contains no run: it has no {SETTINGS}; name the --out folder of a `cocoa eval`")
     with locked(path):
-        yield RunFolder(path, _rows(path / SAMPLES)), _settings(path / SETTINGS)
+        settings = _settings(path / SETTINGS)
+        try:
+            _Run.model_validate(settings)
+        except ValidationError as error:
+            raise DataError(f"{path / SETTINGS} does not contain the settings of a run: {explain(error)}") from None
+        rows = _rows(path / SAMPLES)
+        if not rows:
+            raise DataError(f"{path} has no answers yet: its {SAMPLES} is empty; run `cocoa eval` first")
+        yield RunFolder(path, rows), settings
+
+
+class _Model(BaseModel):
+    name: str
+
+
+class _Decoding(BaseModel):
+    middle_layers: tuple[int, int] | None
+
+
+class _Run(BaseModel):
+    """What is read again from the settings of a run."""
+
+    task: str
+    model: _Model
+    decoding: _Decoding
 
 
 def append_lines(file: Path, values: Iterable[Mapping[str, Any]]) -> None:
@@ -110,13 +140,11 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
             torn.truncate(whole)
     values = []
     for number, line in enumerate(data[:whole].split(b"\n")[:-1], start=1):
+        where = f"{file}, line {number}"
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
-            raise DataError(f"{file}, line {number}: not a row of a run; the file was changed")
-        values.append(value)
+            values.append(dict(as_object(parse_json(line.decode(), where), where)))
+        except (UnicodeDecodeError, DataError) as error:
+            raise DataError(f"{where}: not a row of a run; the file was changed") from error
     return values
 
 
@@ -147,9 +175,9 @@ def _differences(there: Mapping[str, Any], now: Mapping[str, Any], prefix: str =
 
 def _settings(file: Path) -> dict[str, Any]:
     try:
-        there = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{file} is not JSON ({error}); name another folder") from error
+        there = read_json(file)
+    except DataError as error:
+        raise DataError(f"{error} Name another folder") from error
     if not isinstance(there, dict):
         raise DataError(f"{file} does not contain the settings of a run; name another folder")
     return there
@@ -167,7 +195,20 @@ def _rows(file: Path) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def _is_row(row: Mapping[str, Any]) -> bool:
-    return row.keys() >= _COLUMNS and all(isinstance(row[name], kind) for name, kind in _KINDS.items())
+    return (
+        row.keys() >= _COLUMNS
+        and all(isinstance(row[name], kind) for name, kind in _KINDS.items())
+        and (
+            (row["metric"] is None and row["alpha"] is None)
+            or (isinstance(row["metric"], str) and _number(row["alpha"]))
+        )
+        and all(isinstance(text, str) for text in (*row["references"], *row["incorrect"]))
+        and all(map(_number, row["metrics"].values()))
+    )
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and abs(value) <= _LARGEST
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str]:

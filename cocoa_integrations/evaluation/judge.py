@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.evaluation.agreement import agreement, in_words, read_labels
-from cocoa_integrations.evaluation.folder import RunFolder, append_lines, read_lines, reopen_folder
-from cocoa_integrations.evaluation.judge_calls import Asked, Asking, cost, verdicts_of
+from cocoa_integrations.evaluation.folder import RunFolder, append_lines, reopen_folder
+from cocoa_integrations.evaluation.judge_calls import Asked, Asking, cost, read_replies, verdicts_of
 from cocoa_integrations.evaluation.judge_calls import in_words as cost_in_words
 from cocoa_integrations.evaluation.judge_prompts import QUESTIONS
 from cocoa_integrations.evaluation.statistics import statistics
@@ -87,7 +87,7 @@ def judge_run(
         criteria = [question.criterion for question in QUESTIONS[task]]
         people = {} if labels is None else read_labels(Path(labels), run.rows.keys(), criteria)
         asked = _asked(task, name, run)
-        verdicts = verdicts_of(read_lines(run.path / JUDGEMENTS), name)
+        verdicts = verdicts_of(read_replies(run.path / JUDGEMENTS), name)
         remaining = {one.key: one for one in asked.values() if one.key not in verdicts}
         begin(len(remaining))
         for lines in asking.replies(list(remaining.values())):
@@ -97,7 +97,7 @@ def judge_run(
         judged = {answer: verdicts.get(one.key) for answer, one in asked.items()}
         results: dict[str, Any] = {"settings": settings, "judge": name, "samples": len({key for _, key in run.rows})}
         results["arms"] = _summary(task, run, judged)
-        results["cost"] = cost(read_lines(run.path / JUDGEMENTS), name)
+        results["cost"] = cost(read_replies(run.path / JUDGEMENTS), name)
         if people:
             results["agreement"] = {
                 criterion: agreement({answer: judged.get((*answer, criterion)) for answer in run.rows}, labelled)

@@ -10,10 +10,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from hashlib import sha256
 from itertools import islice
 from json import dumps
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cocoa_engine.errors import ConfigError
+from cocoa_engine.errors import ConfigError, DataError
+from cocoa_integrations.evaluation.folder import read_lines
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -127,6 +129,21 @@ class Asking:
             with contextlib.suppress(Empty):
                 return replies.get(timeout=min(remaining, 0.5))
         return _Reply(None, f"no reply within {self._timeout:g} s")
+
+
+def read_replies(file: Path) -> list[dict[str, Any]]:
+    """The stored replies of judges; none if there is no file.
+
+    Raises:
+        DataError: the file was changed after it was written.
+    """
+    lines = read_lines(file)
+    for number, line in enumerate(lines, start=1):
+        tokens = line.get("tokens") or {}
+        known = isinstance(tokens, dict) and all(isinstance(value, int) for value in tokens.values())
+        if not (known and isinstance(line.get("judge"), str) and isinstance(line.get("key"), str)):
+            raise DataError(f"{file}, line {number}: not the reply of a judge; the file was changed")
+    return lines
 
 
 def verdicts_of(lines: Iterable[Mapping[str, Any]], judge: str) -> dict[str, Any]:

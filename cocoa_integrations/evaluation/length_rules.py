@@ -12,9 +12,11 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
+from pydantic import BaseModel, ValidationError
+
 from cocoa_engine import CocoaConfig, __version__
 from cocoa_engine.equations import SpanLogProb
-from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_engine.errors import ConfigError, DataError, PromptError
 from cocoa_engine.messages import unknown
 from cocoa_engine.studies.machine import describe
 from cocoa_engine.studies.replay import KnownStep, Replay
@@ -126,10 +128,7 @@ def study(
             }
             folders[task.name] = stack.enter_context(open_folder(out / task.name, settings))
             require_same_samples(folders[task.name], samples)
-            known[task.name] = {
-                line["id"]: [KnownStep(*step) for step in line["steps"]]  # the last line of a sample knows the most
-                for line in read_lines(out / task.name / CANDIDATES)
-            }
+            known[task.name] = known_steps(out / task.name / CANDIDATES)
         names = set(map(str, arms))
         done = sum(name in names for folder in folders.values() for name, _ in folder.rows)
         total = len(arms) * sum(len(samples) for _, samples in tasks)
@@ -161,6 +160,27 @@ def study(
             ):
                 (out / name).write_text(text, encoding="utf-8")
     return results
+
+
+def known_steps(file: Path) -> dict[str, list[KnownStep]]:
+    """What a file of candidates knows of each sample; nothing if there is no file.
+
+    Raises:
+        DataError: the file was changed after it was written.
+    """
+    known: dict[str, list[KnownStep]] = {}
+    for number, line in enumerate(read_lines(file), start=1):
+        try:
+            read = _CandidatesLine.model_validate(line)
+        except ValidationError:
+            raise DataError(f"{file}, line {number}: not the candidates of a sample; the file was changed") from None
+        known[read.id] = [KnownStep(*step) for step in read.steps]  # the last line of a sample knows the most
+    return known
+
+
+class _CandidatesLine(BaseModel):
+    id: str
+    steps: list[tuple[list[int], list[int], list[tuple[list[int], list[float], float, float, bool]]]]
 
 
 def _in_turn(tasks: Sequence[tuple[EvalTask, Sequence[Sample]]]) -> Iterator[tuple[EvalTask, Sample]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cocoa_engine import CocoaConfig
+from cocoa_engine.safe_text import short_repr
 from cocoa_engine.studies.signal.ranking import FEW_GROUPS
 from cocoa_integrations.evaluation.arms import Arm
 from cocoa_integrations.evaluation.paper import NUM_LAYERS, choose_model, paper_results
@@ -95,7 +96,7 @@ def _settings(decoding: Mapping[str, Any], arms: Sequence[Arm], model: str | Non
 
 
 def _setting(value: object) -> str:
-    return "none" if value is None else str(value)
+    return "none" if value is None else short_repr(value) if isinstance(value, (list, dict)) else str(value)
 
 
 def _heading(column: Column) -> str:

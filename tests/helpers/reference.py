@@ -10,6 +10,7 @@ differ where that is of the order of float32 rounding.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -114,7 +115,8 @@ class FullForward:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.num_layers: int = model.config.num_hidden_layers
+        self.num_layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
+        self.cuts_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.done: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Tensor, Tensor, Tensor]] = {}
 
     def __call__(self, prompt: Sequence[int], answer: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,17 +138,13 @@ class FullForward:
         before_norm: list[Tensor] = []
 
         def keep(_module: Any, _inputs: Any, output: Any) -> None:
-            before_norm.append(output[0] if isinstance(output, tuple) else output)
+            before_norm.append(output[0] if isinstance(output, (tuple, list)) else output)
 
         hook = self._last_decoder_layer().register_forward_hook(keep)
         try:
             ids = torch.tensor([token_ids], device=self.model.device)
-            output = self.model(
-                input_ids=ids,
-                use_cache=False,
-                output_hidden_states=True,
-                logits_to_keep=len(token_ids) - start + 1,
-            )
+            kept = {"logits_to_keep": len(token_ids) - start + 1} if self.cuts_logits else {}
+            output = self.model(input_ids=ids, use_cache=False, output_hidden_states=True, **kept)
         finally:
             hook.remove()
         layers = list(output.hidden_states)
@@ -157,7 +155,11 @@ class FullForward:
         if len(layers) != self.num_layers + 1:
             raise AssertionError(f"{len(layers)} hidden states of a model with {self.num_layers} layers")
         hidden = torch.stack([layer[0, start:].float() for layer in layers])
-        return output.logits[0].float(), hidden, before_norm[-1][0, start:].float()
+        return (
+            output.logits[0, start - 1 :].float() if not kept else output.logits[0].float(),
+            hidden,
+            before_norm[-1][0, start:].float(),
+        )
 
     def _last_decoder_layer(self) -> torch.nn.Module:
         lists = (module for module in self.model.modules() if isinstance(module, torch.nn.ModuleList))

@@ -26,7 +26,7 @@ from cocoa_engine.execution.forward.modules import MaskedModules, Modules
 from cocoa_engine.execution.forward.static import StaticLean
 from cocoa_engine.execution.forward.weight_fingerprint import WeightFingerprint, weight_fingerprint
 from cocoa_engine.execution.forward.windows import window_sizes
-from cocoa_engine.model.hidden_states import CaptureSpec
+from cocoa_engine.model.hidden_states import CaptureSpec, capture
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.runtime import Runtime
 
@@ -105,7 +105,8 @@ def choose(model: LanguageModel, runtime: Runtime | None = None) -> Chosen:
     The result of the test is cached until the model's weights or hooks change.
 
     Raises:
-        UnsupportedModelError: no cache can be used, and later tokens change the logits of earlier ones.
+        UnsupportedModelError: no cache can be used, and later tokens change the logits of earlier ones, or the layers'
+            hidden states cannot be compared.
     """
     runtime = runtime or Runtime()
     obstacle = "not requested" if runtime.forward == "modules" else lean_obstacle(model)
@@ -164,6 +165,7 @@ def _try_all(
             break
         faults.append(f"{kind}: logits differ from plain forward passes by {error:.1e}")
     else:
+        _check_states(model)
         _check_causal(model)
         kind, reason = "recompute", "no cache of this model can be used"
     if faults:
@@ -191,6 +193,14 @@ def _check_causal(model: LanguageModel) -> None:
         raise UnsupportedModelError(
             f"{type(model.model).__name__} attends in both directions; it cannot generate text."
         )
+
+
+def _check_states(model: LanguageModel) -> None:
+    """Raise UnsupportedModelError if the hidden states of the layers cannot be compared."""
+    token_ids = torch.arange(8, device=model.device)[None] % model.vocab_size
+    with model.exclusive(), capture(model, CaptureSpec(1, 2, "pre_norm")) as captured:
+        model.forward(token_ids, logits_to_keep=1)
+        captured.stacked(model.device)
 
 
 def _first_line(fault: Exception) -> str:

@@ -1,0 +1,218 @@
+"""Any bytes in a data file end in a value or in one short error of the package."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cocoa_engine import CocoaConfig, CocoaEngine, DataError
+from cocoa_engine.cli.dataset_options import read_documents
+from cocoa_engine.cli.score_rows import score_rows
+from cocoa_engine.datasets import read_labelled
+from cocoa_engine.datasets.own_prompts import read_own_prompts
+from cocoa_engine.datasets.questions import read_questions
+from tests.helpers.mutations import broken, broken_json, broken_lines, fuzz, outcome
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+CSV = (
+    "Type,Question,Best Answer,Correct Answers,Incorrect Answers\n"
+    'A,Who flew first?,The Wrights,"The Wrights; Orville; ",Lindbergh; Earhart\n'
+    '"B",Why?,Because,Because,"It is ""so"""\n'
+)
+DIALOGUES = {
+    "1-5": {
+        "utterances": ["a : about fifty Euros .", "b : yeah ."],
+        "query": "What did a propose?",
+        "annotations": {
+            "bart": {
+                "model_prediction": "it was fifty euros. therefore it",
+                "sentence_annotations": [
+                    {"sentence": "it was fifty euros.", "annotation": [{"error_class": "No Error", "error_span": ""}]},
+                    {
+                        "sentence": "therefore it was cheap.",
+                        "annotation": [{"error_class": "LinkE", "error_span": "therefore"}],
+                    },
+                ],
+            }
+        },
+    }
+}
+SUMMARIES = {
+    "samples": [
+        {
+            "sample_id": 3,
+            "source": "A film of 2014.",
+            "summary": "A film of 2016, a good one.",
+            "annotations": [
+                {"label": ["Unwanted"], "summary_start": 10, "summary_end": 14},
+                {"label": ["Benign"], "summary_start": 16, "summary_end": 26},
+            ],
+        }
+    ]
+}
+SPANS = [
+    {
+        "id": "1",
+        "model_input": "Why?",
+        "model_output_text": "She won silver in 2008.",
+        "hard_labels": [[18, 22], [8, 14]],
+    }
+]
+OWN = [
+    {
+        "id": "1",
+        "prompt": "A story.\nWho wrote Dune?",
+        "text": "Frank, in 1865.",
+        "spans": [[10, 14]],
+        "source": "A story.",
+    },
+    {"id": 2, "prompt": "Who?", "text": "Nobody.", "label": False, "group": "g"},
+]
+QUESTIONS = [
+    {"question": "Who wrote Dune?", "context": "Dune is by Frank Herbert.", "answers": ["Frank Herbert"]},
+    {"question": "Why?", "ctxs": [{"text": "Because."}], "answers": ["because", "so"], "group": "w"},
+]
+PROMPTS = [
+    {"prompt": "Write a haiku."},
+    {"question": "Who?", "context": "He.", "answer": "he"},
+    {
+        "text": "Frank.",
+        "spans": [{"text": "Frank.", "risk": 0.4, "risk_source": "raw"}, {"risk": None, "flagged": False}],
+        "answer_risk": 0.3,
+        "references": ["Frank"],
+    },
+]
+
+
+def dumped(rows: list[Any]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+def read_with(folder: Path, read: Callable[[Path], Any], name: str, data: bytes) -> Any:
+    file = folder / name
+    file.write_bytes(data)
+    return outcome(lambda: read(file))
+
+
+LABELLED: dict[str, tuple[str, bytes, st.SearchStrategy[bytes]]] = {
+    "truthfulqa": ("a.csv", CSV.encode(), broken(CSV.encode())),
+    "diasumfact": ("a.json", json.dumps(DIALOGUES).encode(), broken_json(DIALOGUES)),
+    "faithbench": ("a.json", json.dumps(SUMMARIES).encode(), broken_json(SUMMARIES)),
+    "mushroom": ("a.jsonl", dumped(SPANS), broken_lines(SPANS)),
+    "jsonl": ("a.jsonl", dumped(OWN), broken_lines(OWN)),
+}
+OTHER: dict[str, tuple[Callable[[Path], Any], str, bytes, st.SearchStrategy[bytes]]] = {
+    "questions": (read_questions, "a.jsonl", dumped(QUESTIONS), broken_lines(QUESTIONS)),
+    "prompts": (read_own_prompts, "a.jsonl", dumped(PROMPTS), broken_lines(PROMPTS)),
+    "lines": (read_own_prompts, "a.txt", b"One\nTwo\n", broken(b"One\nTwo\n")),
+    "documents": (read_documents, "a.txt", b"A text.", broken(b"A text.")),
+}
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_labelled_data(name: str, folder: Path) -> None:
+    file, good, files = LABELLED[name]
+    assert not isinstance(read_with(folder, lambda path: read_labelled(path, name), file, good), Exception)
+
+    @fuzz()
+    @given(files)
+    def check(data: bytes) -> None:
+        for format in (name, None):
+            found = read_with(folder, partial(read_labelled, format=format), file, data)
+            assert isinstance(found, (list, DataError))
+
+    check()
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_questions_prompts_and_documents(name: str, folder: Path) -> None:
+    read, file, good, files = OTHER[name]
+    assert not isinstance(read_with(folder, read, file, good), Exception)
+
+    @fuzz()
+    @given(files)
+    def check(data: bytes) -> None:
+        assert isinstance(read_with(folder, read, file, data), (list, DataError))
+
+    check()
+
+
+XSUM = {
+    "docid": b"34687720\n21267591\n",
+    "source": b"Dubuisson carded a 67.\nSalman told the BBC.\n",
+    "target": b"rory will take\nbahrain\\'s party has said\n",
+    "label": b"1 1 0\n0 0 0 0\n",
+}
+
+
+@fuzz()
+@given(st.sampled_from(list(XSUM)).flatmap(lambda part: st.tuples(st.just(part), broken(XSUM[part]))))
+def test_labels_of_words(tmp_path_factory: pytest.TempPathFactory, change: tuple[str, bytes]) -> None:
+    folder = tmp_path_factory.getbasetemp() / "xsum"
+    folder.mkdir(exist_ok=True)
+    for part, data in {**XSUM, change[0]: change[1]}.items():
+        (folder / f"s.{part}").write_bytes(data)
+    assert isinstance(outcome(lambda: read_labelled(folder)), (list, DataError))
+
+
+def test_compressed_data(folder: Path) -> None:
+    good = gzip.compress(dumped(OWN))
+
+    @fuzz()
+    @given(broken(good))
+    def check(data: bytes) -> None:
+        found = read_with(folder, lambda path: read_labelled(path, "jsonl"), "a.jsonl.gz", data)
+        assert isinstance(found, (list, DataError))
+
+    check()
+
+
+def test_parquet(folder: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    row = {"question": "Who?", "org_context": "He.", "org_answer": ["he"], "sub_context": "She.", "sub_answer": ["she"]}
+    written = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist([row]), written)
+    assert len(read_with(folder, read_questions, "a.parquet", written.getvalue())) == 2
+
+    @fuzz()
+    @given(broken(written.getvalue()))
+    def check(data: bytes) -> None:
+        assert isinstance(read_with(folder, read_questions, "a.parquet", data), (list, DataError))
+
+    check()
+
+
+def test_rows_to_score(folder: Path) -> None:
+    """A row that cannot be scored gets an error, and the others their risk."""
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    rows = [{"prompt": "The source. Why?", "text": "So it is.", "source": "The source."}, {"prompt": "a", "text": "b"}]
+    out = folder / "scored.jsonl"
+
+    def score(path: Path) -> list[Any]:
+        score_rows(engine, path, out, CocoaConfig())
+        return [json.loads(line) for line in out.read_text(encoding="utf-8").split("\n")[:-1]]
+
+    assert all("risk" in row for row in read_with(folder, score, "rows.jsonl", dumped(rows)))
+
+    @fuzz(15)
+    @given(broken_lines(rows))
+    def check(data: bytes) -> None:
+        scored = read_with(folder, score, "rows.jsonl", data)
+        assert isinstance(scored, DataError) or all(("risk" in row) != ("error" in row) for row in scored)
+
+    check()

@@ -1,0 +1,233 @@
+"""The data of an evaluation, and the files of its folder, changed by hand: a value, or one short error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("rouge_score")
+
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
+
+from cocoa_engine import CocoaError
+from cocoa_integrations.evaluation.agreement import read_labels
+from cocoa_integrations.evaluation.data import load_samples
+from cocoa_integrations.evaluation.factscore import factscore_run
+from cocoa_integrations.evaluation.folder import open_folder
+from cocoa_integrations.evaluation.judge import judge_run
+from cocoa_integrations.evaluation.length_rules import known_steps
+from cocoa_integrations.evaluation.tasks import TASKS
+from tests.helpers.mutations import broken, broken_json, broken_lines, fuzz, outcome
+
+RECORDS: dict[str, dict[str, Any]] = {
+    "truthfulqa_gen": {
+        "question": "Can pigs fly?",
+        "best_answer": "No",
+        "correct_answers": ["No", "Never"],
+        "incorrect_answers": ["Yes"],
+    },
+    "nq": {"id": "a", "question": "Who?", "ctxs": [{"text": "He."}], "answers": ["he", "him"]},
+    "nq_swap": {"question": "Who?", "sub_context": "She.", "sub_answer": ["she"], "org_answer": ["he"]},
+    "samsum": {"id": "1", "dialogue": "A: hi\nB: hi", "summary": "They greet."},
+    "xsum": {"id": 2, "document": "It rains.", "summary": "Rain."},
+    "mbpp": {
+        "task_id": 3,
+        "text": "Add.",
+        "code": "def f(a, b):\n    return a + b",
+        "test_list": ["assert f(1, 2) == 3"],
+    },
+    "gsm8k": {"question": "1 + 1?", "answer": "It is 2. #### 2"},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("evaluation")
+
+
+@pytest.mark.parametrize("task", RECORDS)
+def test_data_of_tasks(task: str, folder: Path) -> None:
+    other = {key: f"{value} 1" if isinstance(value, str) else value for key, value in RECORDS[task].items()}
+    records = [RECORDS[task], {**other, "id": "other", "task_id": 4}]
+    file = folder / f"{task}.jsonl"
+
+    def measured(data: bytes) -> Any:
+        """Read the samples, and measure an answer to each, unless that would run the code in it."""
+        file.write_bytes(data)
+        samples = load_samples(task, file)
+        if TASKS[task].runs_code:
+            return samples
+        return [TASKS[task].measure(sample, "An answer: 3") for sample in samples]
+
+    good = "".join(json.dumps(record) + "\n" for record in records).encode()
+    assert len(measured(good)) == 2
+
+    @fuzz(15)
+    @given(broken_lines(records))
+    def check(data: bytes) -> None:
+        assert isinstance(outcome(lambda: measured(data)), (list, CocoaError))
+
+    check()
+
+
+def test_data_of_tables(folder: Path) -> None:
+    columns = "Question,Best Answer,Correct Answers,Incorrect Answers"
+    good = f'{columns}\nCan pigs fly?,No,"No; Never",Yes\n'.encode()
+    file = folder / "t.csv"
+
+    @fuzz()
+    @given(broken(good))
+    def check(data: bytes) -> None:
+        file.write_bytes(data)
+        assert isinstance(outcome(lambda: load_samples("truthfulqa_gen", file)), (list, CocoaError))
+
+    check()
+
+
+# --- the folder of a run
+
+ROWS = [
+    {
+        "arm": arm,
+        "id": key,
+        "sample": "0123456789abcdef",
+        "question": "Can pigs fly?",
+        "context": "A: hi\nB: pigs cannot fly",
+        "references": ["No."],
+        "incorrect": ["Yes."],
+        "method": "greedy",
+        "metric": "f_mlds",
+        "alpha": 2.5,
+        "answer": f"No, {key}.",
+        "metrics": {"rejected": 0.0, "rouge_l_acc": 1.0, "rouge_l": 0.5},
+    }
+    for arm in ("greedy", "cocoa-sig")
+    for key in ("0", "1")
+]
+SETTINGS = {
+    "format": 1,
+    "task": "truthfulqa_gen",
+    "model": {"name": "a/model-7b", "dtype": "float32"},
+    "decoding": {"middle_layers": [2, 4], "gamma": 0.3, "stop": ["a"]},
+    "data": {"file": "a.csv"},
+}
+JUDGE = "a judge"
+LINES = [
+    {"judge": JUDGE, "key": "k", "verdict": True, "reply": "yes", "error": None, "tokens": {"input_tokens": 3}},
+    {"judge": JUDGE, "key": "l", "verdict": None, "reply": "?", "error": "no verdict in the reply", "tokens": None},
+    {"judge": "another", "key": "k", "verdict": False, "reply": "no", "error": None, "tokens": {}},
+]
+STEPS = [
+    {
+        "id": "0",
+        "steps": [[[], [5, 6], []], [[5, 6], [], [[[7], [-0.5], 0.1, 0.2, False], [[8], [-1.5], 0.1, 0.2, True]]]],
+    }
+]
+
+
+def judge() -> GenericFakeChatModel:
+    return GenericFakeChatModel(messages=iter([AIMessage('{"verdict": "Correct"}'), AIMessage("yes")] * 1000))
+
+
+def lines_of(rows: list[Any]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def prepared(folder: Path, task: str, **changed: bytes) -> Path:
+    """The folder of a run, with some of its files changed."""
+    run = folder / "run"
+    run.mkdir(exist_ok=True)
+    for old in run.iterdir():
+        old.unlink()
+    files = {
+        "settings.json": json.dumps({**SETTINGS, "task": task}).encode(),
+        "samples.jsonl": lines_of(ROWS),
+        **{name.replace("__", "."): data for name, data in changed.items()},
+    }
+    for name, data in files.items():
+        (run / name).write_bytes(data)
+    return run
+
+
+def test_samples_of_a_run(folder: Path) -> None:
+    def judged(data: bytes) -> Any:
+        run = prepared(folder, "truthfulqa_gen", samples__jsonl=data)
+        return judge_run(run, judge(), name=JUDGE, attempts=1, concurrency=1)
+
+    assert len(judged(lines_of(ROWS))["arms"]) == 2
+
+    @fuzz(20)
+    @given(broken_lines(ROWS))
+    def check(data: bytes) -> None:
+        found = outcome(lambda: judged(data))
+        assert isinstance(found, (dict, CocoaError))
+        if isinstance(found, dict):
+            json.dumps(found, allow_nan=False)
+
+    check()
+
+
+def test_settings_of_a_run(folder: Path) -> None:
+    @fuzz()
+    @given(broken_json(SETTINGS))
+    def check(data: bytes) -> None:
+        run = prepared(folder, "", settings__json=data)
+        assert isinstance(outcome(lambda: judge_run(run, judge(), name=JUDGE, attempts=1)), (dict, CocoaError))
+
+        def opened(run: Path = run) -> None:
+            with open_folder(run, {**SETTINGS, "format": 2}):
+                pass
+
+        assert isinstance(outcome(opened), (type(None), CocoaError))
+
+    check()
+
+
+@pytest.mark.parametrize(("task", "name", "measure"), [
+    ("truthfulqa_gen", "judgements__jsonl", judge_run),
+    ("samsum", "factscore__jsonl", factscore_run),
+])  # fmt: skip
+def test_replies_of_a_judge(task: str, name: str, measure: Any, folder: Path) -> None:
+    @fuzz(20)
+    @given(broken_lines(LINES))
+    def check(data: bytes) -> None:
+        run = prepared(folder, task, **{name: data})
+        found = outcome(lambda: measure(run, judge(), name=JUDGE, attempts=1, concurrency=1))
+        assert isinstance(found, (dict, CocoaError))
+
+    check()
+
+
+def test_labels_of_people(folder: Path) -> None:
+    pytest.importorskip("sklearn")
+    file = folder / "labels.csv"
+    good = b"arm,id,ann,bob,ann:info\ngreedy,0,true,1,no\ngreedy,1,false,0,yes\n"
+
+    @fuzz()
+    @given(broken(good))
+    def check(data: bytes) -> None:
+        file.write_bytes(data)
+        answers = [(row["arm"], row["id"]) for row in ROWS]
+        assert isinstance(outcome(lambda: read_labels(file, answers, ["truth", "info"])), (dict, CocoaError))
+
+    check()
+
+
+def test_candidates_of_a_study(folder: Path) -> None:
+    file = folder / "candidates.jsonl"
+    file.write_bytes(lines_of(STEPS))
+    assert len(known_steps(file)["0"]) == 2
+
+    @fuzz()
+    @given(st.one_of(broken_lines(STEPS)))
+    def check(data: bytes) -> None:
+        file.write_bytes(data)
+        assert isinstance(outcome(lambda: known_steps(file)), (dict, CocoaError))
+
+    check()

@@ -1,0 +1,265 @@
+"""Calibrators, heads, GGUF, configs and the package's own caches: any bytes end in an object or in one short error."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, RiskCalibrator, Runtime
+from cocoa_engine.calibration.calibrator import Settings
+from cocoa_engine.execution.native import build
+from cocoa_engine.methods import retrieval_heads
+from cocoa_engine.methods.retrieval_heads import RetrievalHeads, known_heads
+from cocoa_engine.model import embedded
+from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
+from tests.helpers.made_up_risk import fitted
+from tests.helpers.model_folders import save_model
+from tests.helpers.mutations import broken, broken_json, fuzz, mutated, mutated_json, outcome
+from tests.helpers.tiny_gguf import write_tiny_gguf
+from tests.helpers.tiny_models import NUM_LAYERS, tiny_model, tiny_tokenizer
+
+MIDDLE = (NUM_LAYERS // 3, 2 * NUM_LAYERS // 3)
+HEADS: dict[str, Any] = {
+    "model_name": "tiny",
+    "num_layers": NUM_LAYERS,
+    "num_heads": 4,
+    "samples": 3,
+    "heads": [{"layer": 3, "head": 1, "score": 0.5}, {"layer": 4, "head": 0, "score": 0.25}],
+    "reference": [0.0, 0.25, 0.25, 1.0],
+    "reference_spans": 60,
+}
+
+
+@pytest.fixture(scope="module")
+def tiny() -> CocoaEngine:
+    return CocoaEngine(tiny_model("llama"), tiny_tokenizer(), model_name="tiny")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+# --- calibrators and retrieval heads
+
+
+def calibrator() -> RiskCalibrator:
+    settings = Settings(final_layer="post_norm", middle_layers=MIDDLE, gamma=0.3, max_candidates=8)
+    return fitted(model_name="tiny", settings=settings, levels=("span", "answer"), domain=True)
+
+
+@pytest.mark.filterwarnings("ignore::cocoa_engine.calibration.CalibrationWarning")
+def test_calibrators(tiny: CocoaEngine, folder: Path) -> None:
+    """What is read can be used: the answer has a risk, or one error says what is missing."""
+    good = json.loads(calibrator().model_dump_json())
+    answer = tiny.generate("Once upon", max_new_tokens=4)
+    file = folder / "calibrator.json"
+
+    def rated(data: bytes) -> Any:
+        file.write_bytes(data)
+        found = RiskCalibrator.load(file)
+        found.mismatches("other", CocoaConfig(), NUM_LAYERS)
+        CocoaEngine(tiny.model, tiny.tokenizer, model_name="tiny", calibrator=found)
+        return found.rated(answer).answer_risk, [found.risk(span) for span in answer.spans]
+
+    whole, spans = rated(json.dumps(good).encode())
+    assert all(0 <= risk <= 1 for risk in [whole, *spans])
+
+    @fuzz(40)
+    @given(broken_json(good))
+    def check(data: bytes) -> None:
+        found = outcome(lambda: rated(data))
+        if not isinstance(found, CocoaError):
+            assert all(risk is None or 0 <= risk <= 1 for risk in [found[0], *found[1]])
+
+    check()
+
+
+def test_retrieval_heads(folder: Path) -> None:
+    file = folder / "heads.json"
+    file.write_text(json.dumps(HEADS))
+    assert known_heads(str(file), NUM_LAYERS, 4) is not None
+
+    @fuzz()
+    @given(broken_json(HEADS))
+    def check(data: bytes) -> None:
+        file.write_bytes(data)
+        retrieval_heads._read.cache_clear()
+        found = outcome(lambda: known_heads(str(file), NUM_LAYERS, 4))
+        if isinstance(found, RetrievalHeads):
+            assert all(0 <= head.layer < NUM_LAYERS and 0 <= head.head < 4 for head in found.heads)
+            assert found.rank(0.3) is None or 0 <= found.rank(0.3) <= 1
+        else:
+            assert isinstance(found, CocoaError)
+
+    check()
+
+
+def test_kept_retrieval_heads(tiny: CocoaEngine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken file in the cache directory is as good as none."""
+    monkeypatch.setenv("COCOA_CACHE_DIR", str(folder / "cache"))
+    model = tiny.session.model
+    good = {**HEADS, "num_heads": 4}
+    file = retrieval_heads.keep(RetrievalHeads.model_validate(good), model)
+    assert known_heads(None, NUM_LAYERS, 4, model) == RetrievalHeads.model_validate(good)
+
+    @fuzz()
+    @given(broken_json(good))
+    def check(data: bytes) -> None:
+        file.write_bytes(data)
+        retrieval_heads._read.cache_clear()
+        found = known_heads(None, NUM_LAYERS, 4, model)
+        assert found is None or isinstance(found, RetrievalHeads)
+
+    check()
+
+
+# --- the embedded model: its file and its conversion
+
+
+@pytest.fixture(scope="module")
+def gguf_file(folder: Path) -> Path:
+    write_tiny_gguf(folder / "tiny.gguf")
+    return folder / "tiny.gguf"
+
+
+def test_gguf_files(gguf_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = gguf_file.read_bytes()
+    header = 9000  # metadata and the list of tensors
+    bad = folder / "bad.gguf"
+    monkeypatch.setenv("COCOA_CACHE_DIR", str(folder / "converted"))
+    monkeypatch.setattr(embedded, "find_embedded_file", lambda: embedded.EmbeddedFile(bad, "1"))
+
+    count = good.index(b"llama.attention.head_count\x04") + 30  # after the name and the type of the value
+    assert good[count : count + 4] == bytes([4, 0, 0, 0])
+
+    @fuzz(20)
+    @example(good[:count] + bytes(4) + good[count + 4 :])
+    @given(st.one_of(mutated(good[:header]).map(lambda start: start + good[header:]), broken(good)))
+    def check(data: bytes) -> None:
+        bad.write_bytes(data)
+        found = outcome(embedded.embedded_model_path)
+        assert isinstance(found, (Path, CocoaError))
+        if isinstance(found, Path):
+            shutil.rmtree(found)
+
+    check()
+
+
+def test_manifests_of_the_converted_model(gguf_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken manifest is found, and the model converted again."""
+    monkeypatch.setenv("COCOA_CACHE_DIR", str(folder / "manifests"))
+    monkeypatch.setattr(embedded, "find_embedded_file", lambda: embedded.EmbeddedFile(gguf_file, "1"))
+
+    def convert(gguf_file: Path, folder: Path) -> None:
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(b"weights")
+
+    monkeypatch.setattr(embedded, "convert", convert)
+    manifest = embedded.embedded_model_path() / embedded.MANIFEST
+    good = json.loads(manifest.read_text())
+    assert set(good) == {"config.json", "model.safetensors"}
+
+    @fuzz(40)
+    @given(broken_json(good))
+    @example(b"[" * 100_000)
+    def check(data: bytes) -> None:
+        manifest.write_bytes(data)
+        assert embedded.embedded_model_path() == manifest.parent
+        assert (manifest.parent / "model.safetensors").read_bytes() == b"weights"
+        entries = json.loads(manifest.read_text())
+        assert all(entries.get(name) == good[name] for name in entries if name in good)
+
+    check()
+
+
+# --- configs of a model folder
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_configs_of_models(name: str, folder: Path) -> None:
+    """A model with a broken config is refused when it is loaded, or it answers, or says in one error why not."""
+    source = folder / "source"
+    save_model(source)
+    good = (source / name).read_bytes()
+    fields = json.loads(good)
+    sizes = {key: value for key, value in fields.items() if type(value) is int}
+
+    def answered(data: bytes) -> Any:
+        (source / name).write_bytes(data)
+        read_context_window(source)
+        model, tokenizer, _ = load_pretrained(source)
+        return CocoaEngine(model, tokenizer).generate("Once upon", max_new_tokens=3).text
+
+    assert isinstance(answered(good), str)
+
+    @fuzz(20)
+    @given(st.one_of(broken_json(fields), broken_json({**fields, **dict.fromkeys(sizes, 3)})))
+    def check(data: bytes) -> None:
+        assert isinstance(outcome(lambda: answered(data)), (str, CocoaError))
+
+    check()
+    (source / name).write_bytes(good)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_tokenizer_files(folder: Path) -> None:
+    source = folder / "tokenizer"
+    save_model(source)
+    good = json.loads((source / "tokenizer.json").read_text())
+
+    @fuzz(20)
+    @given(broken_json(good))
+    def check(data: bytes) -> None:
+        (source / "tokenizer.json").write_bytes(data)
+        found = outcome(lambda: load_tokenizer(str(source), {}))
+        assert found is not None
+
+    check()
+
+
+# --- the kernels
+
+
+def test_checksums_of_the_kernels(folder: Path) -> None:
+    """A library is loaded only with its own checksum beside it."""
+    library = folder / "kernels.so"
+    library.write_bytes(b"a library")
+    checksum = build._checksum_file(library)
+    good = build._checksum(b"a library")
+    checksum.write_bytes(good)
+    assert build._is_intact(library)
+
+    @fuzz(50)
+    @given(broken(good), st.just(b"a library") | broken(b"a library"))
+    def check(data: bytes, code: bytes) -> None:
+        checksum.write_bytes(data)
+        library.write_bytes(code)
+        assert build._is_intact(library) == (data == hashlib.sha256(code).hexdigest().encode())
+
+    check()
+
+
+# --- settings in JSON
+
+
+@fuzz(40)
+@given(broken_json(json.loads(CocoaConfig().model_dump_json())))
+def test_settings_in_json(data: bytes) -> None:
+    assert isinstance(outcome(lambda: CocoaConfig.model_validate_json(data)), (CocoaConfig, CocoaError))
+
+
+@fuzz(40)
+@given(mutated_json(Runtime().model_dump()))
+def test_settings_of_the_runtime(settings: dict[str, Any]) -> None:
+    assert isinstance(outcome(lambda: Runtime(**settings)), (Runtime, CocoaError))

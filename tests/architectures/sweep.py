@@ -1,0 +1,200 @@
+"""Compares the engine with the tests' naive reference on a small model of one architecture."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, Generation
+from cocoa_engine.spans import Measured
+from tests.architectures.small_configs import small_model
+from tests.helpers.reference import Figures, FullForward, Reference, ReferenceGeneration
+from tests.helpers.tiny_models import VOCAB_SIZE, tiny_tokenizer
+
+Verdict = Literal["equal", "different", "failed", "refused", "no reference", "not buildable"]
+
+KNIFE_EDGE = 1e-3
+"""A decision nearer than this may fall either way by rounding: another prompt is taken."""
+
+TOLERANCE = 1e-3
+"""Largest difference of a value between the engine and the reference, relative where the value is large."""
+
+METHODS: dict[str, dict[str, Any]] = {
+    "cocoa-sig": {"max_new_tokens": 8, "gamma": 0.2, "max_candidates": 4, "max_span_tokens": 6},
+    "greedy": {"max_new_tokens": 10},
+}
+LENGTHS = (9, 1, 23)  # of the prompts, in tokens; longer and shorter than the sliding windows
+TRIES = 12
+"""Prompts of each length at most, if decisions on a knife edge rule some out."""
+
+_VALUES = ("token_log_probs", "token_entropies", "token_margins", "log_prob", "con_mlds", "f_mlds", "score")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one architecture.
+
+    Attributes:
+        model_type: its name in transformers.
+        verdict: ``"equal"``: the engine gives the reference's tokens, spans and values. ``"different"``: it does not.
+            ``"failed"``: it raises an error that is none of its own. ``"refused"``: it raises one of its own errors.
+            ``"no reference"``: the model's plain forward pass gives no hidden states to compare with.
+            ``"not buildable"``: transformers itself cannot build or run the small model.
+        model_class: the model's class.
+        backend: the chosen backend and forward pass, such as ``"shared_cache/lean"``.
+        linears: how linear layers are run.
+        compared: number of compared answers.
+        difference: the largest difference of a value.
+        in_float64: the values were compared in float64, because float32 rounds too much in this model.
+        reason: for the other verdicts, and why a slower backend was chosen.
+    """
+
+    model_type: str
+    verdict: Verdict
+    model_class: str = ""
+    backend: str = ""
+    linears: str = ""
+    compared: int = 0
+    difference: float = 0.0
+    in_float64: bool = False
+    reason: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The outcome as JSON."""
+        return asdict(self)
+
+
+class DifferentError(AssertionError):
+    """The engine's answer is not the reference's."""
+
+
+class NoReferenceError(Exception):
+    """The model's plain forward pass gives no hidden states, or not the same twice."""
+
+
+def examine(model_type: str) -> Outcome:
+    """Build a small model, and compare the engine's answers with the reference's."""
+    warnings.simplefilter("ignore")
+    try:
+        model = small_model(model_type)
+        with torch.no_grad():
+            logits = model(input_ids=torch.arange(5, 17)[None]).logits
+        if not torch.isfinite(logits).all():
+            raise ValueError("with random weights the logits are not finite")
+    except Exception as error:
+        return Outcome(model_type, "not buildable", reason=_named(error))
+    return _examined(model_type, model)
+
+
+def _examined(model_type: str, model: Any) -> Outcome:
+    name = type(model).__name__
+    try:
+        engine = CocoaEngine(model, tiny_tokenizer())
+        info = engine.info()
+        engine.generate(_prompt(0, 5), max_new_tokens=2)
+    except CocoaError as error:
+        return Outcome(model_type, "refused", name, reason=_named(error))
+    except Exception as error:
+        return Outcome(model_type, "failed", name, reason=_named(error))
+    chosen = (name, f"{info.backend}/{info.forward}", info.linears)
+    try:
+        forward = _reference_pass(model)
+    except NoReferenceError as error:
+        return Outcome(model_type, "no reference", *chosen, reason=_named(error))
+    compared, difference = 0, 0.0
+    try:
+        for found in _compare(engine, forward):
+            compared, difference = compared + 1, max(difference, found)
+    except DifferentError as error:
+        if (
+            model.dtype != torch.float64
+            and (exact := _examined(model_type, model.to(torch.float64))).verdict == "equal"
+        ):
+            return replace(exact, backend=chosen[1], linears=chosen[2], in_float64=True)
+        return Outcome(model_type, "different", *chosen, compared, difference, reason=str(error))
+    except Exception as error:
+        return Outcome(model_type, "failed", *chosen, compared, difference, reason=_named(error))
+    reason = "" if info.backend == "shared_cache" else info.backend_reason
+    return Outcome(model_type, "equal", *chosen, compared, difference, reason=reason)
+
+
+def _reference_pass(model: Any) -> FullForward:
+    """The reference's forward pass, if the model gives what it needs."""
+    try:
+        forward, again = FullForward(model), FullForward(model)
+        first, second = (one(_prompt(1, 6), _prompt(2, 3)) for one in (forward, again))
+    except Exception as error:
+        raise NoReferenceError(_named(error)) from error
+    if not all(torch.equal(a, b) for a, b in zip(first, second, strict=True)):
+        raise NoReferenceError("two forward passes over the same tokens differ")
+    if first[1].isnan().any():
+        raise NoReferenceError("the hidden states are not finite")
+    return forward
+
+
+def _compare(engine: CocoaEngine, forward: FullForward) -> Iterator[float]:
+    """Decode prompts alone and in a batch; the largest difference of each answer."""
+    for method, settings in METHODS.items():
+        config = CocoaConfig(method=method, **settings)
+        prompts, wanted = [], []
+        for length in LENGTHS:
+            for seed in range(TRIES):
+                prompt = _prompt(seed, length)
+                expected = Reference(forward, engine.tokenizer, config).generate(prompt)
+                if expected.margin >= KNIFE_EDGE:
+                    break
+            else:
+                continue
+            prompts.append(prompt)
+            wanted.append(expected)
+            yield difference(engine.generate(prompt, config=config), expected)
+        if not prompts:
+            raise DifferentError("every decision of every prompt is on a knife edge")
+        for answer, expected in zip(engine.generate_batch(prompts, config=config), wanted, strict=True):
+            yield difference(answer, expected)
+
+
+def difference(actual: Generation, expected: ReferenceGeneration) -> float:
+    """The largest difference of a value.
+
+    Raises:
+        DifferentError: the tokens, spans, candidates or choices differ, or a value by more than the tolerance.
+    """
+    pairs: list[tuple[Measured, Figures]] = []
+    decided = [(span.kind, span.token_ids, span.chosen) for span in actual.spans]
+    wanted = [(span.kind, span.figures.token_ids, span.chosen) for span in expected.spans]
+    if actual.token_ids != expected.token_ids or decided != wanted or actual.finish_reason != expected.finish_reason:
+        raise DifferentError(f"{actual.config.method}: tokens {actual.token_ids}, expected {expected.token_ids}")
+    for span, reference in zip(actual.spans, expected.spans, strict=True):
+        pairs.append((span, reference.figures))
+        if [one.token_ids for one in span.candidates] != [one.token_ids for one in reference.candidates]:
+            raise DifferentError(f"{actual.config.method}: other candidates")
+        pairs.extend(zip(span.candidates, reference.candidates, strict=True))
+    worst = 0.0
+    for one, figures in pairs:
+        for name in _VALUES:
+            for value, reference_value in zip(_list(getattr(one, name)), _list(getattr(figures, name)), strict=True):
+                off = abs(value - reference_value) / max(1.0, abs(reference_value))
+                if not off <= TOLERANCE:
+                    raise DifferentError(f"{actual.config.method}: {name} {value:.6g}, expected {reference_value:.6g}")
+                worst = max(worst, off)
+    return worst
+
+
+def _list(value: Any) -> list[float]:
+    return value if isinstance(value, list) else [value]
+
+
+def _prompt(seed: int, length: int) -> list[int]:
+    dice = random.Random(seed * 1000 + length)
+    return [dice.randrange(5, VOCAB_SIZE) for _ in range(length)]
+
+
+def _named(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

@@ -94,13 +94,13 @@ class ChunkWriter:
         self._written[delta.number] += delta.written
         args = delta.written
         if delta.error is not None:
-            args += _invalid_ending(self._written[delta.number])
+            args += invalid_ending(self._written[delta.number])
         return tool_call_chunk(
             name=delta.name, args=args, id=self.ids[delta.number] if begins else None, index=delta.number
         )
 
 
-def _invalid_ending(written: str) -> str:
+def invalid_ending(written: str) -> str:
     """An ending that makes truncated arguments invalid for LangChain, which would otherwise complete them.
 
     ``parse_partial_json`` fails on an unmatched bracket, and LangChain then lists the call as invalid.

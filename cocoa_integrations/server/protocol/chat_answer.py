@@ -50,7 +50,14 @@ class ChatJob:
     fields: RiskFields
 
     @classmethod
-    def of(cls, plan: Plan, entries: Sequence[Mapping[str, Any]], fields: RiskFields, cancel: Cancellation) -> ChatJob:
+    def of(
+        cls,
+        plan: Plan,
+        entries: Sequence[Mapping[str, Any]],
+        fields: RiskFields,
+        cancel: Cancellation,
+        source: Sequence[str] | None = None,
+    ) -> ChatJob:
         """Render the prompt and compile the grammar.
 
         Raises:
@@ -61,6 +68,7 @@ class ChatJob:
             "template_kwargs": template_kwargs,
             "logits_processor": plan.processors(),
             "cancellation": cancel,
+            "source": source,
         }
         return cls(plan, messages, options, fields)
 

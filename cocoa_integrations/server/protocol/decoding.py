@@ -51,6 +51,13 @@ class CocoaOptions(DecodeSettings):
         description="Where the answer has its risk: in the `message` (or `delta`), in `logprobs`, in both, or nowhere.",
     )
     candidates: bool = Field(False, description="Whether each span lists the candidates that competed in it.")
+    source: list[str] | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="Passages of the prompt, as texts that it contains. Each span then has `passage_attention`: its "
+        "attention on each of them.",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -43,7 +43,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     entries = body.entries()
     async with AsyncExitStack() as resources:
         call = await resources.enter_async_context(state.open_call(request, body.answers))
-        job = await call.run(ChatJob.of, plan, entries, fields, call.cancellation)
+        job = await call.run(ChatJob.of, plan, entries, fields, call.cancellation, body.options.source)
         configs = [config_of_answer(config, number) for number in range(body.answers)]
         if not body.streams:
             return _whole(envelope, await _answers(call, job, configs), fields)

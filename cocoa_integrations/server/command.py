@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,9 @@ from cocoa_engine.errors import CocoaError, ConfigError
 from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_engine.optional import need
 from cocoa_engine.runtime import Runtime
+
+if TYPE_CHECKING:
+    from cocoa_engine import CocoaEngine
 
 KEYS_VARIABLE = "COCOA_API_KEYS"
 
@@ -133,7 +136,7 @@ def serve(
     )
     runtime = {"max_batch_size": max_batch_size, "max_queue": max_queue}
 
-    def load() -> object:
+    def load() -> CocoaEngine:
         engine = load_engine(model, loading, calibrator, **runtime)
         engine.config = config
         return engine

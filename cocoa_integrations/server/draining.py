@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 import time
 from types import FrameType
 from typing import Any
 
 import uvicorn
+import uvicorn.config
 from fastapi import FastAPI
 
 from cocoa_integrations.server.lifecycle import ServerState
@@ -31,7 +33,7 @@ class DrainingServer(uvicorn.Server):
         self._state: ServerState = app.state.cocoa
         settings = self._state.settings
         options = {"host": settings.host, "port": settings.port, "timeout_graceful_shutdown": CLOSING, **options}
-        super().__init__(uvicorn.Config(app, **options))
+        super().__init__(uvicorn.Config(app, **{"log_config": _log_config(), **options}))
         self._deadline: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -39,7 +41,8 @@ class DrainingServer(uvicorn.Server):
         if self._deadline is None:
             self._deadline = time.monotonic() + self._state.settings.shutdown_timeout
             self._state.drain()
-            self._captured_signals.append(sig)
+            if sig == signal.SIGINT:
+                self._captured_signals.append(sig)  # raised again at the end, so that Ctrl-C is an interrupt
             return
         self._deadline = 0.0
         if sig == signal.SIGINT and self.should_exit:
@@ -52,3 +55,10 @@ class DrainingServer(uvicorn.Server):
             self._state.calls.cancel()
             self.should_exit = True
         return await super().on_tick(counter)
+
+
+def _log_config() -> dict[str, Any]:
+    """uvicorn's logging, with this package's messages."""
+    config = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
+    config["loggers"]["cocoa_integrations.server"] = {"handlers": ["default"], "level": "INFO", "propagate": False}
+    return config

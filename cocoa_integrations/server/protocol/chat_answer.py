@@ -54,11 +54,19 @@ class ChatJob:
         cls,
         plan: Plan,
         entries: Sequence[Mapping[str, Any]],
+        processors: Sequence[Any],
         fields: RiskFields,
-        cancel: Cancellation,
+        cancellation: Cancellation,
         source: Sequence[str] | None = None,
     ) -> ChatJob:
         """Render the prompt and compile the grammar.
+
+        Args:
+            plan: the tools, the grammar and the parser.
+            entries: the messages.
+            processors: logits processors of the request.
+            fields: how the risk is written.
+            cancellation: ends the work.
 
         Raises:
             CocoaError: see :class:`Plan`.
@@ -66,8 +74,8 @@ class ChatJob:
         messages, template_kwargs = plan.prompt(entries)
         options = {
             "template_kwargs": template_kwargs,
-            "logits_processor": plan.processors(),
-            "cancellation": cancel,
+            "logits_processor": [*processors, *plan.processors()],
+            "cancellation": cancellation,
             "source": source,
         }
         return cls(plan, messages, options, fields)
@@ -142,13 +150,19 @@ class ChatStream:
         with plan.engine.stream_chat(job.messages, config=self._config, **job.options) as stream:
             self._stream = stream
             for span in stream:
-                yield [*role, *(self._chunk(piece, tokens) for piece in growing.add(span))]
+                yield [*role, *self._chunks(growing.add(span), tokens)]
                 role = []
         assert stream.generation is not None
         yield [*role, *self._last(stream.generation, growing, tokens)]
 
+    def _chunks(self, pieces: Sequence[Piece], tokens: TokenLogprobs | None) -> list[dict[str, Any]]:
+        """The choices of the pieces that add something."""
+        made = [self._chunk(piece, tokens) for piece in pieces]
+        return [one for one in made if one["delta"] or one["logprobs"]]
+
     def _chunk(self, piece: Piece, tokens: TokenLogprobs | None) -> dict[str, Any]:
-        entries, listed = [], None
+        entries: list[dict[str, Any]] = []
+        listed = None
         if piece.span is not None and piece.number is not None:
             if self._fields.reported:
                 entries = [self._fields.span(piece.span, piece.number, piece.part)]
@@ -159,7 +173,8 @@ class ChatStream:
             **({"tool_calls": calls} if (calls := self._calls(piece.calls)) else {}),
             **self._fields.in_delta(entries),
         }
-        return self._choice(delta, self._fields.logprobs_of(listed, **{SPANS_KEY: entries}))
+        logprobs = self._fields.logprobs_of(listed, **{SPANS_KEY: entries}) if piece.span is not None else None
+        return self._choice(delta, logprobs)
 
     def _last(
         self, generation: Generation, growing: GrowingAnswer, tokens: TokenLogprobs | None
@@ -167,12 +182,8 @@ class ChatStream:
         """The chunks after the last span: what was held back, and the report."""
         plan = self._job.plan
         [*held, rest], reading = growing.finish()
-        chunks = [self._chunk(piece, tokens) for piece in held]
-        nameless = _nameless(reading)
-        if rest.content or rest.reasoning or rest.calls or nameless:
-            chunks.append(
-                self._chunk(Piece(None, None, None, rest.reasoning, rest.content + nameless, rest.calls), None)
-            )
+        whole = Piece(None, None, None, rest.reasoning, rest.content + _nameless(reading), rest.calls)
+        chunks = self._chunks([*held, whole], tokens)
         split = plan.split(generation)
         calls = [(self._id(number), call) for number, call in enumerate(reading.calls)]
         report = self._job._report(generation, split, calls)

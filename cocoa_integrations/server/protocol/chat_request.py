@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from transformers import PreTrainedTokenizerBase
 
+from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.safe_text import short_repr
-from cocoa_integrations._shared.chat_template import ChatTemplateOptions
+from cocoa_integrations._shared.chat_template import ChatTemplateOptions, names
 from cocoa_integrations.server.errors import at_most, bad_request
 from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Refused
 from cocoa_integrations.server.settings import ServerSettings
 from cocoa_integrations.tool_calling import ToolRequest
+
+NOT_VARIABLES = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"documents"} | {
+    "messages"
+}
+"""Names in ``chat_template_kwargs`` that are options of transformers, such as another template."""
 
 _TEXT_ONLY = "the model reads and writes text only"
 
@@ -28,7 +36,6 @@ REFUSED_IN_CHAT: Refused = {
     "store": ((False,), "the server stores no answers"),
     "service_tier": (("auto", "default"), "leave it out"),
     "verbosity": (("medium",), "ask for it in a message"),
-    "reasoning_effort": ((), "give chat_template_kwargs, if the chat template has such a variable"),
 }
 
 
@@ -66,7 +73,7 @@ class ChatRequest(DecodingRequest):
     store: Any = None
     service_tier: Any = None
     verbosity: Any = None
-    reasoning_effort: Any = None
+    reasoning_effort: str | None = None
 
     def check(self, limits: ServerSettings) -> None:
         """Refuse what is not supported, contradicts itself, or is above a limit.
@@ -99,26 +106,37 @@ class ChatRequest(DecodingRequest):
                 response_format=self.response_format,
             )
         except ConfigError as error:
-            named = [name for name in ("response_format", "tool_choice", "tools") if str(error).startswith(name)]
-            raise bad_request(str(error), named[0] if named else "tools" if self.tools else "response_format") from None
+            known = ("response_format", "tool_choice", "tools")
+            first = next((name for name in known if str(error).startswith(name)), None)
+            raise bad_request(str(error), first or ("tools" if self.tools else "response_format")) from None
 
-    def template_options(self) -> ChatTemplateOptions:
+    def template_options(self, engine: CocoaEngine) -> ChatTemplateOptions:
         """The options of the chat template.
 
+        ``reasoning_effort`` is the variable of this name; ``"none"`` is ``enable_thinking=False`` for other templates.
+
         Raises:
-            ApiError: they are not variables of a template.
+            ApiError: they are not variables of a template. A request must not bring a template of its own, either.
         """
-        try:
-            return ChatTemplateOptions(
-                chat_template_kwargs=self.chat_template_kwargs or {},
-                continue_final_message=self.continue_final_message,
-            )
-        except ValueError:
+        given = dict(self.chat_template_kwargs or {})
+        if wrong := [name for name in given if name in NOT_VARIABLES]:
             raise bad_request(
-                "chat_template_kwargs takes variables of the template; tools, add_generation_prompt and "
+                f"chat_template_kwargs takes variables of the model's chat template, not {', '.join(wrong)}; tools and "
                 "continue_final_message are parameters of the request",
                 "chat_template_kwargs",
-            ) from None
+            )
+        if self.reasoning_effort is not None:
+            if names(engine, "reasoning_effort"):
+                given["reasoning_effort"] = self.reasoning_effort
+            elif self.reasoning_effort == "none" and names(engine, "enable_thinking"):
+                given["enable_thinking"] = False
+            else:
+                raise bad_request(
+                    f"reasoning_effort={short_repr(self.reasoning_effort)} is not supported: the chat template of "
+                    f"{engine.model_name} has no variable for it",
+                    "reasoning_effort",
+                )
+        return ChatTemplateOptions(chat_template_kwargs=given, continue_final_message=self.continue_final_message)
 
     def entries(self) -> list[dict[str, Any]]:
         """The messages as a chat template takes them, with ``tool_calls`` whose arguments are dicts.

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from transformers import SequenceBiasLogitsProcessor
 
-from cocoa_engine import METHODS, CocoaConfig
+from cocoa_engine import METHODS, CocoaConfig, CocoaEngine
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_engine.safe_text import short_repr
@@ -39,7 +40,6 @@ Refused = Mapping[str, tuple[tuple[Any, ...], str]]
 REFUSED: Refused = {
     "frequency_penalty": ((0,), "give cocoa.repetition_penalty"),
     "presence_penalty": ((0,), "give cocoa.repetition_penalty"),
-    "logit_bias": (({},), "leave it out"),
 }
 
 
@@ -98,7 +98,7 @@ class DecodingRequest(BaseModel):
     stop: str | list[str] | None = None
     frequency_penalty: Any = None
     presence_penalty: Any = None
-    logit_bias: Any = None
+    logit_bias: dict[str, float] | None = None
     cocoa: CocoaOptions | None = None
 
     @property
@@ -138,7 +138,6 @@ class DecodingRequest(BaseModel):
         if self.stream_options is not None and not self.streams:
             raise bad_request("stream_options is given without stream; leave it out, or set stream", "stream_options")
         at_most(self.answers, limits.max_n, "n")
-        at_most(len(self.stop) if isinstance(self.stop, list) else 0, limits.max_stop, "stop", "texts")
 
     def config(self, base: CocoaConfig, limits: ServerSettings) -> CocoaConfig:
         """The settings of the decode.
@@ -157,21 +156,39 @@ class DecodingRequest(BaseModel):
                 param, value = given.pop(name, (name, None))
                 if not is_without_effect(name, value):
                     raise bad_request(f"{param}={short_repr(value)} is not supported; {INSTEAD[name]}", param)
+        try:
+            config = base.replace(**{name: value for name, (_, value) in given.items()})
+        except ConfigError as error:
+            raise bad_request(str(error), _param_of(str(error), given)) from None
         limited = {
             "max_new_tokens": limits.max_answer_tokens,
             "max_candidates": limits.max_candidates,
             "max_span_tokens": limits.max_span_tokens,
-            "stop": limits.max_stop,
         }
-        for name, limit in limited.items():
-            param, value = given.get(name, (name, 0))
-            size = len(value) if isinstance(value, (tuple, list)) else value
-            if isinstance(size, (int, float)):
-                at_most(size, limit, param)
-        try:
-            return base.replace(**{name: value for name, (_, value) in given.items()})
-        except ConfigError as error:
-            raise bad_request(str(error), _param_of(str(error), given)) from None
+        for name in limited.keys() & given.keys():
+            at_most(getattr(config, name), limited[name], given[name][0])
+        if "stop" in given:
+            at_most(len(config.stop), limits.max_stop, given["stop"][0], "texts")
+        return config
+
+    def processors(self, engine: CocoaEngine) -> list[Any]:
+        """The logits processors of the request: the one of ``logit_bias``.
+
+        Raises:
+            ApiError: ``logit_bias`` has a token that the model does not have, or a bias outside [-100, 100].
+        """
+        if not self.logit_bias:
+            return []
+        size = engine.model.config.get_text_config().vocab_size
+        for token, bias in self.logit_bias.items():
+            if not (token.isdecimal() and len(token) < 10 and int(token) < size and -100 <= bias <= 100):
+                raise bad_request(
+                    f"logit_bias takes token ids below {size} with numbers in [-100, 100], not "
+                    f"{short_repr(token)}: {bias:g}",
+                    "logit_bias",
+                )
+        sequences = {(int(token),): float(bias) for token, bias in self.logit_bias.items()}
+        return [SequenceBiasLogitsProcessor(sequences)]
 
     def _settings(self) -> dict[str, tuple[str, Any]]:
         """By the name of a setting, the parameter that gives it, and its value."""

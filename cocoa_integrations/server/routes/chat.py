@@ -16,6 +16,7 @@ from fastapi import APIRouter, Request, Response
 from cocoa_engine import CocoaConfig, __version__
 from cocoa_engine.errors import RequestCancelledError
 from cocoa_integrations._shared.async_stream import AsyncStream
+from cocoa_integrations.server.answer_log import AnswerLog
 from cocoa_integrations.server.errors import api_error, log_unexpected
 from cocoa_integrations.server.lifecycle import ServerState, state_of
 from cocoa_integrations.server.protocol.chat_answer import Answered, ChatJob, ChatStream
@@ -37,16 +38,18 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     engine, settings = state.engine, state.settings
     body.check(settings)
     config = body.config(engine.config, settings)
-    plan = Plan(body.tool_request(), engine, body.template_options())
+    plan = Plan(body.tool_request(), engine, body.template_options(engine))
     fields = RiskFields.of(body.options, body.logprobs, allow_logprobs=settings.risk_in_logprobs)
     envelope = Envelope.of(served_name(body.model, state), streams=body.streams, include_usage=body.include_usage)
-    entries = body.entries()
+    entries, processors = body.entries(), body.processors(engine)
+    log = AnswerLog(envelope.fields["id"], entries if settings.log_prompts else None)
     async with AsyncExitStack() as resources:
         call = await resources.enter_async_context(state.open_call(request, body.answers))
-        job = await call.run(ChatJob.of, plan, entries, fields, call.cancellation, body.options.source)
+        source = body.options.source
+        job = await call.run(ChatJob.of, plan, entries, processors, fields, call.cancellation, source)
         configs = [config_of_answer(config, number) for number in range(body.answers)]
         if not body.streams:
-            return _whole(envelope, await _answers(call, job, configs), fields)
+            return _whole(envelope, await _answers(call, job, configs), fields, log)
         streams = [ChatStream(job, number, one) for number, one in enumerate(configs)]
         steps = [AsyncStream(engine, stream.choices()) for stream in streams]
         for step in steps:
@@ -57,7 +60,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
             first = await anext(chunks)  # errors are answered with their status
         except RequestCancelledError:
             raise call.cancelled() from None
-        return EventStream(_events(state, call, envelope, streams, first, chunks, fields), resources.pop_all())
+        return EventStream(_events(state, call, envelope, streams, first, chunks, fields, log), resources.pop_all())
     raise AssertionError("unreachable")
 
 
@@ -98,9 +101,11 @@ async def _answers(call: Call, job: ChatJob, configs: list[CocoaConfig]) -> list
     return [first, *await asyncio.gather(*others)]
 
 
-def _whole(envelope: Envelope, answers: list[Answered], fields: RiskFields) -> Response:
+def _whole(envelope: Envelope, answers: list[Answered], fields: RiskFields, log: AnswerLog) -> Response:
     splits = [one.split for one in answers]
-    usage = usage_of([one.generation for one in answers], splits, fields)
+    generations = [one.generation for one in answers]
+    usage = usage_of(generations, splits, fields)
+    log.answered(generations, usage)
     body = {**envelope.fields, "choices": [one.choice for one in answers], "usage": usage}
     risk = usage["completion_tokens_details"].get("cocoa_max_risk")
     headers = {} if risk is None else {"x-cocoa-max-risk": f"{risk:.6g}"}
@@ -116,6 +121,7 @@ async def _events(
     first: tuple[int, list[dict[str, Any]]] | None,
     chunks: Interleaved[list[dict[str, Any]]],
     fields: RiskFields,
+    log: AnswerLog,
 ) -> AsyncIterator[bytes]:
     """The events of a stream, up to ``[DONE]`` or an error."""
     item: tuple[int, list[dict[str, Any]]] | None = first
@@ -130,15 +136,18 @@ async def _events(
                 item = await anext(chunks)
             except StopAsyncIteration:
                 break
+        answers = [one.answered for one in streams if one.answered is not None]
+        generations = [one.generation for one in answers]
+        usage = usage_of(generations, [one.split for one in answers], fields)
+        log.answered(generations, usage)
         if envelope.include_usage:
-            answers = [one.answered for one in streams if one.answered is not None]
-            usage = usage_of([one.generation for one in answers], [one.split for one in answers], fields)
             yield envelope.chunk([], usage)
         yield DONE
     except Exception as error:
         shown = call.cancelled() if isinstance(error, RequestCancelledError) else api_error(error)
         if shown.status == 500:
             log_unexpected(error, with_message=state.settings.log_prompts)
+        log.ended(shown.code)
         yield error_event(shown)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import inspect
+import json
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field, create_model
@@ -11,6 +14,7 @@ from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import did_you_mean
 from cocoa_engine.safe_text import short_repr
+from cocoa_integrations._shared.chat_template import ChatTemplateOptions
 from cocoa_integrations._shared.settings import SYNONYMS
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
@@ -82,3 +86,55 @@ def refuse_unknown(names: Collection[str], known: Collection[str], *, what: str,
     raise ConfigError(
         f"{what}: unknown option {listed}; known are the settings of CocoaConfig and the options of {base}"
     )
+
+
+def body_beside_openai(
+    settings: Mapping[str, Any],
+    template: ChatTemplateOptions,
+    *,
+    candidates: bool,
+    source: Sequence[str],
+    given: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The part of a request that OpenAI's protocol does not have, for ``extra_body`` of its client.
+
+    Args:
+        settings: the settings, in the form in which they are sent.
+        template: the options of the chat template.
+        candidates: whether spans list the candidates that competed.
+        source: texts of the prompt whose attention is measured.
+        given: what the user adds.
+    """
+    cocoa = {**settings, **given.get("cocoa", {}), "report": "message"}
+    if candidates:
+        cocoa["candidates"] = True
+    if source:
+        cocoa["source"] = list(source)
+    variables = dict(template.chat_template_kwargs)
+    if template.enable_thinking is not None:
+        variables["enable_thinking"] = template.enable_thinking
+    return {
+        **given,
+        **({"chat_template_kwargs": variables} if variables else {}),
+        **({"continue_final_message": True} if template.continue_final_message else {}),
+        "cocoa": cocoa,
+    }
+
+
+def wire_message(entry: dict[str, Any]) -> dict[str, Any]:
+    """A message for a chat template as OpenAI's protocol has it: the arguments of calls are JSON text."""
+    if "tool_calls" not in entry:
+        return entry
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        for call in entry["tool_calls"]
+    ]
+    return {**entry, "tool_calls": calls}
+
+
+@cache
+def openai_options() -> frozenset[str]:
+    """The parameters of a chat request that OpenAI's client knows."""
+    from openai.resources.chat.completions import Completions
+
+    return frozenset(inspect.signature(Completions.create).parameters) - {"self", "messages"}

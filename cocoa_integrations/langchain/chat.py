@@ -26,7 +26,7 @@ from cocoa_integrations.langchain.cocoa_chat import CocoaChat
 from cocoa_integrations.langchain.detail import ReducedStream, reduced_result
 from cocoa_integrations.langchain.messages import chunk_content, message_content, to_chat, to_entries
 from cocoa_integrations.langchain.options import PER_CALL, TOOL_DETAILS, TOOLS, ChatCallOptions
-from cocoa_integrations.langchain.tools import ChunkWriter, tool_calls, tool_has_answered, tool_request
+from cocoa_integrations.langchain.tools import ChunkWriter, refuse_legacy, tool_calls, tool_has_answered, tool_request
 from cocoa_integrations.tool_calling import Call, Plan, ToolRequest, new_id, parts_of_report
 from cocoa_integrations.tool_calling.streaming import GrowingAnswer, Piece
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
 
 # LangChain passes the prompt of a call by position, so CocoaModel need not name it as BaseChatModel does.
 class ChatCocoa(ChatCallOptions, CocoaModel, CocoaChat):  # type: ignore[misc]
@@ -139,8 +140,7 @@ class ChatCocoa(ChatCallOptions, CocoaModel, CocoaChat):  # type: ignore[misc]
         return {**super()._identifying_params, **tools, **given_options(self), **source}
 
     def _with_tools(self, options: Mapping[str, Any]) -> Self:
-        if legacy := [name for name in ("functions", "function_call") if options.get(name)]:
-            raise ConfigError(f"instead of {' and '.join(legacy)} give tools and tool_choice")
+        refuse_legacy(options)
         if not any(options.get(name) is not None for name in TOOLS | TOOL_DETAILS):
             return self
         copy = self.model_copy()

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import BaseMessage
 from langchain_openai import ChatOpenAI
-from openai.resources.chat.completions import Completions
 from pydantic import Field
 
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions
-from cocoa_integrations._shared.remote_settings import REMOTE, RemoteSettings, checked, refuse_unknown
+from cocoa_integrations._shared.remote_settings import (
+    REMOTE,
+    RemoteSettings,
+    body_beside_openai,
+    checked,
+    openai_options,
+    refuse_unknown,
+    wire_message,
+)
 from cocoa_integrations._shared.settings import SYNONYMS
 from cocoa_integrations.langchain.messages import to_chat
 from cocoa_integrations.langchain.options import FRAMEWORK, TOOL_DETAILS, TOOLS
-from cocoa_integrations.langchain.tools import tool_has_answered, tool_request
+from cocoa_integrations.langchain.tools import refuse_legacy, tool_has_answered, tool_request
 
 OPENAI_SETTINGS = {name: name for name in ("temperature", "top_p", "seed", "stop", "top_logprobs")} | {
     "max_new_tokens": "max_tokens"
@@ -58,7 +62,8 @@ class RemoteRequests(RemoteSettings, ChatTemplateOptions, ChatOpenAI):
             ConfigError: an option is unknown, or a setting is out of range.
         """
         known = {*REMOTE, *SYNONYMS, *OF_CALLS, *FRAMEWORK, *TOOLS, *TOOL_DETAILS, *ChatTemplateOptions.model_fields}
-        refuse_unknown(options, known | _openai_options(), what=f"a call of {type(self).__name__}", base="OpenAI's API")
+        refuse_unknown(options, known | openai_options(), what=f"a call of {type(self).__name__}", base="OpenAI's API")
+        refuse_legacy(options)
         named = {SYNONYMS.get(name, name): value for name, value in options.items()}
         settings = checked({name: value for name, value in named.items() if name in REMOTE})
         return settings, {name: value for name, value in named.items() if name not in REMOTE}
@@ -79,7 +84,7 @@ class RemoteRequests(RemoteSettings, ChatTemplateOptions, ChatOpenAI):
         for name in (*OF_CALLS, *ChatTemplateOptions.model_fields, "extra_body"):
             rest.pop(name, None)
         payload = super()._get_request_payload([], stop=stop, **rest, **of_openai)
-        payload["messages"] = [_message(entry) for entry in to_chat(messages)]
+        payload["messages"] = [wire_message(entry) for entry in to_chat(messages)]
         if payload.get("top_logprobs") and payload.get("logprobs") is None:
             payload["logprobs"] = True
         # not as OpenAI's own parameter, for which its client would check and parse the answer
@@ -101,22 +106,14 @@ class RemoteRequests(RemoteSettings, ChatTemplateOptions, ChatOpenAI):
         def value(name: str) -> Any:
             return options[name] if options.get(name) is not None else getattr(self, name)
 
-        extra = {**(self.extra_body or {}), **(options.get("extra_body") or {})}
-        given = {name: one for name, one in self._settings().items() if name not in OPENAI_SETTINGS}
-        given |= {name: one for name, one in settings.items() if name not in OPENAI_SETTINGS}
-        cocoa = {**given, **extra.get("cocoa", {}), "report": "message"}
-        if value("candidates"):
-            cocoa["candidates"] = True
-        if value("source"):
-            cocoa["source"] = list(value("source"))
-        variables = dict(value("chat_template_kwargs"))
-        if value("enable_thinking") is not None:
-            variables["enable_thinking"] = value("enable_thinking")
-        if variables:
-            extra["chat_template_kwargs"] = variables
-        if value("continue_final_message"):
-            extra["continue_final_message"] = True
-        return {**extra, "cocoa": cocoa}
+        own = {**self._settings(), **settings}
+        return body_beside_openai(
+            {name: one for name, one in own.items() if name not in OPENAI_SETTINGS},
+            ChatTemplateOptions(**{name: value(name) for name in ChatTemplateOptions.model_fields}),
+            candidates=value("candidates"),
+            source=value("source"),
+            given={**(self.extra_body or {}), **(options.get("extra_body") or {})},
+        )
 
     def _tools(self, request: Mapping[str, Any], messages: Sequence[BaseMessage]) -> dict[str, Any]:
         """The parameters of a request for tools."""
@@ -135,20 +132,3 @@ class RemoteRequests(RemoteSettings, ChatTemplateOptions, ChatOpenAI):
 
     def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
         return {**super()._get_invocation_params(stop, **kwargs), "base_url": self.openai_api_base}
-
-
-@cache
-def _openai_options() -> frozenset[str]:
-    """The parameters of a request that OpenAI's client knows."""
-    return frozenset(inspect.signature(Completions.create).parameters) - {"self", "messages"}
-
-
-def _message(entry: dict[str, Any]) -> dict[str, Any]:
-    """A message as OpenAI's protocol has it: the arguments of calls are JSON text."""
-    if "tool_calls" not in entry:
-        return entry
-    calls = [
-        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
-        for call in entry["tool_calls"]
-    ]
-    return {**entry, "tool_calls": calls}

@@ -42,6 +42,16 @@ def tool_request(options: Mapping[str, Any]) -> ToolRequest:
     )
 
 
+def refuse_legacy(options: Mapping[str, Any]) -> None:
+    """Refuse OpenAI's earlier names of tools.
+
+    Raises:
+        ConfigError: one is given.
+    """
+    if legacy := [name for name in ("functions", "function_call") if options.get(name)]:
+        raise ConfigError(f"instead of {' and '.join(legacy)} give tools and tool_choice")
+
+
 def openai_tool(tool: Any, *, strict: bool | None = None) -> dict[str, Any]:
     """A tool in OpenAI's format.
 

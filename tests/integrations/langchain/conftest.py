@@ -27,8 +27,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """
     marker = metafunc.definition.get_closest_marker("also_remote")
     import os
-    if (marker is not None and marker.args != (False,) or os.environ.get("ALL_REMOTE")) and "quick_chat" in metafunc.fixturenames:
-        metafunc.parametrize("quick_chat", ["here", "remote"] if not os.environ.get("ALL_REMOTE") else ["remote"], indirect=True, scope="session")
+
+    if (
+        marker is not None and marker.args != (False,) or os.environ.get("ALL_REMOTE")
+    ) and "quick_chat" in metafunc.fixturenames:
+        metafunc.parametrize(
+            "quick_chat",
+            ["here", "remote"] if not os.environ.get("ALL_REMOTE") else ["remote"],
+            indirect=True,
+            scope="session",
+        )
 
 
 @pytest.fixture(scope="session")

@@ -22,8 +22,8 @@ from cocoa_integrations.langchain.risk_scores import RiskScores
 from cocoa_integrations.langchain.runnables import argument_risks, field_risks, get_risk, get_spans, max_risk
 
 if TYPE_CHECKING:
-    from cocoa_integrations.langchain.remote import ChatCocoaRemote as ChatCocoaRemote
     from cocoa_integrations.langchain.middleware import RiskMiddleware as RiskMiddleware
+    from cocoa_integrations.langchain.remote import ChatCocoaRemote as ChatCocoaRemote
     from cocoa_integrations.langchain.tool_risk import RiskyToolCalls as RiskyToolCalls
     from cocoa_integrations.langchain.tool_risk import ToolRiskMiddleware as ToolRiskMiddleware
 

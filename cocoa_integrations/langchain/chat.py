@@ -16,7 +16,6 @@ from pydantic import PrivateAttr, model_validator
 from typing_extensions import Self
 
 from cocoa_engine import Generation
-from cocoa_engine.errors import ConfigError
 from cocoa_integrations._shared.chat_template import given_options, template_options
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, all_spans, span_metadata
 from cocoa_integrations._shared.reasoning import Split

@@ -1,4 +1,4 @@
-"""A chat model that asks ``cocoa serve``, whose messages and chunks have the risk where those of ``ChatCocoa`` have it."""
+"""A chat model that asks ``cocoa serve``. Messages and chunks have the risk where those of ``ChatCocoa`` have it."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ class ChatCocoaRemote(CocoaChat, RemoteRequests):
         aliases = {field.alias for field in fields.values() if field.alias}
         known = {*fields, *aliases, *SYNONYMS, *OPENAI_SETTINGS}
         refuse_unknown(options, known, what=what, base="ChatOpenAI")
-        if (limit := options.pop("max_new_tokens", None)) is not None:
-            if options.setdefault("max_tokens", limit) != limit:
-                raise ConfigError(f"max_new_tokens is given twice: {limit!r} and {options['max_tokens']!r}")
+        limit = options.pop("max_new_tokens", None)
+        if limit is not None and options.setdefault("max_tokens", limit) != limit:
+            raise ConfigError(f"max_new_tokens is given twice: {limit!r} and, as max_tokens, {options['max_tokens']!r}")
         defaults = ("api_key", "openai_api_key", "base_url", "openai_api_base", "model", "model_name")
         options = {name: value for name, value in options.items() if value is not None or name not in defaults}
         require_detail(options.get("risk_metadata"))

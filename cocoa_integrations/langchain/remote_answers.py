@@ -6,7 +6,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Ma
 from typing import Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.messages.tool import tool_call_chunk
+from langchain_core.messages.tool import invalid_tool_call, tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY
@@ -34,7 +34,7 @@ def complete_message(message: BaseMessage, choice: Mapping[str, Any], response: 
     if (wire := sent.get(RISK_KEY)) is None:
         return
     report, finish_reason = report_of(wire)
-    _mark_invalid(message, report)
+    _mark_invalid(message, sent, report)
     message.additional_kwargs[SPANS_KEY] = [dict(span) for span in report["spans"]]
     message.response_metadata |= _metadata(report, finish_reason, response.get("model"))
 
@@ -122,11 +122,26 @@ def _metadata(report: dict[str, Any], finish_reason: str | None, model_name: str
     return {RISK_KEY: report, "model_name": model_name, "finish_reason": finish_reason, "model_provider": "cocoa"}
 
 
-def _mark_invalid(message: AIMessage, report: Mapping[str, Any]) -> None:
-    """List calls that the server could not parse as invalid, with its reason."""
+def _mark_invalid(message: AIMessage, sent: Mapping[str, Any], report: Mapping[str, Any]) -> None:
+    """List the calls that the server could not parse as invalid, with its reason.
+
+    LangChain takes a call that was cut off before its arguments for one without arguments.
+    """
     errors = {call["id"]: call["error"] for call in report.get("tool_calls", ()) if call["error"] is not None}
-    for call in message.invalid_tool_calls:
-        call["error"] = errors.get(call["id"] or "", call["error"])
+    message.tool_calls = [call for call in message.tool_calls if call["id"] not in errors]
+    message.invalid_tool_calls = [
+        *(call for call in message.invalid_tool_calls if call["id"] not in errors),
+        *(
+            invalid_tool_call(
+                name=call["function"]["name"],
+                args=call["function"]["arguments"],
+                id=call["id"],
+                error=errors[call["id"]],
+            )
+            for call in sent.get("tool_calls") or ()
+            if call["id"] in errors
+        ),
+    ]
 
 
 def _record(trace: RiskTrace, message: BaseMessage, report: Mapping[str, Any] | None) -> None:

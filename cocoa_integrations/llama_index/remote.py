@@ -95,7 +95,9 @@ class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILik
         for name, synonym in (("max_tokens", "max_new_tokens"), ("api_base", "base_url")):
             given = [one for one in (options.pop(synonym, None), options.get(name)) if one is not None]
             if len(set(given)) > 1:
-                raise ConfigError(f"{what}: {synonym} and {name} are the same option, given as {given[0]!r} and {given[1]!r}")
+                raise ConfigError(
+                    f"{what}: {synonym} and {name} are the same option, given as {given[0]!r} and {given[1]!r}"
+                )
             options[name] = given[0] if given else None
         for name, default in (("api_base", DEFAULT_URL), ("api_key", NO_KEY), ("model", DEFAULT_MODEL)):
             options[name] = default if options.get(name) is None else options[name]
@@ -228,9 +230,7 @@ class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILik
         arguments, answer = self._begin(messages, kwargs, stream=False)
         return answer.whole(await self._get_aclient().chat.completions.create(**arguments))
 
-    async def _astream_chat(
-        self, messages: Sequence[ChatMessage], **kwargs: Any
-    ) -> AsyncGenerator[ChatResponse, None]:
+    async def _astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> AsyncGenerator[ChatResponse, None]:
         arguments, answer = self._begin(messages, kwargs, stream=True)
 
         async def responses() -> AsyncGenerator[ChatResponse, None]:

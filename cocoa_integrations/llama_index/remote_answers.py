@@ -156,9 +156,7 @@ class RemoteAnswer:
         thoughts = [ThinkingBlock(content=self._reasoning, num_tokens=count)] if self._reasoning else []
         texts = [TextBlock(text=content)] if content or not calls else []
         blocks = [
-            ToolCallBlock(
-                tool_call_id=call["id"], tool_name=call["name"], tool_kwargs=_arguments(call["written"])
-            )
+            ToolCallBlock(tool_call_id=call["id"], tool_name=call["name"], tool_kwargs=_arguments(call["written"]))
             for call in calls
         ]
         message = ChatMessage(role=MessageRole.ASSISTANT, blocks=[*thoughts, *texts, *blocks])

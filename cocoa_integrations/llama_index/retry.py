@@ -77,7 +77,8 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         **options: Any,
     ) -> None:
         _require("retriever", retriever, BaseRetriever)
-        _require("llm", llm, CallsFunctions)
+        if not isinstance(llm, CallsFunctions):
+            raise ConfigError(f"llm must be a CocoaLLM or a CocoaRemote, not a {type(llm).__name__}.")
         if second_retriever is not None:
             _require("second_retriever", second_retriever, BaseRetriever)
         limit = limit_of_tries(threshold, max_tries, measure)

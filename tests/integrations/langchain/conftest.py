@@ -20,25 +20,6 @@ from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 QUESTION = "Who invented the telephone?"
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tests marked ``also_remote`` run with the quick model in this process, and with the same model behind a server.
-
-    A module is marked as a whole; ``also_remote(False)`` on a test excepts it.
-    """
-    marker = metafunc.definition.get_closest_marker("also_remote")
-    import os
-
-    if (
-        marker is not None and marker.args != (False,) or os.environ.get("ALL_REMOTE")
-    ) and "quick_chat" in metafunc.fixturenames:
-        metafunc.parametrize(
-            "quick_chat",
-            ["here", "remote"] if not os.environ.get("ALL_REMOTE") else ["remote"],
-            indirect=True,
-            scope="session",
-        )
-
-
 @pytest.fixture(scope="session")
 def question() -> str:
     """A question whose answer has several spans, of both kinds, within 12 tokens."""

@@ -8,19 +8,11 @@ from typing import Any
 import pytest
 from llama_index.core.instrumentation import get_dispatcher
 
-from cocoa_engine import CocoaEngine, SpanStream
+from cocoa_engine import CocoaEngine
 from cocoa_integrations.llama_index import CocoaLLM
 from cocoa_integrations.llama_index.function_calling import CallsFunctions
 from tests.helpers.llama_index_helpers import Listener
 from tests.helpers.remote import serving
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tests marked ``also_remote`` run with the model in this process, and with the same model behind a server."""
-    import os
-    marked = metafunc.definition.get_closest_marker("also_remote") is not None
-    if (marked or os.environ.get("ALL_REMOTE")) and "llm" in metafunc.fixturenames:
-        metafunc.parametrize("llm", ["here", "remote"] if not os.environ.get("ALL_REMOTE") else ["remote"], indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -32,26 +24,41 @@ def url(engine: CocoaEngine) -> Iterator[str]:
 
 @pytest.fixture
 def llm(request: pytest.FixtureRequest, engine: CocoaEngine) -> CallsFunctions:
-    """Short answers from the shared engine, in this process or behind a server."""
+    """Short answers from the shared engine, in this process or behind a server; see ``also_remote``."""
+    return llm_of(request, engine, max_new_tokens=8)
+
+
+@pytest.fixture
+def caller(request: pytest.FixtureRequest, engine: CocoaEngine) -> CallsFunctions:
+    """Answers that are long enough for a tool call."""
+    return llm_of(request, engine, max_new_tokens=50)
+
+
+def llm_of(request: pytest.FixtureRequest, engine: CocoaEngine, **options: Any) -> CallsFunctions:
+    """An LLM where the parameter of a fixture says."""
     if getattr(request, "param", "here") == "here":
-        return CocoaLLM(engine=engine, max_new_tokens=8, risk_metadata="full")
+        return CocoaLLM(engine=engine, risk_metadata="full", **options)
     from cocoa_integrations.llama_index import CocoaRemote
 
-    url = request.getfixturevalue("url")
-    return CocoaRemote(base_url=url, max_new_tokens=8, risk_metadata="full", timeout=60)
+    return CocoaRemote(base_url=request.getfixturevalue("url"), risk_metadata="full", timeout=60, **options)
 
 
 @pytest.fixture
 def prompts(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The text of every prompt that the engine gets during the test, special tokens included."""
     seen: list[str] = []
-    stream = engine.stream
 
-    def recorded(prompt: Sequence[int], **options: Any) -> SpanStream:
-        seen.append(engine.tokenizer.decode(list(prompt)))
-        return stream(prompt, **options)
+    def recorded(name: str) -> None:
+        method = getattr(engine, name)
 
-    monkeypatch.setattr(engine, "stream", recorded)
+        def called(prompt: Sequence[int], **options: Any) -> Any:
+            seen.append(engine.tokenizer.decode(list(prompt)))
+            return method(prompt, **options)
+
+        monkeypatch.setattr(engine, name, called)
+
+    recorded("stream")
+    recorded("generate")  # for answers of a server in one piece
     return seen
 
 

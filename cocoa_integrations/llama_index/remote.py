@@ -9,7 +9,14 @@ from cocoa_engine.optional import need
 
 need("llama_index.llms.openai_like", extra="remote", what="CocoaRemote")
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, LLMMetadata, MessageRole
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    LLMMetadata,
+    MessageRole,
+)
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationError
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.llms.openai_like import OpenAILike
@@ -17,6 +24,7 @@ from llama_index.llms.openai_like import OpenAILike
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import explain
+from cocoa_integrations._shared.at_exit import closed_at_exit
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions
 from cocoa_integrations._shared.detail import Detail, require_detail
 from cocoa_integrations._shared.remote_settings import (
@@ -119,21 +127,45 @@ class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILik
     @property
     def metadata(self) -> LLMMetadata:
         """The properties of the model that LlamaIndex uses to build prompts. Asks the server for the context window."""
+        return self._metadata(self._context_window())
+
+    def to_payload(self) -> dict[str, Any]:
+        """The description for callbacks. It does not ask the server."""
+        return {"class_name": self.class_name(), **self._metadata(self._window or DEFAULT_CONTEXT_WINDOW).model_dump()}
+
+    def _metadata(self, context_window: int) -> LLMMetadata:
         return LLMMetadata(
-            context_window=self._context_window(),
+            context_window=context_window,
             num_output=self.max_tokens or CocoaConfig().max_new_tokens,
             is_chat_model=self.is_chat_model,
             is_function_calling_model=self.is_function_calling_model,
             model_name=self.model,
         )
 
+    # OpenAILike would read the metadata first, which asks the server
+
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Answer chat messages; the options of a call are those of the constructor, and tools, as for CocoaLLM."""
+        return super(OpenAILike, self).chat(messages, **kwargs)
+
+    @closed_at_exit
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        """Like :meth:`chat`, with one chunk for each span as soon as it is decided."""
+        return super(OpenAILike, self).stream_chat(messages, **kwargs)
+
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Like :meth:`chat`, without blocking the event loop."""
+        return await super(OpenAILike, self).achat(messages, **kwargs)
+
+    async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
+        """Like :meth:`stream_chat`, without blocking the event loop."""
+        return await super(OpenAILike, self).astream_chat(messages, **kwargs)
+
     def _context_window(self) -> int:
         if self._window is None:
             listed = self._get_client().models.list().data
-            extra = [entry.model_extra or {} for entry in listed if entry.id == self.model] or [
-                entry.model_extra or {} for entry in listed
-            ]
-            self._window = int((extra[0].get("max_model_len") if extra else None) or DEFAULT_CONTEXT_WINDOW)
+            entry = next((one for one in listed if one.id == self.model), listed[0])
+            self._window = int((entry.model_extra or {}).get("max_model_len") or DEFAULT_CONTEXT_WINDOW)
         return self._window
 
     def _use_chat_completions(self, kwargs: dict[str, Any]) -> bool:

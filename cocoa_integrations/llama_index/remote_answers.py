@@ -118,6 +118,7 @@ class RemoteAnswer:
         Raises:
             IncompleteAnswerError: a required call was cut off.
         """
+        content = self._text
         raw = {"model": envelope.get("model"), "model_name": envelope.get("model"), "usage": dict(self._usage)}
         metadata: dict[str, Any] = {}
         invalid: dict[str, str] = {}
@@ -129,7 +130,7 @@ class RemoteAnswer:
             generation = generation_of(report, own_reason, self._usage, self._settings)
             split = split_of(generation, report, self._reasoning, "" if self._calls else self._text)
             self._observers.answer_complete(generation, split, report=report)
-            content = self._content(invalid)
+            content = self._content(invalid, generation.text[split.answer_start :])
             metadata = self._delivery.metadata(dict(report), Stored(content, self._reasoning), streamed=streamed)
             raw |= self._delivery.raw(dict(report))
         valid = [call for call in self._calls if call["id"] not in invalid]
@@ -139,15 +140,22 @@ class RemoteAnswer:
             reason = next(iter(invalid.values()), "the answer contains no call")
             raise IncompleteAnswerError(f"a required tool call is missing or incomplete: {reason}")
         return ChatResponse(
-            message=self._message(self._content(invalid), valid, done=True),
+            message=self._message(content, valid, done=True),
             delta="" if streamed else None,
             logprobs=log_probs_of(self._tokens) if self._tokens else None,
             additional_kwargs=metadata,
             raw={**raw, "finish_reason": finish_reason},
         )
 
-    def _content(self, invalid: Mapping[str, str]) -> str:
-        """The text outside of valid calls. It includes invalid calls."""
+    def _content(self, invalid: Mapping[str, str], generated: str) -> str:
+        """The text outside of valid calls. It includes invalid calls.
+
+        Args:
+            invalid: what is wrong with calls, by their ids.
+            generated: the text of the answer as it was generated, with its calls.
+        """
+        if invalid and len(invalid) == len(self._calls):
+            return generated
         return "".join([self._text, *(call["written"] for call in self._calls if call["id"] in invalid)])
 
     def _message(self, content: str, calls: Sequence[Mapping[str, Any]], *, done: bool = False) -> ChatMessage:

@@ -22,7 +22,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 # What shows that a version of another package is too old: the use of transformers, of the frameworks and of Typer.
 FLOOR_TESTS := tests/installation tests/model tests/engine tests/calibration tests/cli tests/rendering/test_plot.py \
 	tests/decoding/test_grammar.py tests/decoding/test_greedy_parity.py tests/test_equations.py \
-	tests/integrations/langchain tests/integrations/llama_index tests/integrations/evaluation
+	tests/integrations/langchain tests/integrations/llama_index tests/integrations/evaluation tests/integrations/server
 
 # Some tests look at pages in Chromium. Where it is missing they are skipped; on a bare Debian as root it is installed.
 BROWSER = @{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null \

@@ -10,6 +10,7 @@ import typer
 
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, with_options
+from cocoa_engine.cli.terminal import print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CocoaError, ConfigError
 from cocoa_engine.model.embedded import MODEL_NAME
@@ -117,7 +118,7 @@ def serve(
     """
     need("uvicorn", extra="serve", what="cocoa serve")
     from cocoa_integrations.server.app import create_app
-    from cocoa_integrations.server.draining import DrainingServer
+    from cocoa_integrations.server.draining import DrainingServer, listening
     from cocoa_integrations.server.settings import ServerSettings
 
     settings = ServerSettings(
@@ -142,7 +143,13 @@ def serve(
         return engine
 
     app = create_app(load, settings)
-    DrainingServer(app).run()
+    server = DrainingServer(app)
+    try:
+        server.run(sockets=[listening(settings)])  # a taken port is found before the model is loaded
+    finally:
+        if app.state.cocoa.loads:
+            print_note("stopped before the model was loaded")
+            os._exit(0)  # the thread that loads cannot be stopped, and Python must not end around it
     if (error := app.state.cocoa.error) is not None:
         raise error if isinstance(error, CocoaError) else CocoaError(f"{model or MODEL_NAME}: {error}")
 

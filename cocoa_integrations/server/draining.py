@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import logging
 import signal
+import socket
 import time
 from types import FrameType
 from typing import Any
@@ -12,7 +14,11 @@ import uvicorn
 import uvicorn.config
 from fastapi import FastAPI
 
+from cocoa_engine.errors import ConfigError
 from cocoa_integrations.server.lifecycle import ServerState
+from cocoa_integrations.server.settings import ServerSettings
+
+logger = logging.getLogger("cocoa_integrations.server")
 
 CLOSING = 5
 """Seconds in which ended answers are sent, before their connections are closed."""
@@ -55,6 +61,25 @@ class DrainingServer(uvicorn.Server):
             self._state.calls.cancel()
             self.should_exit = True
         return await super().on_tick(counter)
+
+
+def listening(settings: ServerSettings) -> socket.socket:
+    """A socket that listens on the address of a server.
+
+    Raises:
+        ConfigError: the address is taken, or is not one of this machine.
+    """
+    host, port = settings.host, settings.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        opened = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}, port {port}: {error}; choose others with --host and --port"
+        ) from None
+    shown = f"[{host}]" if ":" in host else host
+    logger.info("Listening on http://%s:%d (Press CTRL+C to quit)", shown, opened.getsockname()[1])
+    return opened
 
 
 def _log_config() -> dict[str, Any]:

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Literal, cast
 
 from fastapi import FastAPI, Request
@@ -48,6 +48,7 @@ class ServerState:
         self.calls = Calls()
         self.started = int(time.time())
         self.error: BaseException | None = None
+        self._loading: threading.Thread | None = None
         self._engine = engine if isinstance(engine, CocoaEngine) else None
         self._loader = None if isinstance(engine, CocoaEngine) else engine
         self.phase: Phase = "loading" if self._engine is None else "ready"
@@ -87,10 +88,12 @@ class ServerState:
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         """Load the model in the background, so that the server can say that it is loading. End all calls at the end."""
+        self.phase = "loading" if self._engine is None else "ready"  # the app may have been stopped before
         if self._loader is not None and self._engine is None:
             loop = asyncio.get_running_loop()
             # a daemon, so that an interrupted server does not wait for the weights
-            threading.Thread(target=self._load, args=(self._loader, loop), name="cocoa-load", daemon=True).start()
+            self._loading = threading.Thread(target=self._load, args=(self._loader, loop), daemon=True)
+            self._loading.start()
         try:
             yield
         finally:
@@ -102,13 +105,18 @@ class ServerState:
         if self.phase != "failed":
             self.phase = "draining"
 
+    @property
+    def loads(self) -> bool:
+        """Whether a thread loads the model."""
+        return self._loading is not None and self._loading.is_alive()
+
     def _load(self, loader: Loader, loop: asyncio.AbstractEventLoop) -> None:
         engine, error = None, None
         try:
             engine = loader()
         except BaseException as raised:  # any: the server must not say that it is loading for ever
             error = raised
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # the server has stopped
             loop.call_soon_threadsafe(self._loaded, engine, error)
 
     def _loaded(self, engine: CocoaEngine | None, error: BaseException | None) -> None:

@@ -171,14 +171,21 @@ class Exchange:
         headers: likewise.
         body: what has been sent so far.
         done: whether the response is complete, or the app has given up.
+
+    Args:
+        app: the app.
+        body: the JSON of the request.
+        path: its path.
+        reads: whether the client reads. Otherwise the first part of the body that is sent blocks the app.
     """
 
-    def __init__(self, app: FastAPI, body: Any, path: str = CHAT) -> None:
+    def __init__(self, app: FastAPI, body: Any, path: str = CHAT, *, reads: bool = True) -> None:
         self.status: int | None = None
         self.headers: dict[str, str] = {}
         self.body = b""
         self._sent = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
-        self._gone = asyncio.Event()
+        self._reads = reads
+        self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
         scope = {
             "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "POST",
@@ -198,7 +205,7 @@ class Exchange:
 
     def leave(self) -> None:
         """The client closes the connection."""
-        self._gone.set()
+        self._gone.set_result(None)
 
     async def ended(self) -> None:
         await asyncio.wait_for(asyncio.shield(self.task), PATIENCE)
@@ -206,7 +213,7 @@ class Exchange:
     async def _receive(self) -> dict[str, Any]:
         if self._sent:
             return self._sent.pop()
-        await self._gone.wait()
+        await asyncio.wait([self._gone], timeout=PATIENCE)
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Any) -> None:
@@ -215,6 +222,8 @@ class Exchange:
             self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
         else:
             self.body += message.get("body", b"")
+            if not self._reads:
+                await asyncio.wait([self._gone], timeout=PATIENCE)
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine.cli.app import OneLineErrors
-from cocoa_integrations.server import draining
+from cocoa_integrations.server import create_app, draining
 from cocoa_integrations.server.command import given_keys, serve
 from tests.helpers.in_threads import start, wait_until
 from tests.helpers.served import CHAT, HELLO, PATIENCE, speaker
@@ -31,6 +32,7 @@ def cocoa(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs ``cocoa`` with some arguments in this process."""
     monkeypatch.delenv("COCOA_API_KEYS", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(draining, "_log_config", lambda: None)  # logging is left as it is
     app = typer.Typer(cls=OneLineErrors)
     app.command()(serve)
     app.callback()(lambda: None)
@@ -51,8 +53,8 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.fixture
-def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], None]], list[Any]]:
-    """Calls a function with the server's address in a thread, and then sends this process SIGTERM."""
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Calls a function with the server's address in a thread, and then sends this process a signal."""
     servers: list[draining.DrainingServer] = []
 
     class Noted(draining.DrainingServer):
@@ -62,7 +64,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], None
 
     monkeypatch.setattr(draining, "DrainingServer", Noted)
 
-    def begin(visit: Callable[[str], None]) -> list[Any]:
+    def begin(visit: Callable[[str], None], kind: signal.Signals = signal.SIGTERM) -> list[Any]:
         outcome: list[Any] = []
 
         def run() -> None:
@@ -70,7 +72,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], None
             try:
                 visit(f"http://127.0.0.1:{servers[0].servers[0].sockets[0].getsockname()[1]}")
             finally:
-                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), kind)
 
         start(run, outcome)
         return outcome
@@ -138,8 +140,39 @@ def test_options_are_refused_before_anything_is_loaded(
 
 def test_a_port_that_is_taken_ends_the_command(cocoa: Run, loaded: dict[str, Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        result = cocoa("--port", taken.getsockname()[1])
-    assert result.exit_code not in (0, None)
+        port = taken.getsockname()[1]
+        result = cocoa("--port", port)
+    assert result.exit_code == 2
+    assert f"cannot listen on 127.0.0.1, port {port}" in result.stderr
+    assert not loaded
+    assert cocoa("--host", "203.0.113.7", "--api-key", "k", "--port", 0).exit_code == 2  # of no machine
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_model_is_loaded_ends_the_command_at_once(
+    cocoa: Run, meanwhile: Any, monkeypatch: pytest.MonkeyPatch, kind: signal.Signals
+) -> None:
+    done = threading.Event()
+    begun = threading.Event()
+
+    def load(*_: Any, **__: Any) -> CocoaEngine:
+        begun.set()
+        assert done.wait(PATIENCE)
+        raise OSError("too late")
+
+    def leave(code: int) -> None:
+        raise SystemExit(code + 77)
+
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", load)
+    monkeypatch.setattr(os, "_exit", leave)
+    outcome = meanwhile(lambda url: begun.wait(PATIENCE) and None, kind)
+    try:
+        result = cocoa("--port", 0)
+    finally:
+        done.set()
+    assert outcome == [None]
+    assert result.exit_code == 77
+    assert "stopped before the model was loaded" in result.stderr
 
 
 def test_keys_from_options_a_file_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +188,15 @@ def test_keys_from_options_a_file_and_the_environment(tmp_path: Path, monkeypatc
     file.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="--api-key-file"):
         given_keys((), file)
+
+
+def test_the_servers_log_is_written_with_uvicorns(monkeypatch: pytest.MonkeyPatch) -> None:
+    configured: list[dict[str, Any]] = []
+    monkeypatch.setattr("logging.config.dictConfig", configured.append)
+    draining.DrainingServer(create_app(speaker()))
+    logger = configured[0]["loggers"]["cocoa_integrations.server"]
+    assert (logger["level"], logger["handlers"]) == ("INFO", ["default"])
+    assert "uvicorn" in configured[0]["loggers"]
 
 
 def test_listing_the_command_imports_no_web_framework() -> None:

@@ -16,6 +16,8 @@ import torch
 from cocoa_engine import ConfigError
 from cocoa_engine.errors import ModelLoadError
 from cocoa_integrations.server import ServerSettings, create_app
+from cocoa_integrations.server.errors import bad_request, response_of
+from cocoa_integrations.server.streaming import error_event
 from tests.helpers.forward_passes import failing
 from tests.helpers.inside import assert_idle, sequences_running
 from tests.helpers.served import (
@@ -84,6 +86,18 @@ async def test_the_engines_own_refusal_is_a_429_before_a_stream_begins(endless: 
         assert exchange.status == 429
     gate.open()
     await asyncio.gather(*others)
+
+
+async def test_streams_that_are_not_read_are_counted(endless: Speaker) -> None:
+    app = create_app(endless)
+    streams = [Exchange(app, {**LONG, "stream": True}, reads=False) for _ in range(4)]
+    await happens(lambda: all(exchange.body for exchange in streams) and sequences_running(endless) == 0)
+    assert (await post(app, LONG)).status_code == 429  # though the engine is idle
+    for exchange in streams:
+        exchange.leave()
+        await exchange.ended()
+    assert (await post(app, {**LONG, "max_tokens": 1})).status_code == 200
+    assert_idle(endless)
 
 
 async def test_answers_count_not_requests(endless: Speaker) -> None:
@@ -198,6 +212,8 @@ async def test_a_loading_server_says_so() -> None:
         assert (await client.get("/models/tiny")).json() == model
         assert (await client.post(CHAT, json={**LONG, "max_tokens": 1})).status_code == 200
     assert app.state.cocoa.phase == "draining"
+    async with running(app), client_of(app) as client:  # the model is still loaded
+        assert (await client.get("/health")).status_code == 200
 
 
 async def test_a_model_that_cannot_be_loaded() -> None:
@@ -371,6 +387,11 @@ async def test_every_error_has_openais_shape(
             assert response.headers["allow"]
 
 
+def test_an_error_that_quotes_half_a_character_can_be_sent() -> None:
+    for sent in (response_of(bad_request("\ud800", "a\ud800")).body, error_event(bad_request("\ud800", None))):
+        assert json.loads(bytes(sent).decode().removeprefix("data: "))["error"]["message"] == "?"
+
+
 def nested(depth: int) -> Any:
     value: Any = "end"
     for _ in range(depth):
@@ -433,6 +454,9 @@ async def test_bodies_that_are_too_large_are_not_read(endless: Speaker) -> None:
             assert response.status_code == 413
             assert error_of(response)["code"] == "request_too_large"
         assert sum(sent) < 3000
+        sent.clear()
+        assert (await client.post(CHAT, content=parts(), headers={"content-length": "10000"})).status_code == 413
+        assert sent == []
         fits = json.dumps({**LONG, "max_tokens": 1}).encode().ljust(1000)
         assert (await client.post(CHAT, content=fits)).status_code == 200
 

@@ -26,10 +26,12 @@ ENGINE = "from cocoa_engine import CocoaConfig, CocoaEngine\nengine = CocoaEngin
 
 # The modules that only an extra brings.
 OPTIONAL = {
-    "langchain_core": {"langchain", "agents"},
+    "langchain_core": {"langchain", "agents", "remote"},
     "langchain": {"agents"},
     "langgraph": {"agents"},
-    "llama_index.core": {"llama-index"},
+    "llama_index.core": {"llama-index", "remote"},
+    "langchain_openai": {"remote"},
+    "llama_index.llms.openai_like": {"remote"},
     "llguidance": {"tools", "serve"},
     "fastapi": {"serve"},
     "uvicorn": {"serve"},
@@ -106,6 +108,23 @@ from cocoa_integrations.langchain import ChatCocoa, RiskMiddleware, ToolRiskMidd
 middleware = [RiskMiddleware(0.0, on_risk="abstain", answer="No idea."), ToolRiskMiddleware(0.5)]
 agent = create_agent(ChatCocoa(max_tokens=8), [], middleware=middleware)
 assert agent.invoke({"messages": [("user", "Who wrote Dune?")]})["messages"][-1].text == "No idea."
+""",
+    "remote": """
+import openai
+from llama_index.core.llms import ChatMessage
+from cocoa_integrations.langchain import ChatCocoaRemote
+from cocoa_integrations.llama_index import CocoaRemote
+nowhere = {"base_url": "http://127.0.0.1:9/v1", "max_retries": 0}
+for ask in (
+    lambda: ChatCocoaRemote(**nowhere).invoke("Who wrote Dune?"),
+    lambda: CocoaRemote(**nowhere).chat([ChatMessage("Who wrote Dune?")]),
+):
+    try:
+        ask()
+    except openai.APIConnectionError:
+        pass
+    else:
+        raise AssertionError("nothing listens there")
 """,
     "tools": ENGINE
     + """

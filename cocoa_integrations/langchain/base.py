@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar
 
 import torch
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams
+from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.runnables import RunnableConfig, RunnableSerializable
 from langchain_core.runnables.config import get_config_list
@@ -65,7 +65,7 @@ RETRY_PAUSE = 0.5
 """Seconds before the first retry; doubled before each further one."""
 
 
-class CocoaModel(CallOptions, KnowsRuns, EngineOwner, FromModelId, BaseLanguageModel[Any]):
+class CocoaModel(CallOptions, EngineOwner, FromModelId, KnowsRuns):
     """Base of :class:`CocoaLLM` and :class:`ChatCocoa`: construction, options of a call, access to the engine.
 
     Every setting of :class:`~cocoa_engine.CocoaConfig` is a field. A setting that is not given is taken from

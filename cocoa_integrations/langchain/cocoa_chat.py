@@ -26,6 +26,10 @@ STRUCTURED_METHODS = ("json_schema", "function_calling", "json_mode")
 class CocoaChat(ChatRuns):
     """Base of :class:`ChatCocoa` and :class:`ChatCocoaRemote`."""
 
+    if TYPE_CHECKING:  # fields of both
+        alpha: Any
+        source: Sequence[Any]
+
     @abstractmethod
     def with_options(self, options: Mapping[str, Any]) -> Self:
         """The model with the options of one call applied.

@@ -16,10 +16,10 @@ from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
 from langchain_core.runnables import RunnableConfig
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, model_validator
 from typing_extensions import Self
 
-from cocoa_engine import CocoaConfig
+from cocoa_engine import CocoaConfig, __version__
 from cocoa_engine.errors import ConfigError, UnsupportedFeatureError
 from cocoa_engine.messages import explain
 from cocoa_integrations._shared.chat_template import template_options
@@ -88,7 +88,12 @@ class ChatCocoaRemote(CocoaChat, RemoteRequests):
             super().__init__(**options)
         except ValidationError as error:
             raise ConfigError(f"{what}: {explain(error)}") from None
-        self._settings()
+        self.given_settings()
+
+    @model_validator(mode="after")
+    def _set_cocoa_remote_version(self) -> Self:
+        self._add_version("cocoa-integrations", __version__)
+        return self
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
@@ -200,7 +205,7 @@ class ChatCocoaRemote(CocoaChat, RemoteRequests):
 
     def calls_like(self, other: ChatCocoaRemote) -> bool:
         """Whether calls of both models have the same options."""
-        return self._settings() == other._settings() and template_options(self) == template_options(other)
+        return self.given_settings() == other.given_settings() and template_options(self) == template_options(other)
 
     def prompt_text(self, given: LanguageModelInput) -> str:
         """The texts of the messages of a prompt. The chat template is at the server."""
@@ -255,7 +260,8 @@ class ChatCocoaRemote(CocoaChat, RemoteRequests):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        [trace] = self._in_runs(run_manager)._traces(1)
+        model = self._in_runs(run_manager)
+        [trace] = model._traces(1)
         return recorded(super()._generate(messages, stop, run_manager, **kwargs), trace)
 
     async def _agenerate(
@@ -265,7 +271,8 @@ class ChatCocoaRemote(CocoaChat, RemoteRequests):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        [trace] = self._in_runs(run_manager)._traces(1)
+        model = self._in_runs(run_manager)
+        [trace] = model._traces(1)
         return recorded(await super()._agenerate(messages, stop, run_manager, **kwargs), trace)
 
     # OpenAI's class tells the callbacks of a chunk before it is complete here, so it is not given the run
@@ -277,7 +284,8 @@ class ChatCocoaRemote(CocoaChat, RemoteRequests):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        answer = StreamedAnswer(*self._in_runs(run_manager)._traces(1))
+        model = self._in_runs(run_manager)
+        answer = StreamedAnswer(*model._traces(1))
         chunks: Any = super()._stream(messages, stop, None, **kwargs)
         with closing(chunks):
             for chunk in answer.of(chunks):
@@ -292,7 +300,8 @@ class ChatCocoaRemote(CocoaChat, RemoteRequests):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        answer = StreamedAnswer(*self._in_runs(run_manager)._traces(1))
+        model = self._in_runs(run_manager)
+        answer = StreamedAnswer(*model._traces(1))
         chunks: Any = super()._astream(messages, stop, None, **kwargs)
         async with aclosing(chunks):
             async for chunk in answer.aof(chunks):

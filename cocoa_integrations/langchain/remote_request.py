@@ -47,7 +47,7 @@ class RemoteRequests(RemoteSettings, ChatTemplateOptions, ChatOpenAI):
     source: Sequence[str] = Field(default=(), exclude=True, repr=False)
     """Texts of the prompt. Every span then has ``passage_attention``: the attention of the span on each of them."""
 
-    def _settings(self) -> dict[str, Any]:
+    def given_settings(self) -> dict[str, Any]:
         """The settings that are given, by their names.
 
         Raises:
@@ -106,7 +106,7 @@ class RemoteRequests(RemoteSettings, ChatTemplateOptions, ChatOpenAI):
         def value(name: str) -> Any:
             return options[name] if options.get(name) is not None else getattr(self, name)
 
-        own = {**self._settings(), **settings}
+        own = {**self.given_settings(), **settings}
         return body_beside_openai(
             {name: one for name, one in own.items() if name not in OPENAI_SETTINGS},
             ChatTemplateOptions(**{name: value(name) for name in ChatTemplateOptions.model_fields}),

@@ -93,8 +93,6 @@ def with_risk_retry(
     if not isinstance(chat, CocoaChat):
         raise ConfigError(f"with_risk_retry takes a ChatCocoa or a ChatCocoaRemote, not a {type(chat).__name__}.")
     chat = chat.with_known_alpha()
-    if context_lift and not isinstance(chat, ChatCocoa):
-        raise ConfigError("context_lift is measured on a model in this process, with a ChatCocoa; leave it out.")
     for name, given in (("retriever", retriever), ("prompt", prompt), ("second_retriever", second_retriever)):
         if not isinstance(given, Runnable) and not (given is None and name == "second_retriever"):
             raise ConfigError(f"{name} takes a runnable, not a {type(given).__name__}.")
@@ -116,7 +114,11 @@ def with_risk_retry(
             "every attempt would be the same: the settings do not change and nothing more is retrieved. Give settings, "
             "a top_k_growth above 1 or a second_retriever."
         )
-    answering = with_context_lift(prompt, chat, context=context) if context_lift else None
+    answering = None
+    if context_lift:
+        if not isinstance(chat, ChatCocoa):
+            raise ConfigError("context_lift is measured on a model in this process, with a ChatCocoa; leave it out.")
+        answering = with_context_lift(prompt, chat, context=context)
 
     def plan(number: int, options: Mapping[str, Any]) -> tuple[list[Retriever], dict[str, Any], dict[str, Any]]:
         """The retrievers of an attempt, its options of a call, and what its history says about it."""

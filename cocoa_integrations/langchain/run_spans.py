@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler, BaseRunManager, CallbackManager
+from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.utils.uuid import uuid7
-from pydantic import BaseModel, PrivateAttr
+from pydantic import PrivateAttr
 from typing_extensions import Self
 
 from cocoa_integrations._shared.tracing import RiskTrace, is_traced, span_in
@@ -65,7 +66,7 @@ class Run:
                     break
 
 
-class KnowsRuns(BaseModel):
+class KnowsRuns(BaseLanguageModel[Any]):  # so that LangChain's own initialisation is not replaced
     """A model whose copies are made for the runs of a call, so that the risk is written to their spans."""
 
     _runs: tuple[Run, ...] = PrivateAttr(default=())

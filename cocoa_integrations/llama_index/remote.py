@@ -50,7 +50,7 @@ OF_CALLS = frozenset({"risk_metadata", "logprobs", "candidates", "use_chat_compl
 """Options of a call that are neither settings nor OpenAI's."""
 
 
-class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILike):  # type: ignore[misc]
+class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILike):
     """The LLM of a server (``cocoa serve``), with the risk of every span of its answers.
 
     Responses, events and collectors have ``cocoa_risk`` and ``cocoa_spans`` where those of :class:`CocoaLLM` have them,
@@ -81,8 +81,8 @@ class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILik
     api_key: str | None = Field(NO_KEY, description="The API key.")
     is_chat_model: bool = Field(True, description="Whether messages are sent, rather than their text.")
     is_function_calling_model: bool = Field(True, description="Whether LlamaIndex uses it to call functions.")
-    temperature: float | None = Field(None, description=CocoaConfig.model_fields["temperature"].description)  # type: ignore[assignment]
-    top_logprobs: int | None = Field(None, description=CocoaConfig.model_fields["top_logprobs"].description)  # type: ignore[assignment]
+    temperature: float | None = Field(None, description=CocoaConfig.model_fields["temperature"].description)
+    top_logprobs: int | None = Field(None, description=CocoaConfig.model_fields["top_logprobs"].description)
     top_p: float | None = Field(None, description=CocoaConfig.model_fields["top_p"].description)
     seed: int | None = Field(None, description=CocoaConfig.model_fields["seed"].description)
     stop: Any = Field(None, description=CocoaConfig.model_fields["stop"].description)
@@ -146,20 +146,25 @@ class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILik
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer chat messages; the options of a call are those of the constructor, and tools, as for CocoaLLM."""
-        return super(OpenAILike, self).chat(messages, **kwargs)
+        return self._openai.chat(messages, **kwargs)
 
     @closed_at_exit
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Like :meth:`chat`, with one chunk for each span as soon as it is decided."""
-        return super(OpenAILike, self).stream_chat(messages, **kwargs)
+        return self._openai.stream_chat(messages, **kwargs)
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Like :meth:`chat`, without blocking the event loop."""
-        return await super(OpenAILike, self).achat(messages, **kwargs)
+        return await self._openai.achat(messages, **kwargs)
 
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Like :meth:`stream_chat`, without blocking the event loop."""
-        return await super(OpenAILike, self).astream_chat(messages, **kwargs)
+        return await self._openai.astream_chat(messages, **kwargs)
+
+    @property
+    def _openai(self) -> Any:
+        """The methods of the class that OpenAILike extends."""
+        return super(OpenAILike, self)
 
     def _context_window(self) -> int:
         if self._window is None:

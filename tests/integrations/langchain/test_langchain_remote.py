@@ -306,6 +306,12 @@ def test_models_with_other_settings_do_not_share_cached_answers(engine: CocoaEng
     assert len(sent) == 2
 
 
+def test_versions_are_recorded(url: str) -> None:
+    metadata = ChatCocoaRemote(base_url=url).metadata
+    assert metadata is not None
+    assert {*metadata["lc_versions"]} >= {"langchain-core", "langchain-openai", "cocoa-integrations"}
+
+
 def test_there_is_no_tokenizer(url: str) -> None:
     with pytest.raises(UnsupportedFeatureError, match="custom_get_token_ids"):
         ChatCocoaRemote(base_url=url).get_num_tokens("Hi")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cocoa_engine import Runtime
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, with_options
 from cocoa_engine.cli.terminal import print_note
@@ -15,7 +16,6 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CocoaError, ConfigError
 from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_engine.optional import need
-from cocoa_engine.runtime import Runtime
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine

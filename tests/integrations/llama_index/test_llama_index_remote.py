@@ -209,6 +209,7 @@ def test_a_conversation_is_the_same_prompt() -> None:
     assert "yes and no" in seen[0]
 
 
+@pytest.mark.slow
 def test_objects_have_the_risk_of_each_field(quick: CocoaEngine, url: str) -> None:
     here, there = here_and_there(quick, url, max_new_tokens=250)
     about = [ChatMessage("An order of tea and milk.")]
@@ -229,6 +230,7 @@ def look_up(place: str) -> str:
 LOOK_UP = FunctionTool.from_defaults(look_up)
 
 
+@pytest.mark.slow
 async def test_calls_of_tools_are_the_same(quick: CocoaEngine) -> None:
     engine = speaker('<tool_call>\n{"name": "look_up", "arguments": {"place": "the red loaf"}}\n</tool_call>')
     with serving(engine) as url:

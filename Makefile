@@ -18,9 +18,6 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PINS   := constraints.txt
 LOCK   := requirements-lock.txt
-# Set where the lock's files fit: there the tests run with exactly these files, and pip checks their hashes.
-LOCKED := $(shell $(PYTHON) -c "import platform, sys; print(*sys.version_info[:2], sys.platform, platform.machine())" \
-	| grep -x "3 11 linux x86_64")
 # -qq: errors only, not a warning for each index that lacks a package. No bytecode is compiled: an imported module is
 # compiled at its first import, the others never.
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -c $(PINS)
@@ -120,12 +117,7 @@ $(VENV)/.floors: $(VENV)/.demo
 	$(PIP) -e ".[all]" pytest pytest-asyncio pytest-xdist pytest-timeout hypothesis
 	touch $@
 
-# With the lock first, the other commands find everything there; the build of torch on PyPI brings its CUDA packages.
-$(VENV)/.locked: $(LOCK) | $(BIN)/python
-	$(if $(LOCKED),$(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile --no-deps --require-hashes -r $(LOCK))
-	touch $@
-
-$(VENV)/.dev: $(VENV)/.locked $(VENV)/.demo
+$(VENV)/.dev: $(VENV)/.demo
 	$(PIP) -e ".[dev]"
 	$(BROWSER)
 	touch $@

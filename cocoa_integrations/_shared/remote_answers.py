@@ -18,7 +18,7 @@ def entries_of(wire: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def report_of(wire: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
     """``cocoa_risk`` and the engine's finish reason, from the report of a server, which has both."""
-    report = {key: value for key, value in wire.items() if key != "finish_reason"}
+    report = {key: value for key, value in wire.items() if key not in ("finish_reason", "verdict")}
     return {**report, "spans": entries_of(wire["spans"])}, wire.get("finish_reason")
 
 

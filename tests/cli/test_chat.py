@@ -50,6 +50,7 @@ def calls(model: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[str,
     monkeypatch.setattr(CocoaEngine, "stream_chat", listed)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("COLORTERM", raising=False)
     monkeypatch.setenv("COLUMNS", "40")  # no line of a pipe is wrapped
     return made
 
@@ -242,6 +243,14 @@ def test_an_answer_is_coloured_while_it_grows(terminal: Terminal, says: Callable
     assert "48;5;124m" in shown[whole:]
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C is an interrupt, also where the tests run in the background of a shell, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Interrupts(Wavers):
     """Presses Ctrl-C in the middle of a forward pass, once, after eight tokens."""
 
@@ -255,6 +264,7 @@ class Interrupts(Wavers):
         return super().__call__(input_ids, scores)
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_stops_the_answer_and_keeps_the_chat(
     terminal: Terminal, says: Callable[..., None], model: CocoaEngine, calls: list[dict[str, Any]]
 ) -> None:
@@ -283,6 +293,7 @@ def test_in_a_terminal_an_error_does_not_end_the_chat(
     assert "Not calibrated" in shown
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_in_a_pipe_ends_the_chat(cocoa: Cocoa, says: Callable[..., None], model: CocoaEngine) -> None:
     text = "Paris has 2148000 inhabitants."
     Interrupts.pressed = False

@@ -109,7 +109,7 @@ def test_what_locked_packages_need_is_locked() -> None:
 @pytest.mark.parametrize(
     ("place", "command"),
     [
-        ("Makefile", "--no-deps --require-hashes -r $(LOCK)"),
+        ("Makefile", "--require-hashes --requirement $(LOCK)"),
         (".github/workflows/supply-chain.yml", "run: make audit"),
         (".github/workflows/supply-chain.yml", "run: make sbom"),
     ],

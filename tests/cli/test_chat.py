@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.style import Style
 from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaEngine, Generation
@@ -93,6 +94,8 @@ def terminal(calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> It
     attributes = termios.tcgetattr(slave)
     attributes[3] &= ~termios.ECHO
     termios.tcsetattr(slave, termios.TCSANOW, attributes)
+    for cached in (Style.parse, Style._add):  # a style keeps the codes of the first console that showed it
+        cached.cache_clear()
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "300")
     shown: list[bytes] = []

@@ -60,6 +60,7 @@ print(json.dumps([name for name in {list(OPTIONAL)} if there(name)]))
 BASE = (
     ENGINE
     + """
+import importlib
 import cocoa_engine, cocoa_integrations.evaluation, cocoa_integrations.tool_calling, cocoa_integrations.transformers
 from cocoa_engine.errors import CocoaError, MissingExtraError
 from cocoa_integrations.evaluation.judge_command import _chat_model
@@ -73,7 +74,7 @@ answer = engine.generate("Dune was written by", max_new_tokens=4)
 for extra, call in {
     "langchain": imports("cocoa_integrations.langchain"),
     "llama-index": imports("cocoa_integrations.llama_index"),
-    "serve": imports("cocoa_integrations.server"),
+    "serve": lambda: importlib.import_module("cocoa_integrations.server").create_app,
     "eval": imports("cocoa_integrations.lm_eval"),
     "agents": lambda: _chat_model("openai:gpt"),
     "tools": lambda: engine.constrain(regex="a"),

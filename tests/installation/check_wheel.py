@@ -35,7 +35,7 @@ OPTIONAL = {
     "llguidance": {"tools", "serve"},
     "fastapi": {"serve"},
     "uvicorn": {"serve"},
-    "opentelemetry": {"tracing"},
+    "opentelemetry": {"tracing", "serve"},  # FastAPI needs it too
     "matplotlib": {"plot", "risk"},
     "sklearn": {"risk", "eval"},
     "scipy": {"risk", "eval"},

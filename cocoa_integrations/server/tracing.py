@@ -48,7 +48,7 @@ class Traced:
             await self._app(scope, receive, send)
             return
         method, path = scope["method"], scope["path"]
-        attributes = {"http.request.method": method, "url.path": path, "url.scheme": scope["scheme"]}
+        attributes = {"http.request.method": method, "url.path": path, "url.scheme": scope.get("scheme", "http")}
         tracer = trace.get_tracer("cocoa_integrations.server", __version__)
         context = propagate.extract(dict(Headers(scope=scope)))
         with tracer.start_as_current_span(

@@ -119,7 +119,8 @@ def _build(gguf_file: Path, folder: Path) -> None:
             raise
         except Exception as error:  # a damaged file ends in errors of many types
             raise ModelLoadError(
-                f"{gguf_file} is damaged ({error or type(error).__name__}); install it again with: {INSTALL_COMMAND} --force-reinstall"
+                f"{gguf_file} is damaged ({error or type(error).__name__}); install it again with: {INSTALL_COMMAND} "
+                "--force-reinstall"
             ) from error
         files = {path.name: _fingerprint(path) for path in partial.iterdir()}
         (partial / MANIFEST).write_text(json.dumps(files, indent=2), encoding="utf-8")

@@ -71,8 +71,8 @@ _INDEXED = {
 _DOTS3 = {
     "num_key_value_heads": 4,
     "head_dim": 12,
-    "swa_num_attention_heads": 4,
-    "swa_num_key_value_heads": 4,
+    "swa_num_attention_heads": 2,
+    "swa_num_key_value_heads": 2,
     "swa_q_lora_rank": 32,
     "swa_kv_lora_rank": 32,
     "swa_head_dim": 12,

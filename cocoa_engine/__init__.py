@@ -35,6 +35,7 @@ from cocoa_engine.optional import quiet_torchao
 from cocoa_engine.results import Generation, LayerCurve
 from cocoa_engine.runtime import Runtime
 from cocoa_engine.spans import Candidate, Competition, Preceding, RiskSource, Span, Usage
+from cocoa_engine.timeline import Timeline
 from cocoa_engine.units import Check, MeasuredText, Unit, UnitLevel
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ __all__ = [
     "Runtime",
     "Span",
     "SpanStream",
+    "Timeline",
     "Unit",
     "UnitLevel",
     "UnsupportedModelError",

@@ -137,7 +137,8 @@ class CocoaConfig(BaseModel):
         0,
         ge=0,
         le=20,
-        description="Number of most probable tokens to record, with their log-probabilities, for each decoded token.",
+        description="Number of most probable tokens to record, with their log-probabilities, for each token that is "
+        "decoded or scored.",
     )
     stop: tuple[str, ...] = Field((), description="Texts that end the answer. They are not part of it.")
 

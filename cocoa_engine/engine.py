@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
@@ -19,6 +20,7 @@ from cocoa_engine.results import Generation, LayerCurve
 from cocoa_engine.scoring import given_texts, layer_curve
 from cocoa_engine.spans import Span
 from cocoa_engine.stream import SpanStream
+from cocoa_engine.timeline import Timeline
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -57,6 +59,7 @@ class CocoaEngine(ConfiguredModel):
         generation_config: GenerationConfig | None = None,
         cancellation: Cancellation | None = None,
         source: Source | None = None,
+        timeline: Timeline | None = None,
         **settings: Any,
     ) -> Generation:
         """Answer one prompt.
@@ -72,6 +75,7 @@ class CocoaEngine(ConfiguredModel):
             source: passages of the prompt, as texts that it contains or as (start, end) ranges of its characters. Every
                 span then has ``passage_attention``. The characters of token ids are those of their decoded text,
                 special tokens included.
+            timeline: records when the call got its place in the batch, had read its prompt and ended.
             **settings: fields of :class:`CocoaConfig` that override the settings.
 
         Raises:
@@ -95,7 +99,7 @@ class CocoaEngine(ConfiguredModel):
             source,
             self._risk.fitting(config),
         )
-        (generation,) = self._generations([request], [config])
+        (generation,) = self._generations([_timed(request, timeline)], [config])
         self._risk.warn_of_domain(generation)
         return generation
 
@@ -109,6 +113,7 @@ class CocoaEngine(ConfiguredModel):
         generation_config: GenerationConfig | None = None,
         cancellation: Cancellation | None = None,
         source: Source | None = None,
+        timeline: Timeline | None = None,
         **settings: Any,
     ) -> SpanStream[CocoaEngine]:
         """Answer one prompt span by span; arguments and errors as for :meth:`generate`, raised at once.
@@ -130,7 +135,7 @@ class CocoaEngine(ConfiguredModel):
         )
         self._risk.check(config)
         measure = partial(self._risk.measure, config, request.passages)
-        return SpanStream(self, request, config, measure, self._risk.warn_of_domain)
+        return SpanStream(self, _timed(request, timeline), config, measure, self._risk.warn_of_domain)
 
     def generate_batch(
         self,
@@ -372,3 +377,7 @@ class CocoaEngine(ConfiguredModel):
             self.runtime.max_batch_size if batch_size is None else batch_size,
             keep_errors=keep_errors,
         )
+
+
+def _timed(request: Request, timeline: Timeline | None) -> Request:
+    return request if timeline is None else replace(request, timeline=timeline)

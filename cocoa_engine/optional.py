@@ -12,13 +12,17 @@ from cocoa_engine.errors import MissingExtraError
 
 DISTRIBUTIONS = {
     "langchain_core": "langchain-core",
+    "langchain_openai": "langchain-openai",
     "llama_index": "llama-index-core",
+    "llama_index.llms.openai_like": "llama-index-llms-openai-like",
     "lm_eval": "lm-eval",
     "opentelemetry": "opentelemetry-api",
     "rouge_score": "rouge-score",
     "sklearn": "scikit-learn",
 }
-"""The packages whose name on the package index differs from the name of their module."""
+"""The packages whose name on the package index differs from the name of their module.
+
+A module of a package that several distributions share is listed by its full name."""
 
 _LOUD_AT_IMPORT = ("torchao", "torch.utils._pytree")
 
@@ -40,8 +44,9 @@ def need(module: str, *, extra: str, what: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != top:
             raise  # the package is installed, but one of its own imports is missing
+        distribution = DISTRIBUTIONS.get(module) or DISTRIBUTIONS.get(top, top)
         raise MissingExtraError(
-            f"{what} needs {DISTRIBUTIONS.get(top, top)}: pip install 'cocoa-integrations[{extra}]'", name=error.name
+            f"{what} needs {distribution}: pip install 'cocoa-integrations[{extra}]'", name=error.name
         ) from None
 
 

@@ -106,6 +106,13 @@ class Generation(BaseModel):
         return [span.risk for span in self.spans if span.risk is not None]
 
     @property
+    def verdict(self) -> str:
+        """One or two sentences: the risk of the answer as a whole, or what its shading means without it."""
+        from cocoa_engine.rendering.verdict import verdict
+
+        return verdict(self)
+
+    @property
     def words(self) -> list[Unit]:
         """The words of the text. Those of a script that is written without spaces are its tokens."""
         return self._measured.words

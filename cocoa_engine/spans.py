@@ -135,7 +135,7 @@ class Span(Measured):
         None,
         description="With CocoaConfig.top_logprobs: for each token, the most probable tokens of the distribution that "
         "its log-probability was taken from, as ids with log-probabilities, most probable first. Fewer if fewer tokens "
-        "are allowed. `None` without this setting, and for a text scored as given.",
+        "are allowed. `None` without this setting.",
     )
     risk: float | None = Field(
         description="How likely the span is to be hallucinated, by ``risk_source``: in [0, 1], unless a raw MLDS was "

@@ -20,11 +20,23 @@ __all__ = [
     "ReasoningEntry",
     "RiskReport",
     "RiskSummary",
+    "RivalEntry",
     "SentenceEntry",
     "SpanEntry",
     "ToolCallEntry",
     "TryEntry",
 ]
+
+
+class RivalEntry(TypedDict):
+    """One entry of ``rivals`` of a span: a candidate that competed in it."""
+
+    text: Annotated[str, "Text of the candidate."]
+    log_prob: Annotated[float | None, "Log-probability of the candidate in nats."]
+    con_mlds: Annotated[float | None, "ConMLDS of the candidate."]
+    f_mlds: Annotated[float | None, "fMLDS of the candidate."]
+    score: Annotated[float | None, "Score by which the method ranks candidates. Higher is better."]
+    is_greedy: Annotated[bool, "Whether greedy decoding would have taken its first token."]
 
 
 class SpanEntry(TypedDict):
@@ -95,6 +107,14 @@ class SpanEntry(TypedDict):
     chosen: Annotated[
         NotRequired[int | None],
         "Index of the kept candidate at a risk point, otherwise `None`. Not in a compact report.",
+    ]
+    index: Annotated[
+        NotRequired[int],
+        "Only from `cocoa serve`: the same as `span`. Clients of OpenAI join the lists of a stream by it.",
+    ]
+    rivals: Annotated[
+        NotRequired[list[RivalEntry]],
+        "Only from `cocoa serve`, where `cocoa` has `candidates`: all candidates of the span, the kept one included.",
     ]
     part: Annotated[
         NotRequired[Literal["reasoning", "answer"]],
@@ -265,6 +285,14 @@ class RiskReport(RiskSummary):
         NotRequired[dict[str, ArgumentEntry]],
         "Only where JSON was asked for: the risk of every object, list and value in it, by its path (`$.person.age`, "
         "`$.items[0].name`, `$['other name']`). A value that was cut off has no entry.",
+    ]
+    finish_reason: Annotated[
+        NotRequired[Literal["stop", "eos", "length", "risk"] | None],
+        "Only from `cocoa serve`: the engine's reason for the end of the answer.",
+    ]
+    verdict: Annotated[
+        NotRequired[str],
+        "Only from `cocoa serve`: one or two sentences for a person, on the risk of the answer as a whole.",
     ]
     parts: Annotated[
         NotRequired[list[PartEntry]],

@@ -19,6 +19,7 @@ from cocoa_engine.cli.alpha import alpha
 from cocoa_engine.cli.ask import ask
 from cocoa_engine.cli.bench import bench
 from cocoa_engine.cli.calibrate import calibrate
+from cocoa_engine.cli.chat import chat
 from cocoa_engine.cli.claims import claims
 from cocoa_engine.cli.compare import compare
 from cocoa_engine.cli.heads import heads
@@ -26,12 +27,10 @@ from cocoa_engine.cli.info import info
 from cocoa_engine.cli.plugins import load_command, plugin_commands
 from cocoa_engine.cli.score import score
 from cocoa_engine.cli.signal import signal
-from cocoa_engine.cli.terminal import print_note
+from cocoa_engine.cli.terminal import describe_error, print_note
 from cocoa_engine.cli.threshold import threshold
-from cocoa_engine.errors import CocoaError
 from cocoa_engine.safe_text import safe
 
-BAD_INPUT = 2
 INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
 
 _python_format = warnings.formatwarning
@@ -76,24 +75,11 @@ class OneLineErrors(TyperGroup):
         except Exception as error:
             if "--debug" in args:
                 raise
-            code = _report_error(error)
+            message, code = describe_error(error)
+            print_note(message)
         if code == INTERRUPTED:
             print_note("interrupted")
         sys.exit(code if isinstance(code, int) else 0)
-
-
-def _report_error(error: Exception) -> int:
-    """Print the error as one line and return the exit code."""
-    # usage errors are typer's own, or click's in earlier versions; both have format_message
-    format_message = getattr(error, "format_message", None)
-    if format_message:
-        message, code = f"{format_message()} (see --help)", BAD_INPUT
-    elif isinstance(error, CocoaError):
-        message, code = str(error), BAD_INPUT
-    else:
-        message, code = f"{type(error).__name__}: {error} (--debug shows where)", 1
-    print_note(message)
-    return code
 
 
 def _prepare_streams() -> None:
@@ -124,6 +110,7 @@ def cocoa(
 
 
 app.command()(ask)
+app.command()(chat)
 app.command()(compare)
 app.command()(score)
 app.command()(info)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import chain
+from functools import partial
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from cocoa_engine.calibration.risk_measure import reaches
 from cocoa_engine.cli.export import Html, Svg, check_writable, write
+from cocoa_engine.cli.live_answer import decode_live
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import Calibrator, Details, Json, LoadOptions, Model, NoColor, with_options
-from cocoa_engine.cli.prefill_progress import first_span, is_long
 from cocoa_engine.cli.prompting import Question, Raw, System, ask_engine, read_question
 from cocoa_engine.cli.terminal import can_redraw, output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
@@ -77,15 +72,9 @@ def ask(
     plain = not (console.is_terminal or compared_config or table or no_color)
 
     def decode(settings: CocoaConfig, spans: list[Span]) -> Generation:
-        draws = not json and can_redraw(console)
         with ask_engine(engine, question, system, raw, settings) as stream:
-            first = first_span(stream, console) if draws and is_long(stream) else []
-            with _screen(console, draws=draws) as draw:
-                for span in chain(first, stream):
-                    spans.append(span)
-                    draw(spans_text(spans, marks=marks))
-        assert stream.generation is not None
-        return stream.generation
+            draw = partial(spans_text, marks=marks)
+            return decode_live(stream, console, spans, draw, draws=not json and can_redraw(console))
 
     decoded: list[Span] = []
     try:
@@ -130,18 +119,3 @@ def risk_of(generation: Generation) -> float:
     if generation.answer_risk is not None:
         return generation.answer_risk
     return riskiest(claim.risk for claim in generation.claims) or 0.0
-
-
-@contextmanager
-def _screen(console: Console, *, draws: bool) -> Iterator[Callable[[Text], None]]:
-    """Yield a function that replaces the answer shown so far. It does nothing if lines cannot be redrawn."""
-    if not draws:
-        yield lambda text: None
-        return
-    with Live(Text("…"), console=console, auto_refresh=False, transient=True) as live:
-
-        def draw(text: Text) -> None:
-            lines = text.wrap(console, console.width)[-(console.height - 1) :]  # only the last screenful
-            live.update(Text("\n").join(lines), refresh=True)
-
-        yield draw

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -18,13 +18,21 @@ if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
 
 
-def load_engine(model: str | None, options: LoadOptions, calibrator: Path | None = None) -> CocoaEngine:
+def load_engine(
+    model: str | None, options: LoadOptions, calibrator: Path | None = None, **of_runtime: Any
+) -> CocoaEngine:
     """Load a model. torch and transformers are imported only here, so that ``--help`` and errors in settings are fast.
+
+    Args:
+        model: its name; `None` is the embedded model.
+        options: the options of the command.
+        calibrator: the option ``--calibrator``.
+        **of_runtime: further fields of :class:`~cocoa_engine.Runtime`.
 
     Raises:
         CocoaError: as :meth:`CocoaEngine.from_pretrained`.
     """
-    runtime = Runtime(forward=options.forward)  # validated there
+    runtime = Runtime(forward=options.forward, **of_runtime)  # validated there
     console = Console(stderr=True, quiet=not sys.stderr.isatty())
     with console.status(Text(f"Loading {model or 'the embedded model'} …")):
         import torch

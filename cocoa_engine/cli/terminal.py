@@ -10,7 +10,11 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
+from cocoa_engine.errors import CocoaError
 from cocoa_engine.safe_text import safe
+
+BAD_INPUT = 2
+"""The exit code of errors that other input, options or settings avoid."""
 
 
 def output(no_color: bool) -> Console:
@@ -27,6 +31,17 @@ def can_redraw(console: Console) -> bool:
 def print_note(message: str) -> None:
     """Print one line on stderr, apart from the command's output."""
     print("cocoa:", safe(" ".join(message.split())), file=sys.stderr)
+
+
+def describe_error(error: Exception) -> tuple[str, int]:
+    """An error as one line, and the exit code of a command that it ends."""
+    # usage errors are typer's own, or click's in earlier versions; both have format_message
+    format_message = getattr(error, "format_message", None)
+    if format_message:
+        return f"{format_message()} (see --help)", BAD_INPUT
+    if isinstance(error, CocoaError):
+        return str(error), BAD_INPUT
+    return f"{type(error).__name__}: {error} (--debug shows where)", 1
 
 
 def print_json(document: str) -> None:

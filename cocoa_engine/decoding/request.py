@@ -25,6 +25,7 @@ from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.passages import Source, passage_positions, sources_of_batch
 from cocoa_engine.model.prompts import Prompt, prompt_ids
+from cocoa_engine.timeline import Timeline
 
 Callables = Callable[..., Any] | Sequence[Callable[..., Any]] | None
 
@@ -99,6 +100,7 @@ class Request:
         reserve_tokens: the number of tokens beyond the prompt to reserve memory for, dropped branches included.
         cancellation: cancels the request.
         passages: the positions of the passages of the prompt whose attention mass is measured.
+        timeline: records when the phases of the call begin and end.
     """
 
     prompt: list[int]
@@ -107,6 +109,7 @@ class Request:
     reserve_tokens: int
     cancellation: Cancellation = field(default_factory=Cancellation)
     passages: tuple[range, ...] = ()
+    timeline: Timeline = field(default_factory=Timeline)
 
 
 def make_request(

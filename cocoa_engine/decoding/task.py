@@ -72,6 +72,7 @@ class DecodeTask:
     """
 
     def __init__(self, request: Request, config: CocoaConfig, session: Session, measure: RiskMeasure) -> None:
+        request.timeline.mark_started()
         backend, scheduler = session.backend, session.scheduler
         # a contrasting method also needs the other logits at the prompt's last token, which is therefore fed as a step
         contrasts = isinstance(METHODS[config.method], ContrastingMethod)
@@ -100,6 +101,7 @@ class DecodeTask:
         self._request, self._backend, self._scheduler, self._contrasts = request, backend, scheduler, contrasts
         self.work: Work | None = self._new_work(None)
         if not prefill:
+            request.timeline.mark_prompt_read()
             self._loop = self._decoder.decode(self._tree, None)
             self.work = self._new_work(next(self._loop))
 
@@ -117,6 +119,7 @@ class DecodeTask:
             try:
                 if self._loop is None:
                     assert done.first is not None
+                    self._request.timeline.mark_prompt_read()
                     self._loop = self._decoder.decode(self._tree, None if self._contrasts else done.first)
                     paths = next(self._loop)
                 else:
@@ -125,6 +128,7 @@ class DecodeTask:
             except StopIteration:
                 self.work = None
                 self._tree.close()
+                self._request.timeline.mark_ended()
                 return
         self.work = self._new_work(paths)
 

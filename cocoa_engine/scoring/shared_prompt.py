@@ -13,7 +13,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import DecidedSpan, passage_means
 from cocoa_engine.decoding.span_scoring import log_prob_and_score, mlds
 from cocoa_engine.decoding.state_reader import StateReader
-from cocoa_engine.decoding.token_statistics import TokenStatistics, token_statistics
+from cocoa_engine.decoding.token_statistics import TokenStatistics, most_probable, token_statistics
 from cocoa_engine.errors import NonFiniteLogitsError
 from cocoa_engine.execution.backends import Backend
 from cocoa_engine.execution.backends.recompute import Recompute
@@ -43,6 +43,7 @@ class _Measured(NamedTuple):
     hidden: Tensor  # [captured layers + 1, d] float32: sums over the text's tokens
     source: list[float]  # of each token; empty if it was not measured
     passages: list[list[float]]  # of each token, by passage; empty without passages
+    top: list[list[tuple[int, float]]]  # of each token, the most probable ones; empty unless they are asked for
     forward_passes: int
 
 
@@ -69,7 +70,7 @@ def score_texts(
     scored: dict[int, ScoredText] = {}
     with TextTree(backend, prompt, [text.token_ids for text in texts], capture, passages=passages) as tree:
         for group in tree.groups():
-            measured = _measure(group)
+            measured = _measure(group, config.top_logprobs)
             if not all(-float("inf") < value <= 0 for one in measured for value in one.tokens.log_probs):
                 _raise_of_first_bad(backend, prompt, texts, group.numbers, config, capture)
             pooled = torch.stack([one.hidden / len(one.tokens.log_probs) for one in measured], dim=1)
@@ -91,21 +92,25 @@ def score_texts(
                     token_source_attention=one.source,
                     passage_attention=passage_means(one.passages),
                     probe=probed,
+                    top_log_probs=one.top or None,
                 )
                 scored[number] = ScoredText(decided, tree.prompt_passes + one.forward_passes)
     return [scored[number] for number in range(len(texts))]
 
 
-def _measure(group: TextGroup) -> list[_Measured]:
+def _measure(group: TextGroup, top_count: int) -> list[_Measured]:
     """Feed a group of texts, and measure each of them."""
     figures = TokenStatistics([], [], [])
     hidden: dict[int, Tensor] = {}
     source: list[float] = []
     passages: list[list[float]] = []
+    top: list[list[tuple[int, float]]] = []
     passes = dict.fromkeys(group.numbers, 0)
     for step in group.steps():
         for values, more in zip(figures, token_statistics(step.logits, step.token_ids, step.parents), strict=True):
             values.extend(more)
+        if top_count:
+            top += most_probable(step.logits, step.parents, top_count)
         if step.output.source is not None:
             source += step.output.source.tolist()
         if step.output.passages is not None:
@@ -121,6 +126,7 @@ def _measure(group: TextGroup) -> list[_Measured]:
             hidden[number],
             [source[row] for row in group.rows[number]] if source else [],
             [passages[row] for row in group.rows[number]] if passages else [],
+            [top[row] for row in group.rows[number]] if top else [],
             passes[number],
         )
         for number in group.numbers

@@ -13,7 +13,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.branch import DecidedSpan, passage_means
 from cocoa_engine.decoding.span_scoring import log_prob_and_score, mlds
 from cocoa_engine.decoding.state_reader import StateReader
-from cocoa_engine.decoding.token_statistics import TokenStatistics, token_statistics
+from cocoa_engine.decoding.token_statistics import TokenStatistics, most_probable, token_statistics
 from cocoa_engine.errors import NonFiniteLogitsError
 from cocoa_engine.execution.forward.observed_attention import observed_attention
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
@@ -112,6 +112,7 @@ def _score(
         logits = model.forward(token_ids, logits_to_keep=len(text) + 1, **inputs).logits[0]
         predicting = logits[-len(text) - 1 : -1]  # [t, V]: each row predicts one token of the text
         statistics = _in_chunks(predicting, torch.tensor(text, device=logits.device))
+        top = _most_probable_in_chunks(predicting, config.top_logprobs)
         lengths = divide(statistics, predicting)
         states = torch.split(captured.stacked(logits.device)[:, 0], lengths, dim=1)
         pooled = torch.stack([state.mean(dim=1) for state in states], dim=1)  # [captured layers + 1, B, d]
@@ -148,6 +149,7 @@ def _score(
                 token_source_attention=source[rows],
                 passage_attention=passage_means(by_passage[rows]),
                 probe=None if scores is None else scores[number],
+                top_log_probs=top[rows] or None,
             )
         )
     return decided
@@ -162,6 +164,14 @@ def _in_chunks(logits: Tensor, token_ids: Tensor) -> TokenStatistics:
         for values, more in zip(statistics, of_chunk, strict=True):
             values.extend(more)
     return statistics
+
+
+def _most_probable_in_chunks(logits: Tensor, count: int) -> list[list[tuple[int, float]]]:
+    """The most probable tokens of each row of ``logits`` ``[t, V]``; an empty list if none are asked for."""
+    if not count:
+        return []
+    chunks = [logits[start : start + _CHUNK] for start in range(0, len(logits), _CHUNK)]
+    return [row for chunk in chunks for row in most_probable(chunk, torch.arange(len(chunk)), count)]
 
 
 def _first_bad(model: LanguageModel, prompt: list[int], text: list[int]) -> int:

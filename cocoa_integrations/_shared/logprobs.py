@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cocoa_engine import CocoaEngine, Span
@@ -16,10 +16,15 @@ class TokenLogprobs:
     The token texts concatenate to the text of the answer, and their ``bytes`` to its UTF-8 encoding. A token that holds
     only part of a character has an empty text; the token that completes the character has all of it. End tokens, and
     tokens that a stop text cut off, are not part of the text and are not listed.
+
+    Args:
+        engine: the engine whose tokens they are.
+        special: list special tokens too, such as an end token, by their names.
     """
 
-    def __init__(self, engine: CocoaEngine) -> None:
+    def __init__(self, engine: CocoaEngine, *, special: bool = False) -> None:
         self._engine = engine
+        self._lists_special = special
         self._track = engine.detokenizer()
         self._special = frozenset(engine.tokenizer.all_special_ids)
 
@@ -40,25 +45,49 @@ class TokenLogprobs:
                 piece = span.text[shown:]  # the answer ends in bytes that do not form a character
             text = piece[: len(span.text) - shown]
             shown += len(text)
-            if text or (not piece and token_id not in self._special):
+            if not piece and token_id in self._special:
+                if self._lists_special:
+                    entries.append({**self._named(token_id, log_prob), "top_logprobs": top})
+            elif text or not piece:
                 entries.append(
                     {"token": text, "logprob": _plain(log_prob), "bytes": list(text.encode()), "top_logprobs": top}
                 )
         return entries
 
+    def token(self, token_id: int, log_prob: float | None, top: Sequence[tuple[int, float]] = ()) -> dict[str, Any]:
+        """The entry of the next token of a text that is not divided into spans, such as a prompt.
+
+        Args:
+            token_id: the token.
+            log_prob: its log-probability, if it is known.
+            top: the most probable tokens in its place, with their log-probabilities.
+        """
+        rivals = [self._rival(*each) for each in top]
+        before = len(self._track.text)
+        self._track.push(token_id)
+        piece = self._track.text[before:]
+        if not piece and token_id in self._special:
+            return {**self._named(token_id, log_prob), "top_logprobs": rivals}
+        return {"token": piece, "logprob": _known(log_prob), "bytes": list(piece.encode()), "top_logprobs": rivals}
+
     def _rival(self, token_id: int, log_prob: float) -> dict[str, Any]:
         """The entry of a token that could have come next."""
         if token_id in self._special:
-            return {
-                "token": self._engine.tokenizer.convert_ids_to_tokens(token_id),
-                "logprob": _plain(log_prob),
-                "bytes": None,
-            }
+            return self._named(token_id, log_prob)
         track = self._track.fork()
         before = len(track.text)
         track.push(token_id)
         text = track.text[before:]
         return {"token": text, "logprob": _plain(log_prob), "bytes": list(text.encode())}
+
+    def _named(self, token_id: int, log_prob: float | None) -> dict[str, Any]:
+        """The entry of a special token."""
+        name = self._engine.tokenizer.convert_ids_to_tokens(token_id)
+        return {"token": name, "logprob": _known(log_prob), "bytes": None}
+
+
+def _known(log_prob: float | None) -> float | None:
+    return None if log_prob is None else _plain(log_prob)
 
 
 def _plain(log_prob: float) -> float:

@@ -23,6 +23,7 @@ from cocoa_integrations.langchain.runnables import argument_risks, field_risks, 
 
 if TYPE_CHECKING:
     from cocoa_integrations.langchain.middleware import RiskMiddleware as RiskMiddleware
+    from cocoa_integrations.langchain.remote import ChatCocoaRemote as ChatCocoaRemote
     from cocoa_integrations.langchain.tool_risk import RiskyToolCalls as RiskyToolCalls
     from cocoa_integrations.langchain.tool_risk import ToolRiskMiddleware as ToolRiskMiddleware
 
@@ -49,8 +50,13 @@ __all__ = [
     "with_risk_retry",
 ]
 
-_LAZY = {"RiskMiddleware": "middleware", "RiskyToolCalls": "tool_risk", "ToolRiskMiddleware": "tool_risk"}
-"""Names that need the package langchain, with their modules."""
+_LAZY = {
+    "ChatCocoaRemote": "remote",
+    "RiskMiddleware": "middleware",
+    "RiskyToolCalls": "tool_risk",
+    "ToolRiskMiddleware": "tool_risk",
+}
+"""Names that need langchain-openai or the package langchain, with their modules."""
 
 
 def __getattr__(name: str) -> Any:

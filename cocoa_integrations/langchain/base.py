@@ -10,8 +10,8 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar
 
 import torch
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, BaseRunManager, CallbackManagerForLLMRun
-from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.runnables import RunnableConfig, RunnableSerializable
 from langchain_core.runnables.config import get_config_list
@@ -38,7 +38,6 @@ from cocoa_integrations._shared.settings import (
     set_config,
     split_settings,
 )
-from cocoa_integrations._shared.tracing import RiskTrace, is_traced
 from cocoa_integrations._shared.unsupported import refuse_unsupported
 from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.langchain.engine_owner import EngineOwner
@@ -53,7 +52,7 @@ from cocoa_integrations.langchain.options import (
     resolve_model_name,
     without_unset,
 )
-from cocoa_integrations.langchain.run_spans import Run
+from cocoa_integrations.langchain.run_spans import KnowsRuns
 from cocoa_integrations.langchain.time_limit import TimeLimit
 
 Result = TypeVar("Result")
@@ -66,7 +65,7 @@ RETRY_PAUSE = 0.5
 """Seconds before the first retry; doubled before each further one."""
 
 
-class CocoaModel(CallOptions, EngineOwner, FromModelId, BaseLanguageModel[Any]):
+class CocoaModel(CallOptions, EngineOwner, FromModelId, KnowsRuns):
     """Base of :class:`CocoaLLM` and :class:`ChatCocoa`: construction, options of a call, access to the engine.
 
     Every setting of :class:`~cocoa_engine.CocoaConfig` is a field. A setting that is not given is taken from
@@ -99,9 +98,6 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, BaseLanguageModel[Any]):
 
     _cancellation: Cancellation | None = PrivateAttr(default=None)
     """Cancels the call that this copy was made for."""
-
-    _runs: tuple[Run, ...] = PrivateAttr(default=())
-    """The runs of the call that this copy was made for, where they are known: one for each prompt."""
 
     _ls_model_type: ClassVar[Literal["chat", "llm"]]
     _call_options: ClassVar[type[CallOptions]] = CallOptions
@@ -292,26 +288,6 @@ class CocoaModel(CallOptions, EngineOwner, FromModelId, BaseLanguageModel[Any]):
     ) -> Any:
         with self._in_runs(run_manager)._cancellable(stop, kwargs) as (model, framework):
             return await in_worker(self._engine_or_lazy, model._generate, prompts, **framework)  # type: ignore[attr-defined]
-
-    def _in_runs(self, *runs: BaseRunManager | None) -> Self:
-        """The model for a call with these runs; see :meth:`_with_runs`."""
-        if self._runs or not is_traced():
-            return self
-        return self._with_runs(*(Run(run.run_id, run.handlers) for run in runs if run is not None))
-
-    def _with_runs(self, *runs: Run) -> Self:
-        """A copy for a call with these runs, one for each prompt. Without runs it is the model itself."""
-        if not runs:
-            return self
-        copy = self.model_copy()
-        copy._runs = runs
-        return copy
-
-    def _traces(self, count: int) -> list[RiskTrace]:
-        """Where the risk of each of the answers of a call is written to."""
-        if len(self._runs) == count:
-            return [run.trace() for run in self._runs]
-        return [RiskTrace()] * count
 
     @contextmanager
     def _cancellable(self, stop: list[str] | None, options: Mapping[str, Any]) -> Iterator[tuple[Self, dict[str, Any]]]:

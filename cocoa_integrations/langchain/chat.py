@@ -2,47 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from langchain_core.callbacks import CallbackManagerForLLMRun, Callbacks
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import RunnableConfig
 from pydantic import PrivateAttr, model_validator
 from typing_extensions import Self
 
 from cocoa_engine import Generation
-from cocoa_engine.errors import ConfigError
-from cocoa_engine.messages import unknown
 from cocoa_integrations._shared.chat_template import given_options, template_options
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, all_spans, span_metadata
 from cocoa_integrations._shared.reasoning import Split
-from cocoa_integrations.langchain.base import usage_of
-from cocoa_integrations.langchain.chat_runs import ChatRuns
+from cocoa_integrations._shared.workers import in_worker
+from cocoa_integrations.langchain.base import CocoaModel, usage_of
+from cocoa_integrations.langchain.cocoa_chat import CocoaChat
 from cocoa_integrations.langchain.detail import ReducedStream, reduced_result
 from cocoa_integrations.langchain.messages import chunk_content, message_content, to_chat, to_entries
 from cocoa_integrations.langchain.options import PER_CALL, TOOL_DETAILS, TOOLS, ChatCallOptions
-from cocoa_integrations.langchain.structured import json_parser, json_schema_of, structured, tool_parser, with_title
-from cocoa_integrations.langchain.tools import ChunkWriter, openai_tool, tool_calls, tool_has_answered, tool_request
+from cocoa_integrations.langchain.tools import ChunkWriter, refuse_legacy, tool_calls, tool_has_answered, tool_request
 from cocoa_integrations.tool_calling import Call, Plan, ToolRequest, new_id, parts_of_report
 from cocoa_integrations.tool_calling.streaming import GrowingAnswer, Piece
 
 if TYPE_CHECKING:
     from langchain_core.language_models.model_profile import ModelProfile
-    from langchain_core.tools import BaseTool
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-STRUCTURED_METHODS = ("json_schema", "function_calling", "json_mode")
-
 
 # LangChain passes the prompt of a call by position, so CocoaModel need not name it as BaseChatModel does.
-class ChatCocoa(ChatCallOptions, ChatRuns):  # type: ignore[misc]
+class ChatCocoa(ChatCallOptions, CocoaModel, CocoaChat):  # type: ignore[misc]
     """A local chat model, decoded with CoCoA-SIG, that reports the risk of every span of its answers.
 
     Messages are formatted with the chat template of the tokenizer. An answer has its report in
@@ -136,87 +131,6 @@ class ChatCocoa(ChatCallOptions, ChatRuns):  # type: ignore[misc]
         chat, template_kwargs = Plan(request, engine, options).prompt(to_entries(messages))
         return len(engine.encode_chat(chat, **template_kwargs))
 
-    def bind_tools(
-        self,
-        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
-        *,
-        tool_choice: str | bool | dict[str, Any] | None = None,
-        strict: bool | None = None,
-        parallel_tool_calls: bool | None = None,
-        **kwargs: Any,
-    ) -> Runnable[LanguageModelInput, AIMessage]:
-        """This model with tools that it can call.
-
-        Args:
-            tools: functions, LangChain tools, pydantic classes, TypedDicts or tools in OpenAI's format.
-            tool_choice: ``"auto"``: the model decides. ``"any"``, ``"required"`` or ``True``: the model must call a
-                tool. A name, or ``{"type": "function", "function": {"name": ...}}``: the model must call this tool. A
-                required call is constrained by a grammar. ``"none"``: the tools are not offered to the model. The
-                default is ``initial_tool_choice`` of the model, or else ``"auto"``.
-            strict: ``True`` also constrains calls that the model decides to make to the JSON schema of their tool.
-            parallel_tool_calls: whether an answer may contain several calls. The default is ``True`` if the model
-                decides, and ``False`` if a call is required. With ``False``, further calls are listed as invalid.
-            **kwargs: options of a call, such as ``response_format``.
-
-        Raises:
-            ConfigError: a tool cannot be converted, ``tool_choice`` names an unknown tool, or an option is unknown.
-        """
-        details = {"tool_choice": tool_choice, "strict": strict, "parallel_tool_calls": parallel_tool_calls}
-        given = {name: value for name, value in {**details, **kwargs}.items() if value is not None}
-        self._for_call(None, {"tools": tools, **given})  # reports errors now rather than at the first call
-        if not tools and not given.keys() - details.keys():
-            return self
-        return self.bind(tools=[openai_tool(tool, strict=strict) for tool in tools], **given)
-
-    def with_structured_output(
-        self,
-        schema: dict[str, Any] | type | None = None,
-        *,
-        method: Literal["json_schema", "function_calling", "json_mode"] = "json_schema",
-        include_raw: bool = False,
-        strict: bool | None = None,
-        **kwargs: Any,
-    ) -> Runnable[LanguageModelInput, Any]:
-        """This model with structured output: its answers are objects, whose JSON schema is enforced token by token.
-
-        Args:
-            schema: a pydantic class, a TypedDict or a JSON schema. Objects have no properties besides the declared
-                ones, unless the schema allows them. Optional only for ``"json_mode"``.
-            method: ``"json_schema"``: the answer is JSON, and the system message contains the schema.
-                ``"function_calling"``: the answer is a tool call with these arguments. ``"json_mode"``: the answer is
-                JSON, and your prompt describes its content.
-            include_raw: return ``{"raw": message, "parsed": object or None, "parsing_error": error or None}``.
-            strict: accepted for compatibility; the schema is always enforced.
-            **kwargs: options of a call.
-
-        Returns:
-            A runnable from a prompt to an object of the pydantic class, or to a dict.
-
-        Raises:
-            ConfigError: a method or an option is unknown, or the schema is missing or not a schema.
-            OutputParserException: raised by the returned runnable if the answer was cut off (by ``max_tokens``) or does
-                not validate.
-        """
-        if method not in STRUCTURED_METHODS:
-            raise ConfigError(f"with_structured_output: {unknown([method], STRUCTURED_METHODS, what='method')}")
-        if schema is None and method != "json_mode":
-            raise ConfigError(f"with_structured_output: method={method!r} takes a schema")
-        described = {} if schema is None else {"schema": schema}
-        options = {**kwargs, "ls_structured_output_format": {"kwargs": {"method": method}, **described}}
-        if method == "function_calling":
-            schema = with_title(schema)
-            model = self.bind_tools([schema], tool_choice="any", **options)
-            return structured(model, tool_parser(schema), include_raw=include_raw)
-        if schema is None:
-            response_format: dict[str, Any] = {"type": "json_object"}
-        elif method == "json_mode":
-            response_format = {"type": "json_object", "schema": json_schema_of(schema)}
-        else:
-            response_format = {"type": "json_schema", "json_schema": {"schema": json_schema_of(schema)}}
-        self._for_call(None, {**kwargs, "response_format": response_format})
-        model = self.bind(response_format=response_format, **options)
-        return structured(model, json_parser(schema), include_raw=include_raw)
-
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
         requests = {"tool_request": self._tool_request, "initial_tool_request": self._initial_request}
@@ -225,8 +139,7 @@ class ChatCocoa(ChatCallOptions, ChatRuns):  # type: ignore[misc]
         return {**super()._identifying_params, **tools, **given_options(self), **source}
 
     def _with_tools(self, options: Mapping[str, Any]) -> Self:
-        if legacy := [name for name in ("functions", "function_call") if options.get(name)]:
-            raise ConfigError(f"instead of {' and '.join(legacy)} give tools and tool_choice")
+        refuse_legacy(options)
         if not any(options.get(name) is not None for name in TOOLS | TOOL_DETAILS):
             return self
         copy = self.model_copy()
@@ -408,6 +321,22 @@ class ChatCocoa(ChatCallOptions, ChatRuns):  # type: ignore[misc]
         """The text of the prompt of a call; see :meth:`prompt_ids`."""
         plan, chat, template_kwargs = self._prompt(self._convert_input(given).to_messages())
         return plan.engine.render_chat(chat, **template_kwargs)
+
+    async def aprompt_text(self, given: LanguageModelInput) -> str:
+        """See :meth:`prompt_text`; without blocking the event loop."""
+        return await in_worker(self._engine_or_lazy, self.prompt_text, given)
+
+    def with_options(self, options: Mapping[str, Any]) -> Self:
+        """The model with the options of one call applied.
+
+        Raises:
+            ConfigError: an option is unknown or out of range.
+        """
+        return self._for_call(None, options)[0]
+
+    def with_known_alpha(self) -> Self:
+        """The model itself."""
+        return self
 
     def calls_like(self, other: ChatCocoa) -> bool:
         """Whether calls of both models have the same options and tools."""

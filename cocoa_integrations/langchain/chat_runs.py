@@ -13,13 +13,11 @@ from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatResult
 from langchain_core.runnables import RunnableConfig
 
-from cocoa_integrations.langchain.base import CocoaModel
-from cocoa_integrations.langchain.run_spans import new_run
+from cocoa_integrations.langchain.run_spans import KnowsRuns, new_run
 
 
-# LangChain passes the prompt of a call by position, so CocoaModel need not name it as BaseChatModel does.
-class ChatRuns(CocoaModel, BaseChatModel):  # type: ignore[misc]
-    """Base of :class:`ChatCocoa`. LangChain does not tell ``_stream`` of a chat model its run."""
+class ChatRuns(KnowsRuns, BaseChatModel):
+    """Base of the chat models. LangChain does not tell ``_stream`` of a chat model its run."""
 
     def stream(
         self,

@@ -28,8 +28,9 @@ from cocoa_integrations._shared.citations import (
 from cocoa_integrations._shared.limits import covering
 from cocoa_integrations._shared.metadata import is_reasoning
 from cocoa_integrations._shared.settings import config_of
-from cocoa_integrations.langchain.base import in_worker_of, with_call_options
+from cocoa_integrations.langchain.base import in_worker_of
 from cocoa_integrations.langchain.chat import ChatCocoa
+from cocoa_integrations.langchain.cocoa_chat import CocoaChat
 from cocoa_integrations.langchain.detail import set_report
 from cocoa_integrations.langchain.gates import with_text
 from cocoa_integrations.langchain.retry import join_documents
@@ -38,7 +39,7 @@ from cocoa_integrations.langchain.runnables import get_risk, get_spans
 
 def with_citations(
     prompt: Runnable[Any, Any],
-    chat: ChatCocoa,
+    chat: CocoaChat,
     *,
     context: str = "context",
     format_documents: Callable[[list[Document]], Any] = join_documents,
@@ -74,7 +75,7 @@ def with_citations(
 
     Args:
         prompt: a prompt template, or another runnable from a dict to a prompt.
-        chat: the model.
+        chat: the model, in this process or, with ``by="attention"``, a remote one.
         context: the variable of the input that holds the list of documents.
         format_documents: makes the value of that variable in the prompt.
         by: what finds the source of a part. ``"attention"`` needs the model's retrieval heads (``cocoa heads``), and
@@ -84,12 +85,16 @@ def with_citations(
         markers: whether the text of the message gets the markers. A message with tool calls gets none.
 
     Raises:
-        ConfigError: ``chat`` is not a ChatCocoa, ``by`` is unknown, or a limit is not a finite number. A call raises it
+        ConfigError: ``chat`` is another model, ``by`` is unknown, or a limit is not a finite number. A call raises it
             if the input has no list of documents, or if citations by attention cannot be measured.
     """
-    if not isinstance(chat, ChatCocoa):
-        raise ConfigError(f"with_citations takes a ChatCocoa, not a {type(chat).__name__}.")
+    if not isinstance(chat, CocoaChat):
+        raise ConfigError(f"with_citations takes a ChatCocoa or a ChatCocoaRemote, not a {type(chat).__name__}.")
     lowest = require_limits(by, min_lift, min_attention)
+    if by == "lift" and not isinstance(chat, ChatCocoa):
+        raise ConfigError(
+            "by='lift' feeds the answer again, which needs a model in this process, a ChatCocoa; give by='attention'."
+        )
 
     def values_of(values: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The values of the prompt with all documents, then, for citations by lift, without each."""
@@ -101,7 +106,7 @@ def with_citations(
         return [{**values, context: format_documents(kept)} for kept in (list(documents), *without)]
 
     def cited(
-        called: ChatCocoa,
+        called: CocoaChat,
         message: AIMessage,
         prompts: Sequence[Any],
         documents: Sequence[Document],
@@ -115,7 +120,7 @@ def with_citations(
             if in_prompt and spans and not any(measured):
                 raise ConfigError(CANNOT_ATTEND)
             lifts = [spread(of_span, in_prompt, len(documents)) for of_span in measured]
-        elif any(span["text"] for span in spans):
+        elif isinstance(called, ChatCocoa) and any(span["text"] for span in spans):
             engine, config = called.load(), config_of(called)
             full, *bare = (called.prompt_ids(one) for one in prompts)
             texts = [span["text"] for span in spans]
@@ -143,29 +148,32 @@ def with_citations(
         message.response_metadata[CITATIONS_KEY] = citations
         return message
 
-    def attending(
-        given: Any, documents: Sequence[Document], options: Mapping[str, Any]
-    ) -> tuple[ChatCocoa, list[int], dict[str, Any]]:
-        """The model of a call, the numbers of the documents to attend to, and the option that names them."""
-        called = with_call_options(chat, options)
+    def attending(prompt_text: str, documents: Sequence[Document]) -> tuple[list[int], dict[str, Any]]:
+        """The numbers of the documents to attend to, and the option of a call that names them."""
         if by == "lift":
-            return called, [], {}
+            return [], {}
         texts = [one.page_content for one in documents]
-        in_prompt = find_in(called.prompt_text(given), texts)
-        return called, in_prompt, {"source": [texts[number].strip() for number in in_prompt]}
+        in_prompt = find_in(prompt_text, texts)
+        return in_prompt, {"source": [texts[number].strip() for number in in_prompt]}
 
     def answer(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
         filled = values_of(values)
         prompts = [prompt.invoke(one, config) for one in filled]
-        called, in_prompt, more = attending(prompts[0], values[context], options)
+        called = chat.with_options(options)
+        in_prompt, more = attending(called.prompt_text(prompts[0]), values[context])
         message = chat.invoke(prompts[0], config, **options, **more)
         return cited(called, message, prompts, values[context], in_prompt)
 
     async def aanswer(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
         filled = values_of(values)
         prompts = [await prompt.ainvoke(one, config) for one in filled]
-        called, in_prompt, more = await in_worker_of(chat, attending, prompts[0], values[context], options)
+        called = chat.with_options(options)
+        in_prompt, more = (
+            ([], {}) if by == "lift" else attending(await called.aprompt_text(prompts[0]), values[context])
+        )
         message = await chat.ainvoke(prompts[0], config, **options, **more)
+        if not isinstance(called, ChatCocoa):
+            return cited(called, message, prompts, values[context], in_prompt)
         return await in_worker_of(called, cited, called, message, prompts, values[context], in_prompt)
 
     return RunnableLambda(answer, aanswer, name="with_citations")

@@ -11,19 +11,18 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations._shared.citations import find_in
-from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations._shared.tries import TRIES_KEY, Measure, Tries, growth_of, limit_of_tries
-from cocoa_integrations.langchain.base import in_worker_of, with_call_options
 from cocoa_integrations.langchain.chat import ChatCocoa
+from cocoa_integrations.langchain.cocoa_chat import CocoaChat
 from cocoa_integrations.langchain.context_lift import with_context_lift
 from cocoa_integrations.langchain.more_documents import Retriever, top_k_of, with_top_k, without_duplicates
 from cocoa_integrations.langchain.runnables import get_risk
 
 
-def in_prompt_of(chat: ChatCocoa, given: Any, documents: Sequence[Document]) -> dict[str, Any]:
+def in_prompt_of(chat: CocoaChat, prompt: str, documents: Sequence[Document]) -> dict[str, Any]:
     """The option that names the documents as passages of a prompt; none if the prompt lacks the text of one of them."""
     texts = [document.page_content for document in documents]
-    if not texts or chat.source or len(find_in(chat.prompt_text(given), texts)) < len(texts):
+    if not texts or chat.source or len(find_in(prompt, texts)) < len(texts):
         return {}
     return {"source": [text.strip() for text in texts]}
 
@@ -36,7 +35,7 @@ def join_documents(documents: Sequence[Document]) -> str:
 def with_risk_retry(
     retriever: Retriever,
     prompt: Runnable[Any, Any],
-    chat: ChatCocoa,
+    chat: CocoaChat,
     *,
     threshold: float | None = None,
     max_tries: int = 3,
@@ -71,7 +70,7 @@ def with_risk_retry(
     Args:
         retriever: the retriever of the first attempt, or another runnable from a question to documents.
         prompt: a prompt template, or another runnable from a dict to a prompt.
-        chat: the model. Its settings are those of the first attempt.
+        chat: the model, in this process or a remote one. Its settings are those of the first attempt.
         threshold: the value, in [0, 1], from which a risk is too high. Default: the threshold in the answer's report.
         max_tries: maximum number of attempts.
         settings: options of a call of the model for each further attempt, such as ``[{"alpha": 5.0}]``; the last ones
@@ -91,8 +90,9 @@ def with_risk_retry(
         ConfigError: an argument has a wrong type or is out of range, or every attempt would be the same. A call raises
             it if the input has no question.
     """
-    if not isinstance(chat, ChatCocoa):
-        raise ConfigError(f"with_risk_retry takes a ChatCocoa, not a {type(chat).__name__}.")
+    if not isinstance(chat, CocoaChat):
+        raise ConfigError(f"with_risk_retry takes a ChatCocoa or a ChatCocoaRemote, not a {type(chat).__name__}.")
+    chat = chat.with_known_alpha()
     for name, given in (("retriever", retriever), ("prompt", prompt), ("second_retriever", second_retriever)):
         if not isinstance(given, Runnable) and not (given is None and name == "second_retriever"):
             raise ConfigError(f"{name} takes a runnable, not a {type(given).__name__}.")
@@ -108,20 +108,24 @@ def with_risk_retry(
         growth == 1
         and second_retriever is None
         and max_tries > 1
-        and all(with_call_options(chat, one).calls_like(chat) for one in steps[1:])
+        and all(chat.with_options(one).calls_like(chat) for one in steps[1:])
     ):
         raise ConfigError(
             "every attempt would be the same: the settings do not change and nothing more is retrieved. Give settings, "
             "a top_k_growth above 1 or a second_retriever."
         )
-    answering = with_context_lift(prompt, chat, context=context) if context_lift else None
+    answering = None
+    if context_lift:
+        if not isinstance(chat, ChatCocoa):
+            raise ConfigError("context_lift is measured on a model in this process, with a ChatCocoa; leave it out.")
+        answering = with_context_lift(prompt, chat, context=context)
 
     def plan(number: int, options: Mapping[str, Any]) -> tuple[list[Retriever], dict[str, Any], dict[str, Any]]:
         """The retrievers of an attempt, its options of a call, and what its history says about it."""
         grown = with_top_k(retriever, growth**number)
         more = [second_retriever] if number and second_retriever is not None else []
         called = {**options, **steps[number]}
-        alpha = config_of(with_call_options(chat, called)).alpha
+        alpha = chat.with_options(called).alpha
         return [grown, *more], called, {"settings": dict(steps[number]), "alpha": alpha, "top_k": top_k_of(grown)}
 
     def values_of(given: str | Mapping[str, Any]) -> dict[str, Any]:
@@ -151,7 +155,8 @@ def with_risk_retry(
                 message = answering.invoke(filled, config, **called)
             else:
                 asked = prompt.invoke(filled, config)
-                passages = in_prompt_of(with_call_options(chat, called), asked, found)
+                model = chat.with_options(called)
+                passages = in_prompt_of(model, model.prompt_text(asked), found)
                 message = chat.invoke(asked, config, **called, **passages)
             if add(tries, message, found, entry):
                 break
@@ -167,8 +172,8 @@ def with_risk_retry(
                 message = await answering.ainvoke(filled, config, **called)
             else:
                 asked = await prompt.ainvoke(filled, config)
-                model = with_call_options(chat, called)
-                passages = await in_worker_of(model, in_prompt_of, model, asked, found)
+                model = chat.with_options(called)
+                passages = in_prompt_of(model, await model.aprompt_text(asked), found)
                 message = await chat.ainvoke(asked, config, **called, **passages)
             if add(tries, message, found, entry):
                 break
@@ -177,14 +182,14 @@ def with_risk_retry(
     return cast(Runnable[str | Mapping[str, Any], Any], RunnableLambda(answer, aanswer, name="with_risk_retry"))
 
 
-def _settings(chat: ChatCocoa, given: Sequence[Mapping[str, Any]] | None, max_tries: int) -> list[Mapping[str, Any]]:
+def _settings(chat: CocoaChat, given: Sequence[Mapping[str, Any]] | None, max_tries: int) -> list[Mapping[str, Any]]:
     """The options of a call for each attempt.
 
     Raises:
         ConfigError: the list is empty, or an option is unknown or out of range.
     """
     if given is None:
-        alpha = config_of(chat).alpha
+        alpha = chat.alpha
         further: list[Mapping[str, Any]] = [{"alpha": alpha * 2**number} for number in range(1, max_tries)]
     elif isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Sequence) or not given:
         raise ConfigError(
@@ -195,5 +200,5 @@ def _settings(chat: ChatCocoa, given: Sequence[Mapping[str, Any]] | None, max_tr
     for options in further:
         if not isinstance(options, Mapping):
             raise ConfigError(f"settings takes a dict for each further attempt, not {options!r}.")
-        with_call_options(chat, options)
+        chat.with_options(options)
     return [{}, *further]

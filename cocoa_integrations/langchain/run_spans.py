@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler, CallbackManager
+from langchain_core.callbacks import BaseCallbackHandler, BaseRunManager, CallbackManager
+from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.utils.uuid import uuid7
+from pydantic import PrivateAttr
+from typing_extensions import Self
 
 from cocoa_integrations._shared.tracing import RiskTrace, is_traced, span_in
 
@@ -61,6 +64,33 @@ class Run:
                 if (span := span_in(record, _SPAN)) is not None:
                     yield span
                     break
+
+
+class KnowsRuns(BaseLanguageModel[Any]):  # so that LangChain's own initialisation is not replaced
+    """A model whose copies are made for the runs of a call, so that the risk is written to their spans."""
+
+    _runs: tuple[Run, ...] = PrivateAttr(default=())
+    """The runs of the call that this copy was made for, where they are known: one for each prompt."""
+
+    def _in_runs(self, *runs: BaseRunManager | None) -> Self:
+        """The model for a call with these runs; see :meth:`_with_runs`."""
+        if self._runs or not is_traced():
+            return self
+        return self._with_runs(*(Run(run.run_id, run.handlers) for run in runs if run is not None))
+
+    def _with_runs(self, *runs: Run) -> Self:
+        """A copy for a call with these runs, one for each prompt. Without runs it is the model itself."""
+        if not runs:
+            return self
+        copy = self.model_copy()
+        copy._runs = runs
+        return copy
+
+    def _traces(self, count: int) -> list[RiskTrace]:
+        """Where the risk of each of the answers of a call is written to."""
+        if len(self._runs) == count:
+            return [run.trace() for run in self._runs]
+        return [RiskTrace()] * count
 
 
 def _records(handler: BaseCallbackHandler, run_id: UUID) -> Iterator[Any]:

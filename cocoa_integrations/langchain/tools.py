@@ -42,6 +42,16 @@ def tool_request(options: Mapping[str, Any]) -> ToolRequest:
     )
 
 
+def refuse_legacy(options: Mapping[str, Any]) -> None:
+    """Refuse OpenAI's earlier names of tools.
+
+    Raises:
+        ConfigError: one is given.
+    """
+    if legacy := [name for name in ("functions", "function_call") if options.get(name)]:
+        raise ConfigError(f"instead of {' and '.join(legacy)} give tools and tool_choice")
+
+
 def openai_tool(tool: Any, *, strict: bool | None = None) -> dict[str, Any]:
     """A tool in OpenAI's format.
 
@@ -94,13 +104,13 @@ class ChunkWriter:
         self._written[delta.number] += delta.written
         args = delta.written
         if delta.error is not None:
-            args += _invalid_ending(self._written[delta.number])
+            args += invalid_ending(self._written[delta.number])
         return tool_call_chunk(
             name=delta.name, args=args, id=self.ids[delta.number] if begins else None, index=delta.number
         )
 
 
-def _invalid_ending(written: str) -> str:
+def invalid_ending(written: str) -> str:
     """An ending that makes truncated arguments invalid for LangChain, which would otherwise complete them.
 
     ``parse_partial_json`` fails on an unmatched bracket, and LangChain then lists the call as invalid.

@@ -1,5 +1,10 @@
 """CoCoA decoding as a LlamaIndex LLM, with per-span hallucination risk in its responses and events."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from cocoa_engine.optional import need
 
 need("llama_index.core", extra="llama-index", what=__name__)
@@ -15,6 +20,9 @@ from cocoa_integrations.llama_index.query_engine import RiskQueryEngine
 from cocoa_integrations.llama_index.retry import RiskRetryQueryEngine
 from cocoa_integrations.llama_index.risk import argument_risks, field_risks, get_risk
 from cocoa_integrations.llama_index.risk_scores import RiskScores
+
+if TYPE_CHECKING:
+    from cocoa_integrations.llama_index.remote import CocoaRemote as CocoaRemote
 
 __all__ = [
     "CocoaLLM",
@@ -33,3 +41,9 @@ __all__ = [
     "field_risks",
     "get_risk",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "CocoaRemote":  # it needs llama-index-llms-openai-like
+        return import_module("cocoa_integrations.llama_index.remote").CocoaRemote
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

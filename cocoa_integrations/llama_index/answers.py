@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from llama_index.core.schema import MetadataMode, NodeWithScore
@@ -67,9 +67,10 @@ class Answers(RiskCollector):
         request: int,
         run_id: str | None = None,
         split: Split | None = None,
+        report: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Add an answer and return its report."""
-        report = super().take(generation, start, request=request, run_id=run_id, split=split)
+        report = super().take(generation, start, request=request, run_id=run_id, split=split, report=report)
         begin = 0 if split is None else split.answer_start
         # with its report: threads may interleave
         self._answers.append(Answered(generation, start, request, report, begin))
@@ -93,8 +94,8 @@ class Answers(RiskCollector):
         metadata[RISK_KEY] = None
         if not answers:
             _warn(
-                "the response has no risk, because no CocoaLLM generated it: either another LLM did, or nothing was "
-                "retrieved and no LLM was called."
+                "the response has no risk, because no CocoaLLM or CocoaRemote generated it: either another LLM did, or "
+                "nothing was retrieved and no LLM was called."
             )
             return
         requests, begins = [answer.request for answer in answers], [answer.start_of_answer for answer in answers]
@@ -108,6 +109,12 @@ class Answers(RiskCollector):
         only = reports[parts[0].answer] if len(parts) == 1 else None
         report = only if only is not None and text_of(only) == text else merged_report(parts, reports)
         metadata[RISK_KEY] = report
+        if (self._lift or self._cite is not None) and any(answers[part.answer].start is None for part in parts):
+            _warn(
+                "no context lift and no citations: they are measured on a model in this process, with a CocoaLLM; the "
+                "answer is that of a server."
+            )
+            return
         if self._lift:
             self._add_lift(report, parts, answers, nodes)
         if self._cite is not None:

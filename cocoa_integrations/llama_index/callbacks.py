@@ -100,25 +100,30 @@ class RiskCollector:
         request: int,
         run_id: str | None = None,
         split: Split | None = None,
+        report: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Add an answer and return its report.
 
         Args:
             generation: the answer.
-            start: repeats the request.
+            start: repeats the request; ``None`` for an answer of a server.
             request: the number of the request; later requests have higher numbers.
             run_id: the id of LlamaIndex's span of the call.
             split: separates the reasoning of the answer.
+            report: the report of a server. Default: that of the generation.
         """
-        report = _report(generation, split, run_id)  # one for each collector: changes to one do not affect another
+        report = _report(generation, split, run_id, report)  # one for each collector, which may change it
         with self._lock:
             add_reports(self.reports, [report], self._max_reports)
             self.max_risk = max(self.max_risk, severity(report["max_risk"]))
         return report
 
 
-def _report(generation: Generation, split: Split | None, run_id: str | None) -> dict[str, Any]:
-    return {**risk_report(generation, split), **({} if run_id is None else {"run_id": run_id})}
+def _report(
+    generation: Generation, split: Split | None, run_id: str | None, report: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    report = risk_report(generation, split) if report is None else deepcopy(dict(report))
+    return {**report, **({} if run_id is None else {"run_id": run_id})}
 
 
 class Observers:
@@ -144,7 +149,11 @@ class Observers:
         self._spans += 1
 
     def answer_complete(
-        self, generation: Generation, split: Split | None = None, parts: Mapping[str, Any] | None = None
+        self,
+        generation: Generation,
+        split: Split | None = None,
+        parts: Mapping[str, Any] | None = None,
+        report: Mapping[str, Any] | None = None,
     ) -> None:
         """Report the complete answer.
 
@@ -152,14 +161,15 @@ class Observers:
             generation: the answer.
             split: separates its reasoning.
             parts: what is added to its reports: the risk of its tool calls or fields.
+            report: the report of a server. Default: that of the generation.
         """
         run_id, added = self._llama_index_span, dict(parts or {})
         self._trace.record(generation if split is None else split.answered)
         for collector in self._collectors:
-            report = collector.take(generation, self._start, request=self._request, run_id=run_id, split=split)
-            report.update(deepcopy(added))
-        report = {**_report(generation, split, run_id), **deepcopy(added)}
+            taken = collector.take(
+                generation, self._start, request=self._request, run_id=run_id, split=split, report=report
+            )
+            taken.update(deepcopy(added))
+        told = {**_report(generation, split, run_id, report), **deepcopy(added)}
         spans = self._trace.spans
-        _dispatcher.event(
-            CocoaRiskEvent(report=report, generation=generation, span_id=run_id, opentelemetry_spans=spans)
-        )
+        _dispatcher.event(CocoaRiskEvent(report=told, generation=generation, span_id=run_id, opentelemetry_spans=spans))

@@ -19,10 +19,8 @@ from llama_index.core.base.llms.types import (
     CompletionResponseGen,
     LLMMetadata,
     MessageRole,
-    ToolCallBlock,
 )
 from llama_index.core.bridge.pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     PrivateAttr,
@@ -31,8 +29,7 @@ from llama_index.core.bridge.pydantic import (
 )
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-from llama_index.core.llms.function_calling import FunctionCallingLLM
-from llama_index.core.llms.llm import ToolSelection, default_completion_to_prompt
+from llama_index.core.llms.llm import default_completion_to_prompt
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, PromptError, SpanStream
@@ -48,7 +45,8 @@ from cocoa_integrations._shared.unsupported import refuse_unsupported
 from cocoa_integrations._shared.workers import in_worker
 from cocoa_integrations.llama_index.callbacks import Observers, Start
 from cocoa_integrations.llama_index.engine_owner import EngineOwner
-from cocoa_integrations.llama_index.messages import arguments_of, edited, require_text, to_entries
+from cocoa_integrations.llama_index.function_calling import CallsFunctions
+from cocoa_integrations.llama_index.messages import edited, require_text, to_entries
 from cocoa_integrations.llama_index.options import BESIDE_SETTINGS, SUPPORTED, DecodeOptions, split_template_options
 from cocoa_integrations.llama_index.responses import (
     Chunks,
@@ -58,11 +56,9 @@ from cocoa_integrations.llama_index.responses import (
     Response,
     complete_answer,
 )
-from cocoa_integrations.llama_index.structured import RiskStructuredLLM
 from cocoa_integrations.llama_index.tools import ChatReader, split_tools
 
 if TYPE_CHECKING:
-    from llama_index.core.tools.types import BaseTool
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
@@ -71,7 +67,7 @@ FOLLOW_MODEL = ("context_window", "is_chat_model", "is_function_calling_model")
 """Options that follow from the model unless they are given."""
 
 
-class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, FunctionCallingLLM):
+class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions):
     """A local Hugging Face model, decoded with CoCoA, that reports the risk of every span of its answers.
 
     Every field of :class:`CocoaConfig` is also an option, of the constructor and of each call::
@@ -162,8 +158,6 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, FunctionCalling
 
     _follow_model: frozenset[str] = PrivateAttr(default=frozenset())
     """The options among ``FOLLOW_MODEL`` that were not given."""
-
-    _tool_required: bool = PrivateAttr(default=False)
 
     def __init__(
         self,
@@ -338,65 +332,6 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, FunctionCalling
         await self._follow_options_in_worker()
         reader, start = self._conversation(messages, kwargs)
         return await self._astream(start, reader)
-
-    def get_tool_calls_from_response(
-        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
-    ) -> list[ToolSelection]:
-        """The tool calls of a response, or of a chunk of one.
-
-        Raises:
-            ValueError: there is no call, and ``error_on_no_tool_call`` is true.
-        """
-        blocks = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
-        if not blocks and error_on_no_tool_call:
-            raise ValueError(f"expected at least one tool call, but the answer is {response.message.content!r}")
-        return [
-            ToolSelection(tool_id=block.tool_call_id or "", tool_name=block.tool_name, tool_kwargs=arguments_of(block))
-            for block in blocks
-        ]
-
-    def as_structured_llm(self, output_cls: type[BaseModel], **kwargs: Any) -> RiskStructuredLLM:
-        """This LLM with answers that are objects of a pydantic class. Responses have the risk of every field.
-
-        Args:
-            output_cls: the class.
-            **kwargs: options of LlamaIndex's ``StructuredLLM``.
-        """
-        return RiskStructuredLLM(llm=self, output_cls=output_cls, **kwargs)
-
-    def _prepare_chat_with_tools(
-        self,
-        tools: Sequence[BaseTool],
-        user_msg: str | ChatMessage | None = None,
-        chat_history: list[ChatMessage] | None = None,
-        verbose: bool = False,
-        allow_parallel_tool_calls: bool = False,
-        tool_required: bool = False,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        if isinstance(user_msg, str):
-            user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
-        choice = kwargs.pop("tool_choice", None)
-        required = tool_required or self._tool_required
-        return {
-            "messages": [*(chat_history or []), *([] if user_msg is None else [user_msg])],
-            "tools": [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools],
-            "tool_choice": choice or ("required" if required and tools else "auto"),
-            "parallel_tool_calls": allow_parallel_tool_calls and choice in (None, "auto"),
-            **kwargs,
-        }
-
-    def _structured_stream_call(self, *args: Any, **kwargs: Any) -> Any:
-        return super(CocoaLLM, self._requiring())._structured_stream_call(*args, **kwargs)
-
-    async def _structured_astream_call(self, *args: Any, **kwargs: Any) -> Any:
-        return await super(CocoaLLM, self._requiring())._structured_astream_call(*args, **kwargs)
-
-    def _requiring(self) -> CocoaLLM:
-        """A copy that must call a tool. LlamaIndex does not request this for structured streams."""
-        copy = self.model_copy()
-        copy._tool_required = True
-        return copy
 
     @field_serializer("model_kwargs", "tokenizer_kwargs", "generate_kwargs")
     def _serialized_kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:

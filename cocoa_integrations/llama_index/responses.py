@@ -8,7 +8,7 @@ compact; token counters read ``usage`` from it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -56,7 +56,11 @@ class Delivery:
 
     def of_span(self, span: Span, number: int, part: Part | None) -> dict[str, Any]:
         """The metadata of the chunk of a span. A compact stream has its report in the last chunk only."""
-        return {SPANS_KEY: [span_metadata(span, number, part)]} if self._of(True) == "full" else {}
+        return self.of_entries([span_metadata(span, number, part)])
+
+    def of_entries(self, entries: list[dict[str, Any]]) -> dict[str, Any]:
+        """The metadata of a chunk with these entries of ``cocoa_spans``."""
+        return {SPANS_KEY: entries} if entries and self._of(True) == "full" else {}
 
     def has_logprobs(self, *, streamed: bool) -> bool:
         """Whether a response carries log-probabilities."""
@@ -248,8 +252,13 @@ def _log_probs(tokens: TokenLogprobs, span: Span) -> list[list[LogProb]]:
     """The entries of each token: with ``top_logprobs`` the most probable tokens, as LlamaIndex's OpenAI LLM gives them,
     and the token itself if it is not among them; otherwise the token alone.
     """
+    return log_probs_of(tokens.of(span))
+
+
+def log_probs_of(tokens: Iterable[Mapping[str, Any]]) -> list[list[LogProb]]:
+    """The entries of tokens in the format of OpenAI's ``logprobs``."""
     found = []
-    for token in tokens.of(span):
+    for token in tokens:
         entries = token["top_logprobs"]
         if all((each["token"], each["logprob"]) != (token["token"], token["logprob"]) for each in entries):
             entries = [*entries, token]

@@ -15,12 +15,11 @@ from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from cocoa_engine import ConfigError
+from cocoa_engine import CocoaConfig, ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_integrations._shared.metadata import RISK_KEY
-from cocoa_integrations._shared.settings import config_of
 from cocoa_integrations._shared.tries import TRIES_KEY, Measure, Tries, growth_of, limit_of_tries
-from cocoa_integrations.llama_index.llm import CocoaLLM
+from cocoa_integrations.llama_index.function_calling import CallsFunctions
 from cocoa_integrations.llama_index.query_engine import RiskQueryEngine
 from cocoa_integrations.llama_index.response_modes import require_llm
 
@@ -45,7 +44,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
 
     Args:
         retriever: the retriever of the first attempt.
-        llm: the LLM. Its alpha is that of the first attempt.
+        llm: the LLM, a :class:`CocoaLLM` or a :class:`CocoaRemote`. Its alpha is that of the first attempt.
         threshold: the value, in [0, 1], from which a risk is too high. Default: the threshold in the answer's report.
         max_tries: maximum number of attempts.
         alphas: alpha of each further attempt; the last value is used for all remaining ones. Default: doubled each
@@ -66,7 +65,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
     def __init__(
         self,
         retriever: BaseRetriever,
-        llm: CocoaLLM,
+        llm: CallsFunctions,
         *,
         threshold: float | None = None,
         max_tries: int = 3,
@@ -78,7 +77,8 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         **options: Any,
     ) -> None:
         _require("retriever", retriever, BaseRetriever)
-        _require("llm", llm, CocoaLLM)
+        if not isinstance(llm, CallsFunctions):
+            raise ConfigError(f"llm must be a CocoaLLM or a CocoaRemote, not a {type(llm).__name__}.")
         if second_retriever is not None:
             _require("second_retriever", second_retriever, BaseRetriever)
         limit = limit_of_tries(threshold, max_tries, measure)
@@ -230,13 +230,14 @@ def _parameters(function: Callable[..., Any]) -> set[str]:
     return {name for name, one in parameters.items() if one.kind is not inspect.Parameter.VAR_KEYWORD}
 
 
-def _alphas(llm: CocoaLLM, given: Sequence[float] | None, max_tries: int) -> list[float]:
+def _alphas(llm: CallsFunctions, given: Sequence[float] | None, max_tries: int) -> list[float]:
     """Alpha of each attempt.
 
     Raises:
         ConfigError: the list is empty, or a value is out of range.
     """
-    config = config_of(llm)
+    own: float | None = getattr(llm, "alpha")  # noqa: B009  # a setting; a remote LLM may leave it to the server
+    config = CocoaConfig() if own is None else CocoaConfig(alpha=own)
     if given is None:
         return [config.replace(alpha=config.alpha * 2**number).alpha for number in range(max_tries)]
     if isinstance(given, (str, bytes)) or not isinstance(given, Sequence) or not given:

@@ -44,7 +44,7 @@ def _field_description(attribute: griffe.Attribute) -> str | None:
     default = call.args[0] if call.args else given.get("default", given.get("default_factory"))
     attribute.value = None if default is None or ast.unparse(default) == "..." else ast.unparse(default)
     description = given.get("description")
-    return None if description is None else str(ast.literal_eval(description))
+    return str(description.value) if isinstance(description, ast.Constant) else None  # another is not known here
 
 
 def _as_markdown(text: str, owner: griffe.Object) -> str:

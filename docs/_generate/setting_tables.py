@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from cocoa_engine import METHODS, CocoaConfig, Runtime
+from cocoa_integrations.server import ServerSettings
 from docs._generate.markdown import code, prose, table, type_name
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
@@ -21,6 +22,11 @@ def settings() -> str:
 def runtime_settings() -> str:
     """The table of ``Runtime``."""
     return _table(Runtime)
+
+
+def server_settings() -> str:
+    """The table of ``ServerSettings``."""
+    return _table(ServerSettings)
 
 
 def _table(model: type[BaseModel]) -> str:

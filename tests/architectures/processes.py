@@ -54,7 +54,7 @@ def _received(pipe: Connection, name: str, process: multiprocessing.process.Base
         try:
             outcome = Outcome(**json.loads(pipe.recv_bytes()))
         except EOFError:
-            process.join()
+            process.join(timeout=SECONDS)
             outcome = Outcome(name, "failed", reason=f"its process ended with code {process.exitcode}")
     elif late:
         outcome = Outcome(name, "failed", reason=f"not done after {SECONDS} seconds")
@@ -66,7 +66,7 @@ def _received(pipe: Connection, name: str, process: multiprocessing.process.Base
 
 def _end(pipe: Connection, process: multiprocessing.process.BaseProcess) -> None:
     process.kill()
-    process.join()
+    process.join(timeout=SECONDS)
     pipe.close()
 
 

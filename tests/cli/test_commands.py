@@ -116,7 +116,7 @@ def test_heads_of_the_model_that_was_named(
 def test_version_and_help(cocoa: Cocoa) -> None:
     assert cocoa("--version").stdout == f"cocoa {__version__}\n"
     assert cocoa().stdout == cocoa("--help").stdout
-    for command in ("ask", "score", "info", "bench"):
+    for command in ("ask", "chat", "score", "info", "bench"):
         assert command in cocoa().stdout
     assert cocoa("aks").exit_code == 2
 

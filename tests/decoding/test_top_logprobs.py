@@ -99,9 +99,30 @@ def test_where_a_grammar_allows_one_token_there_is_one(engine: CocoaEngine) -> N
     assert first[0][0][1] == 0
 
 
-def test_given_texts_have_none_and_the_count_is_limited(engine: CocoaEngine) -> None:
-    scored = engine.score("One", " two", config=CocoaConfig(top_logprobs=3))
-    assert all(span.top_log_probs is None for span in scored.spans)
+@pytest.mark.parametrize("divide", [False, True])
+@pytest.mark.parametrize("many", [False, True])
+def test_given_texts_have_them(engine: CocoaEngine, divide: bool, many: bool) -> None:
+    prompt, config = random_prompt(1), CocoaConfig(method="greedy", max_new_tokens=12, top_logprobs=COUNT)
+    text = [*engine.generate(prompt, config=config).token_ids[:6], 40, 41]
+    assert len(text) == 8
+    given: Any = [text, [*text[:3], 50], text[:1]] if many else text
+    scored: Any = engine.score(prompt, given, config=config, divide=divide)
+    for one in scored if many else [scored]:
+        check(engine, prompt, one)
+    tokens = [
+        (token_id == top[0][0], log_prob == top[0][1])
+        for span in (scored[0] if many else scored).spans
+        for token_id, log_prob, top in zip(span.token_ids, span.token_log_probs, span.top_log_probs or (), strict=True)
+    ]
+    assert tokens == [(True, True)] * 6 + [(False, False)] * 2  # exactly equal: clients compare the two
+
+
+def test_by_default_given_texts_have_none(engine: CocoaEngine) -> None:
+    for scored in (engine.score("One", " two"), *engine.score("One", [" two", " too"])):
+        assert [span.top_log_probs for span in scored.spans] == [None]
+
+
+def test_the_count_is_limited() -> None:
     for wrong in (-1, 21):
         with pytest.raises(ConfigError, match="top_logprobs"):
             CocoaConfig(top_logprobs=wrong)

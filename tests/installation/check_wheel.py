@@ -26,12 +26,16 @@ ENGINE = "from cocoa_engine import CocoaConfig, CocoaEngine\nengine = CocoaEngin
 
 # The modules that only an extra brings.
 OPTIONAL = {
-    "langchain_core": {"langchain", "agents"},
+    "langchain_core": {"langchain", "agents", "remote"},
     "langchain": {"agents"},
     "langgraph": {"agents"},
-    "llama_index.core": {"llama-index"},
-    "llguidance": {"tools"},
-    "opentelemetry": {"tracing"},
+    "llama_index.core": {"llama-index", "remote"},
+    "langchain_openai": {"remote"},
+    "llama_index.llms.openai_like": {"remote"},
+    "llguidance": {"tools", "serve"},
+    "fastapi": {"serve"},
+    "uvicorn": {"serve"},
+    "opentelemetry": {"tracing", "serve"},  # FastAPI needs it too
     "matplotlib": {"plot", "risk"},
     "sklearn": {"risk", "eval"},
     "scipy": {"risk", "eval"},
@@ -56,6 +60,7 @@ print(json.dumps([name for name in {list(OPTIONAL)} if there(name)]))
 BASE = (
     ENGINE
     + """
+import importlib
 import cocoa_engine, cocoa_integrations.evaluation, cocoa_integrations.tool_calling, cocoa_integrations.transformers
 from cocoa_engine.errors import CocoaError, MissingExtraError
 from cocoa_integrations.evaluation.judge_command import _chat_model
@@ -69,6 +74,7 @@ answer = engine.generate("Dune was written by", max_new_tokens=4)
 for extra, call in {
     "langchain": imports("cocoa_integrations.langchain"),
     "llama-index": imports("cocoa_integrations.llama_index"),
+    "serve": lambda: importlib.import_module("cocoa_integrations.server").create_app,
     "eval": imports("cocoa_integrations.lm_eval"),
     "agents": lambda: _chat_model("openai:gpt"),
     "tools": lambda: engine.constrain(regex="a"),
@@ -104,6 +110,23 @@ middleware = [RiskMiddleware(0.0, on_risk="abstain", answer="No idea."), ToolRis
 agent = create_agent(ChatCocoa(max_tokens=8), [], middleware=middleware)
 assert agent.invoke({"messages": [("user", "Who wrote Dune?")]})["messages"][-1].text == "No idea."
 """,
+    "remote": """
+import openai
+from llama_index.core.llms import ChatMessage
+from cocoa_integrations.langchain import ChatCocoaRemote
+from cocoa_integrations.llama_index import CocoaRemote
+nowhere = {"base_url": "http://127.0.0.1:9/v1", "max_retries": 0}
+for ask in (
+    lambda: ChatCocoaRemote(**nowhere).invoke("Who wrote Dune?"),
+    lambda: CocoaRemote(**nowhere).chat([ChatMessage("Who wrote Dune?")]),
+):
+    try:
+        ask()
+    except openai.APIConnectionError:
+        pass
+    else:
+        raise AssertionError("nothing listens there")
+""",
     "tools": ENGINE
     + """
 year = engine.generate("Dune was published in", max_new_tokens=8, logits_processor=[engine.constrain(regex="[0-9]{4}")])
@@ -124,6 +147,25 @@ span = Recording(INVALID_SPAN_CONTEXT)
 with use_span(span):
     RiskTrace().record(engine.generate("Dune was written by", max_new_tokens=4))
 assert span.attributes["cocoa.answers"] == 1
+""",
+    "serve": ENGINE
+    + """
+import asyncio
+from cocoa_integrations.server import create_app
+
+async def get(app, path):
+    sent = []
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": [(b"host", b"localhost")]}
+    async def send(message):
+        sent.append(message)
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+    await app(scope, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
+
+status, page = asyncio.run(get(create_app(engine), "/"))
+assert status == 200 and b"</html>" in page and b"class Column" in page and b".cocoa-level-3" in page, page[:200]
+assert asyncio.run(get(create_app(engine), "/v1/models"))[0] == 200
 """,
     "plot": ENGINE
     + """

@@ -26,12 +26,16 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 NAME = PROJECT["name"]
 
 EXTRA_OF_FOLDER = {
+    "cocoa_integrations/langchain/remote.py": "remote",
+    "cocoa_integrations/langchain/remote_request.py": "remote",
+    "cocoa_integrations/llama_index/remote.py": "remote",
     "cocoa_integrations/langchain/middleware.py": "agents",
     "cocoa_integrations/langchain/review.py": "agents",
     "cocoa_integrations/langchain/tool_risk.py": "agents",
     "cocoa_integrations/langchain/": "langchain",
     "cocoa_integrations/llama_index/": "llama-index",
     "cocoa_integrations/lm_eval/": "eval",
+    "cocoa_integrations/server/": "serve",
 }
 """What asks for its extra as a whole, before anything else; the first match counts."""
 
@@ -61,7 +65,7 @@ class Need(NamedTuple):
 
 def _package(module: str) -> str:
     top = module.partition(".")[0]
-    return canonicalize_name(DISTRIBUTIONS.get(top, top))
+    return canonicalize_name(DISTRIBUTIONS.get(module) or DISTRIBUTIONS.get(top, top))
 
 
 @cache
@@ -132,7 +136,12 @@ EXTRAS = {extra: _requirements(lines) for extra, lines in PROJECT["optional-depe
 def test_the_scan_finds_imports() -> None:
     assert {"torch", "transformers", "numpy", "tokenizers", "typing-extensions"} <= {one.package for one in _imports()}
     assert {one.package for one in _imports() if not one.at_top} >= {"gguf", "matplotlib"}
-    assert {one.extra for one in _needs()} >= {"langchain", "llama-index", "agents", "tools", "plot", "risk", "eval"}
+    assert {one.extra for one in _needs()} >= {"langchain", "llama-index", "agents", "remote"} | {
+        "tools",
+        "plot",
+        "risk",
+        "eval",
+    }
 
 
 def test_what_is_imported_is_declared() -> None:
@@ -172,6 +181,7 @@ def test_no_framework_without_its_extra() -> None:
         "langchain": {"langchain-core"},
         "llama-index": {"llama-index-core"},
         "agents": {"langchain", "langchain-core", "langgraph"},
+        "remote": {"langchain-core", "llama-index-core"},
     }
 
 

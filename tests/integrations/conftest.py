@@ -1,4 +1,4 @@
-"""Small data files of every evaluation task, written by hand."""
+"""Small data files of every evaluation task, written by hand. Models behind a server."""
 
 from __future__ import annotations
 
@@ -8,6 +8,21 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.eval_data import write_jsonl, write_truthfulqa
+
+MODELS = ("quick_chat", "llm", "caller")
+"""Fixtures with a model that can be in this process (``"here"``) or behind a server (``"remote"``)."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests marked ``also_remote`` twice: with a model in this process, and with the same one behind a server.
+
+    A mark on a module applies to all of its tests with such a model, but for those marked ``also_remote(False)``.
+    """
+    marker = metafunc.definition.get_closest_marker("also_remote")
+    if marker is not None and marker.args != (False,):
+        for name in MODELS:
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, ["here", "remote"], indirect=True)
 
 
 @pytest.fixture

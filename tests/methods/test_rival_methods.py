@@ -51,7 +51,7 @@ def test_tiny_models_decode_as_the_formula_says(architecture: str, forward: Any,
     full = FullForward(model)
     checked = 0
     for settings in ({}, {"final_layer": "pre_norm", "span_log_prob": "mean", "metric": "con_mlds"}):
-        config = config_of(method, model, tmp_path, max_new_tokens=12, max_span_tokens=4, **settings)
+        config = config_of(method, model, tmp_path, max_new_tokens=8, max_span_tokens=4, **settings)
         engine = CocoaEngine(model, tokenizer, runtime=Runtime(forward=forward, prefix_cache_mb=0))
         reference = reference_of(method, full, tokenizer, config)
         for prompt in prompts(4):
@@ -66,19 +66,19 @@ def test_tiny_models_decode_as_the_formula_says(architecture: str, forward: Any,
 @pytest.mark.parametrize("method", RIVALS)
 def test_the_real_model_decodes_as_the_formula_says(engine: CocoaEngine, method: str, tmp_path: Path) -> None:
     full = FullForward(engine.model)
-    config = config_of(method, engine.model, tmp_path, max_new_tokens=10, max_candidates=3, max_span_tokens=4)
+    config = config_of(method, engine.model, tmp_path, max_new_tokens=6, max_candidates=3, max_span_tokens=4)
     reference = reference_of(method, full, engine.tokenizer, config)
-    checked = 0
+    prompt = engine.encode(PROMPTS["question"])
+    given = engine.encode(" a small town in the north.", add_special_tokens=False)
+    assert_same(engine.score(prompt, given, config=config), reference.score(prompt, given))
     for name in ("question", "story"):
         prompt = engine.encode(PROMPTS[name])
         expected = reference.generate(prompt)
         answer = engine.generate(prompt, config=config)
         if expected.margin > NEAR:
             assert_same(answer, expected)
-            checked += 1
-        given = engine.encode(" a small town in the north.", add_special_tokens=False)
-        assert_same(engine.score(prompt, given, config=config), reference.score(prompt, given))
-    assert checked
+            return
+    pytest.fail("each prompt has a decision that rounding may turn")
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def differences(method: str, model: Any, settings: dict[str, Any]) -> tuple[int,
     """
     tokenizer = tiny_tokenizer()
     engine, full = CocoaEngine(model, tokenizer, runtime=Runtime(prefix_cache_mb=0)), FullForward(model)
-    default = CocoaConfig(method=method, max_new_tokens=10, max_span_tokens=4)
+    default = CocoaConfig(method=method, max_new_tokens=8, max_span_tokens=4)
     config = default.replace(**settings)
     reference = reference_of(method, full, tokenizer, config)
     checked = others = 0

@@ -70,6 +70,7 @@ def test_the_verdict_comes_first_and_the_claims_to_check_beneath() -> None:
     ]
     assert "fMLDS" not in "".join(lines)  # only among the details
     whole = LEVELS.model_copy(update={"answer_risk": 0.714, "calibrated_on": "questions about a passage"})
+    assert whole.verdict == "Whole answer: 71 % likely wrong; calibrated on questions about a passage."
     first = drawn(report([whole])).splitlines()[0]
     assert first.strip() == "Whole answer: 71 % likely wrong; calibrated on questions about a passage."
     unlike = " ".join(drawn(report([whole.model_copy(update={"answer_out_of_domain": True})])).split())

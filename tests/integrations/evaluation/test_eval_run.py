@@ -293,7 +293,7 @@ def test_foreign_folders_are_refused(engine: CocoaEngine, truthfulqa: Path, tmp_
     ("changes", "message"),
     [
         ({"metrics": {}}, "'mc1' is not a number"),
-        ({"metrics": {"mc1": None, "mc2": 0.0, "mc3": 0.0}}, "'mc1' is not a number"),
+        ({"metrics": {"mc1": None, "mc2": 0.0, "mc3": 0.0}}, "line 1: not a row"),
         ({"metrics": []}, "line 1: not a row"),
         ({"id": ["0"]}, "line 1: not a row"),
         ({"answer": None}, "line 1: not a row"),

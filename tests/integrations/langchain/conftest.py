@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from langchain_core.outputs import LLMResult
 
 from cocoa_engine import CocoaEngine
 from cocoa_integrations.langchain import ChatCocoa, CocoaLLM, get_spans
+from cocoa_integrations.langchain.cocoa_chat import CocoaChat
+from tests.helpers.remote import serving
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 QUESTION = "Who invented the telephone?"
@@ -50,12 +53,25 @@ def quick_engine() -> CocoaEngine:
 
 
 @pytest.fixture(scope="session")
-def quick_chat(quick_engine: CocoaEngine) -> ChatCocoa:
-    return ChatCocoa(engine=quick_engine, max_tokens=12, risk_metadata="full")
+def quick_url(quick_engine: CocoaEngine) -> Iterator[str]:
+    """The address of a server with the quick engine."""
+    with serving(quick_engine) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
-def quick_answer(quick_chat: ChatCocoa) -> AIMessage:
+def quick_chat(request: pytest.FixtureRequest, quick_engine: CocoaEngine) -> CocoaChat:
+    """The quick model in this process, or behind a server; see ``also_remote``."""
+    if getattr(request, "param", "here") == "here":
+        return ChatCocoa(engine=quick_engine, max_tokens=12, risk_metadata="full")
+    from cocoa_integrations.langchain import ChatCocoaRemote
+
+    url = request.getfixturevalue("quick_url")
+    return ChatCocoaRemote(base_url=url, max_tokens=12, risk_metadata="full", timeout=60)
+
+
+@pytest.fixture(scope="session")
+def quick_answer(quick_chat: CocoaChat) -> AIMessage:
     return quick_chat.invoke(QUESTION)
 
 

@@ -20,6 +20,8 @@ from tests.helpers.forward_passes import failing
 from tests.helpers.in_threads import join, start
 from tests.helpers.reports import without_run
 
+pytestmark = pytest.mark.also_remote
+
 
 def test_it_collects_answers_of_both_models(
     quick_chat: ChatCocoa, quick_llm: CocoaLLM, quick_answer: AIMessage
@@ -95,6 +97,7 @@ async def test_an_async_stream_left_early_leaves_a_partial_report(quick_chat: Ch
     assert report["partial"] is True
 
 
+@pytest.mark.also_remote(False)
 def test_an_error_in_mid_stream_leaves_a_partial_report(
     quick_engine: CocoaEngine, quick_chat: ChatCocoa, question: str
 ) -> None:
@@ -187,6 +190,7 @@ def test_reports_are_nobodys_but_the_handlers(quick_chat: ChatCocoa) -> None:
     assert get_risk(message) == expected
 
 
+@pytest.mark.also_remote(False)
 def test_a_handler_can_end_an_answer_that_grows_too_risky(quick_chat: ChatCocoa, question: str, spy: Any) -> None:
     class TooRiskyError(Exception):
         pass

@@ -33,6 +33,8 @@ from cocoa_integrations.langchain import (
 )
 from tests.helpers.alike import close
 
+pytestmark = pytest.mark.also_remote
+
 
 @pytest.fixture(scope="session")
 def between(quick_answer: AIMessage) -> float:
@@ -50,6 +52,7 @@ def with_riskiest_marked(answer: AIMessage, left: str = "[[", right: str = "]]")
     return f"{text[:at]}{left}{core}{right}{text[at + len(core) :]}"
 
 
+@pytest.mark.also_remote(False)
 def test_risk_is_read_out_of_the_engines_own_answer(
     quick_chat: ChatCocoa, quick_answer: AIMessage, question: str, between: float
 ) -> None:

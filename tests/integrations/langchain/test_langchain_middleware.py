@@ -20,6 +20,8 @@ from langchain.agents.structured_output import ToolStrategy  # noqa: E402
 
 from cocoa_integrations.langchain.middleware import RiskMiddleware  # noqa: E402  # it needs the package
 
+pytestmark = pytest.mark.also_remote
+
 SAFER = {"max_tokens": 3}
 """Settings with which the quick model's answer is less risky: an answer that is broken off earlier."""
 

@@ -25,6 +25,8 @@ from cocoa_integrations.langchain.more_documents import top_k_of, with_top_k
 from cocoa_integrations.schema import TryEntry
 from tests.helpers.reports import without_run
 
+pytestmark = pytest.mark.also_remote
+
 QUESTION = "Who is it?"
 DOCUMENTS = [Document(text) for text in ("the red one", "a loaf is nine", "it rains", "no", "yes and no")]
 PROMPT = ChatPromptTemplate.from_template("{context}\n{question}")
@@ -114,6 +116,7 @@ def test_it_stops_at_a_good_answer(quick_chat: ChatCocoa, retriever: Listed) -> 
     assert len(reached.invoke(QUESTION).response_metadata["cocoa_tries"]) == 2
 
 
+@pytest.mark.also_remote(False)  # it measures context lift
 def test_other_documents_and_what_comes_back(quick_chat: ChatCocoa, retriever: Listed) -> None:
     other = RunnableLambda(lambda question: [DOCUMENTS[0], DOCUMENTS[4]])
     chain = with_risk_retry(
@@ -153,10 +156,11 @@ def test_a_vector_store_returns_more() -> None:
     assert len(with_top_k(diverse, 3).invoke(QUESTION)) == 6
 
 
+@pytest.mark.also_remote(False)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"chat": StrOutputParser()}, "takes a ChatCocoa, not a StrOutputParser"),
+        ({"chat": StrOutputParser()}, "takes a ChatCocoa or a ChatCocoaRemote, not a StrOutputParser"),
         ({"retriever": None}, "retriever takes a runnable, not a NoneType"),
         ({"prompt": "x"}, "prompt takes a runnable, not a str"),
         ({"second_retriever": "x"}, "second_retriever takes a runnable"),

@@ -23,6 +23,8 @@ pytest.importorskip("opentelemetry.sdk")
 
 from tests.helpers.span_handlers import AzureLike, Events, Spans  # it needs the SDK
 
+pytestmark = pytest.mark.also_remote
+
 PROJECT = uuid.uuid4()
 
 

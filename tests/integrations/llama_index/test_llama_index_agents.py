@@ -41,11 +41,7 @@ QUESTION = "Which country does Lyon lie in?"
 ABOUT = PromptTemplate("Describe the city {city}.")
 
 
-@pytest.fixture
-def caller(engine: CocoaEngine) -> CocoaLLM:
-    return CocoaLLM(engine=engine, max_new_tokens=50, risk_metadata="full")
-
-
+@pytest.mark.also_remote
 async def test_structured_predict_is_held_to_the_schema(caller: CocoaLLM) -> None:
     with collect_risk() as reports:
         city = caller.structured_predict(City, ABOUT, city="Lyon")
@@ -75,6 +71,7 @@ def test_structured_predict_by_text(llm: CocoaLLM, engine: CocoaEngine) -> None:
     assert len(reports) == 1
 
 
+@pytest.mark.also_remote
 async def test_a_required_call(caller: CocoaLLM) -> None:
     response = caller.chat_with_tools([LOOKUP], user_msg=QUESTION, tool_required=True)
     [call] = caller.get_tool_calls_from_response(response)

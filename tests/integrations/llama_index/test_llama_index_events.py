@@ -38,6 +38,7 @@ def test_one_event_a_span_and_one_an_answer(llm: CocoaLLM, heard: Listener) -> N
     assert risk.span_id.startswith("CocoaLLM.complete-")
 
 
+@pytest.mark.also_remote
 def test_span_events_are_live_while_streaming(llm: CocoaLLM, heard: Listener) -> None:
     for number, chunk in enumerate(llm.stream_complete(PROMPT), start=1):
         spans, risks = heard.of(CocoaSpanEvent), heard.of(CocoaRiskEvent)
@@ -49,6 +50,7 @@ def test_span_events_are_live_while_streaming(llm: CocoaLLM, heard: Listener) ->
     assert len({event.span_id for event in heard.of(CocoaSpanEvent, CocoaRiskEvent)}) == 1
 
 
+@pytest.mark.also_remote
 def test_an_abandoned_answer_has_no_risk_event(llm: CocoaLLM, heard: Listener) -> None:
     stream = llm.stream_complete(PROMPT)
     next(stream)
@@ -79,6 +81,7 @@ def test_a_raising_handler_costs_nothing(llm: CocoaLLM) -> None:
     assert without_run(reports) == [response.additional_kwargs[RISK_KEY]]
 
 
+@pytest.mark.also_remote
 def test_collects_what_is_asked_for_inside_the_block(llm: CocoaLLM) -> None:
     llm.complete(PROMPT)
     with collect_risk() as reports:
@@ -88,6 +91,7 @@ def test_collects_what_is_asked_for_inside_the_block(llm: CocoaLLM) -> None:
     assert without_run(reports) == [first.additional_kwargs[RISK_KEY], second.additional_kwargs[RISK_KEY]]
 
 
+@pytest.mark.also_remote
 async def test_collects_async_answers(llm: CocoaLLM) -> None:
     with collect_risk() as reports:
         first = await llm.acomplete(PROMPT)
@@ -145,6 +149,7 @@ def test_follows_llama_index_threads_and_copied_contexts(llm: CocoaLLM) -> None:
     assert len(reports) == 2  # all but the bare one, which starts from an empty context
 
 
+@pytest.mark.also_remote
 def test_an_answer_belongs_to_the_block_that_asked(llm: CocoaLLM) -> None:
     with collect_risk() as asked:
         stream = llm.stream_complete(PROMPT)
@@ -212,6 +217,7 @@ def test_reports_have_the_call_and_the_model(llm: CocoaLLM, heard: Listener) -> 
     assert reports[0]["model_name"] == llm.engine.model_name
 
 
+@pytest.mark.also_remote
 @pytest.mark.parametrize("streamed", [False, True])
 def test_opentelemetry_gets_an_event(llm: CocoaLLM, streamed: bool) -> None:
     helpers = pytest.importorskip("tests.helpers.span_handlers")

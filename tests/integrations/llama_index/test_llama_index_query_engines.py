@@ -113,6 +113,7 @@ async def test_chat_engines_report_each_answer_and_leak_none_into_the_next_promp
     assert not [prompt for prompt in prompts if "cocoa" in prompt or "mlds" in prompt]
 
 
+@pytest.mark.also_remote
 def test_a_chat_engine_with_context_keeps_risk_out_of_its_history(llm: CocoaLLM, retriever: BM25Retriever) -> None:
     chat = ContextChatEngine.from_defaults(retriever=retriever, llm=llm)
     with collect_risk() as reports:

@@ -76,6 +76,7 @@ async def asked(engine: Any, how: str, question: str = QUESTION) -> tuple[str, A
     return response.response, response
 
 
+@pytest.mark.also_remote
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("how", ["query", "aquery"])
 async def test_query_engine(how: str, streaming: bool, llm: CocoaLLM, retriever: BM25Retriever) -> None:
@@ -162,7 +163,7 @@ async def test_an_answer_without_a_report_is_kept(llm: CocoaLLM, retriever: BM25
     other = RiskQueryEngine(RetrieverQueryEngine.from_args(retriever, llm=MockLLM()))
     nothing = RiskQueryEngine(RetrieverQueryEngine.from_args(NothingFound(), llm=llm))
     for engine, how in ((other, "query"), (other, "aquery"), (nothing, "query")):
-        with pytest.warns(MissingRiskWarning, match="no CocoaLLM generated it"):
+        with pytest.warns(MissingRiskWarning, match="no CocoaLLM or CocoaRemote generated it"):
             text, response = await asked(engine, how)
         assert text
         assert (response.metadata["cocoa_risk"], response.metadata["cocoa_reports"]) == (None, [])
@@ -197,6 +198,7 @@ async def test_chat_engine(kind: type[Any], how: str, llm: CocoaLLM, retriever: 
     assert engine.chat_history == []
 
 
+@pytest.mark.also_remote
 async def test_a_chat_stream_has_its_risk_at_its_end_only(llm: CocoaLLM, retriever: BM25Retriever) -> None:
     inner = ContextChatEngine.from_defaults(retriever=retriever, llm=llm, memory=ChatMemoryBuffer.from_defaults())
     stream = RiskChatEngine(inner).stream_chat(QUESTION)
@@ -271,6 +273,7 @@ def test_nodes_are_cut_out_of_a_prompt() -> None:
     assert child("The tower is red. It is old.\n\n The tower is red.") == "The tower is red. It is old.\n\n "
 
 
+@pytest.mark.also_remote
 @pytest.mark.parametrize("how", ["query", "aquery"])
 async def test_retry(how: str, llm: CocoaLLM, retriever: BM25Retriever, prompts: list[str]) -> None:
     before = (copy.copy(vars(retriever)), llm.to_dict())
@@ -356,7 +359,7 @@ def test_a_vector_index_retrieves_more(nodes: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"llm": MockLLM()}, "llm must be a CocoaLLM, not a MockLLM"),
+        ({"llm": MockLLM()}, "llm must be a CocoaLLM or a CocoaRemote, not a MockLLM"),
         ({"retriever": None}, "retriever must be a BaseRetriever, not a NoneType"),
         ({"retriever": NothingFound()}, "no similarity_top_k to increase"),
         ({"second_retriever": "x"}, "second_retriever must be a BaseRetriever"),

@@ -47,6 +47,8 @@ ENGINE_MODULES = {
     "cocoa_engine.model.text",
     "cocoa_engine.optional",
     "cocoa_engine.output_files",
+    "cocoa_engine.rendering.html",  # the server's page looks like the document
+    "cocoa_engine.rendering.scale",
     "cocoa_engine.safe_text",
     "cocoa_engine.studies.machine",  # `cocoa eval` and `cocoa length-rules` are studies too
     "cocoa_engine.studies.replay",

@@ -1,0 +1,184 @@
+"""What all routes that decode have in common: the envelope of their answers, and whole and streamed answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+from uuid import uuid4
+
+from fastapi import Response
+
+from cocoa_engine import CocoaConfig, __version__
+from cocoa_engine.errors import RequestCancelledError
+from cocoa_integrations._shared.async_stream import AsyncStream
+from cocoa_integrations.server.errors import api_error, log_unexpected
+from cocoa_integrations.server.lifecycle import ServerState
+from cocoa_integrations.server.protocol.chat_answer import Answered
+from cocoa_integrations.server.record import Record
+from cocoa_integrations.server.streaming import DONE, EventStream, Interleaved, comment, error_event, event
+from cocoa_integrations.server.work import Call
+
+Answer = TypeVar("Answer")
+
+
+class StreamedAnswer(Protocol):
+    """One answer that is decoded while its choices are read.
+
+    Attributes:
+        answered: the answer, once it is complete.
+    """
+
+    answered: Answered | None
+
+    @property
+    def prompt_progress(self) -> tuple[int, int] | None:
+        """The number of prompt tokens read so far, and the length of the prompt; ``None`` before it is known."""
+
+    def choices(self) -> Generator[list[dict[str, Any]], None, None]:
+        """For each decided span, the choices of new chunks."""
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What all chunks of an answer have in common."""
+
+    fields: dict[str, Any]
+    include_usage: bool
+
+    @classmethod
+    def of(cls, prefix: str, kind: str, model: str, *, include_usage: bool = False) -> Envelope:
+        """A new one.
+
+        Args:
+            prefix: the beginning of its id.
+            kind: the name of the object.
+            model: the name of the model.
+            include_usage: whether a stream has its usage.
+        """
+        fields = {
+            "id": f"{prefix}-{uuid4().hex}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": f"cocoa-{__version__}",
+        }
+        return cls(fields, include_usage)
+
+    def chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
+        """The event of a chunk."""
+        return event({**self.fields, "choices": choices, **({"usage": usage} if self.include_usage else {})})
+
+
+async def answers_of(
+    call: Call, answer: Callable[[int, CocoaConfig], Answer], configs: Sequence[CocoaConfig]
+) -> list[Answer]:
+    """All answers to one prompt; the first one alone, so that the others reuse its prompt.
+
+    Args:
+        call: the call of the engine.
+        answer: decodes the answer of a number.
+        configs: the settings of each answer.
+    """
+    first = await call.run(answer, 0, configs[0])
+    others = [call.run(answer, number, config) for number, config in enumerate(configs) if number]
+    return [first, *await asyncio.gather(*others)]
+
+
+def json_response(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+    """A response with JSON."""
+    text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Response(text, headers=dict(headers or {}), media_type="application/json")
+
+
+def whole(envelope: Envelope, answers: Sequence[Answered], usage: dict[str, Any], record: Record) -> Response:
+    """The response with complete answers."""
+    record.answered(answers, usage)
+    choices = [one.choice for one in answers]
+    risk = usage["completion_tokens_details"].get("cocoa_max_risk")
+    headers = {} if risk is None else {"x-cocoa-max-risk": f"{risk:.6g}"}
+    return json_response({**envelope.fields, "choices": choices, "usage": usage}, headers)
+
+
+async def streamed(
+    state: ServerState,
+    call: Call,
+    resources: AsyncExitStack,
+    envelope: Envelope,
+    streams: Sequence[StreamedAnswer],
+    usage_of: Callable[[list[Answered]], dict[str, Any]],
+    record: Record,
+) -> Response:
+    """The response with streamed answers, once the first span is decided: errors until then have their status.
+
+    Args:
+        state: the state of the server.
+        call: the call of the engine.
+        resources: what the call holds. The response takes it over.
+        envelope: the envelope of the chunks.
+        streams: the answers.
+        usage_of: the usage of the answers, called at the end.
+        record: is told of the first span and of the end.
+
+    Raises:
+        Exception: that of the first span.
+    """
+    steps = [AsyncStream(call.engine, stream.choices()) for stream in streams]
+    for step in steps:
+        await resources.enter_async_context(step)
+    chunks = Interleaved(steps, state.settings.progress_interval)
+    resources.callback(chunks.close)
+    try:
+        first = await anext(chunks)
+    except RequestCancelledError:
+        raise call.cancelled() from None
+    return EventStream(_events(state, call, envelope, streams, first, chunks, usage_of, record), resources.pop_all())
+
+
+async def _events(
+    state: ServerState,
+    call: Call,
+    envelope: Envelope,
+    streams: Sequence[StreamedAnswer],
+    first: tuple[int, list[dict[str, Any]]] | None,
+    chunks: Interleaved[list[dict[str, Any]]],
+    usage_of: Callable[[list[Answered]], dict[str, Any]],
+    record: Record,
+) -> AsyncIterator[bytes]:
+    """The events of a stream, up to ``[DONE]`` or an error."""
+    item: tuple[int, list[dict[str, Any]]] | None = first
+    try:
+        while True:
+            if item is None:
+                yield comment(_progress(streams[0]))
+            else:
+                record.first_span()
+                for choice in item[1]:
+                    yield envelope.chunk([choice])
+            try:
+                item = await anext(chunks)
+            except StopAsyncIteration:
+                break
+        answers = [one.answered for one in streams if one.answered is not None]
+        usage = usage_of(answers)
+        record.answered(answers, usage)
+        if envelope.include_usage:
+            yield envelope.chunk([], usage)
+        yield DONE
+    except Exception as error:
+        shown = call.cancelled() if isinstance(error, RequestCancelledError) else api_error(error)
+        if shown.status == 500:
+            log_unexpected(error, with_message=state.settings.log_prompts)
+        record.ended(shown)
+        yield error_event(shown)
+
+
+def _progress(stream: StreamedAnswer) -> str:
+    progress = stream.prompt_progress
+    if progress is None or progress[0] >= progress[1]:
+        return "working"
+    return f"reading the prompt: {progress[0]} of {progress[1]} tokens"

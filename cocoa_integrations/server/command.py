@@ -1,0 +1,177 @@
+"""``cocoa serve``: serve a model with OpenAI's protocol. Registered as an entry point of ``cocoa``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cocoa_engine import Runtime
+from cocoa_engine.cli.loading import load_engine
+from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, with_options
+from cocoa_engine.cli.terminal import print_note
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.errors import CocoaError, ConfigError
+from cocoa_engine.model.embedded import MODEL_NAME
+from cocoa_engine.optional import need
+
+if TYPE_CHECKING:
+    from cocoa_engine import CocoaEngine
+
+KEYS_VARIABLE = "COCOA_API_KEYS"
+
+SERVER = "Server"
+ACCESS = "Access"
+LIMITS = "Limits"
+
+
+@with_options()
+def serve(
+    config: CocoaConfig,
+    loading: LoadOptions,
+    model: Model = None,
+    calibrator: Calibrator = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen on. Any other than a loopback address needs a key.", rich_help_panel=SERVER
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on. 0: a free one.", rich_help_panel=SERVER)
+    ] = 8000,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name of the model; other names are then refused. Default: every name is served. Repeatable.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+    shutdown_timeout: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="Time that running answers are given to end after SIGTERM or Ctrl-C. Streams then end with an error.",
+            rich_help_panel=SERVER,
+        ),
+    ] = 30.0,
+    log_prompts: Annotated[
+        bool, typer.Option("--log-prompts", help="Write prompts and answers to the log.", rich_help_panel=SERVER)
+    ] = False,
+    risk_in_logprobs: Annotated[
+        bool,
+        typer.Option(
+            help="Write risk into logprobs too, the only place where some clients keep fields that they do not know.",
+            rich_help_panel=SERVER,
+        ),
+    ] = True,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            help="Key that clients must send. Repeatable. Other users of the machine see it in the list of processes; "
+            f"prefer a file or the environment variable {KEYS_VARIABLE}.",
+            rich_help_panel=ACCESS,
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File with keys, one a line.", rich_help_panel=ACCESS)
+    ] = None,
+    allow_no_key: Annotated[
+        bool,
+        typer.Option(
+            "--allow-no-key",
+            help="Serve other machines without a key, as behind a proxy that checks who calls.",
+            rich_help_panel=ACCESS,
+        ),
+    ] = False,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name by which clients may call the server; * allows all. Repeatable. Default: localhost, if only "
+            "this machine is served, otherwise all.",
+            rich_help_panel=ACCESS,
+        ),
+    ] = None,
+    max_batch_size: Annotated[
+        int, typer.Option(min=1, help="Maximum number of answers that are decoded together.", rich_help_panel=LIMITS)
+    ] = Runtime.model_fields["max_batch_size"].default,
+    max_queue: Annotated[
+        int,
+        typer.Option(min=0, help="Maximum number of answers that wait. More get status 429.", rich_help_panel=LIMITS),
+    ] = Runtime.model_fields["max_queue"].default,
+    max_n: Annotated[int, typer.Option(min=1, help="Maximum of n in a request.", rich_help_panel=LIMITS)] = 8,
+    max_answer_tokens: Annotated[
+        int, typer.Option(min=1, help="Maximum of max_tokens in a request.", rich_help_panel=LIMITS)
+    ] = 32768,
+    max_body_bytes: Annotated[int, typer.Option(min=1, help="Maximum size of a request.", rich_help_panel=LIMITS)] = 4
+    * 2**20,
+) -> None:
+    """Serve a model with OpenAI's protocol: any OpenAI client gets its answers, and the risk of every span.
+
+    The decoding settings are the defaults of requests, which can change them.
+    """
+    need("uvicorn", extra="serve", what="cocoa serve")
+    from cocoa_integrations.server.app import create_app
+    from cocoa_integrations.server.draining import DrainingServer, listening
+    from cocoa_integrations.server.settings import ServerSettings
+
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        served_names=tuple(served_model_name or ()),
+        shutdown_timeout=shutdown_timeout,
+        log_prompts=log_prompts,
+        risk_in_logprobs=risk_in_logprobs,
+        api_keys=tuple(given_keys(api_key or (), api_key_file)),
+        allow_no_key=allow_no_key,
+        allowed_hosts=tuple(allowed_host) if allowed_host else None,
+        max_n=max_n,
+        max_answer_tokens=max_answer_tokens,
+        max_body_bytes=max_body_bytes,
+    )
+    runtime = {"max_batch_size": max_batch_size, "max_queue": max_queue}
+
+    def load() -> CocoaEngine:
+        engine = load_engine(model, loading, calibrator, **runtime)
+        engine.config = config
+        return engine
+
+    app = create_app(load, settings)
+    server = DrainingServer(app)
+    try:
+        server.run(sockets=[listening(settings)])  # a taken port is found before the model is loaded
+    finally:
+        if app.state.cocoa.loads:
+            print_note("stopped before the model was loaded")
+            os._exit(0)  # the thread that loads cannot be stopped, and Python must not end around it
+    if (error := app.state.cocoa.error) is not None:
+        raise error if isinstance(error, CocoaError) else CocoaError(f"{model or MODEL_NAME}: {error}")
+
+
+def given_keys(keys: list[str] | tuple[str, ...], file: Path | None) -> list[str]:
+    """The API keys from the options, a file and the environment.
+
+    Args:
+        keys: the keys among the options.
+        file: a file with one key a line. Empty lines, and lines that begin with ``#``, are left out.
+
+    Raises:
+        ConfigError: the file cannot be read, or has no key.
+    """
+    found = [*keys, *os.environ.get(KEYS_VARIABLE, "").replace(",", " ").split()]
+    if file is not None:
+        try:
+            lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--api-key-file {file}: {error}") from None
+        of_file = [line for line in lines if line and not line.startswith("#")]
+        if not of_file:
+            raise ConfigError(f"--api-key-file {file} has no key; write one a line")
+        found += of_file
+    return found

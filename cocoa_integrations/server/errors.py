@@ -1,0 +1,190 @@
+"""Errors on the wire: always ``{"error": {"message", "type", "param", "code"}}``, as OpenAI's."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from cocoa_engine.errors import (
+    CalibrationError,
+    ChatTemplateError,
+    CocoaError,
+    ConfigError,
+    EngineBusyError,
+    MissingExtraError,
+    PromptError,
+    UnsupportedFeatureError,
+    UnsupportedModelError,
+)
+from cocoa_engine.safe_text import safe, short_repr, shortened
+
+logger = logging.getLogger("cocoa_integrations.server")
+
+INVALID = "invalid_request_error"
+BUSY = "rate_limit_error"
+SERVER = "server_error"
+
+_BAD_REQUEST = (
+    ConfigError,
+    PromptError,
+    ChatTemplateError,
+    UnsupportedFeatureError,
+    UnsupportedModelError,
+    CalibrationError,
+)
+_CODES = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+
+
+class ApiError(CocoaError):
+    """An error with its status, for the client.
+
+    Args:
+        status: the HTTP status.
+        message: what is wrong, and how to mend it.
+        kind: the ``type`` of the error.
+        param: the parameter of the request that is wrong.
+        code: a short name of the error, for programs.
+        retry_after: seconds after which the client should try again.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = INVALID,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.param, self.code, self.retry_after = status, kind, param, code, retry_after
+
+
+def bad_request(message: str, param: str | None, code: str | None = None) -> ApiError:
+    """A 400 that names a parameter."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def at_most(value: float, limit: int, param: str, what: str = "") -> None:
+    """Refuse a value above a limit of the server.
+
+    Raises:
+        ApiError: it is above.
+    """
+    if value > limit:
+        raise bad_request(f"{param}: {value} {what}".rstrip() + f" is above the server's limit of {limit}", param)
+
+
+def api_error(error: Exception, *, retry_after: int = 1) -> ApiError:
+    """The error that a client sees.
+
+    Args:
+        error: what was raised.
+        retry_after: seconds after which a client should try again if the engine is busy.
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EngineBusyError):
+        return ApiError(429, str(error), kind=BUSY, code="engine_busy", retry_after=retry_after)
+    if isinstance(error, _BAD_REQUEST):
+        too_long = isinstance(error, PromptError) and "context window" in str(error)
+        return bad_request(str(error), _named_setting(str(error)), "context_length_exceeded" if too_long else None)
+    if isinstance(error, RequestValidationError):
+        return _validation_error(error.errors())
+    if isinstance(error, HTTPException):
+        kind = INVALID if error.status_code < 500 else SERVER
+        return ApiError(error.status_code, str(error.detail), kind=kind, code=_CODES.get(error.status_code))
+    if isinstance(error, MissingExtraError):
+        return ApiError(501, str(error), kind=SERVER, code="missing_extra")
+    if isinstance(error, torch.OutOfMemoryError):
+        return ApiError(
+            503, "out of GPU memory; try again later", kind=SERVER, code="out_of_memory", retry_after=retry_after
+        )
+    if isinstance(error, CocoaError):
+        return ApiError(500, str(error), kind=SERVER, code=None)
+    return ApiError(500, f"internal error ({type(error).__name__}); the server's log has more", kind=SERVER)
+
+
+def body_of(error: ApiError) -> dict[str, Any]:
+    """The JSON of an error."""
+    fields = {"message": str(error), "type": error.kind, "param": error.param, "code": error.code}
+    # a lone surrogate of the request cannot be sent back
+    shown = {key: None if value is None else value.encode(errors="replace").decode() for key, value in fields.items()}
+    return {"error": shown}
+
+
+def response_of(error: ApiError) -> Response:
+    """The response for an error."""
+    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Response(json.dumps(body_of(error)), error.status, headers, media_type="application/json")
+
+
+def log_unexpected(error: BaseException, *, with_message: bool) -> None:
+    """Write an error that no client caused to the log. Its message may quote a prompt."""
+    where = "".join(traceback.format_tb(error.__traceback__))
+    message = f": {safe(str(error))}" if with_message else " (--log-prompts shows its message)"
+    logger.error("%s%s\n%s", type(error).__name__, message, where)
+
+
+def install(app: FastAPI, *, retry_after: int, log_prompts: bool, on_busy: Callable[[], None]) -> None:
+    """Answer every error of an app in OpenAI's shape.
+
+    Args:
+        app: the app.
+        retry_after: seconds after which a client should try again if the engine is busy.
+        log_prompts: write messages of unexpected errors to the log, which may quote a prompt.
+        on_busy: is told of each request that is refused because the engine is busy.
+    """
+
+    async def answer(request: Request, error: Exception) -> Response:
+        shown = api_error(error, retry_after=retry_after)
+        if shown.status == 429:
+            on_busy()
+        if shown.status == 500:
+            log_unexpected(error, with_message=log_prompts)
+        response = response_of(shown)
+        if isinstance(error, HTTPException) and error.headers:
+            response.headers.update(dict(error.headers))
+        return response
+
+    for kind in (CocoaError, HTTPException, RequestValidationError, torch.OutOfMemoryError):
+        app.add_exception_handler(kind, answer)
+
+
+def path_of(location: Sequence[int | str]) -> str | None:
+    """``messages[0].role`` for pydantic's ``("body", "messages", 0, "role")``."""
+    named = [part for part in location if part != "body"]
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in named).removeprefix(".")
+    return shortened(text, 200) or None
+
+
+def _validation_error(details: Sequence[Mapping[str, Any]]) -> ApiError:
+    first = details[0]
+    if first["type"] == "json_invalid":
+        return bad_request(f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}", None)
+    param = path_of(first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    if param is None:
+        needed = "send a JSON object, with the header Content-Type: application/json"
+        return bad_request(f"the body is missing or is not JSON: {needed}", None)
+    if first["type"] != "missing":
+        message = f"{message} (got {short_repr(first.get('input'))})"
+    return bad_request(f"{param}: {message}", param)
+
+
+def _named_setting(message: str) -> str | None:
+    """The name with which the message of a rejected setting begins."""
+    found = re.match(r"(?:setting )?(\w+): |passage \d+ of (source) ", message)
+    return found[1] or found[2] if found else None

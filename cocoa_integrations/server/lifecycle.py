@@ -1,0 +1,146 @@
+"""The phases of a server: it loads its model, serves, and lets running answers end before it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Literal, cast
+
+from fastapi import FastAPI, Request
+
+from cocoa_engine import CocoaEngine
+from cocoa_integrations.server.errors import SERVER, ApiError
+from cocoa_integrations.server.metrics import Metrics
+from cocoa_integrations.server.settings import ServerSettings
+from cocoa_integrations.server.work import Call, Calls
+
+logger = logging.getLogger("cocoa_integrations.server")
+
+Phase = Literal["loading", "ready", "draining", "failed"]
+Loader = Callable[[], CocoaEngine]
+
+_MESSAGES: dict[Phase, str] = {
+    "loading": "the model is being loaded; try again later",
+    "draining": "the server is shutting down; try again later",
+    "failed": "the model could not be loaded; the server's log has the reason",
+}
+
+
+class ServerState:
+    """What the routes of one app share.
+
+    Args:
+        engine: the engine, or a function that loads it, which the lifespan of the app calls.
+        settings: the settings of the server.
+
+    Attributes:
+        phase: what the server does.
+        calls: the calls that run or wait.
+        metrics: what ``/metrics`` shows.
+        started: the time at which the state was created, in seconds since 1970.
+        error: why the model could not be loaded.
+    """
+
+    def __init__(self, engine: CocoaEngine | Loader, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.metrics = Metrics(running=lambda: self.calls.answers - self._waiting, waiting=lambda: self._waiting)
+        self.calls = Calls(on_cancel=self.metrics.cancelled)
+        self.started = int(time.time())
+        self.error: BaseException | None = None
+        self._loading: threading.Thread | None = None
+        self._engine = engine if isinstance(engine, CocoaEngine) else None
+        self._loader = None if isinstance(engine, CocoaEngine) else engine
+        self.phase: Phase = "loading" if self._engine is None else "ready"
+        self._name_metrics()
+
+    @property
+    def engine(self) -> CocoaEngine:
+        """The engine.
+
+        Raises:
+            ApiError: the model is not loaded, or the server shuts down.
+        """
+        self.require_ready()
+        assert self._engine is not None
+        return self._engine
+
+    def require_ready(self) -> None:
+        """Refuse a request while no calls are accepted.
+
+        Raises:
+            ApiError: the model is not loaded, or the server shuts down.
+        """
+        if self.phase != "ready":
+            code = "shutting_down" if self.phase == "draining" else f"model_{self.phase}"
+            raise ApiError(
+                503, _MESSAGES[self.phase], kind=SERVER, code=code, retry_after=max(1, self.settings.retry_after)
+            )
+
+    def open_call(self, request: Request, answers: int = 1) -> AbstractAsyncContextManager[Call]:
+        """A call of the engine within the context; see :meth:`Calls.opened`.
+
+        Raises:
+            ApiError: the model is not loaded, or the server shuts down.
+            EngineBusyError: the engine has as many calls as it runs and queues.
+        """
+        return self.calls.opened(self.engine, request.receive, answers)
+
+    @asynccontextmanager
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        """Load the model in the background, so that the server can say that it is loading. End all calls at the end."""
+        self.phase = "loading" if self._engine is None else "ready"  # the app may have been stopped before
+        if self._loader is not None and self._engine is None:
+            loop = asyncio.get_running_loop()
+            # a daemon, so that an interrupted server does not wait for the weights
+            self._loading = threading.Thread(target=self._load, args=(self._loader, loop), daemon=True)
+            self._loading.start()
+        try:
+            yield
+        finally:
+            self.drain()
+            self.calls.cancel()
+
+    def drain(self) -> None:
+        """Refuse further calls. Those that run go on."""
+        if self.phase != "failed":
+            self.phase = "draining"
+
+    @property
+    def loads(self) -> bool:
+        """Whether a thread loads the model."""
+        return self._loading is not None and self._loading.is_alive()
+
+    @property
+    def _waiting(self) -> int:
+        return 0 if self._engine is None else self._engine.session.scheduler.waiting
+
+    def _name_metrics(self) -> None:
+        if self._engine is not None:
+            self.metrics.model_name = [*self.settings.served_names, self._engine.model_name][0]
+
+    def _load(self, loader: Loader, loop: asyncio.AbstractEventLoop) -> None:
+        engine, error = None, None
+        try:
+            engine = loader()
+        except BaseException as raised:  # any: the server must not say that it is loading for ever
+            error = raised
+        with suppress(RuntimeError):  # the server has stopped
+            loop.call_soon_threadsafe(self._loaded, engine, error)
+
+    def _loaded(self, engine: CocoaEngine | None, error: BaseException | None) -> None:
+        self._engine, self.error = engine, error
+        self._name_metrics()
+        if error is not None:
+            logger.error("the model could not be loaded: %s", error)
+            self.phase = "failed"
+        elif self.phase == "loading":
+            self.phase = "ready"
+
+
+def state_of(request: Request) -> ServerState:
+    """The state of the app that a request was sent to."""
+    return cast(ServerState, request.app.state.cocoa)

@@ -1,0 +1,146 @@
+"""Pure ASGI middleware: trusted hosts, keys, the size of bodies, and unexpected errors.
+
+FastAPI's own ``BaseHTTPMiddleware`` would hide from a route that its client has gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from hmac import compare_digest
+
+from pydantic import SecretStr
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cocoa_integrations.server.errors import ApiError, api_error, log_unexpected, response_of
+
+
+class UnexpectedErrors:
+    """Answers an error that nothing else handles, and writes it to the log without the texts of the request.
+
+    Args:
+        app: the app.
+        log_prompts: also write the message of the error, which may quote a prompt.
+    """
+
+    def __init__(self, app: ASGIApp, log_prompts: bool = False) -> None:
+        self._app, self._log_prompts = app, log_prompts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = False
+
+        async def noting(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        except Exception as error:
+            log_unexpected(error, with_message=self._log_prompts)
+            if begun:
+                raise
+            await response_of(api_error(error))(scope, receive, send)
+
+
+class TrustedHosts:
+    """Refuses requests whose header ``Host`` names another machine: a page that a browser shows could send them.
+
+    Args:
+        app: the app.
+        hosts: the accepted names, without ports. ``*`` stands for all.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+        self._app, self._hosts = app, frozenset(host.lower().strip("[]") for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "http" and "*" not in self._hosts:
+            host = _without_port(Headers(scope=scope).get("host", ""))
+            if host not in self._hosts:
+                message = f"the host {host!r} is not served; allow it with --allowed-host"
+                await response_of(ApiError(400, message, code="unknown_host"))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class Keys:
+    """Requires an API key, except for some paths.
+
+    Args:
+        app: the app.
+        keys: the accepted keys. Without any, every request is served.
+        open_paths: the paths that need no key.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[SecretStr], open_paths: Collection[str]) -> None:
+        self._app, self._open = app, frozenset(open_paths)
+        self._digests = [_digest(key.get_secret_value().encode()) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "http" and self._digests and not self._is_open(scope):
+            scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+            given = _digest(key.strip().encode("latin-1"))
+            # all are compared, so that the time does not tell which one fits
+            fits = [compare_digest(given, digest) for digest in self._digests]
+            if scheme.lower() != "bearer" or not any(fits):
+                message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
+                await response_of(ApiError(401, message, code="invalid_api_key"))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        return str(scope["path"]).removeprefix(scope.get("root_path", "")) in self._open
+
+
+class BodyLimit:
+    """Refuses bodies above a size, without reading the rest of them.
+
+    Args:
+        app: the app.
+        max_bytes: the size.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app, self._max = app, max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "0")
+        message = f"the body is larger than {self._max} bytes; send less, or start the server with --max-body-bytes"
+        if declared.isdecimal() and int(declared[:20]) > self._max:
+            await response_of(ApiError(413, message, code="request_too_large"))(scope, receive, send)
+            return
+        size = 0
+
+        async def counting() -> Message:
+            nonlocal size
+            part = await receive()
+            size += len(part.get("body", b""))
+            if size > self._max:
+                raise HTTPException(413, message)  # any other error would become FastAPI's 400
+            return part
+
+        await self._app(scope, counting, send)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _without_port(host: str) -> str:
+    host = host.lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]

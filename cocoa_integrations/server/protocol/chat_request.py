@@ -1,0 +1,280 @@
+"""A request for chat completions."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from transformers import PreTrainedTokenizerBase
+
+from cocoa_engine import CocoaEngine
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.safe_text import short_repr
+from cocoa_integrations._shared.chat_template import ChatTemplateOptions, names
+from cocoa_integrations.server.errors import at_most, bad_request
+from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Refused
+from cocoa_integrations.server.settings import ServerSettings
+from cocoa_integrations.tool_calling import ToolRequest
+
+NOT_VARIABLES = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"documents"} | {
+    "messages"
+}
+"""Names in ``chat_template_kwargs`` that are options of transformers, such as another template."""
+
+_TEXT_ONLY = "the model reads and writes text only"
+
+REFUSED_IN_CHAT: Refused = {
+    **REFUSED,
+    "audio": ((), _TEXT_ONLY),
+    "modalities": ((["text"], []), _TEXT_ONLY),
+    "functions": (([],), "give tools"),
+    "function_call": ((), "give tool_choice"),
+    "web_search_options": ((), "the server does not search the web"),
+    "store": ((False,), "the server stores no answers"),
+    "service_tier": (("auto", "default"), "leave it out"),
+    "verbosity": (("medium",), "ask for it in a message"),
+}
+
+
+class Message(BaseModel):
+    """A message of a conversation. Unknown fields are dropped, such as the risk of an answer that is sent back."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Any = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatRequest(DecodingRequest):
+    """The body of a request for chat completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool = False
+    audio: Any = None
+    modalities: Any = None
+    functions: Any = None
+    function_call: Any = None
+    web_search_options: Any = None
+    store: Any = None
+    service_tier: Any = None
+    verbosity: Any = None
+    reasoning_effort: str | None = None
+
+    def check(self, limits: ServerSettings) -> None:
+        """Refuse what is not supported, contradicts itself, or is above a limit.
+
+        Raises:
+            ApiError: there is such a parameter. It names it.
+        """
+        self.require_supported(limits, REFUSED_IN_CHAT)
+        at_most(len(self.messages), limits.max_messages, "messages")
+        at_most(len(self.tools or ()), limits.max_tools, "tools")
+        require_shallow(self, limits.max_json_depth)
+        if (self.top_logprobs or self.options.top_logprobs) and not self.logprobs:
+            raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
+        characters = sum(map(size_of, self.messages))
+        at_most(characters, limits.max_prompt_chars, "messages", "characters")
+
+    def tool_request(self) -> ToolRequest:
+        """The tools and the response format.
+
+        Raises:
+            ApiError: one of them is not valid. It names the parameter.
+        """
+        strict = any(bool(_function(tool).get("strict")) for tool in self.tools or ())
+        try:
+            return ToolRequest.of(
+                self.tools,
+                tool_choice=self.tool_choice,
+                strict=strict,
+                parallel_tool_calls=self.parallel_tool_calls,
+                response_format=self.response_format,
+            )
+        except ConfigError as error:
+            known = ("response_format", "tool_choice", "tools")
+            first = next((name for name in known if str(error).startswith(name)), None)
+            raise bad_request(str(error), first or ("tools" if self.tools else "response_format")) from None
+
+    def template_options(self, engine: CocoaEngine) -> ChatTemplateOptions:
+        """The options of the chat template.
+
+        ``reasoning_effort`` is the variable of this name; ``"none"`` is ``enable_thinking=False`` for other templates.
+
+        Raises:
+            ApiError: they are not variables of a template. A request must not bring a template of its own, either.
+        """
+        given = template_variables(self.chat_template_kwargs)
+        if self.reasoning_effort is not None:
+            if names(engine, "reasoning_effort"):
+                given["reasoning_effort"] = self.reasoning_effort
+            elif self.reasoning_effort == "none" and names(engine, "enable_thinking"):
+                given["enable_thinking"] = False
+            else:
+                raise bad_request(
+                    f"reasoning_effort={short_repr(self.reasoning_effort)} is not supported: the chat template of "
+                    f"{engine.model_name} has no variable for it",
+                    "reasoning_effort",
+                )
+        return ChatTemplateOptions(chat_template_kwargs=given, continue_final_message=self.continue_final_message)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """The messages as a chat template takes them, with ``tool_calls`` whose arguments are dicts.
+
+        Raises:
+            ApiError: a message has other content than text. It names the message.
+        """
+        return entries_of(self.messages)
+
+
+def entries_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as a chat template takes them; see :meth:`ChatRequest.entries`."""
+    named: dict[str, str] = {}
+    entries = [_entry(number, message, named) for number, message in enumerate(messages)]
+    if not any(entry["content"].strip() or entry.get("tool_calls") for entry in entries):
+        raise bad_request("the conversation is empty; give at least one message with text", "messages")
+    return entries
+
+
+def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``chat_template_kwargs`` of a request.
+
+    Raises:
+        ApiError: they are not variables of a template.
+    """
+    if wrong := [name for name in given or () if name in NOT_VARIABLES]:
+        raise bad_request(
+            f"chat_template_kwargs takes variables of the model's chat template, not {', '.join(wrong)}; tools and "
+            "continue_final_message are parameters of the request",
+            "chat_template_kwargs",
+        )
+    return dict(given or {})
+
+
+def _entry(number: int, message: Message, named: dict[str, str]) -> dict[str, Any]:
+    role = "system" if message.role == "developer" else message.role  # which templates do not know
+    entry: dict[str, Any] = {"role": role, "content": _text(message.content, f"messages[{number}].content")}
+    if message.name:
+        entry["name"] = message.name
+    if role == "tool":
+        call_id = message.tool_call_id or ""
+        entry["tool_call_id"] = call_id
+        if not message.name and call_id in named:
+            entry["name"] = named[call_id]
+    if role == "assistant":
+        calls, broken = [], []
+        for position, call in enumerate(message.tool_calls or ()):
+            made = _call(call, f"messages[{number}].tool_calls[{position}]")
+            if isinstance(made, str):
+                broken.append(made)
+            else:
+                calls.append(made)
+                named[made["id"]] = made["function"]["name"]
+        # a call that is not valid is text, as the model wrote it
+        entry["content"] = "\n".join([*filter(None, [entry["content"]]), *broken])
+        if calls:
+            entry["tool_calls"] = calls
+        if message.reasoning_content:
+            entry["reasoning_content"] = message.reasoning_content
+    return entry
+
+
+def _text(content: Any, param: str) -> str:
+    """The text of a message: its content, or the concatenation of its parts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise bad_request(f"{param} takes a text or a list of parts, not {short_repr(content)}", param)
+    texts = []
+    for position, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get(kind) if isinstance(part, dict) and kind in ("text", "refusal") else None
+        if not isinstance(text, str):
+            where = f"{param}[{position}]"
+            raise bad_request(f'{where} is not {{"type": "text", "text": ...}}; {_TEXT_ONLY}', where)
+        texts.append(text)
+    return "".join(texts)
+
+
+def _call(call: Mapping[str, Any], param: str) -> dict[str, Any] | str:
+    """A call of an earlier answer, or its text if its arguments are not JSON."""
+    function = _function(call)
+    name, written = function.get("name"), function.get("arguments")
+    if not isinstance(name, str) or not name:
+        raise bad_request(f'{param} is not {{"id", "type": "function", "function": {{"name", "arguments"}}}}', param)
+    try:
+        arguments = written if isinstance(written, dict) else json.loads(written or "{}")
+    except (TypeError, ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        return str(written)
+    return {"type": "function", "id": str(call.get("id") or ""), "function": {"name": name, "arguments": arguments}}
+
+
+def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = tool.get("function")
+    return function if isinstance(function, Mapping) else {}
+
+
+def size_of(message: Message) -> int:
+    """The number of characters of a message."""
+    return sum(len(value) for value in _strings((message.content, message.tool_calls, message.reasoning_content)))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, Mapping):
+            left.extend(one.values())
+        elif isinstance(one, Sequence):
+            left.extend(one)
+
+
+def require_shallow(request: BaseModel, depth: int) -> None:
+    """Refuse JSON that is nested too deeply, or has a lone surrogate, which no tokenizer can read.
+
+    Raises:
+        ApiError: there is some. It names the parameter.
+    """
+    for name, value in request:
+        level = [value]
+        for _ in range(depth):
+            level = [inner for outer in level for inner in _members(outer, name)]
+            if not level:
+                break
+        else:
+            raise bad_request(f"{name} is nested too deeply; the server's limit is {depth}", name)
+
+
+def _members(value: Any, param: str) -> Sequence[Any]:
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            message = f"{param} has a lone surrogate (half of a character), which is not valid Unicode; remove it"
+            raise bad_request(message, param) from None
+        return ()
+    if isinstance(value, BaseModel):
+        return list(value.__dict__.values())
+    if isinstance(value, Mapping):
+        return [*value, *value.values()]
+    return value if isinstance(value, (list, tuple)) else ()

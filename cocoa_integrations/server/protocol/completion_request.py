@@ -1,0 +1,96 @@
+"""A request for completions of plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from cocoa_engine import CocoaConfig
+from cocoa_engine.safe_text import short_repr
+from cocoa_integrations.server.errors import at_most, bad_request
+from cocoa_integrations.server.protocol.chat_request import require_shallow
+from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Refused
+from cocoa_integrations.server.settings import ServerSettings
+
+REFUSED_IN_COMPLETIONS: Refused = {
+    **REFUSED,
+    "best_of": ((1,), "give n, and choose by cocoa_risk"),
+    "suffix": (("",), "the model continues a prompt only"),
+}
+
+TextOrIds = str | list[int]
+
+
+class CompletionRequest(DecodingRequest):
+    """The body of a request for completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=20)
+    best_of: Any = None
+    suffix: Any = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _is_text_or_ids(cls, prompt: Any) -> Any:
+        if not (isinstance(prompt, str) or _is_ids(prompt) or _is_many(prompt)):
+            raise ValueError("takes a text, a list of texts, a list of token ids, or a list of such lists")
+        return prompt
+
+    @property
+    def top_logprobs(self) -> int | None:
+        """The number of most probable tokens that are listed for each token."""
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[TextOrIds]:
+        """The prompts, each a text or token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        return list(self.prompt) if _is_many(self.prompt) else [self.prompt]  # type: ignore[arg-type, list-item]
+
+    @property
+    def echoes(self) -> bool:
+        """Whether answers begin with their prompts."""
+        return bool(self.echo)
+
+    @property
+    def only_echoes(self) -> bool:
+        """Whether nothing is decoded: the prompt alone comes back, with the log-probabilities of its tokens."""
+        return self.echoes and self.max_tokens == 0
+
+    def check(self, limits: ServerSettings) -> None:
+        """Refuse what is not supported, contradicts itself, or is above a limit.
+
+        Raises:
+            ApiError: there is such a parameter. It names it.
+        """
+        self.require_supported(limits, REFUSED_IN_COMPLETIONS)
+        prompts = self.prompts
+        at_most(len(prompts), limits.max_prompts, "prompt", "prompts")
+        at_most(sum(map(len, prompts)), limits.max_prompt_chars, "prompt", "characters or tokens")
+        require_shallow(self, limits.max_json_depth)
+        if not all(prompts):
+            raise bad_request("the prompt is empty; give some text or at least one token id", "prompt")
+        if self.logprobs is not None and self.options.given().get("top_logprobs", self.logprobs) != self.logprobs:
+            raise bad_request("logprobs and cocoa.top_logprobs differ; give one of them", "logprobs")
+
+    def config(self, base: CocoaConfig, limits: ServerSettings) -> CocoaConfig:
+        """The settings of the decode; see :meth:`DecodingRequest.config`."""
+        if self.only_echoes:
+            return self.model_copy(update={"max_tokens": None}).config(base, limits)
+        if self.max_tokens == 0:
+            raise bad_request(f"max_tokens={short_repr(0)} leaves nothing to decode; it needs echo", "max_tokens")
+        return super().config(base, limits)
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in value)
+
+
+def _is_many(value: Sequence[Any] | Any) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(one, str) for one in value) or all(isinstance(one, list) and _is_ids(one) for one in value)

@@ -1,0 +1,163 @@
+"""A request for the risk of given texts, and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field
+
+from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation
+from cocoa_engine.errors import ConfigError, PromptError
+from cocoa_integrations._shared.chat_template import ChatTemplateOptions
+from cocoa_integrations._shared.reasoning import Split
+from cocoa_integrations.server.errors import api_error, at_most, bad_request
+from cocoa_integrations.server.protocol.chat_request import (
+    Message,
+    entries_of,
+    require_shallow,
+    size_of,
+    template_variables,
+)
+from cocoa_integrations.server.protocol.decoding import REFUSED, DecodingRequest, Refused
+from cocoa_integrations.server.protocol.prompt_logprobs import score_one
+from cocoa_integrations.server.protocol.risk_fields import RiskFields, max_risk_of
+from cocoa_integrations.server.settings import ServerSettings
+from cocoa_integrations.tool_calling import Plan, ToolRequest
+
+_NOT_DECODED = "nothing is decoded; leave it out"
+
+REFUSED_IN_SCORE: Refused = {
+    **{name: (neutral, _NOT_DECODED) for name, (neutral, _) in REFUSED.items()},
+    **dict.fromkeys(("max_tokens", "temperature", "top_p", "seed", "stop"), ((), _NOT_DECODED)),
+    "logit_bias": (({},), _NOT_DECODED),
+    "n": ((1,), _NOT_DECODED),
+    "stream": ((False,), _NOT_DECODED),
+    "stream_options": ((), _NOT_DECODED),
+}
+
+
+class ScoreRequest(DecodingRequest):
+    """The body of a request for the risk of given texts after one prompt."""
+
+    prompt: str | list[int] | None = Field(None, description="The prompt, as text or token ids.")
+    messages: list[Message] | None = Field(None, description="The prompt as a conversation; the texts are answers.")
+    text: str | None = None
+    texts: list[str] | None = Field(None, description="Several texts, each after the same prompt.")
+    source: str | list[str] | None = Field(
+        None, description="Passages that the prompt contains. Each span then has its attention on them."
+    )
+    divide: bool = Field(
+        True, description="Divide each text at its risk points, so that each part has a risk. Otherwise it is one span."
+    )
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def given(self) -> list[str]:
+        """The texts."""
+        return [self.text] if self.texts is None and self.text is not None else self.texts or []
+
+    @property
+    def passages(self) -> list[str] | None:
+        """The passages, if the request names any."""
+        return [self.source] if isinstance(self.source, str) else self.source
+
+    def check(self, limits: ServerSettings) -> None:
+        """Refuse what is not supported, contradicts itself, or is above a limit.
+
+        Raises:
+            ApiError: there is such a parameter. It names it.
+        """
+        self.require_supported(limits, REFUSED_IN_SCORE)
+        require_shallow(self, limits.max_json_depth)
+        for one, other in (("prompt", "messages"), ("text", "texts")):
+            if (getattr(self, one) is None) == (getattr(self, other) is None):
+                raise bad_request(f"give either {one} or {other}", one)
+        at_most(len(self.given), limits.max_prompts, "texts")
+        at_most(len(self.messages or ()), limits.max_messages, "messages")
+        characters = sum(map(len, self.given)) + len(self.prompt or ()) + sum(map(size_of, self.messages or ()))
+        at_most(characters, limits.max_prompt_chars, "prompt and texts", "characters")
+        if not self.given:
+            raise bad_request("there is no text to score; give at least one", "texts")
+
+    def prompt_ids(self, engine: CocoaEngine) -> list[int]:
+        """The token ids of the prompt.
+
+        Raises:
+            ApiError: the messages are not valid.
+            ChatTemplateError: the model has no chat template, or it refuses the messages.
+        """
+        if isinstance(self.prompt, str):
+            return engine.encode(self.prompt)
+        if self.prompt is not None:
+            return self.prompt
+        options = ChatTemplateOptions(chat_template_kwargs=template_variables(self.chat_template_kwargs))
+        plan = Plan(ToolRequest.of(None), engine, options)
+        messages, template_kwargs = plan.prompt(entries_of(self.messages or ()))
+        return engine.encode_chat(messages, **template_kwargs)
+
+
+def scored(
+    body: ScoreRequest, engine: CocoaEngine, config: CocoaConfig, cancellation: Cancellation
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The entries of the texts, and the usage.
+
+    Args:
+        body: the request.
+        engine: the engine.
+        config: the settings.
+        cancellation: ends the work before the next text.
+
+    Raises:
+        ApiError: the prompt or a text is not valid.
+        RequestCancelledError: the work was cancelled.
+    """
+    fields = RiskFields(in_message=True, in_logprobs=False, candidates=body.options.candidates, logprobs=None)
+    texts = body.given
+    generations: list[Generation] = []
+    try:
+        ids = body.prompt_ids(engine)
+        # a text prompt stays a text: it is divided into tokens together with the text after it
+        prompt: Any = body.prompt if isinstance(body.prompt, str) else ids
+        options: dict[str, Any] = {"config": config, "source": body.passages, "divide": body.divide}
+        if len(texts) > 1 and not body.divide:
+            cancellation.check()
+            generations = engine.score(prompt, texts, **options)
+        else:
+            for text in texts:
+                cancellation.check()
+                generations.append(score_one(engine, prompt, text, **options))
+    except PromptError as error:
+        raise _named(error, "text" if "text to score" in str(error) else "prompt") from None
+    except ConfigError as error:
+        raise _named(error, "source" if " source " in f" {error} " else None) from None
+    entries = [
+        {"object": "cocoa.score", "index": number, "text": text, **fields.in_answer(_report(fields, one))}
+        for number, (text, one) in enumerate(zip(texts, generations, strict=True))
+    ]
+    return entries, _usage(generations)
+
+
+def _report(fields: RiskFields, generation: Generation) -> dict[str, Any]:
+    report = fields.report(generation, None)
+    report.pop("finish_reason")  # nothing was decoded
+    return report
+
+
+def _usage(generations: Sequence[Generation]) -> dict[str, Any]:
+    prompt = generations[0].usage.prompt_tokens
+    given = sum(one.usage.completion_tokens for one in generations)
+    risk = max_risk_of([Split("", 0, None, one) for one in generations])
+    details = {} if risk is None else {"cocoa_max_risk": risk}
+    return {
+        "prompt_tokens": prompt + given,
+        "completion_tokens": 0,
+        "total_tokens": prompt + given,
+        "completion_tokens_details": details,
+    }
+
+
+def _named(error: Exception, param: str | None) -> Exception:
+    shown = api_error(error)
+    shown.param = param or shown.param
+    return shown

@@ -1,0 +1,14 @@
+"""The routes, one file each."""
+
+from cocoa_integrations.server.routes import chat, completions, health, info, metrics, models, page, score
+
+OPENAI = (chat.router, completions.router, models.router, score.router, info.router)
+"""Routes of OpenAI's protocol, which are served below ``/v1`` and without it."""
+
+OWN = (health.router, info.own, metrics.router, page.router)
+"""Other routes."""
+
+METRICS = metrics.PATH
+
+OPEN_PATHS = frozenset((*health.PATHS, page.PATH))
+"""The paths that need no key."""

@@ -1,0 +1,103 @@
+"""``/``: a page on which a person asks, sees the answer grow with its risk, and compares two methods."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from importlib.resources import files
+from secrets import token_urlsafe
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from cocoa_engine import METHODS, CocoaConfig
+from cocoa_engine.rendering.html import style_sheet
+from cocoa_engine.rendering.scale import BOUNDS
+from cocoa_integrations.server.lifecycle import state_of
+from cocoa_integrations.server.settings import ServerSettings
+
+router = APIRouter()
+
+PATH = "/"
+
+SETTINGS = (
+    "alpha",
+    "gamma",
+    "max_candidates",
+    "max_span_tokens",
+    "span_boundary",
+    "max_new_tokens",
+    "max_risk",
+    "risk",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+)
+"""The settings with a field of their own. The others can be given as JSON."""
+
+_FILES = "cocoa_integrations.server.page"
+_SCRIPTS = ("wire.js", "spans.js", "page.js")
+
+
+@router.get(PATH, include_in_schema=False)
+async def page(request: Request) -> Response:
+    """The page. It needs no key: it holds nothing of the model, and asks for the key where one is needed."""
+    nonce = token_urlsafe(16)
+    policy = (
+        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    headers = {
+        "content-security-policy": policy,
+        "cache-control": "no-store",
+        "referrer-policy": "no-referrer",
+        "x-content-type-options": "nosniff",
+    }
+    state = state_of(request)
+    config = state.engine.config if state.phase == "ready" else CocoaConfig()
+    return Response(document(state.settings, config, nonce), headers=headers, media_type="text/html")
+
+
+def document(settings: ServerSettings, config: CocoaConfig, nonce: str) -> str:
+    """The page as one document, with its styles and scripts.
+
+    Args:
+        settings: of the server.
+        config: the settings of an answer to a request that gives none.
+        nonce: allows the styles and scripts of this response only.
+    """
+    data = {
+        "needs_key": bool(settings.api_keys),
+        "methods": list(METHODS),
+        "method": config.method,
+        "bounds": BOUNDS[1:-1],
+        "settings": [_field(name, config) for name in SETTINGS],
+    }
+    parts = {
+        "nonce": nonce,
+        "style": f"{style_sheet()}\n{_text('page.css')}",
+        "script": "\n".join(map(_text, _SCRIPTS)),
+        "data": json.dumps(data).replace("<", "\\u003c"),
+    }
+    return re.sub(r"\{(nonce|style|script|data)\}", lambda found: parts[found[1]], _text("page.html"))
+
+
+@cache
+def _text(name: str) -> str:
+    return files(_FILES).joinpath(name).read_text(encoding="utf-8")
+
+
+def _field(name: str, config: CocoaConfig) -> dict[str, Any]:
+    """What the page needs to know of a setting."""
+    schema = CocoaConfig.model_json_schema()["properties"][name]
+    kinds = schema.get("anyOf", [schema])
+    choices = [choice for kind in kinds for choice in ([kind["const"]] if "const" in kind else kind.get("enum", ()))]
+    return {
+        "name": name,
+        "description": schema["description"],
+        "default": getattr(config, name),
+        "choices": choices or None,
+        "step": "1" if any(kind.get("type") == "integer" for kind in kinds) else "any",
+    }

@@ -1,0 +1,131 @@
+"""The work of a request: run in the engine's worker threads, and cancelled when its client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import asynccontextmanager
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from cocoa_engine import Cancellation, CocoaEngine
+from cocoa_engine.errors import EngineBusyError, RequestCancelledError
+from cocoa_integrations._shared.workers import in_worker
+from cocoa_integrations.server.errors import SERVER, ApiError, at_most
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+By = Literal["client", "shutdown"]
+"""Who ended a call."""
+
+
+class Call:
+    """One request that the engine works on.
+
+    Attributes:
+        engine: the engine.
+        answers: the number of answers that it asks for.
+        cancellation: ends the work before its next forward pass. Pass it to every call of the engine.
+        ended_by: who cancelled the call; ``None`` while it runs.
+
+    Args:
+        engine: the engine.
+        answers: the number of answers.
+        on_cancel: is told who cancelled the call.
+    """
+
+    def __init__(self, engine: CocoaEngine, answers: int, on_cancel: Callable[[By], None]) -> None:
+        self._on_cancel = on_cancel
+        self.engine = engine
+        self.answers = answers
+        self.cancellation = Cancellation()
+        self.ended_by: By | None = None
+
+    def cancel(self, by: By) -> None:
+        """End the work before its next forward pass."""
+        if self.ended_by is None:
+            self.ended_by = by
+            self._on_cancel(by)
+        self.cancellation.cancel()
+
+    async def run(
+        self, function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        """Run a function in a worker thread of the engine.
+
+        Raises:
+            ApiError: the call was cancelled.
+        """
+        try:
+            return await in_worker(self.engine, function, *args, **kwargs)
+        except RequestCancelledError:
+            raise self.cancelled() from None
+
+    def cancelled(self) -> ApiError:
+        """The error of a cancelled call."""
+        if self.ended_by == "shutdown":
+            return ApiError(503, "the server is shutting down; try again later", kind=SERVER, code="shutting_down")
+        return ApiError(499, "the client closed the connection", code="client_closed_request")
+
+    async def watch(self, receive: Receive) -> None:
+        """Cancel the work when the client has gone. The body of the request must have been read."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.cancel("client")
+
+
+class Calls:
+    """The calls that run or wait. The engine queues some; more are refused, as the engine itself does.
+
+    A stream between two spans holds no batch slot, so the engine alone would admit more calls than it can serve.
+
+    Args:
+        on_cancel: is told who ended a call before it was complete.
+    """
+
+    def __init__(self, on_cancel: Callable[[By], None] = lambda by: None) -> None:
+        self._open: set[Call] = set()
+        self._on_cancel = on_cancel
+
+    @property
+    def answers(self) -> int:
+        """The number of answers that are being decoded or wait."""
+        return sum(call.answers for call in self._open)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @asynccontextmanager
+    async def opened(self, engine: CocoaEngine, receive: Receive, answers: int) -> AsyncIterator[Call]:
+        """A call within the context. Leaving the context ends its work.
+
+        Args:
+            engine: the engine.
+            receive: of the request, whose body has been read. It tells when the client goes.
+            answers: the number of answers that the call asks for.
+
+        Raises:
+            EngineBusyError: the engine has as many calls as it runs and queues.
+            ApiError: the call alone has more answers.
+        """
+        places = engine.runtime.max_batch_size + engine.runtime.max_queue
+        at_most(answers, places, "n")
+        if self.answers + answers > places:
+            raise EngineBusyError(
+                f"the server is busy: it decodes or queues {self.answers} answers, of at most {places}; try again later"
+            )
+        call = Call(engine, answers, self._on_cancel)
+        self._open.add(call)
+        watcher = asyncio.ensure_future(call.watch(receive))
+        try:
+            yield call
+        finally:
+            watcher.cancel()
+            call.cancellation.cancel()
+            self._open.discard(call)
+
+    def cancel(self) -> None:
+        """End all calls, because the server shuts down."""
+        for call in tuple(self._open):
+            call.cancel("shutdown")

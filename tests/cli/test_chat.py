@@ -1,0 +1,304 @@
+"""``cocoa chat``, piped and in a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import sys
+import termios
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.style import Style
+from typer.testing import CliRunner, Result
+
+from cocoa_engine import CocoaEngine, Generation
+from cocoa_engine.cli.app import app
+from cocoa_engine.rendering.terminal import check_list
+from cocoa_engine.rendering.verdict import verdict
+from tests.helpers.reasoning_models import PLAIN, Says, reasoning_engine
+from tests.helpers.wavering import Wavers, wavering
+
+Cocoa = Callable[..., Result]
+Terminal = Callable[..., str]
+
+SHORT = ("--max-new-tokens", "12")
+USER = [{"role": "user", "content": "Who?"}]
+
+
+@pytest.fixture(scope="module")
+def model() -> CocoaEngine:
+    return reasoning_engine(PLAIN)
+
+
+@pytest.fixture
+def calls(model: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Replaces loading by a tiny model; lists the messages and the settings of each question."""
+    made: list[dict[str, Any]] = []
+    stream_chat = CocoaEngine.stream_chat
+
+    def listed(engine: CocoaEngine, messages: Sequence[dict[str, str]], **options: Any) -> Any:
+        made.append({"messages": list(messages), **options})
+        return stream_chat(engine, messages, **options)
+
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: model)
+    monkeypatch.setattr(CocoaEngine, "stream_chat", listed)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("COLORTERM", raising=False)
+    monkeypatch.setenv("COLUMNS", "40")  # no line of a pipe is wrapped
+    return made
+
+
+@pytest.fixture
+def cocoa(calls: list[dict[str, Any]]) -> Cocoa:
+    """Runs ``cocoa chat`` with lines piped into it."""
+
+    def run(*lines: str, args: Sequence[str] = SHORT) -> Result:
+        return CliRunner().invoke(app, ["chat", *args], input="".join(f"{line}\n" for line in lines), prog_name="cocoa")
+
+    return run
+
+
+@pytest.fixture
+def says(model: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes the model answer every question with a text, or with what a processor forces."""
+
+    def choose(text: str, processor: Says | None = None) -> None:
+        stream_chat = CocoaEngine.stream_chat
+        forced = wavering(model, text)
+        forced.update({} if processor is None else {"logits_processor": [processor]})
+
+        def chosen(engine: CocoaEngine, messages: Any, *, config: Any, **options: Any) -> Any:
+            settings = {name: value for name, value in forced.items() if name != "logits_processor"}
+            processors = forced["logits_processor"]
+            return stream_chat(
+                engine, messages, config=config.replace(**settings), logits_processor=processors, **options
+            )
+
+        monkeypatch.setattr(CocoaEngine, "stream_chat", chosen)
+
+    return choose
+
+
+@pytest.fixture
+def terminal(calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    """Types lines into a real terminal and returns what it shows; Ctrl-D follows the last line."""
+    master, slave = pty.openpty()
+    attributes = termios.tcgetattr(slave)
+    attributes[3] &= ~termios.ECHO
+    termios.tcsetattr(slave, termios.TCSANOW, attributes)
+    for cached in (Style.parse, Style._add):  # a style keeps the codes of the first console that showed it
+        cached.cache_clear()
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "300")
+    shown: list[bytes] = []
+
+    def read() -> None:
+        try:
+            while data := os.read(master, 65536):
+                shown.append(data)
+        except OSError:  # the other end is closed
+            pass
+
+    def run(*lines: str, args: Sequence[str] = SHORT) -> str:
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        os.write(master, "".join(f"{line}\n" for line in lines).encode() + b"\x04")
+        with open(slave, "r+b", buffering=0, closefd=False) as device:
+            monkeypatch.setattr(sys, "stdin", open(device.fileno(), encoding="utf-8", closefd=False))  # noqa: SIM115
+            for name in ("stdout", "stderr"):
+                stream = open(device.fileno(), "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+                monkeypatch.setattr(sys, name, stream)
+            with pytest.raises(SystemExit) as end:
+                app(["chat", *args], prog_name="cocoa")
+            for stream in (sys.stdout, sys.stderr, sys.stdin):
+                stream.close()
+        os.close(slave)
+        reader.join(10)
+        assert end.value.code == 0, b"".join(shown)
+        return b"".join(shown).decode()
+
+    yield run
+    monkeypatch.undo()
+    os.close(master)
+
+
+def answer(model: CocoaEngine, *turns: str, **options: Any) -> Generation:
+    """The model's answer to the last of some turns, the user's and its own by turns."""
+    messages = [{"role": ("user", "assistant")[at % 2], "content": turn} for at, turn in enumerate(turns)]
+    return model.chat(messages, **{"max_new_tokens": 12, **options})
+
+
+def test_piped_questions_are_turns_of_one_chat(cocoa: Cocoa, model: CocoaEngine, calls: list[dict[str, Any]]) -> None:
+    first = answer(model, "Who?")
+    second = answer(model, "Who?", first.text, "And when?")
+    result = cocoa("Who?", "", "And when?")
+    assert result.exit_code == 0, result.output
+    assert [call["messages"] for call in calls] == [
+        USER,
+        [*USER, {"role": "assistant", "content": first.text}, {"role": "user", "content": "And when?"}],
+    ]
+    assert result.stdout.count(verdict(first)) == 2  # the verdict of an answer without a calibrator is always the same
+    assert result.stdout.startswith(f"{verdict(first)}\n\n")
+    assert second.text != first.text
+    assert "\x1b" not in result.stdout
+
+
+def test_the_settings_and_the_system_message_are_those_of_ask(cocoa: Cocoa, calls: list[dict[str, Any]]) -> None:
+    result = cocoa("Who?", args=["--system", "Be brief.", "--max-new-tokens", "3", "--alpha", "1.5"])
+    assert result.exit_code == 0, result.output
+    assert calls[0]["messages"] == [{"role": "system", "content": "Be brief."}, *USER]
+    assert (calls[0]["config"].max_new_tokens, calls[0]["config"].alpha) == (3, 1.5)
+
+
+def test_another_method(cocoa: Cocoa, calls: list[dict[str, Any]]) -> None:
+    result = cocoa("/method", "Who?", "/method greedy", "Who?", "/method gredy", "Who?")
+    assert [call["config"].method for call in calls] == ["cocoa-sig", "greedy"]
+    assert "Method: cocoa-sig. Others: greedy, cocoa, dola," in result.stdout
+    assert "Method: greedy. Others: cocoa, cocoa-sig," in result.stdout
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "did you mean 'greedy'" in result.stderr
+
+
+def test_why_lists_what_to_check(cocoa: Cocoa, model: CocoaEngine, says: Callable[..., None]) -> None:
+    says("Paris has 2148000 inhabitants.")
+    expected = model.chat(USER, **wavering(model, "Paris has 2148000 inhabitants."))
+    result = cocoa("/why", "Who?", "/why", args=())
+    assert result.stdout.startswith("There is no answer yet.\n")
+    listed = check_list(expected.check_these()).plain
+    assert "the model was unsure" in listed
+    assert listed in result.stdout
+    assert "|3]" in result.stdout  # the claims are marked in the text
+
+
+def test_reset_forgets_the_turns(cocoa: Cocoa, calls: list[dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "passage.txt").write_text("Rome is old.")
+    result = cocoa("Who?", f"/source {tmp_path / 'passage.txt'}", "/reset", "Who?", "/reset", "/why")
+    assert [call["messages"] for call in calls] == [USER, USER]
+    assert calls[1]["source"] is None
+    assert result.stdout.endswith("A new chat.\n\nThere is no answer yet.\n\n")
+
+
+def test_a_file_is_put_before_the_next_question(cocoa: Cocoa, calls: list[dict[str, Any]], tmp_path: Path) -> None:
+    file = tmp_path / "passage.txt"
+    file.write_text("Rome is old.\n")
+    result = cocoa(f"/source {file}", "/source", f"/source {file}", "Who?", "When?", "/source no/such/file")
+    assert "1 file taken back." in result.stdout
+    assert f"The next question begins with {file} (12 characters)." in result.stdout
+    asked = [call["messages"][-1]["content"] for call in calls]
+    assert asked == ["Rome is old.\n\nWho?", "When?"]
+    assert [call["source"] for call in calls] == [["Rome is old."]] * 2  # it is still in the prompt
+    assert result.exit_code == 2
+    assert "no/such/file cannot be read" in result.stderr
+
+
+def test_commands(cocoa: Cocoa, calls: list[dict[str, Any]]) -> None:
+    helped = cocoa("/help", "/quit", "Who?")
+    assert helped.exit_code == 0
+    assert all(re.search(f"^{name} ", helped.stdout, re.MULTILINE) for name in ("/method", "/why", "/source", "/quit"))
+    assert calls == []  # /quit ended the chat
+    unknown = cocoa("/wyh", "Who?")
+    assert (unknown.exit_code, calls) == (2, [])
+    assert "did you mean '/why'" in unknown.stderr
+    assert cocoa(" /wyh is a question").exit_code == 0
+    assert calls[0]["messages"][0]["content"] == "/wyh is a question"
+
+
+def test_bad_input_is_one_line(cocoa: Cocoa, model: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = CliRunner().invoke(app, ["chat"], input=b"\xff\xfe\n", prog_name="cocoa")
+    assert (bad.exit_code, bad.stderr.count("\n")) == (2, 1)
+    assert "not text" in bad.stderr
+    long = cocoa("word " * 9000)
+    assert (long.exit_code, long.stderr.count("\n")) == (2, 1)
+    monkeypatch.setattr(model.tokenizer, "chat_template", None)
+    without = cocoa("Who?")
+    assert without.exit_code == 2
+    assert "cocoa ask --raw" in without.stderr
+
+
+def test_control_characters_are_shown_escaped(cocoa: Cocoa, says: Callable[..., None], terminal: Terminal) -> None:
+    says("Rome\x1b[2J is\x07 old.")
+    piped = cocoa("Who?", args=()).stdout
+    assert "Rome␛" in piped
+    assert "\x1b" not in piped
+    shown = terminal("Who?", "/why", args=())
+    assert "Rome␛" in shown
+    assert "\x1b[2J" not in shown
+    assert "\x07" not in shown
+
+
+def test_an_answer_is_coloured_while_it_grows(terminal: Terminal, says: Callable[..., None]) -> None:
+    says("Paris has 2148000 inhabitants.")
+    shown = terminal("Who?", args=())
+    whole = shown.rindex("Not calibrated")
+    assert "/help lists the commands" in shown[:whole]
+    assert shown[:whole].count("\x1b[") > 10  # it was redrawn
+    one, two, three = (shown[:whole].index(style) for style in ("\x1b[4m", "48;5;221m", "48;5;124m"))
+    assert one < two < three  # each span in the style of its level, as it comes
+    assert shown[:whole].count("\x1b[4m") > 3  # and with the spans before it
+    assert "48;5;124m" in shown[whole:]
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C is an interrupt, also where the tests run in the background of a shell, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Interrupts(Wavers):
+    """Presses Ctrl-C in the middle of a forward pass, once, after eight tokens."""
+
+    pressed = False
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assert self._prompt_length is not None
+        if input_ids.shape[1] - self._prompt_length >= 8 and not Interrupts.pressed:
+            Interrupts.pressed = True
+            signal.raise_signal(signal.SIGINT)
+        return super().__call__(input_ids, scores)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_stops_the_answer_and_keeps_the_chat(
+    terminal: Terminal, says: Callable[..., None], model: CocoaEngine, calls: list[dict[str, Any]]
+) -> None:
+    text = "Paris has 2148000 inhabitants."
+    Interrupts.pressed = False
+    says(text, Interrupts(model, text))
+    shown = terminal("Who?", "/why", "And when?", args=())
+    stopped = re.search(r"Stopped after (\d) spans\.", shown)
+    assert stopped
+    kept = calls[1]["messages"][1]["content"]
+    assert text.startswith(kept)
+    assert 0 < len(kept) < len(text)
+    assert "Check these" in shown  # of the part that was decoded
+    assert "inhabitants" in shown[stopped.end() :]  # the next answer is complete
+    assert model.session.scheduler.running == 0
+
+
+def test_in_a_terminal_an_error_does_not_end_the_chat(
+    terminal: Terminal, calls: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "long.txt").write_text("word " * 900)
+    shown = terminal("/method gredy", "/wyh", f"/source {tmp_path / 'long.txt'}", "Who?", "/source", "Who?")
+    assert shown.count("cocoa: ") == 3
+    assert "context window" in shown
+    assert calls[-1]["messages"] == USER  # the question that was too long is not kept
+    assert "Not calibrated" in shown
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_in_a_pipe_ends_the_chat(cocoa: Cocoa, says: Callable[..., None], model: CocoaEngine) -> None:
+    text = "Paris has 2148000 inhabitants."
+    Interrupts.pressed = False
+    says(text, Interrupts(model, text))
+    assert cocoa("Who?", "And when?", args=()).exit_code == 130

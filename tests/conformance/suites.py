@@ -1,0 +1,70 @@
+"""The suites, each a function that returns what passed in a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from tests.conformance import harness, npm
+from tests.conformance.tools import Tools, run, served
+
+OPENAI_VERSION = "3.54.0"
+OPENAI_NAMES = ("SmolLM2-135M-Instruct", "gpt-6-astra", "gpt-3.5-turbo-instruct")
+"""The names of models in openai-python's tests. They ask for the first by its name."""
+
+LLAMA_CPP_VERSION = "0.3.36"
+LLAMA_CPP_FILES = ("test_chat_completion.py", "test_tool_call.py", "test_basic.py")
+LLAMA_CPP_TESTS = (
+    "response_format or invalid_chat or multiple_choices or logprobs or context_size or mutual_exclusion "
+    "or json_schema or test_completion_without_tool_call_fast or server_start_simple or server_models"
+)
+LLAMA_CPP_KEY = "sk-this-is-the-secret-key"
+
+SCHEMATHESIS_SECONDS = 300
+
+
+def openai_python(tools: Tools) -> str:
+    """openai-python's own tests of chat, completions and models, with strict validation of responses."""
+    source = tools.source("openai", OPENAI_VERSION)
+    folder = source / "tests" / "api_resources"
+    with served(max_new_tokens=8, served_names=OPENAI_NAMES) as address:
+        return tools.pytest(
+            "openai-python",
+            source,
+            *(str(folder / name) for name in ("chat/test_completions.py", "test_completions.py", "test_models.py")),
+            *("-o", "addopts=", "-o", "xfail_strict=false"),
+            TEST_API_BASE_URL=f"{address}/v1",
+        )
+
+
+def llama_cpp(tools: Tools) -> str:
+    """llama.cpp's tests of its server, as far as they test OpenAI's protocol."""
+    folder = tools.source("llama-cpp-python", LLAMA_CPP_VERSION, "/vendor/llama.cpp/tools/server/tests/")
+    folder = folder / "vendor" / "llama.cpp" / "tools" / "server" / "tests"
+    of_suite = partial(tools.pytest, "llama-cpp", folder, DEBUG_EXTERNAL="1")
+    with served() as address:
+        files = [f"unit/{name}" for name in LLAMA_CPP_FILES]
+        open_ = of_suite(*files, only=LLAMA_CPP_TESTS, PORT=address.rpartition(":")[2])
+    with served(api_keys=[LLAMA_CPP_KEY]) as address:
+        keys = of_suite("unit/test_security.py", PORT=address.rpartition(":")[2])
+    return f"{open_}; with a key: {keys}"
+
+
+def schemathesis(tools: Tools) -> str:
+    """Requests made up from the OpenAPI document: none of them makes the server fail."""
+    schemathesis = str(Path(tools.python).with_name("schemathesis"))
+    with served(max_new_tokens=2, max_answer_tokens=64) as address:
+        command = [schemathesis, "run", f"{address}/openapi.json", "--checks", "not_a_server_error", "--no-color"]
+        limits = ["--max-examples", "60", "--max-time", str(SCHEMATHESIS_SECONDS), "--request-timeout", "60"]
+        output = run([*command, *limits], limit=SCHEMATHESIS_SECONDS + 240, cwd=tools.folder)
+    return output.partition("Test cases:\n")[2].partition("\n")[0].strip()
+
+
+SUITES: dict[str, Callable[[Tools], str]] = {
+    "openai-python": openai_python,
+    "llama-cpp": llama_cpp,
+    "schemathesis": schemathesis,
+    "lm-eval": harness.run_harness,
+    "npm": npm.run_npm,
+}

@@ -1,0 +1,180 @@
+"""What the suites share: a server of their own, the sources of packages, and runs of pytest."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+from xml.etree import ElementTree
+
+import tomllib
+
+ROOT = Path(__file__).parents[2]
+OMITTED = tomllib.loads((Path(__file__).parent / "omitted.toml").read_text(encoding="utf-8"))
+"""By suite: what is left out, with the reason."""
+
+START = 120
+"""Seconds for the server to load its model."""
+INSTALL = 600
+"""Seconds for a download or an installation."""
+
+
+class SuiteError(Exception):
+    """A suite could not be run, or something in it failed."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Where the suites' own packages are.
+
+    Attributes:
+        folder: what is downloaded and written.
+        python: the interpreter of the environment with ``requirements.txt``.
+    """
+
+    folder: Path
+    python: str
+
+    def source(self, name: str, version: str, *members: str) -> Path:
+        """The unpacked source distribution of a package.
+
+        Args:
+            name: the package.
+            version: its version.
+            *members: only members whose path contains one of these are unpacked. Default: all.
+        """
+        unpacked = self.folder / f"{name.replace('-', '_')}-{version}"
+        if not unpacked.is_dir():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            pip = [self.python, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", name, f"{name}=={version}"]
+            subprocess.run(pip, cwd=self.folder, check=True, timeout=INSTALL)
+            [archive] = self.folder.glob(f"{unpacked.name}*.tar.gz")
+            with tarfile.open(archive) as tar:
+                chosen = [one for one in tar if not members or any(part in one.name for part in members)]
+                tar.extractall(self.folder, chosen, filter="data")
+            archive.unlink()
+        return unpacked
+
+    def pytest(self, suite: str, folder: Path, *args: str, only: str = "", limit: int = 900, **environment: str) -> str:
+        """Run tests without those that the list omits, and return their counts.
+
+        Args:
+            suite: the suite's name in the list.
+            folder: where pytest runs.
+            *args: files and options of pytest.
+            only: an expression that chooses tests.
+            limit: seconds for the whole run.
+            **environment: variables to set.
+
+        Raises:
+            SuiteError: a test failed, or none was run.
+        """
+        left_out = " or ".join(f"({one})" for one in OMITTED.get(suite, {}))
+        chosen = " and ".join(filter(None, [only and f"({only})", left_out and f"not ({left_out})"]))
+        report = self.folder / f"{suite}.xml"
+        command = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "120", *args]
+        result = subprocess.run(
+            [*command, "-k", chosen, f"--junitxml={report}", "--tb=short"],
+            cwd=folder,
+            env={**os.environ, **environment, "PYTHONDONTWRITEBYTECODE": "1"},
+            timeout=limit,
+            check=False,
+        )
+        counts = counts_of(report) if report.is_file() else {"tests": 0}
+        if result.returncode or not counts["tests"]:
+            raise SuiteError(f"pytest ended with {result.returncode}: {counts}")
+        return f"{counts['tests'] - counts['skipped']} passed, {counts['skipped']} skipped"
+
+
+def counts_of(report: Path) -> dict[str, int]:
+    """The numbers of tests in a report of pytest, by outcome."""
+    suites = ElementTree.parse(report).iter("testsuite")
+    counts = {"tests": 0, "failures": 0, "errors": 0, "skipped": 0}
+    for suite in suites:
+        for name in counts:
+            counts[name] += int(suite.get(name, 0))
+    return counts
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def served(*, max_new_tokens: int = 24, **settings: Any) -> Iterator[str]:
+    """A server in a process of its own, which ends with the block.
+
+    Args:
+        max_new_tokens: for requests that name no limit.
+        **settings: those of the server.
+
+    Returns:
+        Its address, without a path.
+
+    Raises:
+        SuiteError: it does not start.
+    """
+    port = free_port()
+    options = {"port": port, "max_new_tokens": max_new_tokens, "shutdown_timeout": 0, **settings}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.conformance.serve", json.dumps(options)], cwd=ROOT, env=environment
+    )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        _wait_for(address, process)
+        yield address
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(30)
+
+
+def _wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(START * 4):
+        if process.poll() is not None:
+            raise SuiteError(f"the server ended with {process.returncode}")
+        try:
+            with urlopen(f"{address}/health", timeout=5):
+                return
+        except (URLError, OSError):
+            time.sleep(0.25)
+    raise SuiteError("the server does not answer")
+
+
+def run(command: Sequence[str], *, limit: int, cwd: Path = ROOT, environment: Mapping[str, str] | None = None) -> str:
+    """Run a command and return its output.
+
+    Raises:
+        SuiteError: it failed. The message has the end of its output.
+    """
+    result = subprocess.run(
+        command,
+        cwd=cwd,
+        env={**os.environ, **(environment or {})},
+        timeout=limit,
+        check=False,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    if result.returncode:
+        raise SuiteError(f"{command[0]} ended with {result.returncode}:\n{result.stdout[-6000:]}")
+    return result.stdout

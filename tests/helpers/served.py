@@ -1,0 +1,233 @@
+"""Tiny engines behind the server's app, requests to it in this process, and a gate before the forward passes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from cocoa_engine import CocoaEngine, Runtime, SpanStream
+from cocoa_integrations.server import ServerSettings, create_app
+from tests.helpers.reasoning_models import PLAIN, Says
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+PATIENCE = 30.0
+"""Seconds after which something that has not happened is taken to be stuck."""
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Say something."}]
+
+
+class Speaker(CocoaEngine):
+    """Says a text, if one is set, whatever it is asked."""
+
+    says: str | None = None
+
+    def generate(self, prompt: Any, **options: Any) -> Any:
+        return super().generate(prompt, **self._saying(options))
+
+    def stream(self, prompt: Any, **options: Any) -> SpanStream[CocoaEngine]:
+        return super().stream(prompt, **self._saying(options))
+
+    def _saying(self, options: dict[str, Any]) -> dict[str, Any]:
+        if self.says is None:
+            return options
+        config = options["config"].replace(alpha=0.0, max_span_tokens=3)
+        return {**options, "config": config, "logits_processor": [Says(self, self.says)]}
+
+
+def speaker(
+    says: str | None = None, *, template: str = PLAIN, ends: bool = True, seed: int = 3, **runtime: Any
+) -> Speaker:
+    """A tiny engine with a chat template.
+
+    Args:
+        says: what it says, whatever it is asked.
+        template: the chat template.
+        ends: whether its answers can end by themselves.
+        seed: of the weights.
+        **runtime: how it runs.
+    """
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    model = tiny_model("llama", seed=seed, max_position_embeddings=4096)
+    if not ends:
+        model.generation_config.eos_token_id = model.config.eos_token_id = None
+        tokenizer.eos_token = None
+    engine = Speaker(model, tokenizer, model_name="tiny", runtime=Runtime(**runtime))
+    engine.says = says
+    return engine
+
+
+def client_of(app: FastAPI, **headers: str) -> httpx.AsyncClient:
+    """A client of an app in this process. It reads streams only when they are complete."""
+    transport = httpx.ASGITransport(app=app)
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers, timeout=PATIENCE)
+
+
+async def post(app: FastAPI, body: Any, path: str = CHAT, **headers: str) -> httpx.Response:
+    """The response to one request with JSON."""
+    async with client_of(app, **{"content-type": "application/json", **headers}) as client:
+        return await client.post(path, content=json.dumps(body))
+
+
+async def chat(engine: CocoaEngine, settings: ServerSettings | None = None, **body: Any) -> dict[str, Any]:
+    """The answer to one chat request, which must be one."""
+    response = await post(create_app(engine, settings), {"messages": HELLO, **body})
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+async def chunks(engine: CocoaEngine, settings: ServerSettings | None = None, **body: Any) -> list[dict[str, Any]]:
+    """The chunks of a streamed answer, which must end with ``[DONE]``."""
+    response = await post(create_app(engine, settings), {"messages": HELLO, "stream": True, **body})
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *events, done, rest = response.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events if not event.startswith(":")]
+
+
+async def refusal(engine: CocoaEngine, settings: ServerSettings | None = None, **body: Any) -> dict[str, Any]:
+    """The error of a chat request that must be refused with status 400."""
+    response = await post(create_app(engine, settings), {"messages": HELLO, **body})
+    assert response.status_code == 400, response.text
+    return error_of(response)
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The error in a response, which must have OpenAI's shape."""
+    body = response.json()
+    assert list(body) == ["error"], body
+    error: dict[str, Any] = body["error"]
+    assert list(error) == ["message", "type", "param", "code"]
+    assert isinstance(error["message"], str)
+    assert error["message"]
+    assert response.headers["content-type"].startswith("application/json")
+    return error
+
+
+def joined(events: list[dict[str, Any]], index: int = 0, key: str = "content") -> str:
+    """The text of one answer of a stream."""
+    choices = [choice for event in events for choice in event["choices"] if choice["index"] == index]
+    return "".join(choice["delta"].get(key) or "" for choice in choices)
+
+
+class Gate:
+    """Counts the forward passes of an engine, and lets each begin only when it is allowed to."""
+
+    def __init__(self) -> None:
+        self.reached = 0  # passes that have begun, or wait to
+        self._allowed = threading.Semaphore(0)
+        self._open = False
+
+    def __call__(self, event: object) -> None:
+        self.reached += 1
+        if not self._open:
+            assert self._allowed.acquire(timeout=PATIENCE)
+
+    def allow(self, passes: int = 1) -> None:
+        self._allowed.release(passes)
+
+    def open(self) -> None:
+        self._open = True
+        self._allowed.release(1000)
+
+
+@contextmanager
+def gated(engine: CocoaEngine) -> Iterator[Gate]:
+    """A gate before the passes of an engine; it is open after the block."""
+    gate = Gate()
+    observers = engine.session.scheduler.observers
+    observers.append(gate)
+    try:
+        yield gate
+    finally:
+        gate.open()
+        observers.remove(gate)
+
+
+async def happens(condition: Any) -> None:
+    """Wait until something is true that other threads or tasks bring about."""
+    for _ in range(int(PATIENCE / 0.002)):
+        if condition():
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError("it did not happen")
+
+
+class Exchange:
+    """One request to an app, whose response is read as it comes, and whose client can go.
+
+    Attributes:
+        status: of the response, once it has begun.
+        headers: likewise.
+        body: what has been sent so far.
+        done: whether the response is complete, or the app has given up.
+
+    Args:
+        app: the app.
+        body: the JSON of the request.
+        path: its path.
+        reads: whether the client reads. Otherwise the first part of the body that is sent blocks the app.
+    """
+
+    def __init__(self, app: FastAPI, body: Any, path: str = CHAT, *, reads: bool = True) -> None:
+        self.status: int | None = None
+        self.headers: dict[str, str] = {}
+        self.body = b""
+        self._sent = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+        self._reads = reads
+        self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+        scope = {
+            "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "POST",
+            "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"", "headers": headers,
+            "scheme": "http", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
+        }  # fmt: skip
+        self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
+
+    @property
+    def done(self) -> bool:
+        return self.task.done()
+
+    @property
+    def events(self) -> list[str]:
+        """The complete events so far."""
+        return self.body.decode().split("\n\n")[:-1]
+
+    def leave(self) -> None:
+        """The client closes the connection."""
+        self._gone.set_result(None)
+
+    async def ended(self) -> None:
+        await asyncio.wait_for(asyncio.shield(self.task), PATIENCE)
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._sent:
+            return self._sent.pop()
+        await asyncio.wait([self._gone], timeout=PATIENCE)
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        else:
+            self.body += message.get("body", b"")
+            if not self._reads:
+                await asyncio.wait([self._gone], timeout=PATIENCE)
+
+
+@asynccontextmanager
+async def running(app: FastAPI) -> AsyncIterator[FastAPI]:
+    """An app within its lifespan."""
+    async with app.router.lifespan_context(app):
+        yield app

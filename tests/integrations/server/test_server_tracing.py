@@ -1,0 +1,140 @@
+"""One OpenTelemetry span for each request, which continues the client's trace and has the answer's attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from cocoa_integrations.server import create_app, tracing
+from tests.helpers.served import HELLO, Speaker, client_of, post, speaker
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+ASKED: dict[str, Any] = {"messages": HELLO, "max_tokens": 8, "model": "mine", "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Speaker:
+    return speaker(ends=False)
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+    """What an SDK exports; it is the global one within a test."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "get_tracer", lambda *names: provider.get_tracer(*names))
+    yield exporter
+    provider.shutdown()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_span_continues_the_trace_and_has_the_answer(
+    tiny: Speaker, spans: InMemorySpanExporter, stream: bool
+) -> None:
+    expected = tiny.chat(HELLO, max_new_tokens=8, seed=3)
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+    response = await post(create_app(tiny), {**ASKED, "stream": stream}, **headers)
+    assert response.status_code == 200
+    [span] = spans.get_finished_spans()
+    assert span.context is not None
+    assert span.parent is not None
+    assert (f"{span.context.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE, PARENT)
+    assert (span.name, span.kind) == ("chat tiny", SpanKind.SERVER)
+    found = dict(span.attributes or {})
+    assert found["http.response.status_code"] == 200
+    assert found["http.request.method"] == "POST"
+    assert found["url.path"] == "/v1/chat/completions"
+    assert found["gen_ai.operation.name"] == "chat"
+    assert found["gen_ai.provider.name"] == "cocoa"
+    assert (found["gen_ai.request.model"], found["gen_ai.response.model"]) == ("mine", "tiny")
+    assert (found["gen_ai.request.max_tokens"], found["gen_ai.request.seed"]) == (8, 3)
+    assert found["gen_ai.response.finish_reasons"] == ("length",)
+    assert found["gen_ai.usage.input_tokens"] == expected.usage.prompt_tokens
+    assert found["gen_ai.usage.output_tokens"] == 8
+    assert str(found["gen_ai.response.id"]).startswith("chatcmpl-")
+    assert found["cocoa.max_risk"] == pytest.approx(expected.max_risk, abs=1e-4)
+    assert found["cocoa.answers"] == 1
+    assert "Say something" not in str(found)
+
+
+async def test_completions_with_several_answers(tiny: Speaker, spans: InMemorySpanExporter) -> None:
+    await post(create_app(tiny), {"prompt": "One", "n": 2, "max_tokens": 2}, "/v1/completions")
+    [span] = spans.get_finished_spans()
+    found = dict(span.attributes or {})
+    assert span.name == "text_completion tiny"
+    assert found["gen_ai.request.choice.count"] == 2
+    assert found["gen_ai.response.finish_reasons"] == ("length", "length")
+    assert found["cocoa.answers"] == 2
+    assert "gen_ai.request.seed" not in found
+
+
+async def test_errors_have_their_status(tiny: Speaker, spans: InMemorySpanExporter) -> None:
+    app = create_app(tiny)
+    await post(app, {"messages": []})
+    app.state.cocoa.drain()
+    await post(app, ASKED)
+    refused, failed = spans.get_finished_spans()
+    assert (refused.attributes or {})["http.response.status_code"] == 400
+    assert (refused.name, refused.status.status_code) == ("POST", StatusCode.UNSET)
+    assert (failed.attributes or {})["http.response.status_code"] == 503
+    assert failed.status.status_code is StatusCode.ERROR
+
+
+async def test_an_error_inside_a_stream_is_one_of_the_span(
+    tiny: Speaker, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = create_app(tiny)
+    of_spans = type(tiny).stream
+
+    def broken(self: Speaker, *args: Any, **options: Any) -> Any:
+        stream = of_spans(self, *args, **options)
+        original = type(stream).__next__
+        steps = iter(range(100))
+
+        class Broken(type(stream)):  # type: ignore[misc]
+            def __next__(self) -> Any:
+                if next(steps) == 2:
+                    raise RuntimeError("broken")
+                return original(self)
+
+        stream.__class__ = Broken
+        return stream
+
+    monkeypatch.setattr(type(tiny), "stream", broken)
+    response = await post(app, {**ASKED, "stream": True})
+    assert '"error"' in response.text
+    [span] = spans.get_finished_spans()
+    assert span.status.status_code is StatusCode.ERROR
+    assert (span.attributes or {})["error.type"] == "server_error"
+
+
+async def test_probes_have_no_spans_and_others_do(tiny: Speaker, spans: InMemorySpanExporter) -> None:
+    async with client_of(create_app(tiny)) as client:
+        for path in ("/health", "/metrics", "/v1/models"):
+            assert (await client.get(path)).status_code == 200
+    assert [(span.attributes or {})["url.path"] for span in spans.get_finished_spans()] == ["/v1/models"]
+
+
+async def test_inside_another_instrumentation_there_is_no_second_span(
+    tiny: Speaker, spans: InMemorySpanExporter
+) -> None:
+    with trace.get_tracer("outer").start_as_current_span("outer"):
+        await post(create_app(tiny), ASKED)
+    [span] = spans.get_finished_spans()
+    assert (span.attributes or {})["gen_ai.usage.output_tokens"] == 8
+
+
+async def test_without_opentelemetry_nothing_happens(
+    tiny: Speaker, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracing, "find_spec", lambda name: None)
+    monkeypatch.setattr("cocoa_integrations.server.app.can_trace", tracing.can_trace)
+    assert (await post(create_app(tiny), ASKED)).status_code == 200
+    assert spans.get_finished_spans() == ()

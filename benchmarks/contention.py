@@ -97,7 +97,7 @@ def _in_state(work: Callable[[Prompts], Any], busy: bool, switch: Switch) -> Cal
 
 @contextmanager
 def _busy_processes(count: int) -> Iterator[Switch]:
-    """Processes that compute without end, and a function that lets them run or stops them. They are stopped at first."""
+    """Processes that compute without end, stopped at first, and a function that lets them run or stops them."""
     running: Sequence[subprocess.Popen[bytes]] = []
     try:
         running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]

@@ -15,11 +15,14 @@
 #include <cstdint>
 #include <cstring>
 #include <immintrin.h>
-#include <linux/futex.h>
 #include <omp.h>
-#include <sys/syscall.h>
+#include <sched.h>
 #include <unistd.h>
 #include <vector>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
 
 #if !defined(__GNUC__) || defined(__clang__)
 #error "needs GCC: its vector extensions, and the OpenMP runtime that torch uses too"
@@ -720,20 +723,28 @@ public:
         if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == team) {
             arrived.store(0, std::memory_order_relaxed);
             round.fetch_add(1);  // sequentially consistent, as what sleepers do: one of the two sees the other
-            if (asleep.load()) syscall(SYS_futex, &round, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+            if (asleep.load()) wake_all();
             return;
         }
         for (const uint64_t start = __rdtsc(); __rdtsc() - start < SPIN; _mm_pause())
             if (round.load(std::memory_order_acquire) != before) return;
         asleep.fetch_add(1);
-        while (round.load() == before)  // the kernel compares again, and sleeps only if it is still the same
-            syscall(SYS_futex, &round, FUTEX_WAIT_PRIVATE, before, nullptr, nullptr, 0);
+        while (round.load() == before) sleep_while(before);
         asleep.fetch_sub(1);
     }
 
 private:
     static constexpr uint64_t SPIN = 100000;
+#if defined(__linux__)
     static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex");
+    void wake_all() { syscall(SYS_futex, &round, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
+    void sleep_while(uint32_t value) {  // the operating system compares again, and sleeps only if it is still the same
+        syscall(SYS_futex, &round, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+    }
+#else
+    void wake_all() {}
+    void sleep_while(uint32_t) { sched_yield(); }
+#endif
     std::atomic<uint32_t> round{0};
     std::atomic<int> arrived{0}, asleep{0};
 };

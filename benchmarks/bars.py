@@ -79,6 +79,10 @@ def _capture(forward: str) -> Callable[[Record], Spread]:
     return lambda record: Spread(**record["forwards"][forward]["with_to_without"])
 
 
+def _busy(record: Record) -> Spread:
+    return Spread(**record["states"]["busy"]["competitors"][COCOA_SIG]["ratio"])
+
+
 def _hundred(record: Record) -> Record:
     if record["answers"] != 100:
         raise KeyError("100")
@@ -139,6 +143,7 @@ BARS = (
         "prompt_length",
         _long_memory("peak_bytes"),
     ),
+    Bar("CoCoA-SIG / HF `generate` greedy, beside two busy processes", 0.60, "contention", _busy),
     Bar("CoCoA-SIG / HF `generate` greedy, batch of 4", 0.70, "batch", _batch(4)),
     Bar("CoCoA-SIG / HF `generate` greedy, batch of 8", 1.00, "batch", _batch(8)),
     Bar("capture of hidden states, with / without, lean forward pass", 1.02, "capture", _capture("lean")),

@@ -233,6 +233,20 @@ def _startup(records: Records) -> str:
     return _table(["step", "seconds"], rows)
 
 
+def _contention(records: Records) -> str:
+    record = records["contention"]
+    states = {"idle": "none", "busy": f"{record['busy_processes']} busy processes"}
+
+    def rows() -> Iterator[Sequence[str]]:
+        for state, name in states.items():
+            found = record["states"][state]
+            for decoder, one in found["competitors"].items():
+                speed = [_spread(Spread(**found["machine_speed"][unit]), 0) for unit in ("gb_per_s", "gflop_per_s")]
+                yield [name, decoder, _milliseconds(one), _ratio(one), *speed]
+
+    return _table(["other work", "decoder", "ms per token", f"ratio to {record['base']}", "GB/s", "GFLOP/s"], rows())
+
+
 def _machine(records: Records) -> str:
     """A line for each machine and setting of the records; a single line if all records have the same."""
     lines = {
@@ -302,6 +316,7 @@ TABLES: dict[str, Callable[[Records], str]] = {
     "precision": _precision,
     "scoring": _scoring,
     "startup": _startup,
+    "contention": _contention,
     "machine": _machine,
     "readme": _readme,
 }

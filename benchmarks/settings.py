@@ -21,6 +21,7 @@ MEASUREMENTS = (
     "precision",
     "scoring",
     "startup",
+    "contention",
 )
 """The measurements. Each is a module whose ``measure`` returns the values that are written to NAME.json."""
 

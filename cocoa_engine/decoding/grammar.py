@@ -47,7 +47,8 @@ class GrammarProcessor(LogitsProcessor):
         eos_token_ids: tokens that end the text; by default the tokenizer's.
 
     Raises:
-        ConfigError: the grammar is invalid, or the tokenizer is not fast or has no end-of-sequence token.
+        ConfigError: the grammar is invalid, nothing matches it, or the tokenizer is not fast or has no token that ends
+            a text.
         MissingExtraError: llguidance is not installed.
     """
 
@@ -69,6 +70,7 @@ class GrammarProcessor(LogitsProcessor):
         for message in messages:
             logger.warning("grammar: %s", safe(shortened(message, 300)))
         self._start = llguidance.LLMatcher(self._tokenizer, grammar)
+        _allowed_tokens(self._start.deep_copy())
         self._matchers: dict[int, _MatcherState] = {}
         self._prompt_length: int | None = None
 
@@ -95,7 +97,7 @@ class GrammarProcessor(LogitsProcessor):
 
         Raises:
             ConfigError: the answer so far does not match the grammar, because a processor after this one allowed a
-                banned token.
+                banned token; or no text that matches the grammar begins with it.
         """
         if self._prompt_length is None:
             self._prompt_length = input_ids.shape[1]
@@ -119,10 +121,24 @@ class GrammarProcessor(LogitsProcessor):
                 )
             banned[forced[0]] = False
         else:
-            bits = torch.frombuffer(bytearray(position.matcher.compute_bitmask()), dtype=torch.uint8)
-            allowed = (bits[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).view(-1)[: len(banned)]
+            allowed = _allowed_tokens(position.matcher)[: len(banned)]
             banned[: len(allowed)] = allowed == 0
         return scores.masked_fill(banned.to(scores.device), -torch.inf)
+
+
+def _allowed_tokens(matcher: Any) -> Tensor:
+    """Which tokens a matcher allows next: 0 or 1 for each token of the tokenizer, and for a few more.
+
+    Raises:
+        ConfigError: no text can continue the answer. llguidance would allow the end of the answer, as if it matched.
+    """
+    bits = torch.frombuffer(bytearray(matcher.compute_bitmask()), dtype=torch.uint8)
+    if matcher.is_error():
+        reason = shortened(str(matcher.get_error()).partition("\n")[0], 200)
+        raise ConfigError(
+            f"no text can match the grammar from here on ({reason}); does a $ref or a rule in it lead only to itself?"
+        )
+    return (bits[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).view(-1)
 
 
 class _MatcherState:

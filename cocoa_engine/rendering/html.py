@@ -58,7 +58,7 @@ _PAGE = """<!DOCTYPE html>
 
 def document(answers: Sequence[Answer], *, title: str | None = None) -> str:
     """A complete page with :func:`fragment` as its body."""
-    return _PAGE.format(title=escape(title or "Where this answer may be wrong"), body=fragment(answers, title=title))
+    return _PAGE.format(title=_text(title or "Where this answer may be wrong"), body=fragment(answers, title=title))
 
 
 def fragment(answers: Sequence[Answer], *, title: str | None = None) -> str:

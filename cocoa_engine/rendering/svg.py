@@ -12,6 +12,7 @@ from rich.console import Console
 
 from cocoa_engine.rendering.inputs import Answer
 from cocoa_engine.rendering.terminal import report
+from cocoa_engine.safe_text import safe
 
 WIDTH = 92
 """The width of the picture, in text columns."""
@@ -37,6 +38,6 @@ def document(answers: Sequence[Answer], *, title: str | None = None, table: bool
         highlight=False,
     )
     console.print(report(answers, table=table))
-    command = "cocoa ask" if title is None else f"cocoa ask {shlex.quote(title)}"
+    command = "cocoa ask" if title is None else f"cocoa ask {shlex.quote(safe(title))}"
     picture = console.export_svg(title=textwrap.shorten(command, WIDTH - 10, placeholder=" …"))
     return re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)

@@ -12,6 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from cocoa_engine.cli.terminal import output
+from cocoa_engine.safe_text import safe
 
 
 class Cell(NamedTuple):
@@ -51,21 +52,30 @@ def markdown(report: Report) -> str:
 
 
 def _lines(report: Report) -> Iterator[str]:
-    yield f"**{report.name}**, {report.description}"
+    yield f"**{_cell(report.name)}**, {_cell(report.description)}"
     for table in report.tables:
         if table.caption:
-            yield from ("", table.caption)
+            yield from ("", _cell(table.caption))
         yield ""
         yield _row(table.headings)
         yield _row(["---"] * table.left + ["---:"] * (len(table.headings) - table.left))
         for row in table.rows:
             yield _row([f"**{cell.text}**" if cell.bold else cell.text for cell in row])
     yield ""
-    yield from report.notes
+    yield from map(safe, report.notes)
 
 
 def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _cell(text: str) -> str:
+    """A text in one line, which neither ends a cell nor begins HTML."""
+    return " ".join(safe(text).split()).replace("|", "\\|").replace("<", "\\<")
+
+
+def _shown(text: str, style: str = "") -> Text:
+    return Text(safe(text), style)
 
 
 def show(report: Report, *, as_markdown: bool = False) -> None:
@@ -79,12 +89,12 @@ def show(report: Report, *, as_markdown: bool = False) -> None:
 
 def draw(report: Report, console: Console) -> None:
     """Draw a report on a console. Emphasised cells also have an asterisk, for output without colour."""
-    parts: list[RenderableType] = [Text.assemble((report.name, "bold"), f", {report.description}")]
+    parts: list[RenderableType] = [Text.assemble((safe(report.name), "bold"), f", {safe(report.description)}")]
     for table in report.tables:
-        drawn = RichTable(title=table.caption, title_justify="left", title_style="")
+        drawn = RichTable(title=_shown(table.caption) if table.caption else None, title_justify="left", title_style="")
         for number, heading in enumerate(table.headings):
-            drawn.add_column(Text(heading), justify="left" if number < table.left else "right")
+            drawn.add_column(_shown(heading), justify="left" if number < table.left else "right")
         for row in table.rows:
-            drawn.add_row(*(Text(f"{cell.text}*", "bold green") if cell.bold else Text(cell.text) for cell in row))
+            drawn.add_row(*(_shown(f"{cell.text}*", "bold green") if cell.bold else _shown(cell.text) for cell in row))
         parts.append(drawn)
-    console.print(Group(*parts, *map(Text, report.notes)))
+    console.print(Group(*parts, *map(_shown, report.notes)))

@@ -14,7 +14,9 @@ from tests.architectures.sweep import Outcome, examine
 MEMORY = 6 * 2**30
 """Bytes of address space of a process. The default sizes of a field that is not shrunk would exceed them."""
 
-SECONDS = 150
+CPU_SECONDS = 200
+SECONDS = 900
+"""Of an idle processor, and by the clock: other work may share the machine."""
 
 
 def examine_each(model_types: Iterable[str], *, workers: int = 2) -> Iterator[Outcome]:
@@ -70,5 +72,6 @@ def _end(pipe: Connection, process: multiprocessing.process.BaseProcess) -> None
 
 def _work(name: str, pipe: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pipe.send_bytes(json.dumps(examine(name).as_dict()).encode())

@@ -31,20 +31,22 @@ _SIZES = """
 32 q_lora_rank kv_lora_rank o_lora_rank vision_output_dim projector_output_dim projector_input_dim base_channels
 32 ple_embed_dim moe_latent_size
 8 head_dim swa_head_dim linear_key_head_dim linear_value_head_dim linear_head_dim qk_nope_head_dim v_head_dim dim_head
-8 index_head_dim d_head kv_channels global_head_dim index_topk attention_head_size d_kv hidden_size_per_layer_input
+8 index_head_dim d_head kv_channels global_head_dim attention_head_size d_kv hidden_size_per_layer_input
+16 index_topk index_n_heads
 8 pronunciation_embed_dim shape_embed_dim conf_conv_kernel_size mamba_chunk_size chunk_size
 8 sliding_window sliding_window_size local_attention attention_window_size attention_chunk_size index_block_size
 8 window_size local_attention_window_len block_size
 6 num_hidden_layers n_layer n_layers num_layers decoder_layers num_blocks num_decoder_layers
 4 num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads attention_heads
 4 num_decoder_attention_heads num_encoder_attention_heads swa_num_attention_heads conf_num_attention_heads
-4 linear_num_value_heads linear_num_heads mamba_num_heads index_n_heads time_step_rank mamba_dt_rank
+4 linear_num_value_heads linear_num_heads mamba_num_heads time_step_rank mamba_dt_rank
 4 num_experts n_routed_experts num_local_experts moe_num_experts state_size ssm_state_size mamba_d_state
 2 num_key_value_heads num_kv_heads kv_n_heads linear_num_key_heads swa_num_key_value_heads encoder_layers
 2 num_experts_per_tok num_experts_per_token moe_topk moe_top_k moe_k top_k_experts num_encoder_layers depth
 2 conf_num_hidden_layers laurel_rank zero_expert_num num_global_layers num_lstm_layers
 """
-"""The size of each field; windows and chunks are shorter than the prompts."""
+"""The size of each field; windows and chunks are shorter than the prompts. With few index heads, which are rectified,
+many of their scores would be equal (0), and the choice of the largest would depend on the length of the text."""
 
 _FIELDS: dict[str, Any] = {
     name: int(size) for size, *names in map(str.split, _SIZES.strip().splitlines()) for name in names
@@ -56,7 +58,7 @@ _FIELDS |= {"forced_eos_token_id": None, "forced_bos_token_id": None}  # the ref
 _FIELDS |= {"logit_scale": 1.0}  # Cohere's would make all tokens compete
 _FIELDS |= {"n_group": 1, "topk_group": 1, "num_expert_group": 1, "first_k_dense_replace": 1}
 
-_LATENT = {"num_key_value_heads": 4}  # latent attention: as many as query heads
+_LATENT = {"num_key_value_heads": 4, "head_dim": 4}  # latent attention: as many as query heads, rotary dimensions
 _MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16}
 _INDEXED = {
     "head_dim": 8,
@@ -65,6 +67,17 @@ _INDEXED = {
     "indexer_head_dim": 8,
     "indexer_budget": 8,
     "indexer_compress_ratio": 4,
+}
+_DOTS3 = {
+    "num_key_value_heads": 4,
+    "head_dim": 12,
+    "swa_num_attention_heads": 2,
+    "swa_num_key_value_heads": 2,
+    "swa_q_lora_rank": 32,
+    "swa_kv_lora_rank": 32,
+    "swa_head_dim": 12,
+    "swa_qk_nope_head_dim": 8,
+    "swa_v_head_dim": 8,
 }
 _DECODER_ALONE = {"encoder_layers": NUM_LAYERS}  # the cache is made for as many layers
 _MIXED = ["linear_attention", "linear_attention", "hybrid"] * (NUM_LAYERS // 3)
@@ -80,7 +93,7 @@ _OTHER_PARTS = dict.fromkeys(
 """Parts that do not decode have another number of layers than the decoder, as in real models."""
 
 SPECIAL: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("axk1", "axk2", "bailing_hybrid", "deepseek_v3", "deepseek_v32", "dots3_note_text"), _LATENT),
+    **dict.fromkeys(("axk1", "axk2", "bailing_hybrid", "deepseek_v3", "deepseek_v32"), _LATENT),
     **dict.fromkeys(("glm4_moe_lite", "glm_moe_dsa", "kimi_linear", "minicpm3", "youtu"), _LATENT),
     **dict.fromkeys(["bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian"], _DECODER_ALONE),
     **dict.fromkeys(["mbart", "mvp", "pegasus", "plbart", "whisper"], _DECODER_ALONE),
@@ -92,13 +105,16 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "longcat_flash": {**_LATENT, "head_dim": 4, "qk_nope_head_dim": 8, "qk_head_dim": 12, "v_head_dim": 8},
     "deepseek_v2": {**_LATENT, "num_experts_per_tok": 2, "n_routed_experts": 4},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "dots3_note_text": _DOTS3,
     "dots3_note": {
-        "text_config.num_key_value_heads": 4,
+        **{f"text_config.{name}": value for name, value in _DOTS3.items()},
         "vision_config.num_hidden_layers": 42,
         "vision_config.adapter_in_dim": 32,
+        "audio_config.adapter_input_size": 32,
     },
     "gemma3n_text": _ALTERNATING,
     "gpt_neo": {"attention_types": [[["global", "local"], NUM_LAYERS // 2]], "window_size": 20},
+    "inkling_text": {"logits_mup_width_multiplier": 1.0},  # for large models: here all logits would be alike
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (NUM_LAYERS // 2)},
     "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 2},
     "nemotron_h": {

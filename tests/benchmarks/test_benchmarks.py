@@ -162,6 +162,17 @@ def records() -> dict[str, Any]:
             "times_faster": Spread(10.0, 9.0, 11.0)._asdict(),
         },
         "startup": {"steps": {"load": {"seconds": [1.0], **Spread(1.0, 1.0, 1.0)._asdict()}}},
+        "contention": {
+            "busy_processes": 2,
+            "base": BASE,
+            "states": {
+                state: {
+                    "competitors": {name: {"seconds": [0.1], "ratio": one._asdict()} for name in (BASE, COCOA_SIG)},
+                    "machine_speed": {"gb_per_s": one._asdict(), "gflop_per_s": one._asdict()},
+                }
+                for state, one in {"idle": Spread(0.4, 0.4, 0.4), "busy": Spread(0.5, 0.4, 0.6)}.items()
+            },
+        },
     }
     common = {
         "model": "M",
@@ -240,6 +251,7 @@ def test_limits_of_the_bars() -> None:
         "CoCoA-SIG / CoCoA engine greedy, time per forward pass after a prompt of 4,096": (1.10, False),
         "CoCoA-SIG / CoCoA engine greedy, memory of keys and values at a prompt of 4,096": (1.02, False),
         "CoCoA-SIG / CoCoA engine greedy, peak memory of the process at a prompt of 4,096": (1.02, False),
+        "CoCoA-SIG / HF `generate` greedy, beside two busy processes": (0.60, False),
         "CoCoA-SIG / HF `generate` greedy, batch of 4": (0.70, False),
         "CoCoA-SIG / HF `generate` greedy, batch of 8": (1.00, False),
         "capture of hidden states, with / without, lean forward pass": (1.02, False),

@@ -7,15 +7,22 @@
 // The source uses GCC's vector extensions and supports AVX2 and AVX-512. build.py compiles it. All numbers are float32,
 // except weights, which may be bfloat16.
 
+#include <atomic>
 #include <cfloat>
+#include <climits>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <immintrin.h>
 #include <omp.h>
+#include <sched.h>
 #include <unistd.h>
 #include <vector>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
 
 #if !defined(__GNUC__) || defined(__clang__)
 #error "needs GCC: its vector extensions, and the OpenMP runtime that torch uses too"
@@ -705,6 +712,43 @@ struct Tap {  // copies the states before a layer, after the last one (layers), 
     float* to;  // [rows, width]
 };
 
+// Where the threads of a team wait for one another. OpenMP's barrier waits in a loop for milliseconds, and so keeps a
+// processor from the thread that it waits for if other processes use the machine. This one sleeps after SPIN cycles:
+// longer than the threads are apart on an idle machine, and shorter than a thread is interrupted on a busy one.
+class Barrier {
+public:
+    void wait(long team) {
+        if (team == 1) return;
+        const uint32_t before = round.load(std::memory_order_acquire);
+        if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == team) {
+            arrived.store(0, std::memory_order_relaxed);
+            round.fetch_add(1);  // sequentially consistent, as what sleepers do: one of the two sees the other
+            if (asleep.load()) wake_all();
+            return;
+        }
+        for (const uint64_t start = __rdtsc(); __rdtsc() - start < SPIN; _mm_pause())
+            if (round.load(std::memory_order_acquire) != before) return;
+        asleep.fetch_add(1);
+        while (round.load() == before) sleep_while(before);
+        asleep.fetch_sub(1);
+    }
+
+private:
+    static constexpr uint64_t SPIN = 100000;
+#if defined(__linux__)
+    static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex");
+    void wake_all() { syscall(SYS_futex, &round, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
+    void sleep_while(uint32_t value) {  // the operating system compares again, and sleeps only if it is still the same
+        syscall(SYS_futex, &round, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+    }
+#else
+    void wake_all() {}
+    void sleep_while(uint32_t) { sched_yield(); }
+#endif
+    std::atomic<uint32_t> round{0};
+    std::atomic<int> arrived{0}, asleep{0};
+};
+
 struct Buffers {  // shared by all threads
     float* qkv;      // [rows, (heads + 2 kv_heads) dim]
     float* mixed;    // [rows, heads dim]
@@ -750,7 +794,7 @@ void gated(const float* gate, const float* up, long count, float* y) {
 // Runs a thread's share of all layers for the tokens of all sequences, ``rows`` in total.
 void run_layers(const Stack& stack, const Leaves* leaves, long sequences, long rows, float* x, const float* cos,
                 const float* sin, const Tap* taps, long tap_count, const Head* source_heads, long source_count,
-                float* masses, long columns, const Buffers& buffers, long thread, long team) {
+                float* masses, long columns, const Buffers& buffers, Barrier& barrier, long thread, long team) {
     const long width = stack.width, dim = stack.dim, heads = stack.heads, kv_heads = stack.kv_heads;
     const long q = stack.qkv(), inner = stack.inner;
     static thread_local Scratch scratch, of_scores;
@@ -771,7 +815,7 @@ void run_layers(const Stack& stack, const Leaves* leaves, long sequences, long r
         copy_states(number, x);
         normalise(layer.attention_norm);
         linears(layer.qkv, normed, width, rows, qkv, q, false, thread, team);
-#pragma omp barrier
+        barrier.wait(team);
         auto [from, to] = share(rows * (heads + kv_heads), 1, thread, team);
         for (long job = from; job < to; job++) {
             const long row = job / (heads + kv_heads), head = job % (heads + kv_heads);
@@ -787,7 +831,7 @@ void run_layers(const Stack& stack, const Leaves* leaves, long sequences, long r
             memcpy(sequence->keys[number] + offset, at, sizeof(float) * dim);
             memcpy(sequence->values[number] + offset, at + kv_heads * dim, sizeof(float) * dim);
         }
-#pragma omp barrier
+        barrier.wait(team);
         const auto attention = [&](auto do_sequence) {
             float* partial = buffers.partial;
             long row = 0;
@@ -821,14 +865,14 @@ void run_layers(const Stack& stack, const Leaves* leaves, long sequences, long r
             auto [job, end] = share(parts.jobs(), 1, thread, team);
             for (; job < end; job++) parts.attend(job);
         });
-#pragma omp barrier
+        barrier.wait(team);
         attention([&](const Parts& parts) {
             auto [job, end] = share(heads * parts.a.width, 1, thread, team);
             for (; job < end; job++) parts.join(job % heads, job / heads);
         });
-#pragma omp barrier
+        barrier.wait(team);
         linears(layer.out, mixed, heads * dim, rows, x, width, true, thread, team);
-#pragma omp barrier
+        barrier.wait(team);
         normalise(layer.mlp_norm);
         linears(layer.gate_up, normed, width, rows, gate_up, 2 * inner, false, thread, team);
         const Range computed = share(inner, BLOCK, thread, team);  // gate and up outputs that this thread has computed
@@ -836,9 +880,9 @@ void run_layers(const Stack& stack, const Leaves* leaves, long sequences, long r
             const float* gate = gate_up + row * 2 * inner + computed.from;
             gated(gate, gate + inner, computed.to - computed.from, hidden + row * inner + computed.from);
         }
-#pragma omp barrier
+        barrier.wait(team);
         linears(layer.down, hidden, inner, rows, x, width, true, thread, team);
-#pragma omp barrier
+        barrier.wait(team);
     }
     copy_states(stack.layers, x);
     normalise(stack.norm);
@@ -981,9 +1025,10 @@ void cocoa_layers(const Stack* stack, const Leaves* leaves, long sequences, floa
     const Buffers shared{of_qkv.of(rows * stack->qkv()), of_mixed.of(rows * stack->heads * stack->dim),
                          of_gate_up.of(rows * 2 * stack->inner), of_hidden.of(rows * stack->inner),
                          of_partial.of(partial)};
+    Barrier barrier;
 #pragma omp parallel num_threads(threads)
     run_layers(*stack, leaves, sequences, rows, x, cos, sin, taps, tap_count, source_heads, source_count, masses, columns,
-               shared, omp_get_thread_num(), omp_get_num_threads());
+               shared, barrier, omp_get_thread_num(), omp_get_num_threads());
 }
 
 // Moves the keys and values of some slots to the slots from ``start`` on, in order. No slot may be below its target.

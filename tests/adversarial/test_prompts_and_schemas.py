@@ -1,0 +1,144 @@
+"""Prompts and JSON schemas of any form: an answer, or one short error, and the engine answers the next call."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from cocoa_engine import CocoaEngine, CocoaError, Generation, PromptError
+from tests.helpers.engines import endless, prompt
+from tests.helpers.mutations import ESCAPES, fuzz, mutated_json, outcome
+from tests.helpers.tiny_models import VOCAB_SIZE, sentencepiece_like_tokenizer, tiny_model, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tiny() -> CocoaEngine:
+    return endless()
+
+
+@pytest.fixture(scope="module")
+def pieces() -> CocoaEngine:
+    return CocoaEngine(tiny_model("llama", seed=2), sentencepiece_like_tokenizer())
+
+
+PROMPTS = st.one_of(
+    st.text(max_size=60),
+    st.text(st.characters(categories=("Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Mn")), max_size=30),
+    st.text(alphabet=ESCAPES + "<eos>|<bos><pad> שלום مرحبا\u200f", max_size=40),
+    st.sampled_from(
+        ["", " ", "\n", "\0", "<eos>", "<bos>" * 50, "<pad><eos><bos>", "a" * 20_000, "😀" * 3000, "\ufeff"]
+    ),
+    st.lists(st.integers(-2, VOCAB_SIZE + 1), max_size=12),
+    st.sampled_from([None, 5, b"a", [1.5], [None], [True], ["a"], [[1]], {"a": 1}, {1, 2}, range(3), (5, 6), [10**30]]),
+)
+
+
+@fuzz(60)
+@given(PROMPTS, st.sampled_from(["generate", "stream", "score", "batch"]))
+@example("\ud800", "batch")
+@example("a" * 20_000, "stream")
+def test_prompts(tiny: CocoaEngine, pieces: CocoaEngine, given_prompt: Any, kind: str) -> None:
+    for engine in (tiny, pieces):
+        calls = {
+            "generate": lambda engine=engine: engine.generate(given_prompt, max_new_tokens=3),
+            "stream": lambda engine=engine: list(engine.stream(given_prompt, max_new_tokens=3)),
+            "score": lambda engine=engine: engine.score(given_prompt, given_prompt),
+            "batch": lambda engine=engine: engine.generate_batch(
+                [prompt(1), given_prompt], max_new_tokens=3, return_exceptions=True
+            ),
+        }
+        found = outcome(calls[kind])
+        assert isinstance(found, (Generation, list, PromptError))
+        if kind == "batch" and isinstance(found, list):
+            alone = engine.generate(prompt(1), max_new_tokens=3)
+            assert found[0].token_ids == alone.token_ids
+            assert isinstance(found[1], (Generation, PromptError))
+
+
+@pytest.mark.parametrize("token", range(3))
+def test_special_tokens_in_the_middle_of_a_prompt(tiny: CocoaEngine, token: int) -> None:
+    answer = tiny.generate([5, token, 6, token], max_new_tokens=4)
+    assert len(answer.token_ids) == 4
+    assert answer.token_ids == tiny.generate([5, token, 6, token], max_new_tokens=4).token_ids
+
+
+# --- schemas
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 3, "pattern": "^[a-z]+$"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 9},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2},
+        "more": {"anyOf": [{"$ref": "#/$defs/leaf"}, {"type": "null"}]},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+    "$defs": {"leaf": {"type": "object", "properties": {"leaf": {"$ref": "#/$defs/leaf"}}}},
+}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "boolean"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
+    return schema
+
+
+HARD = {
+    "empty": {},
+    "deep": nested(150),
+    "circle of references": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+    "reference to itself": {"$ref": "#"},
+    "reference to itself in a property": {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/a"}},
+        "required": ["a"],
+        "$defs": {"a": {"$ref": "#/$defs/a"}},
+    },
+    "reference to nothing": {"$ref": "#/$defs/none"},
+    "reference to elsewhere": {"$ref": "https://example.org/schema.json"},
+    "large enum": {"enum": [f"value {number}" for number in range(3000)]},
+    "no value": {"enum": []},
+    "contradiction": {"allOf": [{"type": "string"}, {"type": "integer"}]},
+    "numbers": {"type": "integer", "minimum": 5, "maximum": 4},
+    "lengths": {"type": "string", "minLength": 10, "maxLength": 2},
+    "not": {"not": {}},
+    "false property": {"type": "object", "properties": {"a": False}, "required": ["a"]},
+    "many of the same": {"type": "array", "minItems": 100_000, "items": {"type": "null"}},
+    "a pattern that backtracks": {"type": "string", "pattern": "^(a+)+$"},
+    "a pattern that is none": {"type": "string", "pattern": "(["},
+    "escapes": {"type": "object", "properties": {ESCAPES: {"const": ESCAPES}}, "required": [ESCAPES]},
+    "a surrogate": {"const": "\ud800"},
+}
+
+
+def constrained(engine: CocoaEngine, schema: Any) -> Generation:
+    return engine.generate([5, 6, 7], logits_processor=engine.constrain(json_schema=schema), max_new_tokens=24)
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_hard_schemas(tiny_with_end: CocoaEngine, name: str) -> None:
+    found = outcome(lambda: constrained(tiny_with_end, HARD[name]))
+    assert isinstance(found, (Generation, CocoaError))
+    if isinstance(found, Generation) and found.finish_reason == "eos":
+        json.loads(found.text)
+    assert len(tiny_with_end.generate([5, 6], max_new_tokens=2).token_ids) <= 2
+
+
+@fuzz(20)
+@given(mutated_json(SCHEMA))
+def test_changed_schemas(tiny_with_end: CocoaEngine, schema: Any) -> None:
+    found = outcome(lambda: constrained(tiny_with_end, schema))
+    if isinstance(found, Generation) and found.finish_reason == "eos":
+        json.loads(found.text)
+
+
+@pytest.fixture(scope="module")
+def tiny_with_end() -> CocoaEngine:
+    pytest.importorskip("llguidance")
+    return CocoaEngine(tiny_model("llama"), tiny_tokenizer())

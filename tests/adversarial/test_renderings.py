@@ -1,0 +1,206 @@
+"""What a model wrote stays text in every rendering: no markup, no script, no terminal codes, no reversed text."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from rich.console import Console
+
+from cocoa_engine import Candidate, Generation
+from cocoa_engine.cli.terminal import print_note
+from cocoa_engine.rendering.terminal import report
+from cocoa_integrations._shared.metadata import risk_report
+from cocoa_integrations.evaluation.table_text import Cell, Report, Table, draw, markdown
+from tests.helpers.made_up_answers import ATTACK, figures, generation
+from tests.helpers.mutations import CONTROLS, ESCAPES, fuzz
+
+MARKUP = [
+    *ATTACK,
+    "</text></svg><svg onload=alert(1)>",
+    "]]><!--",
+    "<style>*{display:none}</style>",
+    '"><a href="javascript:alert(1)">x</a>',
+    "![x](https://example.org/x.png) [y](javascript:alert(1))",
+    "| a | b |\n| --- | --- |",
+    "[bold red]x[/bold red] [link=https://example.org]y[/link]",
+    "$\\frac{1}{0}$ $\\input{/etc/passwd}$",
+    "\x1b]8;;https://example.org\x07click\x1b]8;;\x07",
+    "\x1b[2J\x1b[H\x9b31m\x90q\x9c",
+    "\u202egnp.exe",
+    "\u0378\U000e0001\ufdd0\uffff",  # unassigned, a tag, no characters
+    "e\u0301\u0301\u0301" * 10 + "\u200d\u200b\ufeff",
+]
+NOT_SURROGATE = st.characters(exclude_categories=("Cs",))
+TEXTS = st.one_of(
+    st.sampled_from(MARKUP),
+    st.text(NOT_SURROGATE, max_size=40),
+    st.text(alphabet="<>&\"'`|[](){}*_#\\/=!$-;:\n\t " + ESCAPES, max_size=40),
+)
+ANSWERS = st.lists(st.tuples(TEXTS, st.sampled_from([0.1, 0.5, 0.9])), min_size=1, max_size=4)
+
+
+def answered(parts: list[tuple[str, float]], rival: str = "") -> Generation:
+    """An answer of these spans; the last one beat another candidate."""
+    candidates = [
+        Candidate(**figures(parts[-1][0], parts[-1][1]), is_greedy=True),
+        Candidate(**figures(rival or "x", 0.5), is_greedy=False),
+    ]
+    return generation(*parts, candidates=candidates)
+
+
+class Elements(HTMLParser):
+    """The tags and attributes of a page, and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.comments: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += attrs
+
+    def handle_comment(self, data: str) -> None:
+        self.comments.append(data)
+
+
+PLAIN = Elements(answered([("plain", 0.1), (" text", 0.9)], "rival").to_html(title="title"))
+
+
+COMPARED = Elements(generation(("plain", 0.1), (" text", 0.9)).to_html(compared=[generation(("text", 0.9))]))
+
+
+@fuzz(40)
+@given(ANSWERS, TEXTS, TEXTS)
+@example([(MARKUP[0], 0.9)], MARKUP[1], MARKUP[0])
+def test_html(parts: list[tuple[str, float]], rival: str, title: str) -> None:
+    answer = answered(parts, rival)
+    for html in (answer.to_html(title=title), answer._repr_html_(), answer.to_html(compared=[answer], title=title)):
+        assert not CONTROLS.search(html)
+        page = Elements(html)
+        assert page.tags <= PLAIN.tags | COMPARED.tags | {"strong"}
+        assert not page.comments
+        assert not page.tags & {"script", "img", "svg", "iframe", "object", "embed", "form", "base", "link"}
+        for name, value in page.attributes:
+            assert not name.startswith("on")
+            assert name not in ("href", "src", "action", "srcdoc")
+            assert "javascript:" not in (value or "") or name in ("title", "aria-label")
+
+
+PARSER = MarkdownIt("gfm-like", {"linkify": False, "html": True})
+
+
+@fuzz(40)
+@given(ANSWERS, TEXTS, TEXTS)
+@example([("<script>alert(1)</script>\n\n<div>", 0.9)], "<!--", "<b>")
+def test_markdown(parts: list[tuple[str, float]], rival: str, title: str) -> None:
+    answer = answered(parts, rival)
+    for text in (answer.to_markdown(), answer.render("markdown", title=title)):
+        assert not CONTROLS.search(text)
+        for block in PARSER.parse(text):
+            if block.type == "html_block":  # those of the rendering itself
+                assert re.fullmatch(r"(<details><summary>Details</summary>|</details>)\s*", block.content)
+            assert block.type not in ("fence", "code_block", "blockquote_open", "hr")
+            for child in block.children or ():
+                assert child.type not in ("html_inline", "image", "link_open", "code_inline")
+
+
+SGR = re.compile(r"\x1b\[[0-9;]*m")
+"""What rich writes for colours: nothing else of a terminal's language may be there."""
+
+
+def drawn(what: Any, *, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor")
+    console.print(what)
+    return SGR.sub("", console.file.getvalue())  # type: ignore[attr-defined]
+
+
+@fuzz(40)
+@given(ANSWERS, TEXTS, st.booleans())
+@example([(MARKUP[8], 0.9)], MARKUP[9], True)
+def test_terminals(parts: list[tuple[str, float]], rival: str, table: bool) -> None:
+    answer = answered(parts, rival)
+    compared = report([answer, answered([("other", 0.2)])], table=table)
+    for shown in (report([answer], table=table), compared, answer.to_rich()):
+        text = drawn(shown)
+        assert not CONTROLS.search(text)
+        assert "\x1b]8" not in text
+
+
+@fuzz(30)
+@given(ANSWERS, TEXTS)
+@example([("</text></svg><script>", 0.9)], "\x1b[2J\x00")
+def test_pictures(parts: list[tuple[str, float]], title: str) -> None:
+    picture = answered(parts).render("svg", title=title)
+    assert not CONTROLS.search(picture)
+    tags = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(picture).iter()}
+    assert tags <= {"svg", "style", "defs", "clipPath", "rect", "text", "g", "circle", "path"}
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")  # missing from the font
+@fuzz(5)
+@given(ANSWERS)
+@example([("$\\frac{1}{0}$ </text><script>\x00", 0.9)])
+def test_plots(parts: list[tuple[str, float]]) -> None:
+    pytest.importorskip("matplotlib")
+    buffer = io.StringIO()
+    answered(parts).plot().savefig(buffer, format="svg", metadata={"Date": None})
+    picture = buffer.getvalue()
+    assert not CONTROLS.search(picture)
+    tags = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(picture).iter()}
+    assert not tags & {"script", "image", "a", "foreignObject"}
+
+
+@fuzz(40)
+@given(ANSWERS, TEXTS)
+def test_json(parts: list[tuple[str, float]], rival: str) -> None:
+    answer = answered(parts, rival)
+    assert Generation.model_validate_json(answer.model_dump_json()) == answer
+    text = json.dumps(risk_report(answer), allow_nan=False)
+    assert "".join(span["text"] for span in json.loads(text)["spans"]) == answer.text
+
+
+@fuzz(30)
+@given(TEXTS, TEXTS, TEXTS)
+@example("a | b\n| c |", "\x1b[2J", "\u202e")
+def test_tables_of_evaluations(name: str, cell: str, note: str) -> None:
+    made = Report(
+        name, cell, [Table([name, cell], [[Cell(name), Cell(cell, True)]], name)], [f"Judge: {' '.join(note.split())}."]
+    )
+    assert not CONTROLS.search(drawn(_Drawn(made)))
+    text = markdown(made)
+    assert not CONTROLS.search(text)
+    (table,) = [block for block in PARSER.parse(text) if block.type == "table_open"]
+    assert table
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) == 3
+
+
+class _Drawn:
+    """A report as something that rich can print."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+
+    def __rich_console__(self, console: Console, _: Any) -> Any:
+        draw(self.report, console)
+        return ()
+
+
+@fuzz(30)
+@given(TEXTS)
+def test_notes_of_commands(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    print_note(text)
+    assert not CONTROLS.search(capsys.readouterr().err)

@@ -1,0 +1,98 @@
+"""The comparison of all architectures (``make architectures``), on a few of them, and what it would say of faults."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from transformers import PreTrainedModel
+
+from tests.architectures.__main__ import MARKED, PAGE
+from tests.architectures.small_configs import MODEL_TYPES, small_model
+from tests.architectures.sweep import DifferentError, Outcome, difference, examine
+from tests.architectures.table import counts, document
+from tests.helpers.engines import engine_of
+from tests.helpers.reference import FullForward, Reference
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model_type", "backend"),
+    [("llama", "shared_cache/"), ("roberta-prelayernorm", "recompute/"), ("modernbert-decoder", "shared_cache/")],
+)
+def test_the_engine_is_equal_to_the_reference(model_type: str, backend: str) -> None:
+    """The final norm of the second is outside of its encoder; ``get_decoder`` of the third is its output layer."""
+    outcome = examine(model_type)
+    assert (outcome.verdict, outcome.reason if outcome.verdict != "equal" else "") == ("equal", "")
+    assert outcome.backend.startswith(backend)
+    assert outcome.compared == 12
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("gemma3n_text", "several residual streams"),
+        ("mllama", "decoder layer 4 does not run in every forward pass"),
+        ("xlnet", "attends in both directions"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(model_type: str, reason: str) -> None:
+    outcome = examine(model_type)
+    assert outcome.verdict == "refused"
+    assert outcome.reason.startswith("UnsupportedModelError: ")
+    assert reason in outcome.reason
+
+
+def test_layers_with_other_numbers_of_heads() -> None:
+    """transformers refuses to read the number of heads of such a config."""
+    engine = engine_of(small_model("dots3_note_text"))
+    with pytest.raises(Exception, match="per-layer attribute"):
+        _ = engine.model.config.num_attention_heads
+    assert len(engine.generate([5, 6, 7], max_new_tokens=2).token_ids) == 2
+
+
+def test_what_transformers_cannot_build() -> None:
+    outcome = examine("musicgen")
+    assert outcome.verdict == "not buildable"
+    assert outcome.reason
+
+
+def test_a_wrong_answer_is_seen() -> None:
+    model: PreTrainedModel = small_model("llama")
+    engine = engine_of(model)
+    answer = engine.generate([5, 6, 7, 8], max_new_tokens=6, gamma=0.2)
+    expected = Reference(FullForward(model), engine.tokenizer, answer.config).generate([5, 6, 7, 8])
+    assert difference(answer, expected) < 1e-4
+    span = answer.spans[-1]
+    for wrong in (
+        answer.model_copy(update={"token_ids": [*answer.token_ids[:-1], 299]}),
+        answer.model_copy(
+            update={"spans": [*answer.spans[:-1], span.model_copy(update={"f_mlds": span.f_mlds + 0.01})]}
+        ),
+    ):
+        with pytest.raises(DifferentError):
+            difference(wrong, expected)
+
+
+def test_the_table_counts_every_outcome() -> None:
+    one = Outcome("a", "equal", "AForCausalLM", "shared_cache/modules")
+    outcomes = [
+        one,
+        replace(one, model_type="b", backend="copied_cache/plain", in_float64=True),
+        replace(one, model_type="c", verdict="refused", reason="UnsupportedModelError: no | heads"),
+        replace(one, model_type="d", verdict="different", reason="tokens [1], expected [2]"),
+    ]
+    text = document(outcomes)
+    assert "**2 equal** to the reference: 1 by the modules; slower: 1 by copied cache." in text
+    assert "**1 refused**" in text
+    assert "**1 different or failed.**" in text
+    assert "| c | AForCausalLM | modules | refused: UnsupportedModelError: no / heads |" in text
+    assert len(counts(outcomes)) == 7
+
+
+def test_the_page_has_every_architecture_and_no_wrong_one() -> None:
+    match = MARKED.search(PAGE.read_text(encoding="utf-8"))
+    assert match is not None
+    rows = [line.split(" | ") for line in match[0].splitlines() if line.startswith("| ")][2:]
+    assert {row[0].removeprefix("| ") for row in rows} >= set(MODEL_TYPES[:20])
+    assert not [row for row in rows if row[3].startswith(("different", "failed"))]

@@ -49,6 +49,8 @@ def load_engine(
             transformers_logging.disable_progress_bar()  # it would write through the spinner
         declared = load_options.LoadOptions(
             model_name=model,
+            tokenizer_name=options.tokenizer,
+            model_kwargs={"revision": options.revision} if options.revision else {},
             dtype=options.dtype,
             device_map=options.device_map,
             runtime=runtime,

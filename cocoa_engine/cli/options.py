@@ -59,6 +59,16 @@ Json = Annotated[bool, typer.Option("--json", help="Print the whole result as JS
 class LoadOptions:
     """How a model is loaded. The options of the engine are declared in :mod:`cocoa_engine.model.load_options`."""
 
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help=_DECLARED["tokenizer_name"].description, rich_help_panel=LOADING),
+    ] = None
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Branch, tag or commit of a model on the Hub. Default: main.", rich_help_panel=LOADING
+        ),
+    ] = None
     dtype: Annotated[str, typer.Option(help=_DECLARED["dtype"].description, rich_help_panel=LOADING)] = _DECLARED[
         "dtype"
     ].default

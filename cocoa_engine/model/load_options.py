@@ -30,7 +30,8 @@ class LoadOptions(BaseModel):
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
 
     model_name: str | None = Field(
-        None, description="Hub id or local folder of the model. Default: the embedded SmolLM2-135M-Instruct."
+        None,
+        description="Hub id, local folder or GGUF file of the model. Default: the embedded SmolLM2-135M-Instruct.",
     )
     tokenizer_name: str | None = Field(
         None, description="Hub id or local folder of the tokenizer. Default: the model's."

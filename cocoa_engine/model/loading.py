@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
 from cocoa_engine.model import embedded
+from cocoa_engine.model.gguf_files import locate
 from cocoa_engine.model.language_model import NEEDED, WINDOW_FIELDS, context_window_of, require_decoder_only
 from cocoa_engine.safe_text import short_repr
 
@@ -57,8 +58,8 @@ def load_pretrained(
     """Load a model for inference, and its tokenizer.
 
     Args:
-        model_name: Hub id or local folder. `None` loads the embedded default or, if it is not installed, the same model
-            from the Hub.
+        model_name: Hub id, local folder or GGUF file (a path, or ``owner/model/file.gguf`` for one on the Hub). `None`
+            loads the embedded default or, if it is not installed, the same model from the Hub.
         tokenizer_name: Hub id or local folder of the tokenizer. `None` loads the model's tokenizer.
         dtype: ``"auto"`` (the checkpoint's dtype), ``"float32"``, ``"bfloat16"``, ``"float16"`` or a torch dtype.
         device_map: where the layers are placed, as in transformers. `None` is the CPU.
@@ -131,7 +132,7 @@ def read_context_window(
         if config is None and model_name is None:
             return next((options[name] for name in WINDOW_FIELDS if name in options), embedded.CONTEXT_WINDOW)
         if config is None or isinstance(config, str):
-            name = os.path.expanduser(config or os.fspath(model_name or ""))
+            name, options = _with_gguf_file(os.path.expanduser(config or os.fspath(model_name or "")), options)
             kept = _pick(options, (*SOURCE_OPTIONS, *WINDOW_FIELDS, "trust_remote_code"))
             config = AutoConfig.from_pretrained(name, **kept)
         return context_window_of(config)
@@ -172,6 +173,8 @@ def _load(
     tokenizer_options: dict[str, Any],
 ) -> tuple[Any, Any]:
     """Load config, tokenizer and weights, in this order, so that cheap failures come first."""
+    with _clear_errors("model", name):
+        name, options = _with_gguf_file(name, options)
     if _is_path(name):
         name = str(Path(name).expanduser())
         with _clear_errors("model", name):
@@ -211,6 +214,8 @@ def load_tokenizer(name: str, options: dict[str, Any]) -> Any:
     Raises:
         ModelLoadError: it cannot be found or read.
     """
+    with _clear_errors("tokenizer", name):
+        name, options = _with_gguf_file(name, options)
     if _is_path(name):
         name = str(Path(name).expanduser())
         if not Path(name).is_dir():
@@ -240,6 +245,14 @@ def _name(given: str | os.PathLike[str], what: str) -> str:
     return name
 
 
+def _with_gguf_file(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Where a model is, and the options with the GGUF file that its name means."""
+    if "gguf_file" in options or "subfolder" in options:
+        return name, options
+    source, file = locate(name)
+    return source, options if file is None else {**options, "gguf_file": file}
+
+
 def _is_path(name: str) -> bool:
     """Whether a name is a local path rather than a Hub id (``model`` or ``owner/model``)."""
     path = Path(name)
@@ -250,10 +263,7 @@ def _check_folder(folder: Path, options: dict[str, Any]) -> None:
     """Check that a folder holds a model. The error message includes a hint if it holds something else."""
     if not folder.is_dir():
         found = "is a file, not a folder" if folder.exists() else "does not exist"
-        raise ModelLoadError(
-            f"{folder} {found}; name a folder with config.json and weights, a folder with a GGUF file (and pass "
-            "gguf_file=...), or a Hub id"
-        )
+        raise ModelLoadError(f"{folder} {found}; name a folder with config.json and weights, a GGUF file, or a Hub id")
     folder = folder / options.get("subfolder", "")
     if "gguf_file" in options:
         if not (folder / options["gguf_file"]).is_file():
@@ -264,8 +274,6 @@ def _check_folder(folder: Path, options: dict[str, Any]) -> None:
         hint = ""
         if "adapter_config.json" in files:
             hint = "; it holds an adapter only: load it with its base model and use CocoaEngine(model, tokenizer)"
-        elif ggufs := sorted(name for name in files if name.endswith(".gguf")):
-            hint = f"; to load a GGUF file, name it: gguf_file={ggufs[0]!r}"
         raise ModelLoadError(f"{folder} is not a model folder: it has no config.json{hint}")
 
 

@@ -285,7 +285,8 @@ def test_file_instead_of_folder(tiny: Path) -> None:
     [
         ("notes.txt", "it has no config.json$"),
         ("adapter_config.json", "holds an adapter only"),
-        ("small.gguf", r"gguf_file='small\.gguf'"),
+        ("small.gguf", "cannot load the model"),
+        ("small-00002-of-00003.gguf", "one of 3 parts of a model"),
     ],
 )
 def test_folder_without_a_model(tmp_path: Path, file: str, hint: str) -> None:

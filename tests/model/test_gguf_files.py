@@ -1,0 +1,90 @@
+"""What the name of a GGUF file means, at every door."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from cocoa_engine import CocoaEngine, ModelLoadError
+from cocoa_engine.cli.app import app
+from cocoa_engine.model.gguf_files import Location, locate
+from cocoa_engine.model.loading import read_context_window
+from cocoa_integrations.langchain import CocoaLLM
+from tests.helpers.tiny_gguf import write_tiny_gguf
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    write_tiny_gguf(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def answer(file: Path) -> str:
+    """The answer of the model named in transformers' way."""
+    engine = CocoaEngine.from_pretrained(file.parent, model_kwargs={"gguf_file": file.name})
+    return engine.generate("he", max_new_tokens=6).text
+
+
+def test_file_is_the_model(file: Path, answer: str) -> None:
+    engine = CocoaEngine.from_pretrained(str(file))
+    assert engine.generate("he", max_new_tokens=6).text == answer
+    assert engine.model.dtype == torch.float32
+    assert read_context_window(file) == 128
+
+
+def test_folder_with_one_file_is_the_model(file: Path, answer: str) -> None:
+    assert CocoaEngine.from_pretrained(file.parent).generate("he", max_new_tokens=6).text == answer
+
+
+def test_file_on_the_command_line(file: Path, answer: str) -> None:
+    command = ["ask", "he", "--raw", "--model", str(file), "--tokenizer", str(file), "--max-new-tokens", "6"]
+    result = CliRunner().invoke(app, [*command, "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["text"] == answer
+
+
+def test_file_in_an_adapter(file: Path, answer: str) -> None:
+    assert CocoaLLM(model_name=str(file), max_tokens=6).invoke("he") == answer
+
+
+def test_file_in_a_repository_of_the_hub() -> None:
+    assert locate("owner/model/small-q8_0.gguf") == Location("owner/model", "small-q8_0.gguf")
+    assert locate("owner/model/below/small.gguf") == Location("owner/model", "below/small.gguf")
+    assert locate("owner/model") == Location("owner/model", None)
+    with pytest.raises(ModelLoadError, match="owner/model"):  # the tests have no hub
+        CocoaEngine.from_pretrained("owner/model/small-q8_0.gguf")
+
+
+@pytest.mark.parametrize("name", ["no.gguf", "./a/b/no.gguf", "/a/b/no.gguf", "tests/model/no.gguf", "~/a/b/no.gguf"])
+def test_file_that_is_not_there(name: str) -> None:
+    with pytest.raises(ModelLoadError, match=r"there is no file .*no\.gguf; name a GGUF file, or one in a repository"):
+        CocoaEngine.from_pretrained(name)
+
+
+def test_folder_with_several_files(tmp_path: Path) -> None:
+    for name in ("b.gguf", "a.gguf"):
+        (tmp_path / name).touch()
+    named = re.escape(f"has 2 GGUF files (a.gguf, b.gguf); name one, such as {tmp_path / 'a.gguf'}")
+    with pytest.raises(ModelLoadError, match=named):
+        CocoaEngine.from_pretrained(tmp_path)
+
+
+def test_folder_with_other_weights_is_not_searched(tmp_path: Path) -> None:
+    for name in ("config.json", "a.gguf"):
+        (tmp_path / name).touch()
+    assert locate(str(tmp_path)) == Location(str(tmp_path), None)
+
+
+def test_part_of_a_model(tmp_path: Path) -> None:
+    part = tmp_path / "small-00001-of-00003.gguf"
+    part.touch()
+    for name in (part, tmp_path):
+        with pytest.raises(ModelLoadError, match="is one of 3 parts of a model.*llama-gguf-split --merge"):
+            CocoaEngine.from_pretrained(name)

@@ -27,7 +27,7 @@ def locate(name: str) -> Location:
             ``owner/model/model-q8_0.gguf``.
 
     Returns:
-        The name itself, or its folder and file. A folder with a single GGUF file and no ``config.json`` means that file.
+        The name itself, or its folder and file. A folder with one GGUF file and no ``config.json`` means that file.
 
     Raises:
         ModelLoadError: there is no such file, a folder has several GGUF files and nothing else, or the file is one part

@@ -86,5 +86,5 @@ def test_part_of_a_model(tmp_path: Path) -> None:
     part = tmp_path / "small-00001-of-00003.gguf"
     part.touch()
     for name in (part, tmp_path):
-        with pytest.raises(ModelLoadError, match="is one of 3 parts of a model.*llama-gguf-split --merge"):
+        with pytest.raises(ModelLoadError, match=r"is one of 3 parts of a model.*llama-gguf-split --merge"):
             CocoaEngine.from_pretrained(name)

@@ -248,10 +248,34 @@ INLINE void fetch(const void* weights) {
         for (long bytes : {6144, 3072, 1536}) __builtin_prefetch(here + bytes, 0, 0);
 }
 
+// Writes ROWS x OUTS results. total(o * ROWS + r) has the products of the first ``i`` inputs, summed lane by lane; the
+// products of the other inputs are added here.
+template <int ROWS, int OUTS, typename W, typename F>
+INLINE void finish(const Linear<W>& job, long row, long out, long i, F total) {
+    constexpr int FOURS = (OUTS * ROWS + 3) / 4 * 4;  // summed four at a time, padded with zeros
+    const float* x = job.x + row * job.x_stride;
+    const W* w = job.weight + out * job.in;
+    float products[FOURS];
+    UNROLL
+    for (int n = 0; n < FOURS; n += 4) {
+        Vec4 four = sums(total(n), total(n + 1), total(n + 2), total(n + 3));
+        memcpy(products + n, &four, sizeof four);
+    }
+    UNROLL
+    for (int n = 0; n < OUTS * ROWS; n++) {
+        const int r = n % ROWS, o = n / ROWS;
+        float y = products[n];
+        for (long t = i; t < job.in; t++) y += x[r * job.x_stride + t] * one(w + o * job.in + t);
+        if (job.bias) y += job.bias[out + o];
+        float& target = job.y[(row + r) * job.y_stride + out + o];
+        target = job.add ? target + y : y;
+    }
+}
+
 // Few rows: lanes run along the inputs. Each weight is loaded once and multiplied with ROWS inputs.
 template <int ROWS, int OUTS, typename W>
 INLINE void dot_products(const Linear<W>& job, long row, long out) {
-    constexpr int FOURS = (OUTS * ROWS + 3) / 4 * 4;  // summed four at a time, padded with zeros
+    constexpr int FOURS = (OUTS * ROWS + 3) / 4 * 4;
     constexpr int WHOLE = OUTS == 1 && in_halves(ROWS) ? WHOLE_BESIDE_HALVES : ROWS;
     Whole whole[FOURS];
     Halved halved[FOURS];
@@ -281,22 +305,59 @@ INLINE void dot_products(const Linear<W>& job, long row, long out) {
                 r < WHOLE ? whole[o * ROWS + r].add(ws, xs[r]) : halved[o * ROWS + r].add(ws, xs[r]);
         }
     }
-    const auto total = [&](int n) INLINE_LAMBDA { return n % ROWS < WHOLE ? whole[n].total() : halved[n].total(); };
-    float products[FOURS];
+    finish<ROWS, OUTS>(job, row, out, i, [&](int n) INLINE_LAMBDA {
+        return n % ROWS < WHOLE ? whole[n].total() : halved[n].total();
+    });
+}
+
+// A tile of OUTS outputs and ROWS rows, for 8 lanes. One output with few rows leaves the multipliers idle: each product
+// waits for the sum before it, four cycles long, and needs a load of its own. OUTS sums of each row go on side by side,
+// and every vector of weights or inputs is loaded once. The weights of the tiles that follow are prefetched in memory
+// order, each line twice, because a processor drops prefetches while too many are under way.
+constexpr int TILE_PREFETCH = 8192;  // bytes beyond the next tile
+constexpr int TILE_OUTS = 2;         // with ROWS_AT_ONCE rows, their sums and operands fill the 16 registers
+
+template <int ROWS, int OUTS, typename W>
+INLINE void tile_step(Whole* total, const W* w, long in, const float* x, long x_stride) {
+    Vec ws[OUTS];
     UNROLL
-    for (int n = 0; n < FOURS; n += 4) {
-        Vec4 four = sums(total(n), total(n + 1), total(n + 2), total(n + 3));
-        memcpy(products + n, &four, sizeof four);
+    for (int o = 0; o < OUTS; o++) {
+        ws[o] = load(w + o * in);
+        KEEP(ws[o]);
     }
     UNROLL
-    for (int n = 0; n < OUTS * ROWS; n++) {
-        const int r = n % ROWS, o = n / ROWS;
-        float y = products[n];
-        for (long t = i; t < job.in; t++) y += x[r * job.x_stride + t] * one(w + o * job.in + t);
-        if (job.bias) y += job.bias[out + o];
-        float& target = job.y[(row + r) * job.y_stride + out + o];
-        target = job.add ? target + y : y;
+    for (int r = 0; r < ROWS; r++) {
+        Vec xs = load(x + r * x_stride);
+        KEEP(xs);
+        UNROLL
+        for (int o = 0; o < OUTS; o++) total[o * ROWS + r].add(ws[o], xs);
     }
+}
+
+template <int ROWS, int OUTS, typename W>
+INLINE void tile_products(const Linear<W>& job, long row, long out) {
+    constexpr int LINE_BYTES = LINE * sizeof(float), STEP = LINE_BYTES / sizeof(W);  // weights of a line of the cache
+    Whole total[(OUTS * ROWS + 3) / 4 * 4];
+    const float* x = job.x + row * job.x_stride;
+    const W* w = job.weight + out * job.in;
+    const char* ahead = reinterpret_cast<const char*>(w + OUTS * job.in) + TILE_PREFETCH;
+    long i = 0;
+    for (; i + STEP <= job.in; i += STEP, ahead += OUTS * LINE_BYTES) {
+        UNROLL
+        for (int at = 0; at < OUTS * LINE_BYTES; at += LINE_BYTES / 2)
+            __builtin_prefetch(ahead + at, 0, 0);
+        UNROLL
+        for (int n = 0; n < STEP; n += LANES)
+            tile_step<ROWS, OUTS>(total, w + i + n, job.in, x + i + n, job.x_stride);
+    }
+    for (; i + LANES <= job.in; i += LANES) tile_step<ROWS, OUTS>(total, w + i, job.in, x + i, job.x_stride);
+    finish<ROWS, OUTS>(job, row, out, i, [&](int n) INLINE_LAMBDA { return total[n].total(); });
+}
+
+template <int ROWS, int OUTS, typename W>
+ONCE long tiles(const Linear<W>& job, long row, long from, long to) {  // returns the first output that is left
+    for (; from + OUTS <= to; from += OUTS) tile_products<ROWS, OUTS>(job, row, from);
+    return from;
 }
 
 template <int N>
@@ -333,11 +394,22 @@ ONCE void dot_block(const Linear<W>& job, long row, long out) {
 // Computes a range of outputs for all rows. While the inputs fit into the first-level cache, the weights are read in
 // memory order and memory bandwidth is the only limit. More rows share a block of weights that stays in the cache. With
 // fast 16-lane loads the inputs may take little more than half of the cache, because prefetched weights take the rest
-// (found by measurement).
+// (found by measurement). With 8 lanes, tiles read the weights, and the inputs may come from the second-level cache.
 template <typename W>
 void few_rows(const Linear<W>& job, long from, long to) {
+    constexpr bool CONVERTED = sizeof(W) < sizeof(float);
+    if (LANES == 8 && job.rows <= ROWS_AT_ONCE && job.rows * job.in <= 2 * FIRST_CACHE) {
+        pick<ROWS_AT_ONCE>(0, job.rows, [&](long row, auto n) INLINE_LAMBDA {
+            from = tiles<n.value, TILE_OUTS>(job, row, from, to);
+            dot_outputs<n.value>(job, row, from, to);
+        });
+        return;
+    }
+    if (LANES == 8 && CONVERTED)  // more rows for each conversion
+        for (; from + 3 <= to; from += 3)
+            in_chunks<4>(job.rows, [&](long row, auto n) INLINE_LAMBDA { tiles<n.value, 3>(job, row, from, from + 3); });
     const auto in_order = [&](long row, auto n) INLINE_LAMBDA { dot_outputs<n.value>(job, row, from, to); };
-    const long capacity = LANES == 8 || in_halves(job.rows) ? FIRST_CACHE : FIRST_CACHE * 7 / 12;
+    const long capacity = in_halves(job.rows) ? FIRST_CACHE : FIRST_CACHE * 7 / 12;
     if (job.rows <= ROWS_AT_ONCE && job.rows * job.in <= capacity)
         return pick<ROWS_AT_ONCE>(0, job.rows, in_order);
     for (; from + BLOCK <= to; from += BLOCK)

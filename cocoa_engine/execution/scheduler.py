@@ -3,6 +3,9 @@
 The scheduler has no thread of its own. One of the waiting callers runs the pass for all callers that are ready, and the
 others sleep until their rows are done. Each request's own code (logits processors, stopping criteria, error handling)
 therefore runs in its caller's thread, and no thread remains after the last call.
+
+A pass wakes only the callers whose work it finished, and one that runs the next pass. If it woke all of them, the time
+between two passes would grow with the square of their number.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ class Work:
         cancellation: the caller's cancellation.
         dropped: whether the caller was interrupted or cancelled, and has stopped waiting.
         in_pass: whether it is part of the pass that is running now.
+        owner: wakes the caller.
     """
 
     backend: Backend
@@ -57,6 +61,7 @@ class Work:
     cancellation: Cancellation = field(default_factory=Cancellation)
     dropped: bool = False
     in_pass: bool = False
+    owner: threading.Condition | None = None
 
     @property
     def done(self) -> bool:
@@ -102,9 +107,10 @@ class Scheduler:
         self._taken = 0
         self._queue: deque[threading.Event] = deque()
         self._user_code = threading.local()
-        self._turn = free_in_child(threading.Condition())  # guards the fields below
+        self._turn = free_in_child(threading.RLock())  # guards the fields below
         self._pending: list[Work] = []
-        self._driving = False
+        self._leader: threading.Condition | None = None  # of the caller that runs the passes
+        self._driving = False  # whether a pass runs
         self._prefilled = False  # whether the last pass was a prefill; steps are next
         self._not_before = 0.0  # time until which the next pass waits for callers that are not ready
         self._duration = 0.0  # of the last pass, in seconds
@@ -122,7 +128,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether no batch slot is taken, no call waits and no work is pending."""
-        return not (self._taken or self._queue or self._pending or self._driving)
+        return not (self._taken or self._queue or self._pending or self._leader)
 
     def enter(self, *, wait: bool = True, may_refuse: bool = True, cancellation: Cancellation | None = None) -> bool:
         """Take a batch slot, and wait for one if none is free. Release it with :meth:`leave`.
@@ -174,7 +180,7 @@ class Scheduler:
         with self._guard:
             self._give_up()
         with self._turn:  # a pass that waits for this sequence can run now
-            self._turn.notify_all()
+            self._hurry()
 
     def _give_up(self) -> None:
         if self._queue and self._taken <= self.places:
@@ -207,26 +213,44 @@ class Scheduler:
         Raises:
             RequestCancelledError: the caller was cancelled. Work that is not done yet is dropped.
         """
+        woken = threading.Condition(self._turn)
+        for work in works:
+            work.owner = woken
         with self._turn:
             self._pending.extend(works)
-            self._turn.notify_all()
+            self._hurry()
             try:
                 while not all(work.done for work in works):
                     if not any(work.in_pass for work in works):
                         for work in works:
                             work.cancellation.check()
-                    if self._driving:
-                        self._turn.wait()
+                    if self._leader is None:
+                        self._leader = woken
+                    if self._leader is not woken:
+                        self._sleep(woken)
                     elif (patience := self._patience()) > 0:
-                        self._turn.wait(patience)
+                        self._sleep(woken, patience)
                     else:
                         self._drive()
             except BaseException:  # an interrupt or a cancellation
                 for work in works:
                     work.dropped = True  # it may be part of another thread's running pass
                 self._pending = [work for work in self._pending if not work.dropped]
-                self._turn.notify_all()
+                self._hurry()
                 raise
+            finally:
+                if self._leader is woken:
+                    self._leader = None
+                if self._leader is None and self._pending:
+                    _wake(self._pending[0])  # its caller leads now, or wakes the next one
+
+    def _sleep(self, woken: threading.Condition, seconds: float | None = None) -> None:
+        woken.wait(seconds)
+
+    def _hurry(self) -> None:
+        """Wake the caller that waits to run a pass, if nothing is left to wait for."""
+        if self._leader is not None and not self._driving and self._patience() <= 0:
+            self._leader.notify()
 
     def _patience(self) -> float:
         """Seconds that the next pass still waits for more callers; 0 or less to run it now."""
@@ -256,7 +280,9 @@ class Scheduler:
                 work.in_pass = False
             # at the end of the queue: prompts that are prefilled at the same time take turns
             self._pending += [work for work in batch if not (work.done or work.dropped)]
-            self._turn.notify_all()
+            for work in [*batch, *self._pending]:
+                if work.done or work.cancellation.cancelled:
+                    _wake(work)
 
     def _pick(self) -> list[Work]:
         """Remove the work of the next pass from the pending work: one prompt, or the steps that can share a pass.
@@ -275,8 +301,14 @@ class Scheduler:
             first = steps[0]
             alike = [work for work in steps if work.backend is first.backend and work.capture == first.capture]
             batch = alike[: first.backend.max_sequences or self.places]
-        self._pending = [work for work in self._pending if work not in batch]
+        chosen = set(map(id, batch))
+        self._pending = [work for work in self._pending if id(work) not in chosen]
         return batch
+
+
+def _wake(work: Work) -> None:
+    if work.owner is not None:
+        work.owner.notify()
 
 
 def _event(batch: Sequence[Work]) -> PassEvent:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -17,7 +18,7 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from cocoa_engine import CocoaEngine, EngineBusyError, Generation, NonFiniteLogitsError, Runtime
+from cocoa_engine import Cancellation, CocoaEngine, EngineBusyError, Generation, NonFiniteLogitsError, Runtime
 from cocoa_engine.execution import scheduler as scheduler_file
 from cocoa_engine.execution.backends import shared_cache
 from cocoa_engine.execution.forward.base import Segment
@@ -223,6 +224,38 @@ def test_prompts_are_read_by_turns_and_steps_go_on_between() -> None:
     assert scheduler.running == 0
 
 
+def test_a_pass_wakes_only_the_callers_whose_work_it_finished() -> None:
+    """Otherwise the time between two passes would grow with the square of the number of callers."""
+    callers, passes = 16, 20
+    scheduler, wakings = Scheduler(callers, 0), []
+    scheduler._not_before = time.monotonic() + 1000  # every pass has the work of all, the first one too
+    scheduler.patience = 1e6
+
+    class Steps:
+        max_sequences = None
+
+        def step(self, requests: Any) -> list[Any]:
+            return [torch.zeros(1) for _ in requests]
+
+    class Counted(Cancellation):
+        def check(self) -> None:  # whenever the caller begins to wait, or is woken before its work is done
+            wakings.append(None)
+
+    def ask() -> None:
+        with scheduler.place():
+            begin.wait(60)
+            for _ in range(passes):
+                scheduler.feed([Work(backend, None, None, [(1,)], cancellation=Counted())])  # type: ignore[arg-type]
+            begin.wait(60)
+
+    backend, begin = Steps(), threading.Barrier(callers)
+    outcomes: list[Any] = []
+    join([start(ask, outcomes) for _ in range(callers)])
+    assert outcomes == [None] * callers
+    assert len(wakings) <= 3 * callers * passes
+    assert scheduler.idle
+
+
 def test_a_batch_of_more_prompts_than_places_keeps_all_places_busy() -> None:
     engine = engine_of(tiny_model("llama"), max_batch_size=3)
     prompts = [prompt(n, 3 + n) for n in range(9)]
@@ -410,14 +443,14 @@ def test_a_caller_that_is_interrupted_while_another_drives() -> None:
     outcome: list[Any] = []
     other = start(partial(engine.generate, prompt(0), max_new_tokens=12), outcome)
     assert inside.wait(60)
-    waiting = engine.session.scheduler._turn.wait
+    sleep = engine.session.scheduler._sleep
 
-    def interrupted(timeout: float | None = None) -> bool:
+    def interrupted(*arguments: Any) -> None:
         if threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
-        return waiting(timeout)
+        sleep(*arguments)
 
-    engine.session.scheduler._turn.wait = interrupted  # type: ignore[method-assign]
+    engine.session.scheduler._sleep = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         next(stream)
     go_on.set()

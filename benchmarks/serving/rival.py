@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.serving.client import Streamed, ask_all
 from benchmarks.serving.load import USAGE, timed_round
 from benchmarks.serving.processes import Server, cocoa_serve, free_port, load_average, running, transformers_serve
-from benchmarks.serving.requests import bodies
+from benchmarks.serving.requests import PROMPTS, bodies
 
 OURS, RIVAL, RIVAL_BATCHES = "cocoa serve, greedy", "transformers serve", "transformers serve, continuous batching"
 OURS_SIG = "cocoa serve, cocoa-sig"
@@ -48,7 +48,6 @@ def measure(
     with ExitStack() as stack:
         servers: dict[str, Server] = {}
         ours = free_port()
-        # no prefix is kept: the rival keeps none
         command = cocoa_serve(ours, threads, "--max-batch-size", "32")
         servers[OURS] = servers[OURS_SIG] = stack.enter_context(running(command, ours, threads, folder / "ours.log"))
         for name, options in {
@@ -70,10 +69,12 @@ def measure(
         for count in at_once:
             of_count: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
             for _ in range(rounds):
-                chosen = range(number, number + max(2, count))
+                chosen = range(number, number + max(4, count))
                 number = chosen.stop
                 for name, server in servers.items():
-                    answers, seconds = timed_round(server, [_body(one, tokens, fields[name]) for one in chosen], count)
+                    first = 0 if name != OURS_SIG else 1000 * PROMPTS  # it has the cached prompts of the other method
+                    asked = [_body(first + one, tokens, fields[name]) for one in chosen]
+                    answers, seconds = timed_round(server, asked, count)
                     of_count[name].append(_figures(answers, seconds, tokenizer))
             found[str(count)] = of_count
     return {

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.bars import BARS, Record, check, compared
 from benchmarks.measure import BASE, COCOA_SIG, GREEDY, LEAN, MODULES
+from benchmarks.serving import tables as serving
 from benchmarks.settings import DOCS, MEASUREMENTS, RESULTS, ROOT
 from cocoa_engine.studies.machine import one_line
 from cocoa_engine.studies.timing import Spread
@@ -22,13 +23,16 @@ Records = Mapping[str, Record]
 
 PERFORMANCE = DOCS / "performance.md"
 README = ROOT / "README.md"
+OTHERS = ("serving",)
+"""Records of measurements that are not part of the suite: see ``benchmarks.serving``."""
+PARTS = ("load", "rival", "kill", "readers")
 NOT_MEASURED = "Not measured yet."
 MARKED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def read(folder: Path) -> dict[str, Record]:
     """The existing records of a folder, by measurement."""
-    paths = {name: folder / f"{name}.json" for name in MEASUREMENTS}
+    paths = {name: folder / f"{name}.json" for name in (*MEASUREMENTS, *OTHERS)}
     return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()}
 
 
@@ -47,7 +51,7 @@ def written(name: str, records: Records) -> str:
     try:
         return TABLES[name](records)
     except KeyError as missing:
-        if missing.args[0] in MEASUREMENTS:
+        if missing.args[0] in (*MEASUREMENTS, *OTHERS, *PARTS):
             return NOT_MEASURED
         raise
 
@@ -253,7 +257,8 @@ def _machine(records: Records) -> str:
         f"{record['model']}, {record['dtype']}, {record['forward']} forward pass and {record['linears']} linear layers "
         f"unless stated otherwise, at most {record['settings']['tokens']} new tokens. "
         f"{one_line(record['machine'])}.": None
-        for record in records.values()
+        for name, record in records.items()
+        if name in MEASUREMENTS
     }
     return "\n".join(lines) or NOT_MEASURED
 
@@ -319,6 +324,7 @@ TABLES: dict[str, Callable[[Records], str]] = {
     "contention": _contention,
     "machine": _machine,
     "readme": _readme,
+    **serving.TABLES,
 }
 
 

@@ -193,7 +193,43 @@ def records() -> dict[str, Any]:
         },
     }
     assert sorted(measured) == sorted(MEASUREMENTS)
-    return {name: {**common, **own} for name, own in measured.items()}
+    return {**{name: {**common, **own} for name, own in measured.items()}, "serving": serving(common["machine"])}
+
+
+def serving(machine: Any) -> dict[str, Any]:
+    """A made-up record of the server under load."""
+    common = {"machine": machine, "load_average": [0.5, 2.0]}
+    times = {"median": 0.5, "p99": 1.25}
+    overhead = Spread(0.04, -0.01, 0.06)._asdict()
+    long = {
+        "seconds": 300.4,
+        "answers": 1200,
+        "failures": 0,
+        "refusals": 3,
+        "other_texts": 1,
+        "tokens_per_second": 123.4,
+        "memory_mib": {"first_fifth": 900.0, "last_fifth": 905.0, "highest": 910.0},
+        "server_cores": 1.8,
+        "client_cores": 0.05,
+        "to_first": times,
+        "between": times,
+    }
+    sizes = {"streams": 64, "places": 8, "threads": 2}
+    one = {"tokens_per_second": 10.0, "to_first": 1.0, "tokens": 64, "failures": 0}
+    servers = {"transformers serve": one, "cocoa serve": {**one, "tokens_per_second": 25.0}}
+    return {
+        "load": {**common, **sizes, "long": long, "overhead": overhead, "processor_overhead": overhead},
+        "rival": {**common, "not_run": {"other serve": "no memory"}, "at_once": {"1": servers}},
+        "kill": {**common, "streams": 16, "saw_an_error": 16, "seconds_to_ready": 9.0, "served_after": True},
+        "readers": {
+            **common,
+            "silent": 8,
+            "failures": 0,
+            "seconds_without": 4.0,
+            "seconds_beside": 4.1,
+            "slow_reader_complete": False,
+        },
+    }
 
 
 def folder(path: Path, records: Mapping[str, Any]) -> Path:
@@ -221,6 +257,15 @@ def test_tables_show_the_values(records: dict[str, Any]) -> None:
     assert "| change from float32 | bfloat16 | int8 |" in precision
     assert "| share of answers with the same tokens | 0.5000 | 0.2500 |" in precision
     assert "M, float32" in written("machine", records)
+    load = written("serving_load", records)
+    assert "| 64 streams, 8 decoded together, 2 threads |" in load
+    assert "| time to the first span: median, 99th percentile | 0.50 s, 1.25 s |" in load
+    assert "| +4% (-1% – +6%) |" in load
+    assert "Load average before and after: 0.5, 2.0." in load
+    rival = written("serving_rival", records)
+    assert "| 1 | cocoa serve | 25.0 | 2.5 | 1.00 | 64 | 0 |" in rival
+    assert "other serve did not run." in rival
+    assert "| 0; **no** |" in written("serving_faults", records)
 
 
 def test_bars_are_checked(records: dict[str, Any]) -> None:
@@ -267,7 +312,8 @@ def test_limits_of_the_bars() -> None:
 
 def test_missing_measurements_are_reported(records: dict[str, Any]) -> None:
     assert written("batch", {}) == NOT_MEASURED
-    assert written("machine", {}) == NOT_MEASURED
+    assert written("machine", {}) == written("serving_load", {}) == NOT_MEASURED
+    assert written("serving_rival", {"serving": {}}) == NOT_MEASURED
     assert written("bars", {}).count("not measured") == len(BARS)
     del records["prompt_length"]["lengths"]["4096"]
     assert written("bars", records).count("not measured") == 1

@@ -1,0 +1,51 @@
+"""``python -m benchmarks.serving``: measure the server under load, and write the tables of the performance page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.measure import write
+from benchmarks.report import PARTS, write_report
+from benchmarks.serving import faults, load, rival
+from benchmarks.settings import RESULTS
+from cocoa_engine.studies.machine import describe
+
+
+def main() -> None:
+    """Run the parts, and write ``serving.json``."""
+    parser = argparse.ArgumentParser(description="Measures the server under load, on this machine.")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--minutes", type=float, default=5.0, help="how long 64 streams go on")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=64, help="max_tokens of a request")
+    parser.add_argument("--threads", type=int, default=2, help="threads of each process")
+    parser.add_argument("--places", type=int, default=8, help="--max-batch-size under 64 streams")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of serving.json")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)  # only for the description of the machine
+    path: Path = options.out / "serving.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    with tempfile.TemporaryDirectory() as name:
+        folder, tokens, threads = Path(name), options.tokens, options.threads
+        measures: dict[str, Any] = {
+            "load": lambda: load.measure(options.minutes, options.rounds, tokens, threads, options.places, folder),
+            "rival": lambda: rival.measure(options.rounds, tokens, threads, folder),
+            "kill": lambda: faults.kill(tokens, threads, folder),
+            "readers": lambda: faults.readers(tokens, threads, folder),
+        }
+        for part in options.only:
+            found[part] = {**measures[part](), "machine": describe()}
+            write(path, found)
+            print(json.dumps({part: found[part]}, indent=1), flush=True)
+    if options.out.resolve() == RESULTS:
+        write_report(RESULTS, in_place=True)
+
+
+if __name__ == "__main__":
+    main()

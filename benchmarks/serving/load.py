@@ -1,0 +1,150 @@
+"""64 streams at once: errors, texts, memory and latency over minutes, and throughput beside the engine alone."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.serving.client import Streamed, ask_all
+from benchmarks.serving.in_process import in_process
+from benchmarks.serving.processes import (
+    Server,
+    cocoa_serve,
+    free_port,
+    load_average,
+    own_processor_seconds,
+    running,
+)
+from benchmarks.serving.requests import bodies
+from cocoa_engine.studies.timing import Spread
+
+STREAMS = 64
+USAGE = {"stream_options": {"include_usage": True}}
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which a share of the values is."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def spread_of(values: Sequence[float]) -> dict[str, float]:
+    """Median and 99th percentile, in seconds."""
+    return {"median": round(statistics.median(values), 4), "p99": round(percentile(values, 0.99), 4)}
+
+
+def latencies(answers: Sequence[Streamed]) -> dict[str, Any]:
+    """Time to the first span and between spans, of complete answers."""
+    between = [gap for one in answers for gap in one.between]
+    return {"to_first": spread_of([one.to_first for one in answers]), "between": spread_of(between)}
+
+
+def timed_round(server: Server, asked: Sequence[Mapping[str, Any]], at_once: int) -> tuple[list[Streamed], float]:
+    """Ask all requests once. Returns the answers, and the seconds until the last one was complete."""
+    start = time.perf_counter()
+    answers = asyncio.run(ask_all(server.url, asked, at_once))
+    return answers, time.perf_counter() - start
+
+
+def measure(minutes: float, rounds: int, tokens: int, threads: int, places: int, folder: Path) -> dict[str, Any]:
+    """Measure.
+
+    Args:
+        minutes: how long the streams go on.
+        rounds: rounds of the comparison with the engine alone.
+        tokens: ``max_tokens`` of a request.
+        threads: threads of each process.
+        places: ``max_batch_size`` of both.
+        folder: for logs.
+    """
+    plain = bodies(tokens)
+    asked = [{**body, **USAGE} for body in plain]
+    port, before = free_port(), load_average()
+    command = cocoa_serve(port, threads, "--max-batch-size", str(places))
+    with (
+        running(command, port, threads, folder / "load.log") as server,
+        in_process(threads, {"max_batch_size": places}) as engine,
+    ):
+        alone = engine.run(plain, 1)["texts"]
+        # each reads all prompts once before it is timed, so that both have the same cached
+        asyncio.run(ask_all(server.url, asked, STREAMS))
+        engine.run(plain, STREAMS)
+        compared = []
+        for _ in range(rounds):
+            spent = server.usage()["processor_seconds"]
+            answers, seconds = timed_round(server, asked, STREAMS)
+            served = sum(one.tokens for one in answers)
+            spent = server.usage()["processor_seconds"] - spent
+            result = engine.run(plain, STREAMS)
+            own = sum(result["tokens"])
+            compared.append(
+                {
+                    "server_tokens_per_second": served / seconds,
+                    "engine_tokens_per_second": own / result["seconds"],
+                    "overhead": (own / result["seconds"]) / (served / seconds) - 1,
+                    "processor_overhead": (spent / served) / (result["processor_seconds"] / own) - 1,
+                    "same_tokens": sum(a == b for a, b in zip(_texts(answers), result["texts"], strict=True)),
+                    "load_average": load_average(),
+                }
+            )
+        long = _long(server, asked, minutes, alone)
+    return {
+        "streams": STREAMS,
+        "places": places,
+        "threads": threads,
+        "max_tokens": tokens,
+        "load_average": [before, load_average()],
+        "long": long,
+        "rounds": compared,
+        **{name: Spread.of([one[name] for one in compared])._asdict() for name in ("overhead", "processor_overhead")},
+    }
+
+
+def _texts(answers: Sequence[Streamed]) -> list[str]:
+    return [one.text for one in sorted(answers, key=lambda one: one.number)]
+
+
+def _long(server: Server, asked: Sequence[Mapping[str, Any]], minutes: float, alone: Sequence[str]) -> dict[str, Any]:
+    """The streams go on for minutes, while the memory of the server is sampled each second."""
+    samples: list[dict[str, float]] = []
+    over = threading.Event()
+
+    def sample() -> None:
+        while not over.wait(1.0):
+            samples.append(server.usage())
+
+    sampler = threading.Thread(target=sample, daemon=True)
+    before, own, start = server.usage(), own_processor_seconds(), time.perf_counter()
+    sampler.start()
+    answers = asyncio.run(ask_all(server.url, asked, STREAMS, until=start + 60 * minutes))
+    seconds = time.perf_counter() - start
+    over.set()
+    sampler.join()
+    own = own_processor_seconds() - own
+    failures = [one.failure for one in answers if one.failure is not None]
+    complete = [one for one in answers if one.failure is None]
+    memory = [one["unique_mib"] for one in samples]
+    fifth = max(1, len(memory) // 5)
+    return {
+        "seconds": round(seconds, 1),
+        "answers": len(complete),
+        "failures": len(failures),
+        "first_failures": failures[:5],
+        "refusals": sum(one.refusals for one in answers),
+        "other_texts": sum(one.text != alone[one.number] for one in complete),
+        "tokens_per_second": round(sum(one.tokens for one in complete) / seconds, 2),
+        "bytes_per_answer": round(statistics.mean(one.size for one in complete)),
+        "client_cores": round(own / seconds, 3),
+        "server_cores": round((server.usage()["processor_seconds"] - before["processor_seconds"]) / seconds, 3),
+        "memory_mib": {
+            "first_fifth": round(statistics.median(memory[:fifth]), 1),
+            "last_fifth": round(statistics.median(memory[-fifth:]), 1),
+            "highest": max(memory),
+        },
+        **latencies(complete),
+    }

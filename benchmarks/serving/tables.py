@@ -1,0 +1,105 @@
+"""The tables of the performance page about the server under load, from ``serving.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cocoa_engine.studies.machine import one_line
+
+Records = Mapping[str, Any]
+
+
+def _rows(headings: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [headings, ["---"] * len(headings), *rows])
+
+
+def _when(part: Mapping[str, Any]) -> str:
+    before, after = part["load_average"]
+    return f"{one_line(part['machine'])}. Load average before and after: {before:.1f}, {after:.1f}."
+
+
+def _seconds(found: Mapping[str, float]) -> str:
+    return f"{found['median']:.2f} s, {found['p99']:.2f} s"
+
+
+def _percent(found: Mapping[str, float]) -> str:
+    return f"{found['median']:+.0%} ({found['lowest']:+.0%} – {found['highest']:+.0%})"
+
+
+def load(records: Records) -> str:
+    """Many streams over minutes, and throughput beside the engine alone."""
+    part = records["serving"]["load"]
+    long, memory = part["long"], part["long"]["memory_mib"]
+    rows = [
+        ["answers in", f"{long['answers']} in {long['seconds']:.0f} s"],
+        ["errors; refused with 429 and repeated", f"{long['failures']}; {long['refusals']}"],
+        ["answers whose text is not that of the request alone", str(long["other_texts"])],
+        ["tokens per second", f"{long['tokens_per_second']:.1f}"],
+        ["time to the first span: median, 99th percentile", _seconds(long["to_first"])],
+        ["time between spans: median, 99th percentile", _seconds(long["between"])],
+        [
+            "memory of the server: first fifth, last fifth, highest",
+            f"{memory['first_fifth']:,.0f}, {memory['last_fifth']:,.0f}, {memory['highest']:,.0f} MiB",
+        ],
+        ["cores in use: server, client", f"{long['server_cores']:.2f}, {long['client_cores']:.2f}"],
+        ["time per token, above the engine's without a server", _percent(part["overhead"])],
+        ["processor time per token, above the engine's without a server", _percent(part["processor_overhead"])],
+    ]
+    heading = f"{part['streams']} streams, {part['places']} decoded together, {part['threads']} threads"
+    return f"{_rows([heading, ''], rows)}\n\n{_when(part)}"
+
+
+def rival(records: Records) -> str:
+    """Beside ``transformers serve``."""
+    part = records["serving"]["rival"]
+    rows = []
+    for count, names in part["at_once"].items():
+        base = names.get("transformers serve")
+        for name, one in names.items():
+            rows.append(
+                [
+                    count,
+                    name,
+                    f"{one['tokens_per_second']:.1f}",
+                    "" if base is None else f"{one['tokens_per_second'] / base['tokens_per_second']:.1f}",
+                    f"{one['to_first']:.2f}",
+                    f"{one['tokens']:.0f}",
+                    f"{one['failures']:.0f}",
+                ]
+            )
+    headings = ["at once", "server", "tokens per second", "times", "first text after, s", "tokens", "errors"]
+    not_run = "".join(f"\n\n{name} did not run." for name in part["not_run"])
+    return f"{_rows(headings, rows)}{not_run}\n\n{_when(part)}"
+
+
+def faults(records: Records) -> str:
+    """A killed server, and clients that do not read."""
+    kill, readers = records["serving"]["kill"], records["serving"]["readers"]
+    rows = [
+        ["killed under load: streams; those whose client saw an error", f"{kill['streams']}; {kill['saw_an_error']}"],
+        [
+            "the new process on the same port: ready after; served",
+            f"{kill['seconds_to_ready']:.1f} s; {_yes(kill['served_after'])}",
+        ],
+        [
+            f"8 requests without and beside {readers['silent']} clients that never read",
+            f"{readers['seconds_without']:.1f} s, {readers['seconds_beside']:.1f} s",
+        ],
+        [
+            "errors among these; a slow reader got everything",
+            f"{readers['failures']}; {_yes(readers['slow_reader_complete'])}",
+        ],
+    ]
+    return f"{_rows(['what', 'found'], rows)}\n\n{_when(readers)}"
+
+
+def _yes(found: bool) -> str:
+    return "yes" if found else "**no**"
+
+
+TABLES: dict[str, Callable[[Records], str]] = {
+    "serving_load": load,
+    "serving_rival": rival,
+    "serving_faults": faults,
+}

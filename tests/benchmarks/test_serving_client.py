@@ -1,0 +1,60 @@
+"""The client of the measurements under load: what it asks again, what it counts, and what it takes for an error."""
+
+from __future__ import annotations
+
+import pytest
+from fastapi import FastAPI, Response
+from fastapi.responses import StreamingResponse
+
+from benchmarks.serving.client import PATH, Streamed, ask_all
+from benchmarks.serving.load import percentile
+from benchmarks.serving.requests import PROMPTS, bodies, prompts
+from cocoa_integrations.server import create_app
+from tests.helpers.live_server import served
+from tests.helpers.served import HELLO, speaker
+
+BODY = {"messages": HELLO, "max_tokens": 6, "stream_options": {"include_usage": True}}
+
+
+async def test_answers_of_the_server() -> None:
+    engine = speaker(ends=False)
+    expected = engine.chat(HELLO, max_new_tokens=6)
+    with served(create_app(engine)) as url:
+        answers = await ask_all(url, [BODY, BODY, {**BODY, "max_tokens": -1}], at_once=2)
+    good = [one for one in answers if one.number < 2]
+    assert [(one.text, one.tokens, one.failure) for one in good] == [(expected.text, 6, None)] * 2
+    assert all(one.to_first > 0 and len(one.between) == len(one.pieces) - 1 for one in good)
+    [bad] = [one for one in answers if one.number == 2]
+    assert bad.status == 400
+    assert "max_tokens" in str(bad.failure)
+
+
+async def test_a_refused_call_is_repeated_and_a_cut_stream_is_an_error() -> None:
+    app, calls = FastAPI(), []
+
+    @app.post(PATH)
+    async def chat() -> Response:
+        calls.append(None)
+        if len(calls) == 1:
+            return Response(status_code=429, headers={"retry-after": "0"})
+        return StreamingResponse(iter([b'data: {"choices": [{"delta": {"content": "half"}}]}\n\n']))
+
+    with served(app) as url:
+        [answer] = await ask_all(url, [BODY], at_once=1)
+    assert (answer.refusals, answer.text, answer.failure) == (1, "half", "the stream has no end")
+    [refused] = await ask_all(url, [BODY], at_once=1)
+    assert "ClientConnector" in str(refused.failure)
+
+
+def test_an_error_chunk_is_an_error() -> None:
+    answer = Streamed(0, 0.0, [(1.0, b'data: {"error": {"message": "no"}}')], status=200)
+    assert "no" in str(answer.failure)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 1), (0.5, 51), (0.99, 100), (1.0, 100)])
+def test_percentile(share: float, expected: int) -> None:
+    assert percentile(range(1, 101), share) == expected
+
+
+def test_requests_differ() -> None:
+    assert len(set(prompts())) == len(bodies(5)) == PROMPTS

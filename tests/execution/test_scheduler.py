@@ -252,7 +252,7 @@ def test_a_pass_wakes_only_the_callers_whose_work_it_finished() -> None:
     outcomes: list[Any] = []
     join([start(ask, outcomes) for _ in range(callers)])
     assert outcomes == [None] * callers
-    assert len(wakings) <= 3 * callers * passes
+    assert len(wakings) <= 2 * callers * passes
     assert scheduler.idle
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from hashlib import sha256
 from json import dumps, loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from cocoa_engine import METHODS, CocoaConfig, Span, __version__
 from cocoa_engine.errors import ConfigError, DataError, PromptError
@@ -29,8 +29,29 @@ FORMAT = 1
 _BATCHES = 2  # batches stored together: with more, batches are filled better, but an interruption loses more samples
 
 
+Row = dict[str, Any]
+"""One line of ``samples.jsonl``."""
+
+Chunk = list[tuple[Arm, list[Sample]]]
+"""For each arm, the samples of one batch that have no row yet. Rows do not depend on other chunks."""
+
+
+@runtime_checkable
+class Engines(Protocol):
+    """Engines in other processes that measure chunks.
+
+    Attributes:
+        batch_size: the number of answers that each decodes together.
+    """
+
+    batch_size: int
+
+    def measure(self, chunks: Sequence[Chunk], task: EvalTask, shared: CocoaConfig) -> Iterable[list[Row]]:
+        """The rows of chunks, as they come."""
+
+
 def evaluate(
-    engine: CocoaEngine | Callable[[], CocoaEngine],
+    engine: CocoaEngine | Engines | Callable[[], CocoaEngine | Engines],
     task: EvalTask,
     samples: Sequence[Sample],
     arms: Sequence[Arm],
@@ -48,7 +69,8 @@ def evaluate(
     """Run or resume an evaluation, and write its results.
 
     Args:
-        engine: the engine, or a function that loads it. It is called only if there is work left.
+        engine: the engine, or a function that loads it. It is called only if there is work left. It can also be
+            many engines in other processes; the rows are the same.
         task: one of :data:`~cocoa_integrations.evaluation.tasks.TASKS`.
         samples: from :func:`~cocoa_integrations.evaluation.data.load_samples`.
         arms: from :func:`~cocoa_integrations.evaluation.arms.make_arms`. The first is the baseline of the table.
@@ -79,7 +101,7 @@ def evaluate(
         raise ConfigError("an evaluation needs at least one sample and one arm")
     shared = shared_settings(task, config or CocoaConfig())
     if model is None:
-        if callable(engine):
+        if callable(engine) or isinstance(engine, Engines):
             raise ConfigError("give model=... to describe the model that the function loads")
         model = {"name": engine.model_name, "dtype": str(engine.model.dtype)}
     settings = {
@@ -102,6 +124,9 @@ def evaluate(
             for rows in _rows(loaded, task, samples, arms, shared, folder):
                 folder.append(rows)
                 advance(len(rows))
+            if isinstance(loaded, Engines):  # the rows came in any order
+                size = _chunk_size(task, loaded.batch_size)
+                folder.sort(_keys(samples, arms, size))
         results = {"settings": settings, "samples": len(samples), "arms": summarise(task, arms, folder.rows.values())}
         folder.write(RESULTS, dumps(results, indent=2, ensure_ascii=False) + "\n")
         folder.write(TABLE, markdown(report(task, results, paper_model)))
@@ -199,37 +224,76 @@ def identity(sample: Sample) -> str:
 
 
 def _rows(
-    engine: CocoaEngine,
+    engine: CocoaEngine | Engines,
     task: EvalTask,
     samples: Sequence[Sample],
     arms: Sequence[Arm],
     shared: CocoaConfig,
     folder: RunFolder,
-) -> Iterator[list[dict[str, Any]]]:
-    """The missing rows.
+) -> Iterator[list[Row]]:
+    """The missing rows."""
+    of_many = isinstance(engine, Engines)
+    size = _chunk_size(task, engine.batch_size if of_many else engine.runtime.max_batch_size)
+    chunks = list(_chunks(samples, arms, folder, size))
+    if of_many:
+        yield from engine.measure(chunks, task, shared)
+    else:
+        for chunk in chunks:
+            yield from measured(engine, task, chunk, shared)
 
-    The arms take turns, so that an interrupted run has the same samples of each and the prompt cache is reused. For a
-    multiple-choice question, the forward passes are run once for all arms that need the same statistics.
+
+def _chunk_size(task: EvalTask, batch_size: int) -> int:
+    return 1 if task.multiple_choice else _BATCHES * batch_size
+
+
+def _chunks(samples: Sequence[Sample], arms: Sequence[Arm], folder: RunFolder, size: int) -> Iterator[Chunk]:
+    """What is left to measure.
+
+    The arms take turns, so that an interrupted run has the same samples of each and the prompt cache is reused.
     """
-    size = 1 if task.multiple_choice else _BATCHES * engine.runtime.max_batch_size
     for start in range(0, len(samples), size):
-        measure: Callable[..., Iterator[dict[str, Any]]] = partial(_score, {}) if task.multiple_choice else _generate
-        for arm in arms:
-            missing = [one for one in samples[start : start + size] if (str(arm), one.id) not in folder.rows]
-            if missing:
-                yield [
-                    {
-                        "arm": str(arm),
-                        "id": sample.id,
-                        **arm._asdict(),
-                        "sample": identity(sample),
-                        **sample.model_dump(include={"question", "references", "incorrect", "context"}),
-                        **measured,
-                    }
-                    for sample, measured in zip(
-                        missing, measure(engine, task, missing, arm.config(shared)), strict=True
-                    )
-                ]
+        of_arms = (
+            (arm, [one for one in samples[start : start + size] if (str(arm), one.id) not in folder.rows])
+            for arm in arms
+        )
+        if chunk := [(arm, missing) for arm, missing in of_arms if missing]:
+            yield chunk
+
+
+def _keys(samples: Sequence[Sample], arms: Sequence[Arm], size: int) -> list[tuple[str, str]]:
+    """The arms and ids of all rows, in the order in which one engine writes them."""
+    return [
+        (str(arm), sample.id)
+        for start in range(0, len(samples), size)
+        for arm in arms
+        for sample in samples[start : start + size]
+    ]
+
+
+def measured(engine: CocoaEngine, task: EvalTask, chunk: Chunk, shared: CocoaConfig) -> Iterator[list[Row]]:
+    """The rows of a chunk, those of one arm together.
+
+    For a multiple-choice question, the forward passes are run once for all arms that need the same statistics.
+
+    Args:
+        engine: the engine.
+        task: the task.
+        chunk: the samples.
+        shared: the settings that all arms share.
+    """
+    measure: Callable[..., Iterator[Row]] = partial(_score, {}) if task.multiple_choice else _generate
+    for arm, missing in chunk:
+        yield [
+            {
+                "arm": str(arm),
+                "id": sample.id,
+                **arm._asdict(),
+                "sample": identity(sample),
+                **sample.model_dump(include={"question", "references", "incorrect", "context"}),
+                **values,
+            }
+            for sample, values in zip(missing, measure(engine, task, missing, arm.config(shared)), strict=True)
+        ]
 
 
 def _generate(

@@ -118,6 +118,32 @@ def serve(
     ] = 32768,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Maximum size of a request.", rich_help_panel=LIMITS)] = 4
     * 2**20,
+    ray: Annotated[
+        bool,
+        typer.Option(
+            "--ray",
+            help="Serve replicas on a Ray cluster: that of RAY_ADDRESS, the one of this machine, or a new one.",
+            rich_help_panel=PANEL,
+        ),
+    ] = False,
+    replicas: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of replicas. Default: 1.", show_default=False, rich_help_panel=PANEL),
+    ] = None,
+    min_replicas: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Least number of replicas, if the load decides.", show_default=False, rich_help_panel=PANEL
+        ),
+    ] = None,
+    max_replicas: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Largest number of replicas, if the load decides.", show_default=False, rich_help_panel=PANEL
+        ),
+    ] = None,
+    num_cpus: NumCpus = None,
+    num_gpus: NumGpus = None,
 ) -> None:
     """Serve a model with OpenAI's protocol: any OpenAI client gets its answers, and the risk of every span.
 

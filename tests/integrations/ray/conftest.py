@@ -1,4 +1,4 @@
-"""A cluster on this machine, started once, with two replicas of a tiny model."""
+"""A cluster on this machine, and two replicas of a tiny model in it, each started once for a module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return endless_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cluster of four logical cores; a folder for its files."""
     pytest.importorskip("ray")
@@ -25,7 +25,7 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def deployed(ray_cluster: Path, tiny_folder: str) -> Iterator[Deployed]:
     """Two replicas, each with places for three answers, behind a gateway where two requests can wait."""
     with served(

@@ -165,5 +165,11 @@ def test_an_evaluation_is_that_of_one_process_and_is_resumed(
     lines = written["samples.jsonl"].splitlines(keepends=True)
     (there / "samples.jsonl").write_text("".join([lines[-1], lines[0], lines[1][:20]]), encoding="utf-8")
     evaluate(eval_runner.evaluate(load, **HALVES), TASKS[task], samples, arms, there, **options)
-    assert (there / "samples.jsonl").read_text(encoding="utf-8") == written["samples.jsonl"]
+    resumed = (there / "samples.jsonl").read_text(encoding="utf-8").splitlines()
+    assert list(map(_without_usage, resumed)) == list(map(_without_usage, lines))  # the passes of a batch are shared
     assert len(counts) == 2
+
+
+def _without_usage(line: str) -> dict[str, Any]:
+    row: dict[str, Any] = json.loads(line)
+    return {name: row[name] for name in ("arm", "id", "sample", "answer", "metrics")}

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner, Result
 
 import cocoa_integrations.ray
+from cocoa_engine.cli import plugins
+from cocoa_engine.cli.app import OneLineErrors
+from cocoa_engine.cli.ray_options import runner_of
+from cocoa_engine.cli.score import score
 from cocoa_engine.errors import ConfigError, MissingExtraError
+from cocoa_engine.model.load_options import LoadOptions
+from cocoa_integrations.evaluation.command import evaluate
+from cocoa_integrations.ray.cluster import connected, everywhere
 from cocoa_integrations.ray.settings import RaySettings
+from cocoa_integrations.server.command import serve
+from tests.installation.test_dependencies import PROJECT
+
+
+def run(*command: str) -> Result:
+    app = typer.Typer(cls=OneLineErrors)  # whatever is installed
+    for function in (score, evaluate, serve):
+        app.command("eval" if function is evaluate else None)(function)
+    return CliRunner().invoke(app, list(command), prog_name="cocoa", env={"COLUMNS": "200"})
 
 
 @pytest.mark.parametrize(
@@ -53,3 +73,56 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, name: s
         getattr(cocoa_integrations.ray, name)
     with pytest.raises(AttributeError, match="apps"):
         _ = cocoa_integrations.ray.apps
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("score", "--prompt", "One", "--text", " two", "--actors", "2"),
+        ("eval", "nq", "--data", "nowhere.jsonl", "--num-cpus", "0.5"),
+        ("serve", "--replicas", "2"),
+        ("serve", "--max-replicas", "2"),
+    ],
+)
+def test_options_of_ray_need_ray(command: tuple[str, ...]) -> None:
+    result = run(*command)
+    assert result.exit_code == 2
+    assert f"{command[-2]} needs --ray" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["score", "eval", "serve"])
+def test_a_command_without_ray_names_the_extra(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [])
+    with pytest.raises(MissingExtraError, match=rf"cocoa {command} --ray needs ray: pip install 'cocoa-integrations"):
+        runner_of(command, True)
+
+
+def test_the_runners_ask_for_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry points can be imported without Ray."""
+    declared = PROJECT["entry-points"]["cocoa.ray"]
+    assert set(declared) == {"eval", "score", "serve"}
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for command, value in declared.items():
+        module, _, name = value.partition(":")
+        runner = getattr(importlib.import_module(module), name)
+        assert callable(runner)
+        with pytest.raises(MissingExtraError, match=rf"cocoa {command} --ray needs ray"), connected(f"cocoa {command} --ray"):
+            pass
+
+
+def test_rows_need_a_file_to_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cocoa_engine.cli.score.runner_of", lambda *_, **__: print)
+    result = run("score", "--ray", "--prompt", "One", "--text", " two")
+    assert result.exit_code == 2
+    assert "--ray is for many rows" in result.stderr
+
+
+def test_paths_are_absolute_where_they_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    there = everywhere(LoadOptions(model_name="model", tokenizer_name="owner/name", calibrator="embedded"))
+    assert (there.model_name, there.tokenizer_name, there.calibrator) == (
+        str(tmp_path / "model"),
+        "owner/name",
+        "embedded",
+    )

@@ -42,7 +42,8 @@ def serve(load: LoadOptions, config: CocoaConfig, server: ServerSettings, **of_r
     named = server.model_copy(update={"allowed_hosts": server.known_hosts, "port": _free(server)})
     model = load.model_copy(update={"model_name": None})
     settings = RaySettings(model=load.model_name, loading=model, decoding=config, server=named, **given)
-    with _signals() as stopped, connected("cocoa serve --ray") as own:
+    # in this order, since Ray takes signals too
+    with connected("cocoa serve --ray") as own, _signals() as stopped:
         if own:
             replicas = (settings.min_replicas or 1) if settings.scales else settings.replicas
             require_cores(replicas * settings.num_cpus, f"{replicas} replicas")

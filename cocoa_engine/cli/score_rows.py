@@ -1,4 +1,4 @@
-"""The risk of answers from elsewhere, as rows of JSON lines or Parquet; the implementation of ``cocoa score --jsonl``."""
+"""The risk of answers from elsewhere, as rows of JSON lines or Parquet: ``cocoa score --rows``."""
 
 from __future__ import annotations
 

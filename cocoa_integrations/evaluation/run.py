@@ -8,11 +8,12 @@ from functools import partial
 from hashlib import sha256
 from json import dumps, loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal
 
 from cocoa_engine import METHODS, CocoaConfig, Span, __version__
 from cocoa_engine.errors import ConfigError, DataError, PromptError
 from cocoa_integrations.evaluation.arms import Arm
+from cocoa_integrations.evaluation.chunks import Chunk, Engines, Row, chunk_size, chunks_of, keys_in_order
 from cocoa_integrations.evaluation.files import fingerprint
 from cocoa_integrations.evaluation.folder import RESULTS, SAMPLES, TABLE, RunFolder, open_folder
 from cocoa_integrations.evaluation.metrics import rejected
@@ -26,28 +27,6 @@ if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
 
 FORMAT = 1
-_BATCHES = 2  # batches stored together: with more, batches are filled better, but an interruption loses more samples
-
-
-Row = dict[str, Any]
-"""One line of ``samples.jsonl``."""
-
-Chunk = list[tuple[Arm, list[Sample]]]
-"""For each arm, the samples of one batch that have no row yet. Rows do not depend on other chunks."""
-
-
-@runtime_checkable
-class Engines(Protocol):
-    """Engines in other processes that measure chunks.
-
-    Attributes:
-        batch_size: the number of answers that each decodes together.
-    """
-
-    batch_size: int
-
-    def measure(self, chunks: Sequence[Chunk], task: EvalTask, shared: CocoaConfig) -> Iterable[list[Row]]:
-        """The rows of chunks, as they come."""
 
 
 def evaluate(
@@ -125,8 +104,8 @@ def evaluate(
                 folder.append(rows)
                 advance(len(rows))
             if isinstance(loaded, Engines):  # the rows came in any order
-                size = _chunk_size(task, loaded.batch_size)
-                folder.sort(_keys(samples, arms, size))
+                size = chunk_size(task, loaded.batch_size)
+                folder.sort(keys_in_order(samples, arms, size))
         results = {"settings": settings, "samples": len(samples), "arms": summarise(task, arms, folder.rows.values())}
         folder.write(RESULTS, dumps(results, indent=2, ensure_ascii=False) + "\n")
         folder.write(TABLE, markdown(report(task, results, paper_model)))
@@ -232,42 +211,12 @@ def _rows(
     folder: RunFolder,
 ) -> Iterator[list[Row]]:
     """The missing rows."""
-    of_many = isinstance(engine, Engines)
-    size = _chunk_size(task, engine.batch_size if of_many else engine.runtime.max_batch_size)
-    chunks = list(_chunks(samples, arms, folder, size))
-    if of_many:
-        yield from engine.measure(chunks, task, shared)
-    else:
-        for chunk in chunks:
-            yield from measured(engine, task, chunk, shared)
-
-
-def _chunk_size(task: EvalTask, batch_size: int) -> int:
-    return 1 if task.multiple_choice else _BATCHES * batch_size
-
-
-def _chunks(samples: Sequence[Sample], arms: Sequence[Arm], folder: RunFolder, size: int) -> Iterator[Chunk]:
-    """What is left to measure.
-
-    The arms take turns, so that an interrupted run has the same samples of each and the prompt cache is reused.
-    """
-    for start in range(0, len(samples), size):
-        of_arms = (
-            (arm, [one for one in samples[start : start + size] if (str(arm), one.id) not in folder.rows])
-            for arm in arms
-        )
-        if chunk := [(arm, missing) for arm, missing in of_arms if missing]:
-            yield chunk
-
-
-def _keys(samples: Sequence[Sample], arms: Sequence[Arm], size: int) -> list[tuple[str, str]]:
-    """The arms and ids of all rows, in the order in which one engine writes them."""
-    return [
-        (str(arm), sample.id)
-        for start in range(0, len(samples), size)
-        for arm in arms
-        for sample in samples[start : start + size]
-    ]
+    if isinstance(engine, Engines):
+        size = chunk_size(task, engine.batch_size)
+        yield from engine.measure(list(chunks_of(samples, arms, folder.rows, size)), task, shared)
+        return
+    for chunk in chunks_of(samples, arms, folder.rows, chunk_size(task, engine.runtime.max_batch_size)):
+        yield from measured(engine, task, chunk, shared)
 
 
 def measured(engine: CocoaEngine, task: EvalTask, chunk: Chunk, shared: CocoaConfig) -> Iterator[list[Row]]:

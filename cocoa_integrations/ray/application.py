@@ -45,8 +45,10 @@ def app(settings: RaySettings) -> serve.Application:
         settings: the settings; in a configuration file of Ray Serve they are ``args``.
     """
     engine = serve.deployment(Engine).options(**engine_options(settings)).bind(settings)
-    return serve.deployment(serve.ingress(_build_gateway)(Gateway)).options(**gateway_options(settings)).bind(
-        engine, settings
+    return (
+        serve.deployment(serve.ingress(_build_gateway)(Gateway))
+        .options(**gateway_options(settings))
+        .bind(engine, settings)
     )
 
 

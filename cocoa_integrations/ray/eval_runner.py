@@ -8,7 +8,8 @@ from typing import Any
 
 from cocoa_engine import CocoaConfig, Runtime
 from cocoa_engine.model.load_options import LoadOptions
-from cocoa_integrations.evaluation.run import Chunk, Row, measured
+from cocoa_integrations.evaluation.chunks import Chunk, Row
+from cocoa_integrations.evaluation.run import measured
 from cocoa_integrations.evaluation.tasks import EvalTask
 from cocoa_integrations.ray.pool import Pool
 

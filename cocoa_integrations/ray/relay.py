@@ -94,8 +94,8 @@ class Relay:
             except ReplicaLostError as error:
                 logger.warning("%s (attempt %d)", error, attempt + 1)
                 if shown.text or attempt == self._retries:
-                    message = "the replica that worked on this answer has ended; ask again"
-                    lost = ApiError(503, message, kind=SERVER, code="replica_lost", retry_after=self._retry_after)
+                    text = "the replica that worked on this answer has ended; ask again"
+                    lost = ApiError(503, text, kind=SERVER, code="replica_lost", retry_after=self._retry_after)
                     await shown.fail(lost)
                     return
                 shown.forget()

@@ -53,8 +53,9 @@ def serve(load: LoadOptions, config: CocoaConfig, server: ServerSettings, **of_r
 
 
 def _serve(settings: RaySettings, stopped: _Stopped, own: bool) -> None:
-    from cocoa_integrations.ray.application import ENGINE, app
     from ray import serve
+
+    from cocoa_integrations.ray.application import ENGINE, app
 
     address = {"host": settings.server.host, "port": settings.server.port}
     serve.start(http_options=address)
@@ -63,7 +64,9 @@ def _serve(settings: RaySettings, stopped: _Stopped, own: bool) -> None:
             serve.run(app(settings), name=NAME, route_prefix="/")
         except RuntimeError as error:
             state = serve.status().applications.get(NAME)
-            told = state.deployments[ENGINE].message if state is not None and ENGINE in state.deployments else str(error)
+            told = (
+                state.deployments[ENGINE].message if state is not None and ENGINE in state.deployments else str(error)
+            )
             raise CocoaError(f"the replicas could not start: {last_line(told)}") from None
         print_note(f"serving on http://{address['host']}:{address['port']} (Ctrl-C stops)")
         stopped.wait()

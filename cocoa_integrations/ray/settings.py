@@ -98,6 +98,13 @@ class RaySettings(BaseModel):
     def _consistent(self) -> RaySettings:
         if self.loading.model_name not in (None, self.model):
             raise ValueError("model: name the model with `model`, not with `loading.model_name`")
+        if {"tp_plan", "distributed_config"} & self.loading.model_kwargs.keys():
+            raise ValueError(
+                "loading.model_kwargs: tensor parallelism needs processes that all make the same calls, which a server "
+                "does not; give a replica several GPUs with num_gpus, and device_map='auto' divides the layers"
+            )
+        if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
+            raise ValueError("num_gpus: a replica has a part of one GPU, or whole ones")
         if self.scales:
             if "replicas" in self.model_fields_set:
                 raise ValueError("replicas: give either replicas, or min_replicas and max_replicas")

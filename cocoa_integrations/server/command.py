@@ -107,7 +107,8 @@ def serve(
         typer.Option(
             min=0,
             help="Maximum number of answers that wait. More get status 429. Default: "
-            f"{Runtime.model_fields['max_queue'].default}; with --ray, for each replica, as many as are decoded together.",
+            f"{Runtime.model_fields['max_queue'].default}; with --ray as many, for each replica, as are decoded "
+            "together.",
             show_default=False,
             rich_help_panel=LIMITS,
         ),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from cocoa_engine import CocoaConfig, Runtime
 from cocoa_integrations.ray.settings import RaySettings
@@ -62,10 +63,15 @@ def test_what_is_documented_exists_and_has_a_docstring(path: str) -> None:
 def test_tables_of_settings(model: type[BaseModel], table: Any) -> None:
     rows = re.findall(r"^\| `(\w+)`\{#\1\} \| `(.*?)` \| (.+?) \| (.+?) \|$", table(), re.MULTILINE)
     assert [(name, default) for name, default, _, _ in rows] == [
-        (name, repr(field.default).replace("'", '"') if field.default_factory is None else f"{type_name(field.annotation)}()")
-        for name, field in model.model_fields.items()
+        (name, _default(field)) for name, field in model.model_fields.items()
     ]
     assert all(len(meaning) > 10 for _, _, _, meaning in rows)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default_factory is not None:
+        return f"{type_name(field.annotation)}()"
+    return repr(field.default).replace("'", '"')
 
 
 def test_values_of_settings() -> None:

@@ -181,8 +181,9 @@ class Reader:
     def leave(self) -> None:
         """Close the connection."""
         self._stop.set()
-        self.join()
+        self.finish()
 
-    def join(self) -> None:
+    def finish(self) -> None:
+        """Wait for the end of the response."""
         self._thread.join(LIMIT)
         assert not self._thread.is_alive()

@@ -88,9 +88,10 @@ def test_rows_are_those_of_one_process_and_an_interrupted_run_is_resumed(
         if written == 10:  # the settings and nine rows
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(score_runner, "append_lines", interrupted)
-        score_runner.score(load, given, out, CocoaConfig(), **HALVES)
+        with pytest.raises(KeyboardInterrupt):
+            score_runner.score(load, given, out, CocoaConfig(), **HALVES)
     partial = tmp_path / "out.jsonl.partial"
     with partial.open("a", encoding="utf-8") as file:
         file.write('{"number": 2')  # torn by the kill
@@ -160,7 +161,9 @@ def test_an_evaluation_is_that_of_one_process_and_is_resumed(
     evaluate(engine_here, TASKS[task], samples, arms, tmp_path / "here", **options)
     there = tmp_path / "there"
     evaluate(lambda: eval_runner.evaluate(load, **HALVES), TASKS[task], samples, arms, there, **options)
-    written = {name: (there / name).read_text(encoding="utf-8") for name in ("samples.jsonl", "results.json", "table.md")}
+    written = {
+        name: (there / name).read_text(encoding="utf-8") for name in ("samples.jsonl", "results.json", "table.md")
+    }
     assert written == {name: (tmp_path / "here" / name).read_text(encoding="utf-8") for name in written}
     lines = written["samples.jsonl"].splitlines(keepends=True)
     (there / "samples.jsonl").write_text("".join([lines[-1], lines[0], lines[1][:20]]), encoding="utf-8")

@@ -266,7 +266,7 @@ async def test_a_closed_generator_ends_the_work_of_a_replica() -> None:
 
     begun = asyncio.Event()
     reading = asyncio.ensure_future(read())
-    await asyncio.wait_for(begun.wait(), 30)
+    await happens(begun.is_set)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading

@@ -128,7 +128,7 @@ def test_a_killed_replica_loses_only_its_streams(deployed: Deployed) -> None:
     calls = [deployed.post({"messages": conversation(str(number)), "max_tokens": 3}) for number in range(6)]
     assert [call.status_code for call in calls] == [200] * 6
     for reader in readers:
-        reader.join()
+        reader.finish()
     assert [reader.error for reader in readers] == [None] * 4
     last = [reader.events[-1] for reader in readers]
     lost = [json.loads(event)["error"] for event in last if event != "[DONE]"]

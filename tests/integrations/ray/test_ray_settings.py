@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from cocoa_integrations.evaluation.command import evaluate
 from cocoa_integrations.ray.cluster import connected, everywhere
 from cocoa_integrations.ray.settings import RaySettings
 from cocoa_integrations.server.command import serve
-from tests.installation.test_dependencies import PROJECT
+from tests.helpers.pages import ROOT
+
+PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def run(*command: str) -> Result:
@@ -41,6 +44,8 @@ def run(*command: str) -> Result:
         ({"min_replicas": 2}, "max_replicas"),
         ({"min_replicas": 3, "max_replicas": 2}, "max_replicas"),
         ({"loading": {"model_name": "elsewhere"}}, "model: name the model with"),
+        ({"loading": {"model_kwargs": {"tp_plan": "auto"}}}, "tensor parallelism needs processes"),
+        ({"num_gpus": 1.5}, "num_gpus: a replica has a part of one GPU, or whole ones"),
         ({"num_gpus": 2, "placement_group_bundles": [{"CPU": 1}]}, "the first bundle must hold"),
         ({"placement_group_bundles": []}, "the first bundle must hold"),
         ({"placement_group_strategy": "NEAR"}, "placement_group_strategy"),
@@ -99,14 +104,19 @@ def test_a_command_without_ray_names_the_extra(command: str, monkeypatch: pytest
 
 def test_the_runners_ask_for_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry points can be imported without Ray."""
-    declared = PROJECT["entry-points"]["cocoa.ray"]
+    section = re.search(r'^\[project.entry-points."cocoa.ray"\]\n(.*?)\n\n', PYPROJECT, re.MULTILINE | re.DOTALL)
+    assert section
+    declared = dict(re.findall(r'^(\w+) = "(.*)"$', section[1], re.MULTILINE))
     assert set(declared) == {"eval", "score", "serve"}
     monkeypatch.setitem(sys.modules, "ray", None)
     for command, value in declared.items():
         module, _, name = value.partition(":")
         runner = getattr(importlib.import_module(module), name)
         assert callable(runner)
-        with pytest.raises(MissingExtraError, match=rf"cocoa {command} --ray needs ray"), connected(f"cocoa {command} --ray"):
+        with (
+            pytest.raises(MissingExtraError, match=rf"cocoa {command} --ray needs ray"),
+            connected(f"cocoa {command} --ray"),
+        ):
             pass
 
 

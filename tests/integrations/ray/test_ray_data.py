@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cocoa_engine import CocoaConfig, CocoaEngine
+from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.cli.score_rows import score_rows
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.model.load_options import LoadOptions
@@ -27,15 +27,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
 HALVES = {"actors": 2, "num_cpus": 0.5}  # of a logical core: the replicas of other tests may have the others
 
+UNCACHED = Runtime(prefix_cache_mb=0)
+"""What an engine has read before decides how it rounds, and which actor gets which rows is a matter of time."""
+
 
 @pytest.fixture
 def load(tiny_folder: str) -> LoadOptions:
-    return LoadOptions(model_name=tiny_folder)
+    return LoadOptions(model_name=tiny_folder, runtime=UNCACHED)
 
 
 @pytest.fixture
 def engine_here(tiny_folder: str) -> CocoaEngine:
-    return CocoaEngine.from_pretrained(tiny_folder)
+    return CocoaEngine.from_pretrained(tiny_folder, runtime=UNCACHED)
 
 
 def rows(count: int) -> list[str]:

@@ -11,6 +11,7 @@
 #   make lock    write requirements-lock.txt anew (Python 3.11 on Linux x86-64)
 #   make audit   look the locked packages up in the list of known vulnerabilities
 #   make conformance  run suites that others wrote against the server (about ten minutes, needs npm)
+#   make ray     test what runs on a Ray cluster, on one of this machine (about six minutes; Ray is 641 MB)
 #   make sbom    write dist/sbom.cdx.json: what the tests ran with, as a CycloneDX bill of materials
 
 PYTHON ?= python3
@@ -37,7 +38,7 @@ BROWSER = @{ command -v chromium || command -v chromium-browser || command -v go
 	apt-get -qq install -y --no-install-recommends chromium; } >/dev/null 2>&1; } \
 	|| echo "No Chromium: the tests that look at pages are skipped."
 
-.PHONY: demo lint check test docs wheel floors test-floors bench lock audit sbom conformance architectures fuzz clean
+.PHONY: demo lint check test docs wheel floors test-floors bench lock audit sbom conformance ray architectures fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/cocoa ask "Who wrote Pride and Prejudice?" --compare greedy --table --stop .
@@ -84,6 +85,9 @@ sbom: $(VENV)/.dev .venv-release/.release
 conformance: $(VENV)/.dev .venv-conformance/.ready
 	$(BIN)/python -m tests.conformance
 
+ray: .venv-ray/.ready
+	OMP_NUM_THREADS=1 .venv-ray/bin/python -m pytest tests/integrations/ray
+
 architectures: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.architectures $(NAMES)
 
@@ -100,6 +104,15 @@ $(BIN)/python:
 .venv-conformance/.ready: tests/conformance/requirements.txt
 	$(PYTHON) -m venv .venv-conformance
 	.venv-conformance/bin/python -m pip install -qq --disable-pip-version-check -r $<
+	touch $@
+
+# Above the packages of $(VENV), in which it installs nothing.
+.venv-ray/.ready: $(VENV)/.dev tests/integrations/ray/requirements.txt
+	$(BIN)/python -m venv .venv-ray
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+		> "$$(.venv-ray/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/below.pth"
+	.venv-ray/bin/python -m pip install -qq --disable-pip-version-check -c $(PINS) -e ".[ray]"
+	.venv-ray/bin/python -m pip install -qq --disable-pip-version-check -r tests/integrations/ray/requirements.txt
 	touch $@
 
 .venv-release/.release: $(PINS)
@@ -127,6 +140,6 @@ $(VENV)/.docs: $(VENV)/.demo
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-floors .venv-lock .venv-release .venv-conformance site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-floors .venv-lock .venv-release .venv-conformance .venv-ray site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 	rm -rf $(VENV) .venv-floors site .pytest_cache .mypy_cache .ruff_cache .hypothesis .architectures.jsonl

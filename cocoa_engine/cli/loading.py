@@ -32,7 +32,7 @@ def load_engine(
     Raises:
         CocoaError: as :meth:`CocoaEngine.from_pretrained`.
     """
-    runtime = Runtime(forward=options.forward, **of_runtime)  # validated there
+    declared = declared_options(model, options, calibrator, **of_runtime)
     console = Console(stderr=True, quiet=not sys.stderr.isatty())
     with console.status(Text(f"Loading {model or 'the embedded model'} …")):
         import torch
@@ -47,18 +47,24 @@ def load_engine(
             transformers_logging.set_verbosity_error()
             hub_logging.set_verbosity(logging.CRITICAL)  # hide retry messages; the final error is reported anyway
             transformers_logging.disable_progress_bar()  # it would write through the spinner
-        declared = load_options.LoadOptions(
-            model_name=model,
-            tokenizer_name=options.tokenizer,
-            model_kwargs={"revision": options.revision} if options.revision else {},
-            dtype=options.dtype,
-            device_map=options.device_map,
-            runtime=runtime,
-            allow_pickle=options.allow_pickle,
-            trust_remote_code=options.trust_remote_code,
-            calibrator=_calibrator(calibrator),
-        )
         return CocoaEngine.from_pretrained(**load_options.loading_arguments(declared))
+
+
+def declared_options(
+    model: str | None, options: LoadOptions, calibrator: Path | None = None, **of_runtime: Any
+) -> load_options.LoadOptions:
+    """How a model is loaded, as the engine declares it. The arguments are those of :func:`load_engine`."""
+    return load_options.LoadOptions(
+        model_name=model,
+        tokenizer_name=options.tokenizer,
+        model_kwargs={"revision": options.revision} if options.revision else {},
+        dtype=options.dtype,
+        device_map=options.device_map,
+        runtime=Runtime(forward=options.forward, **of_runtime),
+        allow_pickle=options.allow_pickle,
+        trust_remote_code=options.trust_remote_code,
+        calibrator=_calibrator(calibrator),
+    )
 
 
 def _calibrator(given: Path | None) -> str | None:

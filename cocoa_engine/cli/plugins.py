@@ -13,9 +13,12 @@ from typing import Any
 import typer
 from typer.main import get_command
 
-from cocoa_engine.errors import CocoaError
+from cocoa_engine.errors import CocoaError, MissingExtraError
 
 GROUP = "cocoa.commands"
+
+RAY = "cocoa.ray"
+"""The group of entry points that run a command on a Ray cluster. Each is named after its command."""
 
 
 @cache
@@ -40,3 +43,15 @@ def load_command(name: str) -> Any:
     single = typer.Typer(add_completion=False, rich_markup_mode="rich")
     single.command(name, cls=getattr(function, "command_class", None))(function)
     return get_command(single)
+
+
+def ray_runner(command: str) -> Any:
+    """The function that runs a command on a Ray cluster.
+
+    Raises:
+        MissingExtraError: no package provides one.
+    """
+    for entry in entry_points(group=RAY):
+        if entry.name == command:
+            return entry.load()
+    raise MissingExtraError(f"cocoa {command} --ray needs ray: pip install 'cocoa-integrations[ray]'")

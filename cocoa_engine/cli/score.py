@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cocoa_engine.cli.export import Html, check_writable, write
-from cocoa_engine.cli.loading import load_engine
+from cocoa_engine.cli.loading import declared_options, load_engine
 from cocoa_engine.cli.options import OTHER_METHODS, Calibrator, Json, LoadOptions, Model, NoColor, with_options
+from cocoa_engine.cli.ray_options import Actors, NumCpus, NumGpus, Ray, runner_of
 from cocoa_engine.cli.score_rows import score_rows
 from cocoa_engine.cli.terminal import output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
@@ -42,9 +43,11 @@ def score(
     jsonl: Annotated[
         Path | None,
         typer.Option(
+            "--rows",
+            "--jsonl",
             metavar="FILE",
-            help="Answers from elsewhere: a JSON object a line with prompt and text, and optionally the source, a part "
-            "of the prompt. Needs --out.",
+            help="Answers from elsewhere: Parquet, or a JSON object a line, with prompt and text, and optionally the "
+            "source, a part of the prompt. Needs --out.",
         ),
     ] = None,
     out: Annotated[
@@ -52,31 +55,46 @@ def score(
         typer.Option(
             metavar="FILE",
             dir_okay=False,
-            help="Where the rows of --jsonl are written with their risk; a row that cannot be scored gets an error.",
+            help="Where the rows of --rows are written with their risk, as Parquet if the file is named so; a row that "
+            "cannot be scored gets an error.",
         ),
     ] = None,
+    ray: Ray = False,
+    actors: Actors = None,
+    num_cpus: NumCpus = None,
+    num_gpus: NumGpus = None,
 ) -> None:
     """Score a text after a prompt: its log-probability, its layer disagreement and the method's score.
 
-    With --html or --jsonl, each text is divided at its risk points, as an answer would be, so that its claims and
+    With --html or --rows, each text is divided at its risk points, as an answer would be, so that its claims and
     sentences have a risk of their own.
     """
     given = text or []
     if (jsonl is None) != (out is None):
-        raise ConfigError("--jsonl and --out go together: the rows to score, and the file for their risk")
+        raise ConfigError("--rows and --out go together: the rows to score, and the file for their risk")
     if jsonl is not None and (prompt is not None or given or html is not None or json):
-        raise ConfigError("--jsonl has the prompts and texts: leave --prompt, --text, --html and --json out")
+        raise ConfigError("--rows has the prompts and texts: leave --prompt, --text, --html and --json out")
     if jsonl is None and (prompt is None or not given):
-        raise ConfigError("give --prompt and --text, or --jsonl and --out")
+        raise ConfigError("give --prompt and --text, or --rows and --out")
+    runner = runner_of("score", ray, actors=actors, num_cpus=num_cpus, num_gpus=num_gpus)
+    if ray and jsonl is None:
+        raise ConfigError("--ray is for many rows: give --rows and --out")
     check_writable(html=html, out=out)
-    engine = load_engine(model, loading, calibrator)
+    engine = None if runner is not None else load_engine(model, loading, calibrator)
     if jsonl is not None and out is not None:
-        failed, total = score_rows(engine, jsonl, out, config)
+        if runner is not None:
+            load = declared_options(model, loading, calibrator)
+            share = {"actors": actors, "num_cpus": num_cpus, "num_gpus": num_gpus, "threads": loading.threads}
+            failed, total = runner(load, jsonl, out, config, **share)
+        else:
+            assert engine is not None
+            failed, total = score_rows(engine, jsonl, out, config)
         print_note(f"{total} rows written to {out}" + (f", {failed} of them with an error" if failed else ""))
         if failed == total:
             raise typer.Exit(1)
         return
     assert prompt is not None
+    assert engine is not None
     if html is not None:
         write(html, render(engine.score(prompt, given, config=config, divide=True), "html", title=prompt))
     if len(given) > 1:

@@ -1,14 +1,18 @@
-"""The risk of answers from elsewhere, as rows of JSON lines; the implementation of ``cocoa score --jsonl``."""
+"""The risk of answers from elsewhere, as rows of JSON lines or Parquet: ``cocoa score --rows``."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.datasets.files import read_text
+from cocoa_engine.datasets.files import read_parquet, read_text
 from cocoa_engine.errors import CocoaError, DataError
+from cocoa_engine.optional import need
+from cocoa_engine.output_files import draft_of
 from cocoa_engine.rendering.verdict import verdict
 
 if TYPE_CHECKING:
@@ -16,15 +20,15 @@ if TYPE_CHECKING:
 
 
 def score_rows(engine: CocoaEngine, given: Path, out: Path, config: CocoaConfig) -> tuple[int, int]:
-    """Score the rows of a file, and write each with its risk as soon as it is known.
+    """Score the rows of a file, and write each with its risk as soon as it is known; Parquet at the end.
 
     A row is an object with ``prompt`` and ``text``; ``source``, if given, is a part of the prompt. What else it has is
     kept. ``risk`` is added, or ``error`` if the row cannot be scored.
 
     Args:
         engine: the engine.
-        given: the file to read, one JSON object a line. Empty lines are left out.
-        out: the file to write.
+        given: the file to read: Parquet, or one JSON object a line. Empty lines are left out.
+        out: the file to write: Parquet if it is named so, otherwise JSON lines.
         config: the settings.
 
     Returns:
@@ -33,27 +37,74 @@ def score_rows(engine: CocoaEngine, given: Path, out: Path, config: CocoaConfig)
     Raises:
         DataError: the file cannot be read, has no rows, or is not text.
     """
-    # str.splitlines would also split at characters that may occur inside a JSON string
-    lines = [line for line in read_text(given).split("\n") if line.strip()]
-    if not lines:
-        raise DataError(f"{given} has no rows.")
-    failed = 0
-    with out.open("w", encoding="utf-8") as file:
+    lines, failed = read_rows(given), 0
+    with writing(out) as write:
         for number, line in enumerate(lines, start=1):
-            row: dict[str, Any] = {}
-            try:
-                row = _row(line)
-                source = row.get("source")
-                scored = engine.score(
-                    row["prompt"], row["text"], config=config, divide=True, source=None if source is None else [source]
-                )
-                row["risk"] = risk_of_row(scored)
-            except (CocoaError, ValueError, RecursionError) as error:
-                failed += 1
-                row["error"] = f"row {number}: {error}"
-            file.write(_line(row) + "\n")
-            file.flush()
+            scored, has_error = scored_row(engine, number, line, config)
+            failed += has_error
+            write(scored)
     return failed, len(lines)
+
+
+def read_rows(file: Path) -> list[str]:
+    """The rows of a file, each as JSON. Empty lines are left out; a line need not be JSON.
+
+    Raises:
+        DataError: the file cannot be read, has no rows, or is not text.
+    """
+    if _is_parquet(file):
+        lines = [json.dumps(dict(row), ensure_ascii=False, default=str) for _, row in read_parquet(file)]
+    else:
+        # str.splitlines would also split at characters that may occur inside a JSON string
+        lines = [line for line in read_text(file).split("\n") if line.strip()]
+    if not lines:
+        raise DataError(f"{file} has no rows.")
+    return lines
+
+
+def scored_row(engine: CocoaEngine, number: int, line: str, config: CocoaConfig) -> tuple[str, bool]:
+    """A row with its risk or its error as a JSON line, and whether it has an error.
+
+    Args:
+        engine: the engine.
+        number: the number of the row, from 1.
+        line: the row, from :func:`read_rows`.
+        config: the settings.
+    """
+    row: dict[str, Any] = {}
+    try:
+        row = _row(line)
+        source = row.get("source")
+        scored = engine.score(
+            row["prompt"], row["text"], config=config, divide=True, source=None if source is None else [source]
+        )
+        row["risk"] = risk_of_row(scored)
+    except (CocoaError, ValueError, RecursionError) as error:
+        row["error"] = f"row {number}: {error}"
+        return _line(row), True
+    return _line(row), False
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[Callable[[str], None]]:
+    """Yield a function that writes a row, given as JSON. Parquet is written at the end, as a whole.
+
+    Raises:
+        MissingExtraError: the file is Parquet, and pyarrow is not installed.
+    """
+    if _is_parquet(out):
+        need("pyarrow.parquet", extra="eval", what="writing parquet files")
+        rows: list[str] = []
+        yield rows.append
+        _write_parquet(rows, out)
+        return
+    with out.open("w", encoding="utf-8") as file:
+
+        def write(line: str) -> None:
+            file.write(line + "\n")
+            file.flush()
+
+        yield write
 
 
 def risk_of_row(generation: Generation) -> dict[str, Any]:
@@ -65,6 +116,22 @@ def risk_of_row(generation: Generation) -> dict[str, Any]:
         "check": [{**one.model_dump(), "risk": _finite(one.risk)} for one in generation.check_these()],
         "sentences": [{"start": one.start, "end": one.end, "risk": _finite(one.risk)} for one in generation.sentences],
     }
+
+
+def _is_parquet(file: Path) -> bool:
+    return file.suffix.lower() == ".parquet"
+
+
+def _write_parquet(lines: Sequence[str], out: Path) -> None:
+    """Write rows as Parquet. What a row lacks is null."""
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = [json.loads(line) for line in lines]
+    columns = dict.fromkeys(name for row in rows for name in row)
+    table = pyarrow.Table.from_pylist([{name: row.get(name) for name in columns} for row in rows])
+    with draft_of(out) as draft:
+        parquet.write_table(table, draft)
 
 
 def _row(line: str) -> dict[str, Any]:

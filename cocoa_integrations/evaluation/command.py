@@ -9,8 +9,9 @@ import typer
 from typer.core import TyperCommand
 
 from cocoa_engine.cli.dataset_options import short_name
-from cocoa_engine.cli.loading import load_engine
+from cocoa_engine.cli.loading import declared_options, load_engine
 from cocoa_engine.cli.options import LoadOptions, Model, with_options
+from cocoa_engine.cli.ray_options import Actors, NumCpus, NumGpus, Ray, runner_of
 from cocoa_engine.cli.terminal import on_interrupt
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
@@ -71,6 +72,10 @@ def evaluate(
         ),
     ] = None,
     markdown: Markdown = False,
+    ray: Ray = False,
+    actors: Actors = None,
+    num_cpus: NumCpus = None,
+    num_gpus: NumGpus = None,
 ) -> None:
     """Evaluate decoding methods on a benchmark's data file, with a table like those of the paper."""
     from cocoa_integrations.evaluation.arms import make_arms
@@ -81,6 +86,14 @@ def evaluate(
     from cocoa_integrations.evaluation.table_text import show
     from cocoa_integrations.evaluation.tasks import find_task
 
+    share = {"actors": actors, "num_cpus": num_cpus, "num_gpus": num_gpus}
+    runner = runner_of("eval", ray, **share)
+
+    def load() -> Any:
+        if runner is None:
+            return load_engine(model, loading)
+        return runner(declared_options(model, loading), **share, threads=loading.threads)
+
     chosen = find_task(task)
     out = out or Path(f"{chosen.name}-{short_name(model)}")
     arms = make_arms(_list(methods), _list(metrics), [_number(alpha) for alpha in _list(alphas)])
@@ -89,7 +102,7 @@ def evaluate(
     kept = on_interrupt(f"the finished samples are kept in {out}: repeat the command to resume")
     with kept, progress_bar(chosen.name) as (begin, advance):
         results = run(
-            lambda: load_engine(model, loading),
+            load,
             chosen,
             samples,
             arms,

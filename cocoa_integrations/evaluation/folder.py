@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,15 @@ class RunFolder:
                 raise ValueError(f"there is already a row of {_key(row)}")
         append_lines(self.path / SAMPLES, added)
         self.rows.update({_key(row): row for row in added})
+
+    def sort(self, keys: Sequence[tuple[str, str]]) -> None:
+        """Put the rows in an order. ``samples.jsonl`` is replaced as a whole.
+
+        Args:
+            keys: the arm and sample id of each row.
+        """
+        self.rows = {key: self.rows[key] for key in keys}
+        self.write(SAMPLES, _lines(self.rows.values()))
 
     def write(self, name: str, text: str) -> None:
         """Write a file atomically."""
@@ -118,11 +127,15 @@ class _Run(BaseModel):
 
 def append_lines(file: Path, values: Iterable[Mapping[str, Any]]) -> None:
     """Append values to a file of JSON lines. On return they have been written to disk."""
-    text = "".join(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n" for value in values)
+    text = _lines(values)
     with file.open("a", encoding="utf-8") as lines:
         lines.write(text)
         lines.flush()
         os.fsync(lines.fileno())
+
+
+def _lines(values: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n" for value in values)
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:

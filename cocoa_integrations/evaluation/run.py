@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from cocoa_engine import METHODS, CocoaConfig, Span, __version__
 from cocoa_engine.errors import ConfigError, DataError, PromptError
 from cocoa_integrations.evaluation.arms import Arm
+from cocoa_integrations.evaluation.chunks import Chunk, Engines, Row, chunk_size, chunks_of, keys_in_order
 from cocoa_integrations.evaluation.files import fingerprint
 from cocoa_integrations.evaluation.folder import RESULTS, SAMPLES, TABLE, RunFolder, open_folder
 from cocoa_integrations.evaluation.metrics import rejected
@@ -26,11 +27,10 @@ if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
 
 FORMAT = 1
-_BATCHES = 2  # batches stored together: with more, batches are filled better, but an interruption loses more samples
 
 
 def evaluate(
-    engine: CocoaEngine | Callable[[], CocoaEngine],
+    engine: CocoaEngine | Engines | Callable[[], CocoaEngine | Engines],
     task: EvalTask,
     samples: Sequence[Sample],
     arms: Sequence[Arm],
@@ -48,7 +48,8 @@ def evaluate(
     """Run or resume an evaluation, and write its results.
 
     Args:
-        engine: the engine, or a function that loads it. It is called only if there is work left.
+        engine: the engine, or a function that loads it. It is called only if there is work left. It can also be
+            many engines in other processes; the rows are the same.
         task: one of :data:`~cocoa_integrations.evaluation.tasks.TASKS`.
         samples: from :func:`~cocoa_integrations.evaluation.data.load_samples`.
         arms: from :func:`~cocoa_integrations.evaluation.arms.make_arms`. The first is the baseline of the table.
@@ -79,7 +80,7 @@ def evaluate(
         raise ConfigError("an evaluation needs at least one sample and one arm")
     shared = shared_settings(task, config or CocoaConfig())
     if model is None:
-        if callable(engine):
+        if callable(engine) or isinstance(engine, Engines):
             raise ConfigError("give model=... to describe the model that the function loads")
         model = {"name": engine.model_name, "dtype": str(engine.model.dtype)}
     settings = {
@@ -102,6 +103,9 @@ def evaluate(
             for rows in _rows(loaded, task, samples, arms, shared, folder):
                 folder.append(rows)
                 advance(len(rows))
+            if isinstance(loaded, Engines):  # the rows came in any order
+                size = chunk_size(task, loaded.batch_size)
+                folder.sort(keys_in_order(samples, arms, size))
         results = {"settings": settings, "samples": len(samples), "arms": summarise(task, arms, folder.rows.values())}
         folder.write(RESULTS, dumps(results, indent=2, ensure_ascii=False) + "\n")
         folder.write(TABLE, markdown(report(task, results, paper_model)))
@@ -199,37 +203,46 @@ def identity(sample: Sample) -> str:
 
 
 def _rows(
-    engine: CocoaEngine,
+    engine: CocoaEngine | Engines,
     task: EvalTask,
     samples: Sequence[Sample],
     arms: Sequence[Arm],
     shared: CocoaConfig,
     folder: RunFolder,
-) -> Iterator[list[dict[str, Any]]]:
-    """The missing rows.
+) -> Iterator[list[Row]]:
+    """The missing rows."""
+    if isinstance(engine, Engines):
+        size = chunk_size(task, engine.batch_size)
+        yield from engine.measure(list(chunks_of(samples, arms, folder.rows, size)), task, shared)
+        return
+    for chunk in chunks_of(samples, arms, folder.rows, chunk_size(task, engine.runtime.max_batch_size)):
+        yield from measured(engine, task, chunk, shared)
 
-    The arms take turns, so that an interrupted run has the same samples of each and the prompt cache is reused. For a
-    multiple-choice question, the forward passes are run once for all arms that need the same statistics.
+
+def measured(engine: CocoaEngine, task: EvalTask, chunk: Chunk, shared: CocoaConfig) -> Iterator[list[Row]]:
+    """The rows of a chunk, those of one arm together.
+
+    For a multiple-choice question, the forward passes are run once for all arms that need the same statistics.
+
+    Args:
+        engine: the engine.
+        task: the task.
+        chunk: the samples.
+        shared: the settings that all arms share.
     """
-    size = 1 if task.multiple_choice else _BATCHES * engine.runtime.max_batch_size
-    for start in range(0, len(samples), size):
-        measure: Callable[..., Iterator[dict[str, Any]]] = partial(_score, {}) if task.multiple_choice else _generate
-        for arm in arms:
-            missing = [one for one in samples[start : start + size] if (str(arm), one.id) not in folder.rows]
-            if missing:
-                yield [
-                    {
-                        "arm": str(arm),
-                        "id": sample.id,
-                        **arm._asdict(),
-                        "sample": identity(sample),
-                        **sample.model_dump(include={"question", "references", "incorrect", "context"}),
-                        **measured,
-                    }
-                    for sample, measured in zip(
-                        missing, measure(engine, task, missing, arm.config(shared)), strict=True
-                    )
-                ]
+    measure: Callable[..., Iterator[Row]] = partial(_score, {}) if task.multiple_choice else _generate
+    for arm, missing in chunk:
+        yield [
+            {
+                "arm": str(arm),
+                "id": sample.id,
+                **arm._asdict(),
+                "sample": identity(sample),
+                **sample.model_dump(include={"question", "references", "incorrect", "context"}),
+                **values,
+            }
+            for sample, values in zip(missing, measure(engine, task, missing, arm.config(shared)), strict=True)
+        ]
 
 
 def _generate(

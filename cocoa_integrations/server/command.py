@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cocoa_engine import Runtime
-from cocoa_engine.cli.loading import load_engine
+from cocoa_engine.cli.loading import declared_options, load_engine
 from cocoa_engine.cli.options import Calibrator, LoadOptions, Model, with_options
+from cocoa_engine.cli.ray_options import PANEL, NumCpus, NumGpus, runner_of
 from cocoa_engine.cli.terminal import print_note
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CocoaError, ConfigError
@@ -102,21 +103,62 @@ def serve(
         int, typer.Option(min=1, help="Maximum number of answers that are decoded together.", rich_help_panel=LIMITS)
     ] = Runtime.model_fields["max_batch_size"].default,
     max_queue: Annotated[
-        int,
-        typer.Option(min=0, help="Maximum number of answers that wait. More get status 429.", rich_help_panel=LIMITS),
-    ] = Runtime.model_fields["max_queue"].default,
+        int | None,
+        typer.Option(
+            min=0,
+            help="Maximum number of answers that wait. More get status 429. Default: "
+            f"{Runtime.model_fields['max_queue'].default}; with --ray as many, for each replica, as are decoded "
+            "together.",
+            show_default=False,
+            rich_help_panel=LIMITS,
+        ),
+    ] = None,
     max_n: Annotated[int, typer.Option(min=1, help="Maximum of n in a request.", rich_help_panel=LIMITS)] = 8,
     max_answer_tokens: Annotated[
         int, typer.Option(min=1, help="Maximum of max_tokens in a request.", rich_help_panel=LIMITS)
     ] = 32768,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Maximum size of a request.", rich_help_panel=LIMITS)] = 4
     * 2**20,
+    ray: Annotated[
+        bool,
+        typer.Option(
+            "--ray",
+            help="Serve replicas on a Ray cluster: that of RAY_ADDRESS, the one of this machine, or a new one.",
+            rich_help_panel=PANEL,
+        ),
+    ] = False,
+    replicas: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of replicas. Default: 1.", show_default=False, rich_help_panel=PANEL),
+    ] = None,
+    min_replicas: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Least number of replicas, if the load decides.", show_default=False, rich_help_panel=PANEL
+        ),
+    ] = None,
+    max_replicas: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Largest number of replicas, if the load decides.", show_default=False, rich_help_panel=PANEL
+        ),
+    ] = None,
+    num_cpus: NumCpus = None,
+    num_gpus: NumGpus = None,
 ) -> None:
     """Serve a model with OpenAI's protocol: any OpenAI client gets its answers, and the risk of every span.
 
     The decoding settings are the defaults of requests, which can change them.
     """
     need("uvicorn", extra="serve", what="cocoa serve")
+    of_ray = {
+        "replicas": replicas,
+        "min_replicas": min_replicas,
+        "max_replicas": max_replicas,
+        "num_cpus": num_cpus,
+        "num_gpus": num_gpus,
+    }
+    runner = runner_of("serve", ray, **of_ray)
     from cocoa_integrations.server.app import create_app
     from cocoa_integrations.server.draining import DrainingServer, listening
     from cocoa_integrations.server.settings import ServerSettings
@@ -135,7 +177,11 @@ def serve(
         max_answer_tokens=max_answer_tokens,
         max_body_bytes=max_body_bytes,
     )
-    runtime = {"max_batch_size": max_batch_size, "max_queue": max_queue}
+    runtime = {"max_batch_size": max_batch_size, **({} if max_queue is None else {"max_queue": max_queue})}
+    if runner is not None:
+        declared = declared_options(model, loading, calibrator, **runtime)
+        runner(declared, config, settings, threads=loading.threads, **of_ray)
+        return
 
     def load() -> CocoaEngine:
         engine = load_engine(model, loading, calibrator, **runtime)

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from cocoa_engine import METHODS, CocoaConfig, Runtime
+from cocoa_integrations.ray.settings import RaySettings
 from cocoa_integrations.server import ServerSettings
 from docs._generate.markdown import code, prose, table, type_name
 
@@ -29,6 +30,11 @@ def server_settings() -> str:
     return _table(ServerSettings)
 
 
+def ray_settings() -> str:
+    """The table of ``RaySettings``."""
+    return _table(RaySettings)
+
+
 def _table(model: type[BaseModel]) -> str:
     rows = [
         [f"{code(name)}{{#{name}}}", code(_default(field)), _values(name, field), prose(field.description or "")]
@@ -38,6 +44,8 @@ def _table(model: type[BaseModel]) -> str:
 
 
 def _default(field: FieldInfo) -> str:
+    if field.default_factory is not None:
+        return f"{type_name(field.annotation)}()"
     return repr(field.default).replace("'", '"')
 
 

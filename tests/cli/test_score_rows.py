@@ -98,4 +98,4 @@ def test_options_that_make_no_sense(cocoa: Cocoa, tmp_path: Path, options: tuple
     file.write_text("{}\n", encoding="utf-8")
     result = cocoa("score", *(option.format(file=file) for option in options))
     assert result.exit_code == 2
-    assert "--jsonl" in result.stderr
+    assert "--rows" in result.stderr

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from cocoa_engine import CocoaConfig, Runtime
+from cocoa_integrations.ray.settings import RaySettings
 from cocoa_integrations.server import ServerSettings
 from docs._generate.command_line import command_line, commands, parameters
 from docs._generate.error_classes import error_classes, public_errors
+from docs._generate.markdown import type_name
 from docs._generate.metadata_keys import entry_types, metadata_keys
-from docs._generate.setting_tables import runtime_settings, server_settings, settings
+from docs._generate.setting_tables import ray_settings, runtime_settings, server_settings, settings
 from tests.helpers.pages import DOCS
 
 API = {page.name: page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("api-*.md")}
@@ -25,6 +28,7 @@ PACKAGES = {
     "cocoa_integrations.llama_index": "api-llama-index.md",
     "cocoa_integrations.transformers": "api-transformers.md",
     "cocoa_integrations.server": "api-server.md",
+    "cocoa_integrations.ray": "api-server.md",
     "cocoa_integrations.evaluation": "api-more.md",
     "cocoa_integrations.lm_eval": "api-more.md",
     "cocoa_engine.datasets": "api-more.md",
@@ -48,14 +52,26 @@ def test_what_is_documented_exists_and_has_a_docstring(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "table"), [(CocoaConfig, settings), (Runtime, runtime_settings), (ServerSettings, server_settings)]
+    ("model", "table"),
+    [
+        (CocoaConfig, settings),
+        (Runtime, runtime_settings),
+        (ServerSettings, server_settings),
+        (RaySettings, ray_settings),
+    ],
 )
 def test_tables_of_settings(model: type[BaseModel], table: Any) -> None:
     rows = re.findall(r"^\| `(\w+)`\{#\1\} \| `(.*?)` \| (.+?) \| (.+?) \|$", table(), re.MULTILINE)
     assert [(name, default) for name, default, _, _ in rows] == [
-        (name, repr(field.default).replace("'", '"')) for name, field in model.model_fields.items()
+        (name, _default(field)) for name, field in model.model_fields.items()
     ]
     assert all(len(meaning) > 10 for _, _, _, meaning in rows)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default_factory is not None:
+        return f"{type_name(field.annotation)}()"
+    return repr(field.default).replace("'", '"')
 
 
 def test_values_of_settings() -> None:

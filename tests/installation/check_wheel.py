@@ -32,16 +32,17 @@ OPTIONAL = {
     "llama_index.core": {"llama-index", "remote"},
     "langchain_openai": {"remote"},
     "llama_index.llms.openai_like": {"remote"},
-    "llguidance": {"tools", "serve"},
-    "fastapi": {"serve"},
-    "uvicorn": {"serve"},
-    "opentelemetry": {"tracing", "serve"},  # FastAPI needs it too
+    "llguidance": {"tools", "serve", "ray"},
+    "fastapi": {"serve", "ray"},
+    "uvicorn": {"serve", "ray"},
+    "ray": {"ray"},
+    "opentelemetry": {"tracing", "serve", "ray"},  # FastAPI needs it too
     "matplotlib": {"plot", "risk"},
     "sklearn": {"risk", "eval"},
     "scipy": {"risk", "eval"},
     "lm_eval": {"eval"},
     "datasets": {"eval"},
-    "pyarrow": {"eval"},
+    "pyarrow": {"eval", "ray"},
     "rouge_score": {"eval"},
 }
 
@@ -75,6 +76,7 @@ for extra, call in {
     "langchain": imports("cocoa_integrations.langchain"),
     "llama-index": imports("cocoa_integrations.llama_index"),
     "serve": lambda: importlib.import_module("cocoa_integrations.server").create_app,
+    "ray": lambda: importlib.import_module("cocoa_integrations.ray").app,
     "eval": imports("cocoa_integrations.lm_eval"),
     "agents": lambda: _chat_model("openai:gpt"),
     "tools": lambda: engine.constrain(regex="a"),

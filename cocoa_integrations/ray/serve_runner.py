@@ -1,0 +1,129 @@
+"""``cocoa serve --ray``: the server on a Ray cluster, until a signal."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cocoa_engine import CocoaConfig
+from cocoa_engine.cli.terminal import print_note
+from cocoa_engine.errors import CocoaError, ConfigError
+from cocoa_engine.model.load_options import LoadOptions
+from cocoa_integrations.ray.cluster import connected, everywhere, require_cores
+from cocoa_integrations.ray.pool import last_line
+from cocoa_integrations.ray.settings import RaySettings
+from cocoa_integrations.server.draining import listening
+from cocoa_integrations.server.settings import ServerSettings
+
+NAME = "cocoa"
+"""Of the application in Ray Serve."""
+
+
+def serve(load: LoadOptions, config: CocoaConfig, server: ServerSettings, **of_ray: Any) -> None:
+    """Serve replicas of an engine until SIGTERM or Ctrl-C. Running answers then have ``shutdown_timeout`` to end.
+
+    Args:
+        load: how the model is loaded.
+        config: the decoding settings of requests that give none.
+        server: who may use the server, and the limits of a request.
+        **of_ray: fields of :class:`~cocoa_integrations.ray.RaySettings`; `None` is the default.
+
+    Raises:
+        ConfigError: the settings contradict each other, the address is taken, or this machine has too few cores.
+        CocoaError: the replicas could not start.
+    """
+    load = everywhere(load)
+    given = {name: value for name, value in of_ray.items() if value is not None}
+    # the address is known here, and so are the names by which clients may call
+    named = server.model_copy(update={"allowed_hosts": server.known_hosts, "port": _free(server)})
+    model = load.model_copy(update={"model_name": None})
+    settings = RaySettings(model=load.model_name, loading=model, decoding=config, server=named, **given)
+    # in this order, since Ray takes signals too
+    with connected("cocoa serve --ray") as own, _signals() as stopped:
+        if own:
+            replicas = (settings.min_replicas or 1) if settings.scales else settings.replicas
+            require_cores(replicas * settings.num_cpus, f"{replicas} replicas")
+        _serve(settings, stopped, own)
+    if signal.SIGINT in stopped.by:
+        raise KeyboardInterrupt
+
+
+def _serve(settings: RaySettings, stopped: _Stopped, own: bool) -> None:
+    from ray import serve
+
+    from cocoa_integrations.ray.application import ENGINE, app
+
+    address = {"host": settings.server.host, "port": settings.server.port}
+    serve.start(http_options=address)
+    try:
+        try:
+            serve.run(app(settings), name=NAME, route_prefix="/")
+        except RuntimeError as error:
+            state = serve.status().applications.get(NAME)
+            told = (
+                state.deployments[ENGINE].message if state is not None and ENGINE in state.deployments else str(error)
+            )
+            raise CocoaError(f"the replicas could not start: {last_line(told)}") from None
+        print_note(f"serving on http://{address['host']}:{address['port']} (Ctrl-C stops)")
+        stopped.wait()
+    finally:
+        if own:
+            serve.delete(NAME)  # waits for running answers
+            serve.shutdown()
+        else:
+            serve.delete(NAME)
+
+
+class _Stopped:
+    """Whether a signal has come.
+
+    Attributes:
+        by: the signals.
+    """
+
+    def __init__(self) -> None:
+        self.by: list[int] = []
+        self._event = threading.Event()
+
+    def __call__(self, number: int, frame: object) -> None:
+        self.by.append(number)
+        self._event.set()
+        signal.signal(number, signal.default_int_handler)  # the second one does not wait
+
+    def wait(self) -> None:
+        """Wait for one."""
+        while not self._event.wait(0.2):  # in short steps, so that the handler can run
+            pass
+
+
+@contextmanager
+def _signals() -> Iterator[_Stopped]:
+    """Take SIGTERM and SIGINT within the block."""
+    stopped = _Stopped()
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigError("cocoa serve --ray runs in the main thread, which takes signals")
+    before = {number: signal.signal(number, stopped) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _free(server: ServerSettings) -> int:
+    """The port, or a free one for 0.
+
+    Raises:
+        ConfigError: the address is taken.
+    """
+    opened = listening(server)
+    try:
+        port: int = opened.getsockname()[1]
+        return port
+    finally:
+        opened.shutdown(socket.SHUT_RDWR)
+        opened.close()

@@ -1,0 +1,189 @@
+"""A Ray cluster on this machine with two replicas of a tiny model, for tests of ``cocoa_integrations.ray``."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.helpers.reasoning_models import PLAIN
+from tests.helpers.served import CHAT
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+LIMIT = 60.0
+"""Seconds after which a request is taken to be stuck."""
+
+
+def endless_model(folder: Path) -> str:
+    """Save a tiny model whose answers do not end by themselves, and return the name of its folder."""
+    model, tokenizer = tiny_model("llama", seed=3, max_position_embeddings=4096), tiny_tokenizer()
+    model.generation_config.eos_token_id = model.config.eos_token_id = None
+    tokenizer.eos_token = None
+    tokenizer.chat_template = PLAIN
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as opened:
+        port: int = opened.getsockname()[1]
+        return port
+
+
+@contextmanager
+def cluster(folder: Path, *, num_cpus: int = 4) -> Iterator[None]:
+    """A cluster of this process, with token authentication. It ends with the block.
+
+    Args:
+        folder: for the token and the logs.
+        num_cpus: logical cores: on two real ones, two replicas and what Ray Data needs would not fit otherwise.
+    """
+    import ray
+
+    token = folder / "token"
+    token.write_text(secrets.token_hex(32), encoding="utf-8")
+    token.chmod(0o600)
+    os.environ.update(
+        RAY_AUTH_TOKEN_PATH=str(token),
+        OMP_NUM_THREADS="1",
+        RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S="10",  # on a busy machine a session would go elsewhere
+    )
+    ray.init(
+        address="local",
+        num_cpus=num_cpus,
+        include_dashboard=False,
+        object_store_memory=128 * 2**20,
+        _node_ip_address="127.0.0.1",
+        configure_logging=True,
+        log_to_driver=bool(os.environ.get("COCOA_RAY_LOGS")),
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def replicas() -> list[psutil.Process]:
+    """The processes of this cluster's replicas of the engine."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            if process.cmdline()[:1] == ["ray::ServeReplica:default:Engine"] or ":Engine." in process.cmdline()[0]:
+                found.append(process)
+    return found
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for something that the cluster does. It is asked seldom, since asking costs it time."""
+    for _ in range(int(LIMIT / 0.2)):
+        if condition():
+            return
+        time.sleep(0.2)
+    raise AssertionError("it never came to it")
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """An application that is served.
+
+    Attributes:
+        url: its address.
+    """
+
+    url: str
+
+    def post(self, body: Any, path: str = CHAT, **headers: str) -> httpx.Response:
+        """The response to one request."""
+        return httpx.post(self.url + path, json=body, headers=headers, timeout=LIMIT)
+
+    def values(self, name: str) -> dict[str, float]:
+        """The value of a metric for each replica; where it has more labels, their sum."""
+        text = httpx.get(self.url + "/metrics", timeout=LIMIT).text
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == name:
+                    replica = sample.labels["replica"]
+                    found[replica] = found.get(replica, 0) + sample.value
+        return found
+
+    @property
+    def running(self) -> int:
+        """The number of answers that are being decoded."""
+        return int(sum(self.values("cocoa:num_requests_running").values()))
+
+    @property
+    def count(self) -> int:
+        """The number of replicas that take calls."""
+        return int(httpx.get(self.url + "/health", timeout=LIMIT).json().get("replicas", 0))
+
+
+@contextmanager
+def served(**settings: Any) -> Iterator[Deployed]:
+    """The application in the cluster."""
+    from ray import serve
+
+    from cocoa_integrations.ray import RaySettings, app
+
+    port = free_port()
+    serve.start(http_options={"host": "127.0.0.1", "port": port}, proxy_location="HeadOnly")
+    serve.run(app(RaySettings(**settings)))
+    try:
+        yield Deployed(f"http://127.0.0.1:{port}")
+    finally:
+        serve.shutdown()
+
+
+class Reader:
+    """Reads a streamed answer in a thread.
+
+    Attributes:
+        events: the data of the events so far.
+        ended: whether the response is complete.
+        error: what the client's library raised.
+    """
+
+    def __init__(self, deployed: Deployed, body: dict[str, Any], **headers: str) -> None:
+        self.events: list[str] = []
+        self.status = 0
+        self.ended = False
+        self.error: Exception | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._read, args=(deployed, body, headers), daemon=True)
+        self._thread.start()
+
+    def _read(self, deployed: Deployed, body: dict[str, Any], headers: dict[str, str]) -> None:
+        try:
+            with httpx.stream("POST", deployed.url + CHAT, json=body, headers=headers, timeout=LIMIT) as response:
+                self.status = response.status_code
+                for line in response.iter_lines():
+                    if line.startswith("data: "):
+                        self.events.append(line.removeprefix("data: "))
+                    if self._stop.is_set():
+                        return
+                self.ended = True
+        except Exception as error:
+            self.error = error
+
+    def leave(self) -> None:
+        """Close the connection."""
+        self._stop.set()
+        self.finish()
+
+    def finish(self) -> None:
+        """Wait for the end of the response."""
+        self._thread.join(LIMIT)
+        assert not self._thread.is_alive()

@@ -1,0 +1,117 @@
+"""The files in ``deploy/`` are valid, as far as the packages that check them are installed, and agree with the code."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from cocoa_integrations.ray.settings import RaySettings
+from cocoa_integrations.server.routes import METRICS
+from cocoa_integrations.server.routes.health import LIVE, READY
+from tests.helpers.pages import ROOT
+
+DEPLOY = ROOT / "deploy"
+OF_KSERVE = {"minReplicas", "maxReplicas", "scaleMetric", "scaleTarget", "timeout"}
+"""Fields of a predictor of KServe 0.21 that a pod has not."""
+
+
+def read(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((DEPLOY / name).read_text(encoding="utf-8")))
+
+
+def containers() -> list[dict[str, Any]]:
+    (inference,) = read("kserve.yaml")
+    return [
+        *read("kubernetes.yaml")[0]["spec"]["template"]["spec"]["containers"],
+        *inference["spec"]["predictor"]["containers"],
+    ]
+
+
+def commands() -> list[list[str]]:
+    """Every ``cocoa serve`` in the files."""
+    docker = re.search(r"^CMD \[(.*)\]$", (DEPLOY / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert docker
+    services = read("compose.yaml")[0]["services"]
+    of_pods = [one["args"] for one in containers()]
+    return [re.findall(r'"([^"]*)"', docker[1]), services["server"]["command"], *of_pods]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_options_of_the_server_exist(number: int) -> None:
+    import typer
+
+    from cocoa_integrations.server.command import serve
+
+    app = typer.Typer()
+    app.command()(serve)
+    known = {name for one in get_command(app).params for name in one.opts}
+    command, *options = commands()[number]
+    assert command == "serve"
+    assert {option for option in options if option.startswith("--")} <= known
+
+
+def test_probes_and_metrics_are_routes_of_the_server() -> None:
+    probes = [one[name]["httpGet"]["path"] for one in containers() for name in one if name.endswith("Probe")]
+    assert len(probes) == 4
+    assert set(probes) <= {*READY, LIVE}
+    (scrape,) = read("prometheus.yml")[0]["scrape_configs"]
+    assert scrape["metrics_path"] == METRICS
+    asked = re.search(r"urlopen\('http://127.0.0.1:8000(/[a-z]+)'", (DEPLOY / "Dockerfile").read_text(encoding="utf-8"))
+    assert asked
+    assert asked[1] in READY
+
+
+def test_settings_of_the_ray_application_are_settings() -> None:
+    (config,) = read("ray-serve.yaml")
+    (application,) = config["applications"]
+    assert application["import_path"] == "cocoa_integrations.ray:app"
+    settings = RaySettings.model_validate(application["args"])
+    assert (settings.num_gpus, settings.max_replicas) == (1, 4)
+
+
+def test_ray_accepts_its_configuration() -> None:
+    schema = pytest.importorskip("ray.serve.schema")
+    parsed = schema.ServeDeploySchema.model_validate(read("ray-serve.yaml")[0])
+    assert [one.name for one in parsed.applications] == ["cocoa"]
+
+
+def test_kubernetes_accepts_its_objects() -> None:
+    validator = pytest.importorskip("kubernetes_validate")
+    objects = read("kubernetes.yaml")
+    assert [one["kind"] for one in objects] == ["Deployment", "Service"]
+    for one in objects:
+        validator.validate(one, validator.latest_version(), strict=True)
+
+
+def test_the_predictor_of_kserve_is_a_pod() -> None:
+    validator = pytest.importorskip("kubernetes_validate")
+    (service,) = read("kserve.yaml")
+    assert (service["apiVersion"], service["kind"]) == ("serving.kserve.io/v1beta1", "InferenceService")
+    pod = {name: value for name, value in service["spec"]["predictor"].items() if name not in OF_KSERVE}
+    whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "cocoa"}, "spec": pod}
+    validator.validate(whole, validator.latest_version(), strict=True)
+
+
+def test_compose_accepts_its_services() -> None:
+    compose = pytest.importorskip("compose_spec")
+    parsed = compose.PyCompose.from_yaml((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+    parsed.validate()
+    assert sorted(parsed.service_names()) == ["prometheus", "server"]
+
+
+def test_hadolint_has_nothing_to_say_about_the_dockerfile() -> None:
+    hadolint = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
+    if hadolint is None:
+        pytest.skip("hadolint is not installed")
+    done = subprocess.run(
+        [hadolint, str(DEPLOY / "Dockerfile")], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "")

@@ -1,0 +1,69 @@
+"""``cocoa serve --ray`` as a process, with the embedded model and a cluster of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.helpers.ray_cluster import LIMIT, free_port
+
+pytest.importorskip("ray")
+
+pytestmark = pytest.mark.slow
+
+STARTS = 200.0
+"""Seconds after which a cluster that does not answer is taken to be stuck."""
+
+
+def test_the_server_starts_answers_and_ends_with_its_cluster(tmp_path: Path) -> None:
+    port = free_port()
+    environment = {
+        **os.environ,
+        "COCOA_API_KEYS": "secret",
+        "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token"),
+        "RAY_TMPDIR": "/tmp",
+    }
+    (tmp_path / "token").write_text("a" * 64, encoding="utf-8")
+    options = ["--ray", "--replicas", "1", "--port", str(port), "--max-batch-size", "2", "--shutdown-timeout", "5"]
+    command = [sys.executable, "-m", "cocoa_engine.cli", "serve", *options]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=log, stderr=log)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        for _ in range(int(STARTS / 0.5)):
+            try:
+                if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                pass
+            try:
+                process.wait(0.5)
+            except subprocess.TimeoutExpired:
+                continue
+            raise AssertionError((tmp_path / "log").read_text())
+        asked = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 24}
+        assert httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=LIMIT).status_code == 401
+        key = {"authorization": "Bearer secret"}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=asked, headers=key, timeout=LIMIT).json()
+        message = answer["choices"][0]["message"]
+        assert "Paris" in message["content"]
+        assert message["cocoa_risk"]["spans"]
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) > 3
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT) == 0, (tmp_path / "log").read_text()
+        _, alive = psutil.wait_procs(children, timeout=LIMIT)
+        assert alive == []
+    finally:
+        if process.poll() is None:
+            children = psutil.Process(process.pid).children(recursive=True)
+            process.kill()
+            for child in children:
+                child.kill()

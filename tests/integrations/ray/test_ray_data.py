@@ -1,0 +1,181 @@
+"""``cocoa score --ray`` and ``cocoa eval --ray``: what one process writes, line for line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
+from cocoa_engine.cli.score_rows import score_rows
+from cocoa_engine.errors import ConfigError
+from cocoa_engine.model.load_options import LoadOptions
+from cocoa_integrations.evaluation import TASKS, Arm, evaluate, load_samples
+from tests.helpers.in_threads import start
+from tests.helpers.ray_cluster import eventually
+
+pytest.importorskip("ray")
+
+from cocoa_integrations.ray import eval_runner, score_runner
+from cocoa_integrations.ray.pool import Pool
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
+
+HALVES = {"actors": 2, "num_cpus": 0.5}  # of a logical core: the replicas of other tests may have the others
+
+UNCACHED = Runtime(prefix_cache_mb=0)
+"""What an engine has read before decides how it rounds, and which actor gets which rows is a matter of time."""
+
+
+@pytest.fixture
+def load(tiny_folder: str) -> LoadOptions:
+    return LoadOptions(model_name=tiny_folder, runtime=UNCACHED)
+
+
+@pytest.fixture
+def engine_here(tiny_folder: str) -> CocoaEngine:
+    return CocoaEngine.from_pretrained(tiny_folder, runtime=UNCACHED)
+
+
+def rows(count: int) -> list[str]:
+    """Rows of which some cannot be scored, and one is no JSON."""
+    lines = [json.dumps({"id": n, "prompt": f"Number {n} is", "text": f" the {n}th of {count}."}) for n in range(count)]
+    lines[3] = json.dumps({"id": 3, "prompt": "Where is the text?"})
+    lines[7] = "{no JSON"
+    lines[9] = json.dumps({"id": 9, "prompt": "A lone \ud800", "text": " surrogate"})
+    return lines
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> Path:
+    file = tmp_path / "given.jsonl"
+    file.write_text("\n".join(rows(24)) + "\n", encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def expected(engine_here: CocoaEngine, given: Path, tmp_path: Path) -> str:
+    """What one process writes."""
+    assert score_rows(engine_here, given, tmp_path / "expected.jsonl", CocoaConfig()) == (3, 24)
+    return (tmp_path / "expected.jsonl").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of pieces of work of each run."""
+    numbers: list[int] = []
+    run = Pool._run
+
+    def counted(self: Pool, work: Sequence[Any], do: Any) -> Iterator[tuple[int, Any]]:
+        numbers.append(len(work))
+        return run(self, work, do)
+
+    monkeypatch.setattr(Pool, "_run", counted)
+    return numbers
+
+
+def test_rows_are_those_of_one_process_and_an_interrupted_run_is_resumed(
+    load: LoadOptions, given: Path, expected: str, tmp_path: Path, counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.jsonl"
+    append, written = score_runner.append_lines, 0
+
+    def interrupted(file: Path, values: list[dict[str, Any]]) -> None:
+        nonlocal written
+        written += 1
+        append(file, values)
+        if written == 10:  # the settings and nine rows
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(score_runner, "append_lines", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            score_runner.score(load, given, out, CocoaConfig(), **HALVES)
+    partial = tmp_path / "out.jsonl.partial"
+    with partial.open("a", encoding="utf-8") as file:
+        file.write('{"number": 2')  # torn by the kill
+    assert not out.exists()
+    with pytest.raises(ConfigError, match=r"other settings \(settings\)"):
+        score_runner.score(load, given, out, CocoaConfig(alpha=1.0), **HALVES)
+    assert score_runner.score(load, given, out, CocoaConfig(), **HALVES) == (3, 24)
+    assert out.read_text(encoding="utf-8") == expected
+    assert counts == [24, 15]
+    assert not partial.exists()
+
+
+def test_an_actor_that_is_killed_is_replaced(
+    load: LoadOptions, given: Path, expected: str, tmp_path: Path, engine_here: CocoaEngine
+) -> None:
+    many = tmp_path / "many.jsonl"
+    many.write_text(given.read_text(encoding="utf-8") * 10, encoding="utf-8")
+    out, result = tmp_path / "out.jsonl", []
+    thread = start(lambda: score_runner.score(load, many, out, CocoaConfig(), **HALVES), result)
+    partial = tmp_path / "out.jsonl.partial"
+    eventually(lambda: partial.exists() and partial.read_text(encoding="utf-8").count("\n") > 3)
+    actors = [one for one in psutil.Process().children(recursive=True) if "MapWorker" in " ".join(one.cmdline())]
+    actors[0].kill()
+    assert not result
+    thread.join(100)
+    assert result == [(30, 240)]
+    score_rows(engine_here, many, tmp_path / "expected.jsonl", CocoaConfig())
+    assert out.read_text(encoding="utf-8") == (tmp_path / "expected.jsonl").read_text(encoding="utf-8")
+
+
+def test_parquet_in_and_out(load: LoadOptions, engine_here: CocoaEngine, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.Table.from_pylist([{"prompt": "One", "text": " two", "id": 1}, {"prompt": "No text", "id": 2}])
+    given = tmp_path / "given.parquet"
+    parquet.write_table(table, given)
+    here, there = tmp_path / "here.parquet", tmp_path / "there.parquet"
+    assert score_rows(engine_here, given, here, CocoaConfig()) == (1, 2)
+    assert score_runner.score(load, given, there, CocoaConfig(), **HALVES) == (1, 2)
+    scored, failed = parquet.read_table(there).to_pylist()
+    assert parquet.read_table(here).to_pylist() == [scored, failed]
+    assert (scored["id"], scored["error"], failed["risk"]) == (1, None, None)
+    assert scored["risk"]["verdict"]
+    assert failed["error"] == "row 2: 'text' must be a text"
+
+
+def test_a_model_that_cannot_be_loaded_is_one_message(given: Path, tmp_path: Path) -> None:
+    from cocoa_engine.errors import CocoaError
+
+    with pytest.raises(CocoaError, match=r"^the actors could not do their work: [^\n]*nothing-here"):
+        score_runner.score(
+            LoadOptions(model_name=str(tmp_path / "nothing-here")), given, tmp_path / "out", CocoaConfig(), **HALVES
+        )
+
+
+@pytest.mark.parametrize("task", ["truthfulqa_gen", "truthfulqa_mc"])
+def test_an_evaluation_is_that_of_one_process_and_is_resumed(
+    task: str, load: LoadOptions, engine_here: CocoaEngine, truthfulqa: Path, tmp_path: Path, counts: list[int]
+) -> None:
+    samples = load_samples(task, truthfulqa)
+    options: dict[str, Any] = {
+        "config": CocoaConfig(max_new_tokens=6),
+        "model": {"name": "tiny", "dtype": "auto"},
+    }
+    arms = [Arm("greedy"), Arm("cocoa-sig", "f_mlds", 2.5)]
+    evaluate(engine_here, TASKS[task], samples, arms, tmp_path / "here", **options)
+    there = tmp_path / "there"
+    evaluate(lambda: eval_runner.evaluate(load, **HALVES), TASKS[task], samples, arms, there, **options)
+    written = {
+        name: (there / name).read_text(encoding="utf-8") for name in ("samples.jsonl", "results.json", "table.md")
+    }
+    assert written == {name: (tmp_path / "here" / name).read_text(encoding="utf-8") for name in written}
+    lines = written["samples.jsonl"].splitlines(keepends=True)
+    (there / "samples.jsonl").write_text("".join([lines[-1], lines[0], lines[1][:20]]), encoding="utf-8")
+    evaluate(eval_runner.evaluate(load, **HALVES), TASKS[task], samples, arms, there, **options)
+    resumed = (there / "samples.jsonl").read_text(encoding="utf-8").splitlines()
+    assert list(map(_without_usage, resumed)) == list(map(_without_usage, lines))  # the passes of a batch are shared
+    assert len(counts) == 2
+
+
+def _without_usage(line: str) -> dict[str, Any]:
+    row: dict[str, Any] = json.loads(line)
+    return {name: row[name] for name in ("arm", "id", "sample", "answer", "metrics")}

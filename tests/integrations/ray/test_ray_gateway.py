@@ -1,0 +1,273 @@
+"""The gateway without Ray: which replica a request goes to, what becomes of it when one ends, keys and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import httpx
+import pytest
+from starlette.datastructures import Headers
+from starlette.types import Message
+
+from cocoa_engine.errors import EngineBusyError
+from cocoa_integrations.ray.gateway import Board, Replicas, gateway
+from cocoa_integrations.ray.relay import Forwarded, Relay, ReplicaLostError
+from cocoa_integrations.ray.replica import Replica
+from cocoa_integrations.ray.session import session_of
+from cocoa_integrations.server import ServerSettings
+from tests.helpers.inside import sequences_running
+from tests.helpers.served import CHAT, HELLO, Exchange, Speaker, error_of, happens, speaker
+
+SAYS = {"messages": HELLO, "max_tokens": 40}
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Speaker:
+    return speaker("Yes, it is.")
+
+
+class Handle:
+    """Hands requests to one replica in this process, and loses it after some messages.
+
+    Attributes:
+        sessions: the sessions that were asked for.
+
+    Args:
+        replica: the replica.
+        *lost_after: for each attempt, the number of messages after which the replica ends.
+    """
+
+    def __init__(self, replica: Replica, *lost_after: int) -> None:
+        self.sessions: list[str | None] = []
+        self._replica, self._lost_after = replica, list(lost_after)
+
+    async def __call__(self, request: Forwarded, session: str | None) -> AsyncGenerator[Message, None]:
+        self.sessions.append(session)
+        left = self._lost_after.pop(0) if self._lost_after else -1
+        async for messages in self._replica.answer(request):
+            for message in messages:
+                if left == 0:
+                    raise ReplicaLostError("a replica ended")
+                left -= 1
+                yield message
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cocoa_integrations.ray.relay.PAUSE", 0.0)
+
+
+async def _ready() -> int:
+    return 2
+
+
+def app_of(ask: Any, *, board: Board | None = None, retries: int = 2, **settings: Any) -> Any:
+    return gateway(Replicas(ask, _ready, board or Board(60)), ServerSettings(**settings), retries=retries)
+
+
+async def ask(app: Any, body: Any = SAYS, path: str = CHAT, *, client: str = "127.0.0.1", **headers: str) -> Any:
+    transport = httpx.ASGITransport(app=app, client=(client, 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers, timeout=30) as one:
+        return await (one.get(path) if body is None else one.post(path, json=body))
+
+
+def text_of(response: httpx.Response) -> str:
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+def events_of(response: httpx.Response) -> list[str]:
+    return [event.removeprefix("data: ") for event in response.text.split("\n\n") if event.startswith("data: ")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_begins_anew_as_long_as_the_client_has_seen_nothing(tiny: Speaker, stream: bool) -> None:
+    handle = Handle(Replica(tiny, ServerSettings()), 0, 1)
+    response = await ask(app_of(handle), {**SAYS, "stream": stream})
+    assert response.status_code == 200
+    if stream:
+        *_, finish, done = events_of(response)
+        assert (json.loads(finish)["choices"][0]["finish_reason"], done) == ("stop", "[DONE]")
+    else:
+        assert text_of(response) == "Yes, it is."
+    assert len(handle.sessions) == 3
+    assert len(set(handle.sessions)) == 1
+
+
+async def test_a_stream_that_has_begun_ends_with_an_error(tiny: Speaker) -> None:
+    handle = Handle(Replica(tiny, ServerSettings()), 3)
+    response = await ask(app_of(handle), {**SAYS, "stream": True})
+    assert response.status_code == 200
+    *chunks, last = events_of(response)
+    assert all("choices" in json.loads(chunk) for chunk in chunks)
+    assert json.loads(last)["error"]["code"] == "replica_lost"
+    assert json.loads(last)["error"]["type"] == "server_error"
+    assert len(handle.sessions) == 1
+
+
+async def test_a_call_that_ends_every_replica_is_given_up(tiny: Speaker) -> None:
+    handle = Handle(Replica(tiny, ServerSettings()), 0, 0, 0, 0)
+    response = await ask(app_of(handle, retries=1))
+    assert (response.status_code, error_of(response)["code"]) == (503, "replica_lost")
+    assert response.headers["retry-after"]
+    assert len(handle.sessions) == 2
+
+
+START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+
+
+async def test_signs_of_life_are_no_answer() -> None:
+    """A stream that had only comments begins anew; what then refuses it is an error in the stream."""
+    attempts = iter([True, False])
+
+    async def ask_twice(request: Forwarded, session: str | None) -> AsyncGenerator[Message, None]:
+        if next(attempts):
+            yield START
+            yield {"type": "http.response.body", "body": b": reading the prompt\n\n", "more_body": True}
+            raise ReplicaLostError("a replica ended")
+        yield {**START, "status": 429, "headers": [(b"content-type", b"application/json")]}
+        yield {"type": "http.response.body", "body": b'{"error": {"code": "engine_busy"}}', "more_body": False}
+
+    response = await ask(app_of(ask_twice))
+    assert response.status_code == 200
+    assert response.text == ': reading the prompt\n\ndata: {"error": {"code": "engine_busy"}}\n\n'
+
+
+async def test_where_no_replica_has_a_place_the_answer_is_429() -> None:
+    async def busy(request: Forwarded, session: str | None) -> AsyncGenerator[Message, None]:
+        raise EngineBusyError("all replicas are busy; try again later")
+        yield {}
+
+    response = await ask(app_of(busy, retry_after=7))
+    assert response.status_code == 429
+    assert error_of(response)["type"] == "rate_limit_error"
+    assert response.headers["retry-after"] == "7"
+
+
+async def test_an_unexpected_error_is_500_without_its_message() -> None:
+    async def broken(request: Forwarded, session: str | None) -> AsyncGenerator[Message, None]:
+        raise RuntimeError("the prompt was: secret")
+        yield {}
+
+    response = await ask(app_of(broken))
+    assert response.status_code == 500
+    assert "secret" not in error_of(response)["message"]
+
+
+async def test_a_client_that_goes_ends_the_work_of_the_replica() -> None:
+    engine = speaker(ends=False, prefix_cache_mb=0)
+    relay = Relay(Handle(Replica(engine, ServerSettings())))
+    exchange = Exchange(relay, {"messages": HELLO, "max_tokens": 4000, "stream": True})  # type: ignore[arg-type]
+    await happens(lambda: len(exchange.events) > 2)
+    exchange.leave()
+    await exchange.ended()
+    await happens(lambda: sequences_running(engine) == 0)
+    assert "[DONE]" not in exchange.body.decode()
+
+
+async def test_keys_bodies_and_hosts_are_those_of_the_server(tiny: Speaker) -> None:
+    replica = Replica(tiny, ServerSettings(api_keys=("right",), host="0.0.0.0"))
+    app = app_of(Handle(replica), api_keys=("right",), max_body_bytes=1000)
+    assert (await ask(app)).status_code == 401
+    assert (await ask(app, authorization="Bearer wrong")).status_code == 401
+    assert text_of(await ask(app, authorization="Bearer right")) == "Yes, it is."
+    large = await ask(app, {**SAYS, "user": "x" * 2000}, authorization="Bearer right")
+    assert (large.status_code, error_of(large)["code"]) == (413, "request_too_large")
+    assert (await ask(app, authorization="Bearer right", host="elsewhere")).status_code == 400
+    assert (await ask(app, None, "/health")).json() == {"status": "ok", "replicas": 2}
+    assert (await ask(app, None, "/metrics")).status_code == 401
+
+
+async def test_the_key_stays_in_the_gateway(tiny: Speaker) -> None:
+    seen: list[Forwarded] = []
+
+    async def noting(request: Forwarded, session: str | None) -> AsyncGenerator[Message, None]:
+        seen.append(request)
+        async for messages in Replica(tiny, ServerSettings()).answer(request):
+            for message in messages:
+                yield message
+
+    await ask(app_of(noting, api_keys=("right",)), authorization="Bearer right")
+    assert "right" not in repr(seen[0])
+
+
+async def test_without_a_key_only_the_machine_itself_is_served(tiny: Speaker) -> None:
+    """Ray Serve opens the socket, so the address in the settings does not say who can reach it."""
+    handle = Handle(Replica(tiny, ServerSettings()))
+    refused = await ask(app_of(handle), client="203.0.113.7")
+    assert (refused.status_code, error_of(refused)["code"]) == (403, "no_api_key")
+    assert (await ask(app_of(handle), client="127.0.0.1")).status_code == 200
+    assert (await ask(app_of(handle, allow_no_key=True), client="203.0.113.7")).status_code == 200
+
+
+async def test_health_is_503_where_no_replica_runs() -> None:
+    async def none() -> int:
+        return 0
+
+    app = gateway(Replicas(Handle, none, Board(60)), ServerSettings())  # type: ignore[arg-type]
+    response = await ask(app, None, "/health")
+    assert (response.status_code, error_of(response)["code"]) == (503, "no_replica")
+    assert (await ask(app, None, "/health/live")).status_code == 200
+
+
+async def test_metrics_of_replicas_are_one_text(tiny: Speaker) -> None:
+    replica, board = Replica(tiny, ServerSettings()), Board(60)
+    await ask(app_of(Handle(replica)))
+    board.keep("a", replica.metrics())
+    board.keep("b", replica.metrics())
+    text = (await ask(app_of(Handle(replica), board=board), None, "/metrics")).text
+    assert text.count("# TYPE cocoa:request_success_total counter") == 1
+    for name in "ab":
+        sample = f'cocoa:request_success_total{{finished_reason="eos",model_name="tiny",replica="{name}"}} 1.0'
+        assert sample in text
+    assert Board(-1).read() == {}
+    old = Board(-1)
+    old.keep("a", replica.metrics())
+    assert old.read() == {}
+
+
+def session(body: Any, **headers: str) -> str | None:
+    return session_of(Headers(headers), body if isinstance(body, bytes) else json.dumps(body).encode())
+
+
+def test_a_session_is_what_the_turns_of_a_conversation_share() -> None:
+    system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}
+    turn = {"messages": [system, user]}
+    later = {"messages": [system, user, {"role": "assistant", "content": "I."}, {"role": "user", "content": "Why?"}]}
+    other = {"messages": [system, {"role": "user", "content": "When?"}]}
+    assert session(turn) == session(later) != session(other)
+    assert session({**turn, "temperature": 1}) == session(turn)
+    assert session({**turn, "tools": [{"type": "function"}]}) != session(turn)
+    assert session({"prompt": "Once"}) == session({"prompt": "Once", "max_tokens": 3}) != session({"prompt": "Twice"})
+    assert session(turn, **{"x-session-id": "mine"}) == session(other, **{"x-session-id": "mine"}) == "mine"
+    assert session({**turn, "prompt_cache_key": "key"}) == "key"
+    for nothing in (b"", b"{", b"[]", {}, {"messages": []}, {"messages": 3}):
+        assert session(nothing) is None
+    assert session(b"[" * 100_000) is None
+    assert session({"prompt": "\ud800"}) is not None
+    assert len(session({}, **{"x-session-id": "x" * 5000}) or "") == 256
+
+
+async def test_a_closed_generator_ends_the_work_of_a_replica() -> None:
+    """As Ray Serve cancels a call."""
+    engine = speaker(ends=False, prefix_cache_mb=0)
+    replica = Replica(engine, ServerSettings())
+    body = json.dumps({"messages": HELLO, "max_tokens": 4000, "stream": True}).encode()
+    headers = [(b"host", b"x"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": CHAT, "raw_path": CHAT.encode(), "query_string": b"",
+             "http_version": "1.1", "scheme": "http", "root_path": "", "headers": headers, "client": None,
+             "server": None, "asgi": {"version": "3.0"}}  # fmt: skip
+
+    async def read() -> None:
+        async for _ in replica.answer(Forwarded(scope, body)):
+            begun.set()
+
+    begun = asyncio.Event()
+    reading = asyncio.ensure_future(read())
+    await happens(begun.is_set)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    await happens(lambda: sequences_running(engine) == 0)

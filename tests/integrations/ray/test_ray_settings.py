@@ -1,0 +1,138 @@
+"""Settings of a deployment on Ray, and what is said where Ray is not installed."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+import cocoa_integrations.ray
+from cocoa_engine.cli import plugins
+from cocoa_engine.cli.app import OneLineErrors
+from cocoa_engine.cli.ray_options import runner_of
+from cocoa_engine.cli.score import score
+from cocoa_engine.errors import ConfigError, MissingExtraError
+from cocoa_engine.model.load_options import LoadOptions
+from cocoa_integrations.evaluation.command import evaluate
+from cocoa_integrations.ray.cluster import connected, everywhere
+from cocoa_integrations.ray.settings import RaySettings
+from cocoa_integrations.server.command import serve
+from tests.helpers.pages import ROOT
+
+PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def run(*command: str) -> Result:
+    app = typer.Typer(cls=OneLineErrors)  # whatever is installed
+    for function in (score, evaluate, serve):
+        app.command("eval" if function is evaluate else None)(function)
+    return CliRunner().invoke(app, list(command), prog_name="cocoa", env={"COLUMNS": "200"})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"replica": 2}, "replica"),
+        ({"replicas": 0}, "replicas"),
+        ({"replicas": 2, "max_replicas": 3}, "either replicas, or min_replicas and max_replicas"),
+        ({"min_replicas": 2}, "max_replicas"),
+        ({"min_replicas": 3, "max_replicas": 2}, "max_replicas"),
+        ({"loading": {"model_name": "elsewhere"}}, "model: name the model with"),
+        ({"loading": {"model_kwargs": {"tp_plan": "auto"}}}, "tensor parallelism needs processes"),
+        ({"num_gpus": 1.5}, "num_gpus: a replica has a part of one GPU, or whole ones"),
+        ({"num_gpus": 2, "placement_group_bundles": [{"CPU": 1}]}, "the first bundle must hold"),
+        ({"placement_group_bundles": []}, "the first bundle must hold"),
+        ({"placement_group_strategy": "NEAR"}, "placement_group_strategy"),
+        ({"server": {"host": "0.0.0.0"}}, "give a key"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RaySettings(**given)
+
+
+def test_words_of_a_command_line_are_numbers() -> None:
+    """As ``serve run cocoa_integrations.ray:app replicas=2`` gives them."""
+    settings = RaySettings.model_validate({"replicas": "2", "num_gpus": "0.5", "max_batch_size": "4"})
+    assert (settings.replicas, settings.num_gpus, settings.places) == (2, 0.5, 8)
+
+
+def test_a_replica_queues_no_more_than_it_decodes_so_that_others_get_the_rest() -> None:
+    assert RaySettings().places == 16
+    assert RaySettings(max_queue=0).places == 8
+    assert RaySettings(loading={"runtime": {"max_batch_size": 3, "max_queue": 5}}).places == 8
+    assert RaySettings(max_batch_size=2, max_replicas=3).waiting == 12
+    assert RaySettings(max_waiting=5).waiting == 5
+
+
+@pytest.mark.parametrize("name", ["app", "RaySettings"])
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"needs ray: pip install 'cocoa-integrations\[ray\]'"):
+        getattr(cocoa_integrations.ray, name)
+    with pytest.raises(AttributeError, match="apps"):
+        _ = cocoa_integrations.ray.apps
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("score", "--prompt", "One", "--text", " two", "--actors", "2"),
+        ("eval", "nq", "--data", "nowhere.jsonl", "--num-cpus", "0.5"),
+        ("serve", "--replicas", "2"),
+        ("serve", "--max-replicas", "2"),
+    ],
+)
+def test_options_of_ray_need_ray(command: tuple[str, ...]) -> None:
+    result = run(*command)
+    assert result.exit_code == 2
+    assert f"{command[-2]} needs --ray" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["score", "eval", "serve"])
+def test_a_command_without_ray_names_the_extra(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [])
+    with pytest.raises(MissingExtraError, match=rf"cocoa {command} --ray needs ray: pip install 'cocoa-integrations"):
+        runner_of(command, True)
+
+
+def test_the_runners_ask_for_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry points can be imported without Ray."""
+    section = re.search(r'^\[project.entry-points."cocoa.ray"\]\n(.*?)\n\n', PYPROJECT, re.MULTILINE | re.DOTALL)
+    assert section
+    declared = dict(re.findall(r'^(\w+) = "(.*)"$', section[1], re.MULTILINE))
+    assert set(declared) == {"eval", "score", "serve"}
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for command, value in declared.items():
+        module, _, name = value.partition(":")
+        runner = getattr(importlib.import_module(module), name)
+        assert callable(runner)
+        with (
+            pytest.raises(MissingExtraError, match=rf"cocoa {command} --ray needs ray"),
+            connected(f"cocoa {command} --ray"),
+        ):
+            pass
+
+
+def test_rows_need_a_file_to_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cocoa_engine.cli.score.runner_of", lambda *_, **__: print)
+    result = run("score", "--ray", "--prompt", "One", "--text", " two")
+    assert result.exit_code == 2
+    assert "--ray is for many rows" in result.stderr
+
+
+def test_paths_are_absolute_where_they_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    there = everywhere(LoadOptions(model_name="model", tokenizer_name="owner/name", calibrator="embedded"))
+    assert (there.model_name, there.tokenizer_name, there.calibrator) == (
+        str(tmp_path / "model"),
+        "owner/name",
+        "embedded",
+    )

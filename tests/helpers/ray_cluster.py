@@ -21,6 +21,9 @@ from tests.helpers.reasoning_models import PLAIN
 from tests.helpers.served import CHAT
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
+TOKEN = secrets.token_hex(32)
+"""Of all clusters of this process: Ray reads a token once."""
+
 LIMIT = 60.0
 """Seconds after which a request is taken to be stuck."""
 
@@ -54,7 +57,7 @@ def cluster(folder: Path, *, num_cpus: int = 4) -> Iterator[None]:
     import ray
 
     token = folder / "token"
-    token.write_text(secrets.token_hex(32), encoding="utf-8")
+    token.write_text(TOKEN, encoding="utf-8")
     token.chmod(0o600)
     os.environ.update(
         RAY_AUTH_TOKEN_PATH=str(token),

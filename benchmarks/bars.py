@@ -53,6 +53,10 @@ def _single_stream(competitor: str, base: str) -> Callable[[Record], Spread]:
     return lambda record: compared(record["comparison"], competitor, base)
 
 
+def _ratio(group: str, setup: str) -> Callable[[Record], Spread]:
+    return lambda record: compared(record["groups"][group]["comparison"], f"{COCOA_SIG}, {setup}", f"{GREEDY}, {setup}")
+
+
 def _passes(record: Record) -> Spread:
     competitor = record["comparison"]["competitors"][f"{COCOA_SIG}, {LEAN}, {NO_DRAFTS}"]
     return Spread.of([competitor["per_kept_token"]["forward_passes"]])
@@ -138,6 +142,11 @@ BARS = (
         1.02,
         "prompt_length",
         _long_memory("peak_bytes"),
+    ),
+    *(
+        Bar(f"CoCoA-SIG / CoCoA engine greedy, {group}, {setup}", 1.15, "ratio", _ratio(group, setup))
+        for group in ("the benchmark's questions", "questions on which nothing was tuned")
+        for setup in ("float32", f"float32, {NO_DRAFTS}")
     ),
     Bar("CoCoA-SIG / HF `generate` greedy, batch of 4", 0.70, "batch", _batch(4)),
     Bar("CoCoA-SIG / HF `generate` greedy, batch of 8", 1.00, "batch", _batch(8)),

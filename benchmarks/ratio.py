@@ -6,6 +6,7 @@ questions are the eight of the single-stream comparison, and others on which not
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.command import main
@@ -17,6 +18,7 @@ from benchmarks.measure import (
     WEIGHTS,
     Bench,
     EngineCompetitor,
+    Prompts,
     one_by_one,
     rounds_of_parts,
 )
@@ -31,7 +33,7 @@ def measure(bench: Bench) -> dict[str, Any]:
     settings = bench.settings
     tuned = one_by_one(questions(bench.loaded, settings.prompts))
     untuned = one_by_one(untuned_questions(bench.loaded, settings.untuned))
-    groups = {
+    groups: dict[str, Sequence[Sequence[Prompts]]] = {
         "the benchmark's questions": [tuned] * settings.rounds,
         "questions on which nothing was tuned": rounds_of_parts(untuned, PARTS),
     }

@@ -53,6 +53,10 @@ def _single_stream(competitor: str, base: str) -> Callable[[Record], Spread]:
     return lambda record: compared(record["comparison"], competitor, base)
 
 
+def _ratio(group: str, setup: str) -> Callable[[Record], Spread]:
+    return lambda record: compared(record["groups"][group]["comparison"], f"{COCOA_SIG}, {setup}", f"{GREEDY}, {setup}")
+
+
 def _passes(record: Record) -> Spread:
     competitor = record["comparison"]["competitors"][f"{COCOA_SIG}, {LEAN}, {NO_DRAFTS}"]
     return Spread.of([competitor["per_kept_token"]["forward_passes"]])
@@ -144,6 +148,11 @@ BARS = (
         _long_memory("peak_bytes"),
     ),
     Bar("CoCoA-SIG / HF `generate` greedy, beside two busy processes", 0.60, "contention", _busy),
+    *(
+        Bar(f"CoCoA-SIG / CoCoA engine greedy, {group}, {setup}", 1.15, "ratio", _ratio(group, setup))
+        for group in ("the benchmark's questions", "questions on which nothing was tuned")
+        for setup in ("float32", f"float32, {NO_DRAFTS}")
+    ),
     Bar("CoCoA-SIG / HF `generate` greedy, batch of 4", 0.70, "batch", _batch(4)),
     Bar("CoCoA-SIG / HF `generate` greedy, batch of 8", 1.00, "batch", _batch(8)),
     Bar("capture of hidden states, with / without, lean forward pass", 1.02, "capture", _capture("lean")),

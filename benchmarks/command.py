@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 from benchmarks.measure import Bench, progress, record, write
 from benchmarks.plots import draw_all
+from benchmarks.probe import probe
 from benchmarks.report import write_report
 from benchmarks.settings import DOCS, MEASUREMENTS, RESULTS, Settings
 
@@ -49,10 +50,11 @@ def main(*only: str) -> None:
     with progress() as shown:
         bench = Bench(settings, shown)
         for name in only or options.only or MEASUREMENTS:
-            start = time.perf_counter()
+            before, start = probe(), time.perf_counter()
             values = import_module(f"benchmarks.{name}").measure(bench)
             seconds = round(time.perf_counter() - start)
-            write(out / f"{name}.json", record(bench, {"took_seconds": seconds, **values}))
+            state = {"took_seconds": seconds, "machine_state": [before, probe()]}
+            write(out / f"{name}.json", record(bench, {**state, **values}))
 
     in_place = out.resolve() == RESULTS
     draw_all(out, (DOCS if in_place else out) / "performance")

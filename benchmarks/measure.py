@@ -28,6 +28,9 @@ BASE = "HF generate, greedy"
 MODULES, LEAN = "HF modules", "lean"
 GREEDY, COCOA_SIG = "CoCoA engine, greedy", "cocoa-sig"
 NO_DRAFTS = "no drafts"
+WEIGHTS = {"float32": "auto", "bfloat16 copy": "bfloat16"}
+"""The weights of the ratio's setups, and ``Runtime.linears`` of each."""
+RATIO_SETUPS = tuple(f"{weights}{drafts}" for weights in WEIGHTS for drafts in ("", f", {NO_DRAFTS}"))
 
 Competitor = Callable[[Prompts], Turn]
 """A timed decoder: answers the prompts, and returns the seconds and the number of kept tokens."""

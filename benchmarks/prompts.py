@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from cocoa_engine import CocoaEngine
 
 # The first eight are the single-stream prompts. Lengths and kinds differ, so that a batch of them is ragged.
@@ -25,6 +28,9 @@ QUESTIONS = (
     "Give me a recipe for pancakes.",
     "Which planet has the most moons?",
 )
+
+UNTUNED = Path(__file__).parent / "untuned_questions.jsonl"
+"""Questions on which nothing was tuned, one a line. Choose no setting and no constant by them."""
 
 # (passage, question): the answer is in the passage, often in its words
 PASSAGES = (
@@ -110,6 +116,12 @@ def encode_question(engine: CocoaEngine, question: str) -> list[int]:
 def questions(engine: CocoaEngine, count: int) -> list[list[int]]:
     """The first ``count`` questions as token ids."""
     return [encode_question(engine, question) for question in QUESTIONS[:count]]
+
+
+def untuned_questions(engine: CocoaEngine, count: int) -> list[list[int]]:
+    """The first ``count`` of 40 chat questions on which nothing was tuned, as token ids."""
+    lines = UNTUNED.read_text(encoding="utf-8").splitlines()
+    return [encode_question(engine, json.loads(line)) for line in lines[:count]]
 
 
 def context_questions(engine: CocoaEngine, count: int) -> list[list[int]]:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.bars import BARS, Record, check, compared
-from benchmarks.measure import BASE, COCOA_SIG, GREEDY, LEAN, MODULES
+from benchmarks.decoding import KINDS
+from benchmarks.measure import BASE, COCOA_SIG, GREEDY, LEAN, MODULES, RATIO_SETUPS
 from benchmarks.serving import tables as serving
 from benchmarks.settings import DOCS, MEASUREMENTS, RESULTS, ROOT
 from cocoa_engine.studies.machine import one_line
-from cocoa_engine.studies.timing import Spread
+from cocoa_engine.studies.timing import Spread, ratio
 
 Records = Mapping[str, Record]
 
@@ -49,7 +50,9 @@ def filled(text: str, records: Records) -> str:
 def written(name: str, records: Records) -> str:
     """The text of one table, or ``NOT_MEASURED`` if its measurement is missing."""
     try:
-        return TABLES[name](records)
+        table = TABLES[name](records)
+        source = STATE_OF.get(name)
+        return table if source is None else f"{table}\n\n{_state(records[source])}"
     except KeyError as missing:
         if missing.args[0] in (*MEASUREMENTS, *OTHERS, *PARTS):
             return NOT_MEASURED
@@ -71,6 +74,60 @@ def write_report(folder: Path, *, in_place: bool) -> str:
         target = path if in_place else folder / path.name
         target.write_text(filled(path.read_text(encoding="utf-8"), records), encoding="utf-8")
     return written("bars", records)
+
+
+def _state(measured: Record) -> str:
+    """The state of the machine before and after a measurement."""
+    if "machine_state" not in measured:
+        return "State of the machine: not recorded."
+    spans = {
+        name: " to ".join(
+            f"{value:,.0f}" for value in dict.fromkeys(round(one[name]) for one in measured["machine_state"])
+        )
+        for name in ("gb_per_s", "gflop_per_s")
+    }
+    load = measured.get("machine", {}).get("load_average")
+    return (
+        f"State of the machine before and after: a copy at {spans['gb_per_s']} GB/s, a matrix product at "
+        f"{spans['gflop_per_s']} GFLOP/s{'' if load is None else f', load average {load:g}'}."
+    )
+
+
+def _ratios(records: Records) -> str:
+    def rows(group: Record) -> Iterator[Sequence[str]]:
+        measured = group["comparison"]["competitors"]
+        for setup in RATIO_SETUPS:
+            greedy, cocoa_sig = (measured[f"{name}, {setup}"] for name in (GREEDY, COCOA_SIG))
+            yield [
+                setup,
+                _milliseconds(greedy),
+                _milliseconds(cocoa_sig),
+                _spread(ratio(cocoa_sig["seconds"], greedy["seconds"])),
+                *_cost(greedy, "fed_tokens"),
+                *_cost(cocoa_sig, "fed_tokens", "forward_passes"),
+            ]
+
+    headings = [
+        "CoCoA engine greedy, ms per token",
+        "CoCoA-SIG, ms",
+        "CoCoA-SIG / CoCoA engine greedy",
+        "greedy, tokens fed per token",
+        "CoCoA-SIG, tokens fed per token",
+        "CoCoA-SIG, passes per token",
+    ]
+    tables = []
+    for name, group in records["ratio"]["groups"].items():
+        tables.append(_table([f"{group['questions']}: {name}", *headings], rows(group)))
+        tables.append(_state({**records["ratio"], **group}))
+    return "\n\n".join(tables)
+
+
+def _fed_tokens(records: Records) -> str:
+    columns = records["fed_tokens"]["fed"]
+    rows: Iterator[Sequence[str]] = (
+        [title, *(f"{counts[kind]:.2f}" for counts in columns.values())] for kind, title in KINDS.items()
+    )
+    return _table(["tokens fed per kept token", *columns], rows)
 
 
 def _table(headings: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
@@ -258,7 +315,7 @@ def _machine(records: Records) -> str:
         f"unless stated otherwise, at most {record['settings']['tokens']} new tokens. "
         f"{one_line(record['machine'])}.": None
         for name, record in records.items()
-        if name in MEASUREMENTS
+        if name in MEASUREMENTS and name != "fed_tokens"  # counts
     }
     return "\n".join(lines) or NOT_MEASURED
 
@@ -306,11 +363,22 @@ def _precision(records: Records) -> str:
     return _comparison(measured["comparison"], "weights") + "\n\n" + _table(["change from float32", *change], rows)
 
 
+STATE_OF = {
+    "single_stream": "single_stream",
+    "further_decoders": "single_stream",
+    "readme": "single_stream",
+    **{name: name for name in ("context", "prompt_length", "leaves", "batch", "candidates", "capture")},
+    **{name: name for name in ("precision", "scoring", "startup")},
+}
+"""Tables of times, and the measurement whose state of the machine is written below each."""
+
 TABLES: dict[str, Callable[[Records], str]] = {
     "bars": _bars,
     "single_stream": lambda records: _comparison(records["single_stream"]["comparison"]),
     "further_decoders": lambda records: _comparison(records["single_stream"]["further"]),
     "decoding": _decoding,
+    "ratio": _ratios,
+    "fed_tokens": _fed_tokens,
     "context": lambda records: _comparison(records["context"]["comparison"]),
     "prompt_length": lambda records: _grown(records["prompt_length"]["lengths"], "prompt tokens", per_step=True),
     "leaves": _leaves,

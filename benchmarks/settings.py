@@ -12,6 +12,8 @@ DOCS = ROOT / "docs" / "explanation"
 
 MEASUREMENTS = (
     "single_stream",
+    "ratio",
+    "fed_tokens",
     "context",
     "prompt_length",
     "leaves",
@@ -36,6 +38,7 @@ class Settings:
         rounds: number of rounds of each comparison that has a target.
         tokens: maximum number of new tokens per answer.
         prompts: number of questions of the single-stream comparisons.
+        untuned: number of questions on which nothing was tuned.
         passages: number of questions about a passage.
         lengths: prompt lengths in tokens. The targets refer to the last one.
         batches: batch sizes.
@@ -48,6 +51,7 @@ class Settings:
     rounds: int = 3
     tokens: int = 64
     prompts: int = 8
+    untuned: int = 40
     passages: int = 8
     lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
@@ -61,6 +65,7 @@ class Settings:
             rounds=1,
             tokens=min(self.tokens, 16),
             prompts=2,
+            untuned=2,
             passages=2,
             lengths=(192, 256),
             batches=(1, 2),

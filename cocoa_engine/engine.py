@@ -359,7 +359,10 @@ class CocoaEngine(ConfiguredModel):
         return [one for one in self._decode(requests, configs, None) if isinstance(one, Generation)]
 
     def _task(self, request: Request, config: CocoaConfig) -> DecodeTask:
-        return DecodeTask(request, config, self.session, self._risk.measure(config, request.passages))
+        backend = self.session.backend  # once for a call: it reads the model's state
+        return DecodeTask(
+            request, config, self.session, self._risk.measure(config, request.passages, backend=backend), backend
+        )
 
     def _decode(
         self,

@@ -11,6 +11,7 @@ from cocoa_engine.calibration.risk_measure import RiskMeasure, risk_measure
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.task import measures_source
 from cocoa_engine.errors import CalibrationError
+from cocoa_engine.execution.backends import Backend
 from cocoa_engine.execution.session import Session
 from cocoa_engine.methods.retrieval_heads import heads_of_model, source_heads
 from cocoa_engine.model.language_model import dtype_name
@@ -55,14 +56,18 @@ class EngineRisk:
             return None
         return self.calibrator
 
-    def applying(self, config: CocoaConfig) -> RiskCalibrator | None:
+    def applying(self, config: CocoaConfig, backend: Backend | None = None) -> RiskCalibrator | None:
         """The calibrator that applies to a call with these settings.
 
         The default calibrator applies only to the settings that it was fitted for, and where what it needs is measured.
         Selects the model's backend, if that has not been done before.
+
+        Args:
+            config: the settings of the call.
+            backend: the backend that will run the call, if it is known.
         """
         found = self.fitting(config)
-        if found is None or (self._automatic and not measures_source(found, self._session.backend)):
+        if found is None or (self._automatic and not measures_source(found, backend or self._session.backend)):
             return None
         return found
 
@@ -74,18 +79,21 @@ class EngineRisk:
         """
         risk_measure(config, self.fitting(config), heads_of_model(config.decore_heads, self._session.model))
 
-    def measure(self, config: CocoaConfig, source: object = None, *, given: bool = False) -> RiskMeasure:
+    def measure(
+        self, config: CocoaConfig, source: object = None, *, given: bool = False, backend: Backend | None = None
+    ) -> RiskMeasure:
         """How the risks of a call are computed. The embedded risk of answers is not used for given texts.
 
         Args:
             config: the settings of the call.
             source: the passages, if the caller named them.
             given: whether the text is given, not decoded.
+            backend: the backend that will run the call, if it is known.
 
         Raises:
             ConfigError: the risk that ``config`` asks for cannot be measured.
         """
-        calibrator, model = self.applying(config), self._session.model
+        calibrator, model = self.applying(config, backend), self._session.model
         if given and self._automatic and calibrator is not None:
             calibrator = calibrator.spans_only()
         heads = heads_of_model(config.decore_heads, model)

@@ -63,6 +63,7 @@ class DecodeTask:
         config: the settings as the user gave them.
         session: the model and the scheduler.
         measure: computes the risk of spans and of the answer.
+        backend: the session's backend, if the caller has just asked for it.
 
     Attributes:
         work: what to feed next; `None` once the answer is complete.
@@ -71,9 +72,16 @@ class DecodeTask:
         UnsupportedModelError: the method needs an ability that the backend of this model lacks.
     """
 
-    def __init__(self, request: Request, config: CocoaConfig, session: Session, measure: RiskMeasure) -> None:
+    def __init__(
+        self,
+        request: Request,
+        config: CocoaConfig,
+        session: Session,
+        measure: RiskMeasure,
+        backend: Backend | None = None,
+    ) -> None:
         request.timeline.mark_started()
-        backend, scheduler = session.backend, session.scheduler
+        backend, scheduler = backend or session.backend, session.scheduler
         # a contrasting method also needs the other logits at the prompt's last token, which is therefore fed as a step
         contrasts = isinstance(METHODS[config.method], ContrastingMethod)
         prefill = request.prompt[:-1] if contrasts else request.prompt

@@ -5,6 +5,7 @@ This module is independent of decoding. Every call leaves the flags, config and 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 import weakref
@@ -75,9 +76,9 @@ class LanguageModel:
         """Whether tensor parallelism divides the weights among processes."""
         return self._device_mesh is not None
 
-    @property
+    @functools.cached_property
     def _device_mesh(self) -> Any:
-        """The mesh of the processes that share the weights, or `None`."""
+        """The mesh of the processes that share the weights, or `None`. Loading the model has divided them."""
         return next((part.device_mesh for part in self.model.parameters() if hasattr(part, "device_mesh")), None)
 
     def fresh_seed(self) -> int:

@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from benchmarks import candidates, prompt_length
 from benchmarks.bars import BARS, check
-from benchmarks.decoding import decoding_statistics
+from benchmarks.decoding import KINDS, decoding_statistics, needed, own_boundary, where_fed
 from benchmarks.measure import (
     BASE,
     COCOA_SIG,
@@ -23,6 +23,7 @@ from benchmarks.measure import (
     LEAN,
     MODULES,
     NO_DRAFTS,
+    RATIO_SETUPS,
     Bench,
     child,
     record,
@@ -31,6 +32,7 @@ from benchmarks.measure import (
 )
 from benchmarks.peak import peak_bytes
 from benchmarks.plots import draw_all
+from benchmarks.probe import probe
 from benchmarks.prompt_length import steps
 from benchmarks.prompts import (
     PASSAGES,
@@ -39,8 +41,21 @@ from benchmarks.prompts import (
     context_questions,
     long_context_questions,
     long_prompt,
+    questions,
+    untuned_questions,
 )
-from benchmarks.report import MARKED, NOT_MEASURED, PERFORMANCE, README, TABLES, filled, read, write_report, written
+from benchmarks.report import (
+    MARKED,
+    NOT_MEASURED,
+    PERFORMANCE,
+    README,
+    STATE_OF,
+    TABLES,
+    filled,
+    read,
+    write_report,
+    written,
+)
 from benchmarks.settings import DOCS, MEASUREMENTS, RESULTS, Settings
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.studies.timing import Spread, ratio
@@ -106,6 +121,26 @@ def records() -> dict[str, Any]:
                 "tokens_apart_from_greedy": 0.4,
             },
         },
+        "ratio": {
+            "groups": {
+                name: {
+                    "questions": count,
+                    "machine_state": [
+                        {"gb_per_s": 20.4, "gflop_per_s": 130.0},
+                        {"gb_per_s": 15.2, "gflop_per_s": 130.4},
+                    ],
+                    "comparison": comparison(
+                        {
+                            f"{decoder}, {setup}": [time, 1.1 * time]
+                            for setup in RATIO_SETUPS
+                            for decoder, time in ((GREEDY, 0.010), (COCOA_SIG, 0.012 if count == 40 else 0.011))
+                        }
+                    ),
+                }
+                for name, count in (("the benchmark's questions", 8), ("questions on which nothing was tuned", 40))
+            }
+        },
+        "fed_tokens": {"fed": {name: dict.fromkeys(KINDS, 0.25) for name in ("drafts", NO_DRAFTS)}},
         "context": {"draft_tokens": 4, "comparison": comparison(THREE)},
         "prompt_length": {
             "lengths": {
@@ -266,6 +301,28 @@ def test_tables_show_the_values(records: dict[str, Any]) -> None:
     assert "| 1 | cocoa serve | 25.0 | 2.5 | 1.00 | 64 | 0 |" in rival
     assert "other serve did not run." in rival
     assert "| 0; **no** |" in written("serving_faults", records)
+    ratios = written("ratio", records)
+    assert "| float32 | 10.5 | 12.6 | 1.20 | 2.50 | 2.50 | 1.02 |" in ratios
+    assert ratios.count("a copy at 20 to 15 GB/s, a matrix product at 130 GFLOP/s.") == 2
+    assert "| kept in the answer | 0.25 | 0.25 |" in written("fed_tokens", records)
+
+
+def test_every_table_of_times_shows_the_state_of_the_machine(records: dict[str, Any]) -> None:
+    state = {"machine_state": [{"gb_per_s": 9.6, "gflop_per_s": 70.4}] * 2}
+    for name, source in STATE_OF.items():
+        before = written(name, records)
+        assert before.endswith("\n\nState of the machine: not recorded.")
+        after = written(name, {**records, source: {**records[source], **state}})
+        assert after.endswith(
+            "\n\nState of the machine before and after: a copy at 10 GB/s, a matrix product at 70 GFLOP/s."
+        )
+    assert STATE_OF.keys() <= TABLES.keys()
+
+
+def test_the_probe_measures_this_machine() -> None:
+    found = probe()
+    assert found.keys() == {"gb_per_s", "gflop_per_s"}
+    assert all(0.01 < value < 1e6 for value in found.values())
 
 
 def test_bars_are_checked(records: dict[str, Any]) -> None:
@@ -275,10 +332,12 @@ def test_bars_are_checked(records: dict[str, Any]) -> None:
         "CoCoA-SIG / HF `generate` greedy, through HF's modules",  # 0.82 > 0.80
         "CoCoA engine greedy / HF `generate` greedy, through HF's modules",  # 0.80 > 0.75
         "CoCoA-SIG / CoCoA engine greedy, peak memory of the process at a prompt of 4,096",  # 1.03 > 1.02
+        "CoCoA-SIG / CoCoA engine greedy, questions on which nothing was tuned, float32",  # 1.20 > 1.15
+        "CoCoA-SIG / CoCoA engine greedy, questions on which nothing was tuned, float32, no drafts",
     }
     table = written("bars", records)
-    assert table.count("**no**") == 3
-    assert table.count("| yes |") == len(BARS) - 3
+    assert table.count("**no**") == 5
+    assert table.count("| yes |") == len(BARS) - 5
 
 
 def test_limits_of_the_bars() -> None:
@@ -297,6 +356,10 @@ def test_limits_of_the_bars() -> None:
         "CoCoA-SIG / CoCoA engine greedy, memory of keys and values at a prompt of 4,096": (1.02, False),
         "CoCoA-SIG / CoCoA engine greedy, peak memory of the process at a prompt of 4,096": (1.02, False),
         "CoCoA-SIG / HF `generate` greedy, beside two busy processes": (0.60, False),
+        "CoCoA-SIG / CoCoA engine greedy, the benchmark's questions, float32": (1.15, False),
+        "CoCoA-SIG / CoCoA engine greedy, the benchmark's questions, float32, no drafts": (1.15, False),
+        "CoCoA-SIG / CoCoA engine greedy, questions on which nothing was tuned, float32": (1.15, False),
+        "CoCoA-SIG / CoCoA engine greedy, questions on which nothing was tuned, float32, no drafts": (1.15, False),
         "CoCoA-SIG / HF `generate` greedy, batch of 4": (0.70, False),
         "CoCoA-SIG / HF `generate` greedy, batch of 8": (1.00, False),
         "capture of hidden states, with / without, lean forward pass": (1.02, False),
@@ -332,7 +395,7 @@ def test_only_text_between_markers_changes(records: dict[str, Any]) -> None:
     text = "before\n<!-- measured: startup -->\nold\n<!-- end -->\nafter\n"
     new = filled(text, records)
     assert new.startswith("before\n<!-- measured: startup -->\n| step |")
-    assert new.endswith("|\n<!-- end -->\nafter\n")
+    assert new.endswith("|\n\nState of the machine: not recorded.\n<!-- end -->\nafter\n")
     assert filled(new, records) == new
 
 
@@ -340,7 +403,7 @@ def test_report_in_another_folder_does_not_change_the_documents(records: dict[st
     before = [path.read_bytes() for path in DOCUMENTS]
     table = write_report(folder(tmp_path, records), in_place=False)
     assert len(table.splitlines()) == 2 + len(BARS)
-    assert table.count("| **no** |") == 3
+    assert table.count("| **no** |") == 5
     assert NOT_MEASURED not in (tmp_path / PERFORMANCE.name).read_text(encoding="utf-8")
     assert [path.read_bytes() for path in DOCUMENTS] == before
 
@@ -388,7 +451,9 @@ def test_a_measurement_from_end_to_end(
     assert "| 3 |" in written("candidates", found)
 
 
-@pytest.mark.parametrize("name", ["context", "prompt_length", "leaves", "batch", "capture", "scoring"])
+@pytest.mark.parametrize(
+    "name", ["ratio", "fed_tokens", "context", "prompt_length", "leaves", "batch", "capture", "scoring"]
+)
 def test_measurements_run(name: str, engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny runs of the measurements that do not load a model again, without the memory of new processes."""
     monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *_, **__: engine)
@@ -414,9 +479,38 @@ def test_decoding_statistics(engine: CocoaEngine) -> None:
     assert same["candidates_per_risk_point"] is None
 
 
+def test_every_fed_token_is_counted_once(engine: CocoaEngine) -> None:
+    """Without drafts there are no guesses; rivals that have lost by the bound have lost."""
+    spans = 0
+    for drafts in (0, 4):
+        one = CocoaEngine(engine.model, engine.tokenizer, runtime=Runtime(draft_tokens=drafts, prefix_cache_mb=0))
+        answers = [one.generate(prompt, max_new_tokens=20) for prompt in questions(engine, 2)]
+        counts = where_fed(answers)
+        fed, kept = (sum(getattr(each.usage, name) for each in answers) for name in ("fed_tokens", "completion_tokens"))
+        assert counts["kept"] == 1
+        assert sum(list(counts.values())[:5]) == pytest.approx(fed / kept)
+        assert (counts["wrong_guesses"] == pytest.approx(0)) == (drafts == 0)
+        assert counts["last_of_rivals"] <= counts["to_own_risk_point"] + counts["to_common_boundary"]
+        for span in (span for answer in answers for span in answer.spans if span.chosen is not None):
+            best = span.candidates[span.chosen].score
+            for rival in span.candidates:
+                own = own_boundary(rival, 0.3)
+                count = needed(rival, own, best)
+                assert 1 <= own <= count <= len(rival.token_ids)
+                assert count in (own, len(rival.token_ids)) or rival.score < best
+            assert max(own_boundary(each, 0.3) for each in span.candidates) == max(
+                len(each.token_ids) for each in span.candidates
+            )
+            spans += 1
+    assert spans > 4
+
+
 def test_prompts(engine: CocoaEngine) -> None:
     assert len(set(QUESTIONS)) >= 16
     assert len(PASSAGES) >= 8
+    untuned = untuned_questions(engine, 40)
+    assert len(set(map(tuple, untuned))) == 40
+    assert not set(map(tuple, untuned)) & set(map(tuple, questions(engine, 100)))
     assert len(set(SCORED_ANSWERS)) == 100
     assert [len(long_prompt(engine, length)) for length in (64, 129, 1000)] == [64, 129, 1000]
     long = long_context_questions(engine, 300, 8)

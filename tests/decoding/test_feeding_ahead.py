@@ -405,6 +405,12 @@ def test_what_is_worth_feeding(right: list[bool], matched: int, paths: int, most
     assert lookup.worth(matched, paths + 1, cost) <= count
 
 
+def test_a_first_guess_is_short() -> None:
+    """Two tokens after one leaf, one beside another leaf: a row costs more than a third guess saves."""
+    lookup = PromptLookup((), 4)
+    assert [lookup.worth(3, leaves, AS_IT_IS) for leaves in (1, 2, 3)] == [2, 1, 0]
+
+
 def test_no_lookup() -> None:
     lookup = PromptLookup([1, 2, 3, 1, 2, 3], 0)
     lookup.extend([1, 2, 3])

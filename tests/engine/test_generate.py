@@ -11,6 +11,7 @@ from transformers import LogitsProcessor, MaxLengthCriteria
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, Runtime
 from cocoa_engine.equations import may_be_kept
+from cocoa_engine.execution import session
 from tests.helpers.alike import assert_alike
 from tests.helpers.hooks import hook_count
 from tests.helpers.in_threads import join, start
@@ -23,6 +24,15 @@ MESSAGES = [{"role": "user", "content": "Name two colours."}]
 @pytest.fixture(scope="module")
 def answer(engine: CocoaEngine) -> Generation:
     return engine.generate(QUESTION, max_new_tokens=24)
+
+
+def test_a_call_reads_the_state_of_the_model_once(engine: CocoaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It visits every weight, which takes as long as decoding a token. The calibrator and the task share it."""
+    read: list[object] = []
+    state_of = session.state_of
+    monkeypatch.setattr(session, "state_of", lambda model: read.append(model) or state_of(model))
+    assert engine.generate(QUESTION, max_new_tokens=1).risk_source == "calibrator"
+    assert len(read) == 1
 
 
 def test_spans_cover_text_and_tokens(answer: Generation) -> None:

@@ -68,7 +68,7 @@ def cancelled(engine: CocoaEngine, seed: int) -> Any:
     try:
         return engine.generate(prompt(seed), max_new_tokens=5000, cancellation=cancellation)
     finally:
-        timer.join()
+        timer.join(60)
 
 
 def cancelled_at_once(engine: CocoaEngine, seed: int) -> Any:

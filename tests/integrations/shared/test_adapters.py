@@ -33,6 +33,8 @@ ENGINE_MODULES = {
     "cocoa_engine.cli.dataset_options",  # the commands `cocoa eval` and `cocoa judge` are plugins of the CLI
     "cocoa_engine.cli.loading",
     "cocoa_engine.cli.options",
+    "cocoa_engine.cli.ray_options",
+    "cocoa_engine.cli.score_rows",  # which actors of Ray score too
     "cocoa_engine.cli.terminal",
     "cocoa_engine.config",
     "cocoa_engine.datasets.files",

@@ -140,6 +140,5 @@ $(VENV)/.docs: $(VENV)/.demo
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-floors .venv-lock .venv-release .venv-conformance .venv-ray site .pytest_cache .mypy_cache .ruff_cache .hypothesis
-
-	rm -rf $(VENV) .venv-floors site .pytest_cache .mypy_cache .ruff_cache .hypothesis .architectures.jsonl
+	rm -rf $(VENV) .venv-floors .venv-lock .venv-release .venv-conformance .venv-ray site .pytest_cache .mypy_cache \
+		.ruff_cache .hypothesis .architectures.jsonl

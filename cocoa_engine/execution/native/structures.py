@@ -12,8 +12,8 @@ class Joined(ctypes.Structure):
 
     _fields_ = (
         ("count", _LONG),
-        *((name, _POINTER) for name in ("weights", "biases", "outs")),
-        *((name, _LONG) for name in ("in", "bfloat16")),
+        *((name, _POINTER) for name in ("weights", "biases", "outs", "kinds")),
+        ("in", _LONG),
     )
 
 
@@ -63,6 +63,14 @@ class Head(ctypes.Structure):
     _fields_ = (("layer", _LONG), ("head", _LONG))
 
 
+KINDS = {
+    name: number
+    for number, name in enumerate(
+        ("F32", "BF16", "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")  # gguf's names
+    )
+}
+"""The types of weights that the kernels read, and the numbers that they give them."""
+
 SHARED: tuple[type[ctypes.Structure], ...] = (Joined, DecoderLayer, Stack, Leaves, Tap, Head)
 """All structures that the kernels read."""
 
@@ -78,4 +86,7 @@ def mismatch(library: ctypes.CDLL) -> str | None:
             if (there := layout(known.encode())) != here:
                 what = "offset" if "." in known else "size"
                 return f"structure {name} differs: {what} of {known} is {there} in the library, {here} in Python"
+    for name, number in KINDS.items():
+        if (there := layout(f"Kind.{name}".encode())) != number:
+            return f"the type of weights {name} differs: its number is {there} in the library, {number} in Python"
     return None

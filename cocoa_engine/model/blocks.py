@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+BLOCK_KINDS = ("BF16", "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+"""The types of blocks that the kernels read, by gguf's names."""
+
 ROWS_AT_ONCE = 1024
 """Number of rows that are unpacked at a time where a whole matrix is multiplied."""
 
@@ -37,13 +40,13 @@ class BlockTensor(Tensor):
 
     @staticmethod
     def __new__(cls, blocks: Tensor, kind: str) -> BlockTensor:
-        numbers, size = _block_size(kind)
+        numbers, size = block_size(kind)
         if blocks.dtype != torch.uint8 or blocks.dim() != 2 or blocks.shape[1] % size:
             raise ValueError(
                 f"needs rows of whole {kind} blocks ({size} bytes), got {list(blocks.shape)} {blocks.dtype}"
             )
         shape = (blocks.shape[0], blocks.shape[1] // size * numbers)
-        made: BlockTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32, device=blocks.device)  # type: ignore[attr-defined]
+        made: BlockTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32, device=blocks.device)
         made.blocks, made.kind = blocks, kind
         return made
 
@@ -66,7 +69,7 @@ class BlockTensor(Tensor):
             whole[start:end] = _unpacked(self.blocks[start:end], self.kind)
         return whole
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"BlockTensor({self.kind}, {list(self.shape)})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BlockTensor:
@@ -87,7 +90,7 @@ class BlockTensor(Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func in _ALIASES and isinstance(args[0], cls):
@@ -141,7 +144,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _block_size(kind: str) -> tuple[int, int]:
+def block_size(kind: str) -> tuple[int, int]:
     """How many numbers a block holds, and its size in bytes."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -149,12 +152,28 @@ def _block_size(kind: str) -> tuple[int, int]:
     return numbers, size
 
 
+Unpack = Callable[[Tensor, str], Tensor]
+"""``(blocks [rows, bytes of a row], kind) -> [rows, in]`` float32."""
+
+
+def unpack_with(unpack: Unpack | None) -> None:
+    """Let all block tensors be unpacked by a faster implementation than gguf's; ``None``: by gguf's."""
+    _faster.clear()
+    if unpack is not None:
+        _faster.append(unpack)
+
+
+_faster: list[Unpack] = []
+
+
 def _unpacked(blocks: Tensor, kind: str) -> Tensor:
-    """The numbers in some rows of blocks, ``[rows, in]`` float32, by gguf's reference implementation."""
+    """The numbers in some rows of blocks, ``[rows, in]`` float32."""
+    if _faster and kind in BLOCK_KINDS:
+        return _faster[0](blocks, kind)
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
     if blocks.shape[0] == 0:
-        numbers, size = _block_size(kind)
+        numbers, size = block_size(kind)
         return torch.empty(0, blocks.shape[1] // size * numbers)
     return torch.from_numpy(dequantize(blocks.contiguous().numpy(), GGMLQuantizationType[kind]))

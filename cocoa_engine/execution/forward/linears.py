@@ -73,6 +73,11 @@ def choose_linear_backend(model: nn.Module, requested: str) -> LinearBackend:
     return "native" if native else "transposed"
 
 
+def reads_blocks(requested: str) -> bool:
+    """Whether the kernels can multiply weights in the blocks of a GGUF file, and the setting allows it."""
+    return requested in ("auto", "native") and (trial.obstacle() or trial.block_obstacle()) is None
+
+
 def native_obstacle(model: nn.Module) -> str | None:
     """Why the native kernels cannot run a model's linear layers, or ``None``."""
     weights = _linear_weights(model)

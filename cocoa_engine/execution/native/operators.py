@@ -15,10 +15,14 @@ from torch import Tensor
 
 from cocoa_engine.execution.native.build import built
 from cocoa_engine.execution.native.structures import KINDS, Joined
-from cocoa_engine.model.blocks import BlockTensor
+from cocoa_engine.model.blocks import BlockTensor, block_size
 
 SLOTS_IN_PART = 32
 """Smallest number of slots for which another thread pays off."""
+
+
+SMALL = 2**17
+"""Up to this many numbers, unpacking in one thread is faster than waiting for others."""
 
 
 def can_multiply(weights: Sequence[Tensor]) -> bool:
@@ -118,12 +122,21 @@ def unpack(weight: BlockTensor, index: Tensor) -> Tensor:
     Returns:
         ``[rows, in]`` float32.
     """
-    ids = index.to("cpu", torch.long).contiguous()
-    blocks, kind = _stored(weight)
-    rows = torch.empty(ids.shape[0], weight.shape[1], dtype=torch.float32)
-    handle().cocoa_unpack(
-        kind, blocks.data_ptr(), weight.shape[1], ids.data_ptr(), ids.shape[0], rows.data_ptr(), torch.get_num_threads()
-    )
+    return _rows(weight.blocks, weight.kind, weight.shape[1], index.to("cpu", torch.long).contiguous())
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def unpack_blocks(blocks: Tensor, kind: str) -> Tensor:
+    """All numbers in some rows of blocks, for :func:`~cocoa_engine.model.blocks.unpack_with`."""
+    blocks = blocks.contiguous()
+    numbers, size = block_size(kind)
+    return _rows(blocks, kind, blocks.shape[1] // size * numbers, torch.arange(blocks.shape[0]))
+
+
+def _rows(blocks: Tensor, kind: str, width: int, ids: Tensor) -> Tensor:
+    rows = torch.empty(ids.shape[0], width, dtype=torch.float32)
+    threads = torch.get_num_threads() if rows.numel() > SMALL else 1
+    handle().cocoa_unpack(KINDS[kind], blocks.data_ptr(), width, ids.data_ptr(), ids.shape[0], rows.data_ptr(), threads)
     return rows
 
 

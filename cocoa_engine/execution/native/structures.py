@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 
+from cocoa_engine.model.blocks import BLOCK_KINDS
+
 _LONG, _FLOAT, _POINTER = ctypes.c_long, ctypes.c_float, ctypes.c_void_p
 
 
@@ -63,12 +65,7 @@ class Head(ctypes.Structure):
     _fields_ = (("layer", _LONG), ("head", _LONG))
 
 
-KINDS = {
-    name: number
-    for number, name in enumerate(
-        ("F32", "BF16", "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")  # gguf's names
-    )
-}
+KINDS = {name: number for number, name in enumerate(("F32", *BLOCK_KINDS))}
 """The types of weights that the kernels read, and the numbers that they give them."""
 
 SHARED: tuple[type[ctypes.Structure], ...] = (Joined, DecoderLayer, Stack, Leaves, Tap, Head)

@@ -14,7 +14,7 @@ from cocoa_engine.execution.native import operators
 from cocoa_engine.execution.native.build import built
 from cocoa_engine.execution.native.layers import DecoderLayer, KeyValuePointers, Layers, Leaves, Mask
 from cocoa_engine.execution.native.structures import KINDS
-from cocoa_engine.model.blocks import BlockTensor
+from cocoa_engine.model.blocks import BlockTensor, unpack_with
 
 TOLERANCE = 1e-4
 """Largest allowed difference from torch. The values are about 1."""
@@ -41,11 +41,12 @@ def obstacle() -> str | None:
 
 @functools.cache
 def block_obstacle() -> str | None:
-    """Why the kernels cannot read the blocks of GGUF files here, or ``None``. It takes gguf's word for what is right."""
+    """Why the kernels cannot read the blocks of GGUF files here, or ``None``. They then unpack them everywhere."""
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         for kind in KINDS:
             if kind != "F32" and not all(torch.allclose(*pair, atol=TOLERANCE) for pair in _blocks(_Random(), kind)):
                 return f"the kernels unpack {kind} blocks in another way than gguf does"
+    unpack_with(operators.unpack_blocks)
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -82,6 +83,7 @@ class ConfiguredModel(LoadedModel):
             UnsupportedModelError: the model is not a causal language model.
             CalibrationError: the calibrator's file cannot be read.
         """
+        from cocoa_engine.execution.forward.linears import reads_blocks
         from cocoa_engine.model.loading import load_pretrained
 
         calibrator = "auto" if calibrator == "auto" else RiskCalibrator.of(calibrator)  # before the weights are read
@@ -92,6 +94,7 @@ class ConfiguredModel(LoadedModel):
             device_map=device_map,
             trust_remote_code=trust_remote_code,
             allow_pickle=allow_pickle,
+            keeps_blocks=partial(reads_blocks, "auto" if runtime is None else runtime.linears),
             model_kwargs=dict(model_kwargs or {}),
             tokenizer_kwargs=dict(tokenizer_kwargs or {}),
             **more_model_kwargs,

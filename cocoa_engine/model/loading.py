@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -25,8 +25,9 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
-from cocoa_engine.model import embedded
+from cocoa_engine.model import embedded, gguf_model
 from cocoa_engine.model.gguf_files import locate
+from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import NEEDED, WINDOW_FIELDS, context_window_of, require_decoder_only
 from cocoa_engine.safe_text import short_repr
 
@@ -51,6 +52,7 @@ def load_pretrained(
     device_map: Any = None,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
+    keeps_blocks: Callable[[], bool] = lambda: False,
     model_kwargs: Mapping[str, Any] | None = None,
     tokenizer_kwargs: Mapping[str, Any] | None = None,
     **more_model_kwargs: Any,
@@ -65,6 +67,8 @@ def load_pretrained(
         device_map: where the layers are placed, as in transformers. `None` is the CPU.
         trust_remote_code: run Python code that comes with the checkpoint.
         allow_pickle: read weights from pickle files (``.bin``, ``.pt``) if there are no safetensors.
+        keeps_blocks: asked for a GGUF file that is loaded on the CPU with ``dtype="auto"``: whether its weights stay in
+            their blocks, if this package knows its architecture and its tokenizer.
         model_kwargs, more_model_kwargs: further options of transformers' ``from_pretrained`` (``revision``,
             ``quantization_config``, ``attn_implementation``, ``gguf_file``, ...). They override the arguments above.
         tokenizer_kwargs: options of the tokenizer's ``from_pretrained``.
@@ -94,7 +98,7 @@ def load_pretrained(
 
     if model_name is not None:
         name = _name(model_name, "model")
-        return *_load(name, tokenizer_name, options, tokenizer_options), name
+        return *_load(name, tokenizer_name, options, tokenizer_options, keeps_blocks), name
     if embedded.find_embedded_file() is not None:
         folder = str(embedded.embedded_model_path())
         with _no_progress_bars():
@@ -133,6 +137,8 @@ def read_context_window(
             return next((options[name] for name in WINDOW_FIELDS if name in options), embedded.CONTEXT_WINDOW)
         if config is None or isinstance(config, str):
             name, options = _with_gguf_file(os.path.expanduser(config or os.fspath(model_name or "")), options)
+            if (file := Path(name) / options.get("gguf_file", "")).is_file():
+                return gguf_model.context_window(GgufFile(file))
             kept = _pick(options, (*SOURCE_OPTIONS, *WINDOW_FIELDS, "trust_remote_code"))
             config = AutoConfig.from_pretrained(name, **kept)
         return context_window_of(config)
@@ -171,6 +177,7 @@ def _load(
     tokenizer_name: str | os.PathLike[str] | None,
     options: dict[str, Any],
     tokenizer_options: dict[str, Any],
+    keeps_blocks: Callable[[], bool] = lambda: False,
 ) -> tuple[Any, Any]:
     """Load config, tokenizer and weights, in this order, so that cheap failures come first."""
     with _clear_errors("model", name):
@@ -179,6 +186,13 @@ def _load(
         name = str(Path(name).expanduser())
         with _clear_errors("model", name):
             _check_folder(Path(name), options)
+    if _may_stay_in_blocks(name, options) and keeps_blocks():
+        with _clear_errors("model", name):
+            file = GgufFile(Path(name) / options["gguf_file"])
+            why = gguf_model.obstacle(file)
+            if why is None:
+                return _load_blocks(file, tokenizer_name, tokenizer_options)
+        logger.info("%s is unpacked to float32 by transformers: it has %s", file.path, why)
     trust = {"trust_remote_code": options["trust_remote_code"]}
 
     config = options.get("config")
@@ -206,6 +220,28 @@ def _load(
             + (f" and {len(missing) - 3} more weights" if len(missing) > 3 else "")
         )
     return model, tokenizer
+
+
+def _may_stay_in_blocks(name: str, options: dict[str, Any]) -> bool:
+    """Whether a model is a local GGUF file and no option asks for another form of its weights."""
+    neutral = {"gguf_file", "trust_remote_code", "use_safetensors", "dtype", "device_map"}
+    return (
+        "gguf_file" in options
+        and Path(name).is_dir()
+        and options.keys() <= neutral
+        and options["dtype"] == "auto"
+        and options["device_map"] in (None, "cpu")
+    )
+
+
+def _load_blocks(
+    file: GgufFile, tokenizer_name: str | os.PathLike[str] | None, tokenizer_options: dict[str, Any]
+) -> tuple[Any, Any]:
+    if tokenizer_name is not None:
+        tokenizer = load_tokenizer(_name(tokenizer_name, "tokenizer"), tokenizer_options)
+    else:
+        tokenizer = gguf_model.load_tokenizer(file)
+    return gguf_model.load(file), tokenizer
 
 
 def load_tokenizer(name: str, options: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ import weakref
 import torch
 from torch import Tensor, nn
 
+from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.language_model import LanguageModel, attention_heads
 
 SAMPLES = 16
@@ -23,6 +24,9 @@ def is_plain(tensor: Tensor) -> bool:
 def sampled(tensor: Tensor) -> Tensor:
     """Elements spread evenly over a tensor's memory."""
     last = tensor.numel() - 1
+    if isinstance(tensor, BlockTensor):
+        at = torch.arange(min(SAMPLES, last + 1)) * (last // max(min(SAMPLES, last + 1) - 1, 1))
+        return tensor.rows(at // tensor.shape[1]).gather(1, at[:, None] % tensor.shape[1]).flatten()
     if last > 0 and not tensor.is_contiguous():
         last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     count = min(SAMPLES, last + 1)
@@ -48,7 +52,7 @@ def model_digest(model: LanguageModel) -> str:
         with torch.no_grad():
             for name, weight in sorted(model.model.named_parameters()):
                 digest.update(repr((name, tuple(weight.shape))).encode())
-                if is_plain(weight) and weight.is_floating_point():
+                if (is_plain(weight) or isinstance(weight, BlockTensor)) and weight.is_floating_point():
                     rounded = sampled(weight.detach()).to("cpu", torch.bfloat16).contiguous()
                     digest.update(rounded.view(torch.uint8).numpy().tobytes())
         _digests[model.model] = digest.hexdigest()[:24]

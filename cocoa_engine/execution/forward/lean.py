@@ -21,7 +21,8 @@ from cocoa_engine.execution.forward.linears import FastLinear, LinearBackend, fa
 from cocoa_engine.execution.forward.source_attention import of_segments, passages_of_segments
 from cocoa_engine.execution.forward.windows import Windows
 from cocoa_engine.execution.native.layers import DecoderLayer, Layers
-from cocoa_engine.execution.native.operators import is_readable
+from cocoa_engine.execution.native.operators import can_multiply, is_readable, unpack
+from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
@@ -111,7 +112,7 @@ class Lean(Forward):
         states: Tensor | None
         leaves = None if self.kernels is None else self.kernels.leaves(segments)
         if self.kernels is not None and leaves is not None:
-            x = F.embedding(token_ids, self.embedding)
+            x = self._embedded(token_ids)
             last, states, early, source, passages = self.kernels(x, cos, sin, leaves, wanted)
         else:
             last, states, early = self.decode(token_ids, cos, sin, attention, wanted)
@@ -139,7 +140,7 @@ class Lean(Forward):
             states of each early layer, ``[T, d]``.
         """
         count = token_ids.shape[0]
-        x = F.embedding(token_ids, self.embedding)  # [T, d]
+        x = self._embedded(token_ids)  # [T, d]
         split = [self.heads, self.kv_heads, self.kv_heads]
         states: list[Tensor] = []
         early: list[Tensor] = []
@@ -174,6 +175,11 @@ class Lean(Forward):
         if wanted.last == len(self.layers):
             states.append(final)
         return last, torch.stack([*states, final]).float(), early
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        if self.native and isinstance(self.embedding, BlockTensor) and can_multiply([self.embedding]):
+            return unpack(self.embedding, token_ids)
+        return F.embedding(token_ids, self.embedding)
 
     def _kernels(self) -> KernelLayers | None:
         """All layers in one kernel call, if the native kernels can run their linear layers and read their norms."""

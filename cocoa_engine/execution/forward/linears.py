@@ -27,6 +27,7 @@ from torch.nn import functional as F
 
 from cocoa_engine.execution.forward.weight_fingerprint import WeightFingerprint, weight_fingerprint
 from cocoa_engine.execution.native import operators, trial
+from cocoa_engine.model.blocks import BlockTensor
 
 LinearBackend = Literal["native", "packed", "transposed", "stock", "bfloat16"]
 """The implementation of linear layers; ``"stock"`` is torch's own."""
@@ -48,7 +49,8 @@ def choose_linear_backend(model: nn.Module, requested: str) -> LinearBackend:
 
     Args:
         model: the model.
-        requested: a backend or ``"auto"``. Auto selects native for float32 weights if the kernels are available.
+        requested: a backend or ``"auto"``. Weights in the blocks of a GGUF file are multiplied natively or by torch's
+            linear layers. Otherwise auto selects native for float32 weights if the kernels are available.
             Otherwise it packs the weights if the copy takes less than a quarter of the free memory (in bfloat16, oneDNN
             is about 10 % faster than the native kernel). If the copy takes more, it selects native or transposed.
     """
@@ -56,6 +58,8 @@ def choose_linear_backend(model: nn.Module, requested: str) -> LinearBackend:
     if requested == "stock" or {weight.device.type for weight in weights} != {"cpu"} or _is_distributed(weights):
         return "stock"  # with tensor parallelism all processes must round alike, whatever their free memory
     native = requested in ("auto", "native", "bfloat16") and native_obstacle(model) is None  # compiles the kernels
+    if any(isinstance(weight, BlockTensor) for weight in weights):
+        return "native" if native else "stock"
     exact = all(weight.dtype == torch.float32 for weight in weights)
     if native and (requested == "native" or (requested == "auto" and exact)):
         return "native"
@@ -69,6 +73,11 @@ def choose_linear_backend(model: nn.Module, requested: str) -> LinearBackend:
     return "native" if native else "transposed"
 
 
+def reads_blocks(requested: str) -> bool:
+    """Whether the kernels can multiply weights in the blocks of a GGUF file, and the setting allows it."""
+    return requested in ("auto", "native") and (trial.obstacle() or trial.block_obstacle()) is None
+
+
 def native_obstacle(model: nn.Module) -> str | None:
     """Why the native kernels cannot run a model's linear layers, or ``None``."""
     weights = _linear_weights(model)
@@ -77,7 +86,8 @@ def native_obstacle(model: nn.Module) -> str | None:
     if not operators.can_multiply(weights):
         kinds = sorted({f"{weight.dtype} on {weight.device.type}" for weight in weights})
         return f"the kernels need weights in float32, or all in bfloat16, on the CPU; found {', '.join(kinds)}"
-    return trial.obstacle()
+    in_blocks = any(isinstance(weight, BlockTensor) for weight in weights)
+    return trial.obstacle() or (trial.block_obstacle() if in_blocks else None)
 
 
 def _linear_weights(model: nn.Module) -> list[Tensor]:
@@ -105,7 +115,7 @@ def is_plain(layer: Any) -> bool:
     """Whether a layer is an unmodified ``nn.Linear``: no adapter, no quantised weight, no replaced forward."""
     return (
         type(layer) is nn.Linear
-        and type(layer.weight) is nn.Parameter
+        and type(layer.weight) in (nn.Parameter, BlockTensor)
         and "forward" not in layer.__dict__
         and not getattr(layer, "parametrizations", None)
     )
@@ -137,6 +147,8 @@ class FastLinear:
         self.bias = _concatenated(self.biases, self.weights)
         dtype, on_cpu = self.weights[0].dtype, self.weights[0].device.type == "cpu"
         self.packed: Tensor | None = None
+        if any(isinstance(weight, BlockTensor) for weight in self.weights) and linear_backend != "native":
+            linear_backend = "stock"  # a copy in another layout would be larger than the blocks
         self.in_bfloat16 = linear_backend == "bfloat16" and on_cpu and dtype == torch.float32
         self.native = self._by_kernels() if linear_backend in ("native", "bfloat16") else None
         packs = linear_backend in ("packed", "bfloat16") and self.native is None
@@ -209,7 +221,12 @@ def _concatenated(biases: Sequence[Tensor | None], weights: Sequence[Tensor]) ->
     if all(bias is None for bias in biases):
         return None
     pairs = zip(biases, weights, strict=True)
-    return torch.cat([weight.new_zeros(weight.shape[0]) if bias is None else bias for bias, weight in pairs])
+    return torch.cat(
+        [
+            torch.zeros(weight.shape[0], dtype=weight.dtype, device=weight.device) if bias is None else bias
+            for bias, weight in pairs
+        ]
+    )
 
 
 # keyed by the first layer; the values keep its weights' memory alive, but not the layer

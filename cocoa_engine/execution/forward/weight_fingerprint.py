@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.weight_samples import is_plain, sampled
 
 
@@ -26,7 +27,7 @@ class WeightFingerprint(NamedTuple):
 
 def weight_fingerprint(tensors: Iterable[Tensor]) -> WeightFingerprint:
     """The fingerprint of some tensors. On a GPU this needs one small copy to the host."""
-    known = list(tensors)
+    known = [tensor.blocks if isinstance(tensor, BlockTensor) else tensor for tensor in tensors]
     versions = [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in known]
     views: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     with torch.no_grad():

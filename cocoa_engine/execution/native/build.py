@@ -29,12 +29,13 @@ from cocoa_engine.forks import free_in_child
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
+HEADERS = (Path(__file__).with_name("blocks.h"),)
 # without this flag, GCC's tuning for some processors rounds products with one row differently from those with several
 FUSED = "--param=avoid-fma-max-bits=0"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-Wno-psabi", FUSED)
 COMPILERS = ("g++", "c++")
 FOLDER = "kernels"  # in the cache directory; only this user may write to it
-BUILD_TIMEOUT = 120.0  # seconds; a build usually takes about five
+BUILD_TIMEOUT = 120.0  # seconds; a build usually takes about ten
 
 
 class Library(NamedTuple):
@@ -160,7 +161,8 @@ def _fingerprint(compiler: str) -> str:
     """A hash of everything that the library depends on. Different machines may share a home directory."""
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=BUILD_TIMEOUT, check=True).stdout
     processor = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
-    parts = (SOURCE.read_bytes(), " ".join(FLAGS).encode(), compiler.encode(), version, processor.encode())
+    sources = [file.read_bytes() for file in (SOURCE, *HEADERS)]
+    parts = (*sources, " ".join(FLAGS).encode(), compiler.encode(), version, processor.encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
@@ -168,7 +170,7 @@ def _compile(compiler: str, folder: Path) -> Path:
     """Compile and link, without an OpenMP runtime: torch has loaded one, and a second would compete for the cores."""
     object_file, made = folder / "kernels.o", folder / "kernels.so"
     for command in (
-        [compiler, *FLAGS, "-c", str(SOURCE), "-o", str(object_file)],
+        [compiler, *FLAGS, f"-I{HEADERS[0].parent}", "-c", str(SOURCE), "-o", str(object_file)],
         [compiler, "-shared", str(object_file), "-o", str(made)],
     ):
         environment = {**os.environ, "LC_ALL": "C"}
@@ -234,6 +236,8 @@ def _declared(handle: ctypes.CDLL) -> ctypes.CDLL:
     pointer, long, integer = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
     handle.cocoa_linear.argtypes = [pointer, pointer, long, long, pointer, long, integer]
     handle.cocoa_linear.restype = None
+    handle.cocoa_unpack.argtypes = [long, pointer, long, pointer, long, pointer, integer]
+    handle.cocoa_unpack.restype = None
     handle.cocoa_attend.argtypes = [
         *(pointer, long, long),  # query
         *(pointer, pointer, long),  # keys, values

@@ -5,7 +5,7 @@
 // depend on the other rows (in attention: for the same slots).
 //
 // The source uses GCC's vector extensions and supports AVX2 and AVX-512. build.py compiles it. All numbers are float32,
-// except weights, which may be bfloat16.
+// except weights, which may be bfloat16, float16 or blocks of a GGUF file (blocks.h).
 
 #include <atomic>
 #include <cfloat>
@@ -17,6 +17,7 @@
 #include <immintrin.h>
 #include <omp.h>
 #include <sched.h>
+#include <type_traits>
 #include <unistd.h>
 #include <vector>
 #if defined(__linux__)
@@ -38,7 +39,7 @@ namespace {
 
 #if defined(__AVX512F__)  // 32 registers of 16 lanes
 constexpr int LANES = 16, ROWS_AT_ONCE = 12, DOT_ROWS = 6, TILE_ROWS = 12, SCORE_ROWS = 6, VALUE_ROWS = 6;
-#elif defined(__AVX2__) && defined(__FMA__)  // 16 registers of 8 lanes
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)  // 16 registers of 8 lanes
 constexpr int LANES = 8, ROWS_AT_ONCE = 6, DOT_ROWS = 3, TILE_ROWS = 6, SCORE_ROWS = 6, VALUE_ROWS = 2;
 #else
 #error "needs AVX2 or AVX-512"
@@ -65,6 +66,17 @@ INLINE Vec load(const float* p) { return *reinterpret_cast<const Unaligned*>(p);
 INLINE Vec load(const Half* p) {
     return (Vec)(__builtin_convertvector(*reinterpret_cast<const Halves*>(p), Ints) << 16);
 }
+struct F16 {
+    uint16_t bits;
+};
+INLINE Vec load(const F16* p) {
+#ifdef __AVX512F__
+    return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#else
+    return (Vec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#endif
+}
+INLINE float one(const F16* p) { return _cvtsh_ss(p->bits); }
 INLINE float one(const float* p) { return *p; }
 INLINE float one(const Half* p) {
     const uint32_t bits = uint32_t(*p) << 16;
@@ -164,13 +176,15 @@ INLINE bool any(Ints mask) {
 #endif
 }
 
+#include "blocks.h"
+
 // ---- linear layers -------------------------------------------------------------------------------------------------
 
 template <typename W>
 struct Linear {  // y = x W^T + b
     const float* x;
     long x_stride, rows, in;
-    const W* weight;    // [out, in]
+    const W* weight;    // [out, in]; blocks: [out, in / W::COUNT]
     const float* bias;    // [out], or null
     float* y;
     long y_stride;
@@ -253,8 +267,8 @@ INLINE void fetch(const void* weights) {
 template <int ROWS, int OUTS, typename W, typename F>
 INLINE void finish(const Linear<W>& job, long row, long out, long i, F total) {
     constexpr int FOURS = (OUTS * ROWS + 3) / 4 * 4;  // summed four at a time, padded with zeros
-    const float* x = job.x + row * job.x_stride;
-    const W* w = job.weight + out * job.in;
+    [[maybe_unused]] const float* x = job.x + row * job.x_stride;
+    [[maybe_unused]] const W* w = job.weight + out * job.in;
     float products[FOURS];
     UNROLL
     for (int n = 0; n < FOURS; n += 4) {
@@ -265,7 +279,8 @@ INLINE void finish(const Linear<W>& job, long row, long out, long i, F total) {
     for (int n = 0; n < OUTS * ROWS; n++) {
         const int r = n % ROWS, o = n / ROWS;
         float y = products[n];
-        for (long t = i; t < job.in; t++) y += x[r * job.x_stride + t] * one(w + o * job.in + t);
+        if constexpr (!Blocks<W>::value)
+            for (long t = i; t < job.in; t++) y += x[r * job.x_stride + t] * one(w + o * job.in + t);
         if (job.bias) y += job.bias[out + o];
         float& target = job.y[(row + r) * job.y_stride + out + o];
         target = job.add ? target + y : y;
@@ -417,6 +432,65 @@ void few_rows(const Linear<W>& job, long from, long to) {
     in_chunks<DOT_ROWS>(job.rows, in_order);
 }
 
+// A tile of outputs in blocks: each part is unpacked once and multiplied with ROWS inputs. The sums of one output have
+// the same order as in tile_products.
+template <int ROWS, int OUTS, typename B>
+INLINE void block_products(const Linear<B>& job, long row, long out) {
+    Whole total[(OUTS * ROWS + 3) / 4 * 4];
+    const float* x = job.x + row * job.x_stride;
+    const long length = job.in / B::COUNT;
+    const B* w = job.weight + out * length;
+    for (long n = 0; n < length; n++, w++) {
+        UNROLL
+        for (int o = 0; o < OUTS; o++)
+            for (long at = 0; at < long(sizeof(B)); at += 64)
+                __builtin_prefetch(reinterpret_cast<const char*>(w + (OUTS + o) * length) + at, 0, 0);
+        for (int part = 0; part < B::COUNT / PART; part++, x += PART)
+            UNROLL
+            for (int o = 0; o < OUTS; o++) {
+                Vec ws[VECS];
+                unpack(w[o * length], part, ws);
+                UNROLL
+                for (int v = 0; v < VECS; v++) {
+                    KEEP(ws[v]);
+                    UNROLL
+                    for (int r = 0; r < ROWS; r++) total[o * ROWS + r].add(ws[v], load(x + r * job.x_stride + v * LANES));
+                }
+            }
+    }
+    finish<ROWS, OUTS>(job, row, out, job.in, [&](int n) INLINE_LAMBDA { return total[n].total(); });
+}
+
+template <int ROWS, int OUTS, typename B>
+ONCE long block_tiles(const Linear<B>& job, long row, long from, long to) {  // returns the first output that is left
+    for (; from + OUTS <= to; from += OUTS) block_products<ROWS, OUTS>(job, row, from);
+    return from;
+}
+
+// With few rows, several outputs at a time, so that their sums need not wait for one another.
+constexpr int block_outputs(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+
+template <typename B>
+void few_rows_of_blocks(const Linear<B>& job, long from, long to) {
+    if (job.rows <= ROWS_AT_ONCE) {
+        pick<ROWS_AT_ONCE>(0, job.rows, [&](long row, auto n) INLINE_LAMBDA {
+            from = block_tiles<n.value, block_outputs(n.value)>(job, row, from, to);
+            if constexpr (block_outputs(n.value) > 1) block_tiles<n.value, 1>(job, row, from, to);
+        });
+        return;
+    }
+    static thread_local Scratch scratch;  // BLOCK outputs, unpacked once for all rows
+    float* const unpacked = scratch.of(BLOCK * job.in);
+    for (; from < to; from += BLOCK) {
+        const long count = to - from < BLOCK ? to - from : BLOCK;
+        for (long o = 0; o < count; o++)
+            unpack_numbers(job.weight + (from + o) * (job.in / B::COUNT), 0, job.in, unpacked + o * job.in);
+        few_rows(Linear<float>{job.x, job.x_stride, job.rows, job.in, unpacked, job.bias ? job.bias + from : nullptr,
+                               job.y + from, job.y_stride, job.add},
+                 0, count);
+    }
+}
+
 // Many rows: lanes run along the outputs. A buffer in the first-level cache takes PANEL outputs, transposed.
 constexpr int PANEL = 2 * LANES, DEPTH = 192;
 
@@ -491,7 +565,13 @@ void panel_all_rows(const Linear<W>& job, long out) {
     alignas(64) float panel[PANEL * DEPTH];
     for (long from = 0; from < job.in; from += DEPTH) {
         int depth = job.in - from < DEPTH ? job.in - from : DEPTH;
-        turn(job.weight + out * job.in + from, job.in, depth, panel);
+        if constexpr (Blocks<W>::value) {
+            alignas(64) float numbers[PANEL * DEPTH];
+            for (long o = 0; o < PANEL; o++)
+                unpack_numbers(job.weight + (out + o) * (job.in / W::COUNT), from, from + depth, numbers + o * depth);
+            turn(numbers, depth, depth, panel);
+        } else
+            turn(job.weight + out * job.in + from, job.in, depth, panel);
         in_chunks<TILE_ROWS>(job.rows, [&](long row, auto n) INLINE_LAMBDA {
             tile<n.value>(job.x + row * job.x_stride + from, job.x_stride, panel, depth, from == 0,
                           job.bias ? job.bias + out : nullptr, job.y + row * job.y_stride + out, job.y_stride, nullptr);
@@ -514,33 +594,56 @@ INLINE Range share(long count, long step, long thread, long team) {
 // Linear layers that read the same input; their outputs are concatenated. structures.py declares the same structure.
 struct Joined {
     long count;
-    const void* const* weights;  // each [out, in], float32 or bfloat16
+    const void* const* weights;  // each [out, in]
     const float* const* biases;  // each [out], or null
     const long* outs;
-    long in, bfloat16;
+    const long* kinds;  // the type of each layer's weights, a Kind
+    long in;
 };
 
-// Computes a thread's share of the outputs. ``add`` is not supported with more than MANY_ROWS rows.
-template <typename W>
-void linears(const Joined& layers, const float* x, long x_stride, long rows, float* y, long y_stride, bool add,
-             long thread, long team) {
-    const bool many = rows > MANY_ROWS;
-    for (long layer = 0; layer < layers.count; y += layers.outs[layer], layer++) {
-        const W* weight = static_cast<const W*>(layers.weights[layer]);
-        const Linear<W> job{x, x_stride, rows, layers.in, weight, layers.biases[layer], y, y_stride, add};
-        auto [out, to] = share(layers.outs[layer], many ? PANEL : BLOCK, thread, team);
-        if (many)
-            for (; out + PANEL <= to; out += PANEL) panel_all_rows(job, out);
-        few_rows(job, out, to);
+#define KINDS(DO)                                                                                                   \
+    DO(F32, float) DO(BF16, Half) DO(F16, F16) DO(Q4_0, Q4_0) DO(Q4_1, Q4_1) DO(Q5_0, Q5_0) DO(Q5_1, Q5_1)              \
+    DO(Q8_0, Q8_0) DO(Q4_K, Q4_K) DO(Q5_K, Q5_K) DO(Q6_K, Q6_K)
+
+enum class Kind : long {
+#define NAME(name, type) name,
+    KINDS(NAME)
+#undef NAME
+};
+
+// Calls do_type with a null pointer of the type of the weights.
+template <typename F>
+INLINE void of_kind(long kind, F do_type) {
+    switch (Kind(kind)) {
+#define CASE(name, type) \
+    case Kind::name: return do_type(static_cast<const type*>(nullptr));
+        KINDS(CASE)
+#undef CASE
     }
 }
 
+template <typename W>
+void outputs(const Linear<W>& job, long from, long to) {
+    if (job.rows > MANY_ROWS)
+        for (; from + PANEL <= to; from += PANEL) panel_all_rows(job, from);
+    if constexpr (Blocks<W>::value)
+        few_rows_of_blocks(job, from, to);
+    else
+        few_rows(job, from, to);
+}
+
+// Computes a thread's share of the outputs. ``add`` is not supported with more than MANY_ROWS rows.
 void linears(const Joined& layers, const float* x, long x_stride, long rows, float* y, long y_stride, bool add,
              long thread, long team) {
-    if (layers.bfloat16)
-        linears<Half>(layers, x, x_stride, rows, y, y_stride, add, thread, team);
-    else
-        linears<float>(layers, x, x_stride, rows, y, y_stride, add, thread, team);
+    for (long layer = 0; layer < layers.count; y += layers.outs[layer], layer++) {
+        const auto [out, to] = share(layers.outs[layer], rows > MANY_ROWS ? PANEL : BLOCK, thread, team);
+        of_kind(layers.kinds[layer], [&, from = out, to = to](auto type) {
+            const auto weight = static_cast<decltype(type)>(layers.weights[layer]);
+            outputs(Linear<std::remove_const_t<std::remove_pointer_t<decltype(type)>>>{
+                        x, x_stride, rows, layers.in, weight, layers.biases[layer], y, y_stride, add},
+                    from, to);
+        });
+    }
 }
 
 // ---- attention -----------------------------------------------------------------------------------------------------
@@ -1017,7 +1120,10 @@ const struct {
     long number;
 } LAYOUT[] = {
     SIZE(Joined), FIELD(Joined, count), FIELD(Joined, weights), FIELD(Joined, biases), FIELD(Joined, outs),
-    FIELD(Joined, in), FIELD(Joined, bfloat16),
+    FIELD(Joined, kinds), FIELD(Joined, in),
+#define NUMBER(name, type) {"Kind." #name, long(Kind::name)},
+    KINDS(NUMBER)
+#undef NUMBER
     SIZE(DecoderLayer), FIELD(DecoderLayer, attention_norm), FIELD(DecoderLayer, q_norm), FIELD(DecoderLayer, k_norm),
     FIELD(DecoderLayer, mlp_norm), FIELD(DecoderLayer, qkv), FIELD(DecoderLayer, out), FIELD(DecoderLayer, gate_up),
     FIELD(DecoderLayer, down), FIELD(DecoderLayer, windowed),
@@ -1047,6 +1153,22 @@ void cocoa_linear(const Joined* layers, const float* x, long x_stride, long rows
                   int threads) {
 #pragma omp parallel num_threads(threads)
     linears(*layers, x, x_stride, rows, y, y_stride, false, omp_get_thread_num(), omp_get_num_threads());
+}
+
+// Some rows of a matrix [out, in] as float32: y [count, in].
+void cocoa_unpack(long kind, const void* weight, long in, const long* ids, long count, float* y, int threads) {
+    of_kind(kind, [&](auto type) {
+        typedef std::remove_const_t<std::remove_pointer_t<decltype(type)>> W;
+        const W* const all_rows = static_cast<const W*>(weight);
+#pragma omp parallel for num_threads(threads) schedule(static)
+        for (long n = 0; n < count; n++) {
+            const W* const row = all_rows + ids[n] * (in / Blocks<W>::COUNT);
+            if constexpr (Blocks<W>::value)
+                unpack_numbers(row, 0, in, y + n * in);
+            else
+                for (long i = 0; i < in; i++) y[n * in + i] = one(row + i);
+        }
+    });
 }
 
 // For each row of logits: log p of the highest [count], their ids [count], and the entropy of the distribution.

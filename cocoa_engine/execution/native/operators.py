@@ -1,4 +1,7 @@
-"""The kernels as functions of tensors: float32 on the CPU; weights may be bfloat16. They use torch's thread count."""
+"""The kernels as functions of tensors: float32 on the CPU; weights may be bfloat16 or in the blocks of a GGUF file.
+
+They use torch's thread count.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,30 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.execution.native.build import built
-from cocoa_engine.execution.native.structures import Joined
+from cocoa_engine.execution.native.structures import KINDS, Joined
+from cocoa_engine.model.blocks import BlockTensor, block_size
 
 SLOTS_IN_PART = 32
 """Smallest number of slots for which another thread pays off."""
 
 
+SMALL = 2**17
+"""Up to this many numbers, unpacking in one thread is faster than waiting for others."""
+
+
 def can_multiply(weights: Sequence[Tensor]) -> bool:
-    """Whether :class:`Linears` can read these weights: on the CPU, all float32 or all bfloat16, and contiguous.
+    """Whether :class:`Linears` can read these weights: all float32, all bfloat16, or in blocks; on the CPU, contiguous.
 
     Every number must be aligned to its own size. Tensors in a memory-mapped file may not be.
     """
     dtypes = {weight.dtype for weight in weights}
     return dtypes in ({torch.float32}, {torch.bfloat16}) and all(
-        weight.device.type == "cpu" and weight.is_contiguous() and weight.data_ptr() % weight.element_size() == 0
-        for weight in weights
+        weight.kind in KINDS if isinstance(weight, BlockTensor) else _is_aligned(weight) for weight in weights
     )
+
+
+def _is_aligned(weight: Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.is_contiguous() and weight.data_ptr() % weight.element_size() == 0
 
 
 def can_attend(query: Tensor, keys: Tensor, values: Tensor) -> bool:
@@ -50,16 +61,18 @@ class Linears:
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
         exact = [None if bias is None else bias.float().contiguous() for bias in biases]
         pointers, count = ctypes.c_void_p * len(weights), len(weights)
+        stored = [_stored(weight) for weight in weights]
+        longs = ctypes.c_long * count
         arrays = (
-            pointers(*(weight.data_ptr() for weight in weights)),
+            pointers(*(weight.data_ptr() for weight, _ in stored)),
             pointers(*(None if bias is None else bias.data_ptr() for bias in exact)),
-            (ctypes.c_long * count)(*(weight.shape[0] for weight in weights)),
+            longs(*(weight.shape[0] for weight in weights)),
+            longs(*(kind for _, kind in stored)),
         )
         self._inputs = weights[0].shape[1]
         self.total = sum(weight.shape[0] for weight in weights)
-        in_bfloat16 = weights[0].dtype == torch.bfloat16
-        self.joined = Joined(count, *(ctypes.addressof(array) for array in arrays), self._inputs, in_bfloat16)
-        self._kept = (*weights, *exact, *arrays)  # keeps the memory behind the addresses alive
+        self.joined = Joined(count, *(ctypes.addressof(array) for array in arrays), self._inputs)
+        self._kept = (*stored, *exact, *arrays)  # keeps the memory behind the addresses alive
         self._run = handle().cocoa_linear
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -89,6 +102,42 @@ class Linears:
             torch.get_num_threads(),
         )
         return y.to(dtype)
+
+
+def _stored(weight: Tensor) -> tuple[Tensor, int]:
+    """The memory of a weight, and the number of its type."""
+    if isinstance(weight, BlockTensor):
+        return weight.blocks, KINDS[weight.kind]
+    return weight, KINDS["BF16" if weight.dtype == torch.bfloat16 else "F32"]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def unpack(weight: BlockTensor, index: Tensor) -> Tensor:
+    """The same as :meth:`BlockTensor.rows`, by the kernels.
+
+    Args:
+        weight: blocks of a type that :func:`can_multiply` accepts.
+        index: ``[rows]``, integers within the weight.
+
+    Returns:
+        ``[rows, in]`` float32.
+    """
+    return _rows(weight.blocks, weight.kind, weight.shape[1], index.to("cpu", torch.long).contiguous())
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def unpack_blocks(blocks: Tensor, kind: str) -> Tensor:
+    """All numbers in some rows of blocks, for :func:`~cocoa_engine.model.blocks.unpack_with`."""
+    blocks = blocks.contiguous()
+    numbers, size = block_size(kind)
+    return _rows(blocks, kind, blocks.shape[1] // size * numbers, torch.arange(blocks.shape[0]))
+
+
+def _rows(blocks: Tensor, kind: str, width: int, ids: Tensor) -> Tensor:
+    rows = torch.empty(ids.shape[0], width, dtype=torch.float32)
+    threads = torch.get_num_threads() if rows.numel() > SMALL else 1
+    handle().cocoa_unpack(KINDS[kind], blocks.data_ptr(), width, ids.data_ptr(), ids.shape[0], rows.data_ptr(), threads)
+    return rows
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

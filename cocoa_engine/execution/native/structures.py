@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 
+from cocoa_engine.model.blocks import BLOCK_KINDS
+
 _LONG, _FLOAT, _POINTER = ctypes.c_long, ctypes.c_float, ctypes.c_void_p
 
 
@@ -12,8 +14,8 @@ class Joined(ctypes.Structure):
 
     _fields_ = (
         ("count", _LONG),
-        *((name, _POINTER) for name in ("weights", "biases", "outs")),
-        *((name, _LONG) for name in ("in", "bfloat16")),
+        *((name, _POINTER) for name in ("weights", "biases", "outs", "kinds")),
+        ("in", _LONG),
     )
 
 
@@ -63,6 +65,9 @@ class Head(ctypes.Structure):
     _fields_ = (("layer", _LONG), ("head", _LONG))
 
 
+KINDS = {name: number for number, name in enumerate(("F32", *BLOCK_KINDS))}
+"""The types of weights that the kernels read, and the numbers that they give them."""
+
 SHARED: tuple[type[ctypes.Structure], ...] = (Joined, DecoderLayer, Stack, Leaves, Tap, Head)
 """All structures that the kernels read."""
 
@@ -78,4 +83,7 @@ def mismatch(library: ctypes.CDLL) -> str | None:
             if (there := layout(known.encode())) != here:
                 what = "offset" if "." in known else "size"
                 return f"structure {name} differs: {what} of {known} is {there} in the library, {here} in Python"
+    for name, number in KINDS.items():
+        if (there := layout(f"Kind.{name}".encode())) != number:
+            return f"the type of weights {name} differs: its number is {there} in the library, {number} in Python"
     return None

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 from cocoa_engine.execution.native import operators
 from cocoa_engine.execution.native.build import built
 from cocoa_engine.execution.native.layers import DecoderLayer, KeyValuePointers, Layers, Leaves, Mask
+from cocoa_engine.execution.native.structures import KINDS
+from cocoa_engine.model.blocks import BlockTensor, unpack_with
 
 TOLERANCE = 1e-4
 """Largest allowed difference from torch. The values are about 1."""
@@ -37,14 +39,57 @@ def obstacle() -> str | None:
     return None
 
 
+@functools.cache
+def block_obstacle() -> str | None:
+    """Why the kernels cannot read the blocks of GGUF files here, or ``None``. They then unpack them everywhere."""
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        for kind in KINDS:
+            if kind != "F32" and not all(torch.allclose(*pair, atol=TOLERANCE) for pair in _blocks(_Random(), kind)):
+                return f"the kernels unpack {kind} blocks in another way than gguf does"
+    unpack_with(operators.unpack_blocks)
+    return None
+
+
+def _blocks(random: _Random, kind: str) -> Pairs:
+    weight = sample_blocks(kind, 21, 256, random.generator)
+    exact, x = weight.dequantized(), random(64, 256) / 16
+    linears = operators.Linears([weight], [None])
+    for rows in (1, 3, 20, 64):  # each takes another path through the kernel
+        yield linears(x[:rows]), F.linear(x[:rows], exact)
+    yield operators.unpack(weight, torch.tensor([20, 3])), exact[[20, 3]]
+
+
+def sample_blocks(kind: str, rows: int, columns: int, generator: torch.Generator) -> BlockTensor:
+    """A matrix of random blocks, whose numbers are about 1."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    blocks = torch.randint(0, 256, (rows * columns // numbers, size), dtype=torch.uint8, generator=generator)
+    scale = torch.rand(blocks.shape[0], 2, generator=generator) * 2 ** _EXPONENTS.get(kind, 0)
+    halves = scale.to(torch.float16).view(torch.uint8)
+    if kind in ("F16", "BF16"):
+        values = torch.rand(rows, columns, generator=generator).to(torch.float16 if kind == "F16" else torch.bfloat16)
+        return BlockTensor(values.view(torch.uint8), kind)
+    if kind == "Q6_K":
+        blocks[:, -2:] = halves[:, :2]
+    elif kind in ("Q4_0", "Q5_0", "Q8_0"):
+        blocks[:, :2] = halves[:, :2]
+    else:
+        blocks[:, :4] = halves
+    return BlockTensor(blocks.view(rows, -1), kind)
+
+
+_EXPONENTS = {"Q4_0": -3, "Q4_1": -3, "Q5_0": -4, "Q5_1": -4, "Q8_0": -7, "Q4_K": -9, "Q5_K": -10, "Q6_K": -12}
+
+
 class _Random:
     """Reproducible float32 numbers on the CPU; independent of torch's defaults."""
 
     def __init__(self) -> None:
-        self._generator = torch.Generator("cpu").manual_seed(0)
+        self.generator = torch.Generator("cpu").manual_seed(0)
 
     def __call__(self, *sizes: int) -> Tensor:
-        return torch.randn(sizes, generator=self._generator, dtype=torch.float32, device="cpu")
+        return torch.randn(sizes, generator=self.generator, dtype=torch.float32, device="cpu")
 
 
 def _linear(random: _Random) -> Pairs:

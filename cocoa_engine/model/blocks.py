@@ -1,0 +1,179 @@
+"""Weights that stay in the quantised blocks of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+BLOCK_KINDS = ("BF16", "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+"""The types of blocks that the kernels read, by gguf's names."""
+
+ROWS_AT_ONCE = 1024
+"""Number of rows that are unpacked at a time where a whole matrix is multiplied."""
+
+
+class BlockTensor(Tensor):
+    """A matrix in the quantised blocks of a GGUF file. To torch it is float32 ``[out, in]`` and cannot be trained.
+
+    Linear layers and embeddings unpack the rows that they need. Any other operation unpacks the whole matrix and
+    returns an ordinary tensor.
+
+    Args:
+        blocks: ``[out, bytes of a row]``, uint8 on the CPU. It may be part of a memory-mapped file.
+        kind: gguf's name of the block type, such as ``"Q4_K"``.
+
+    Attributes:
+        blocks: as given.
+        kind: as given.
+
+    Raises:
+        ValueError: a row does not consist of whole blocks of this type.
+    """
+
+    blocks: Tensor
+    kind: str
+
+    @staticmethod
+    def __new__(cls, blocks: Tensor, kind: str) -> BlockTensor:
+        numbers, size = block_size(kind)
+        if blocks.dtype != torch.uint8 or blocks.dim() != 2 or blocks.shape[1] % size:
+            raise ValueError(
+                f"needs rows of whole {kind} blocks ({size} bytes), got {list(blocks.shape)} {blocks.dtype}"
+            )
+        shape = (blocks.shape[0], blocks.shape[1] // size * numbers)
+        made: BlockTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32, device=blocks.device)
+        made.blocks, made.kind = blocks, kind
+        return made
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Unpack some rows.
+
+        Args:
+            index: integers of any shape.
+
+        Returns:
+            ``[*index.shape, in]``, float32.
+        """
+        return _unpacked(self.blocks[index.reshape(-1)], self.kind).view(*index.shape, self.shape[1])
+
+    def dequantized(self) -> Tensor:
+        """The whole matrix, ``[out, in]`` float32."""
+        whole = torch.empty(self.shape, dtype=torch.float32)
+        for start in range(0, self.shape[0], ROWS_AT_ONCE):
+            end = start + ROWS_AT_ONCE
+            whole[start:end] = _unpacked(self.blocks[start:end], self.kind)
+        return whole
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"BlockTensor({self.kind}, {list(self.shape)})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BlockTensor:
+        """A copy of its own. Part of a memory-mapped file is copied into memory."""
+        return memo.setdefault(id(self), _made(self.blocks.clone(), self.kind, isinstance(self, nn.Parameter)))
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _made, (self.blocks.clone(), self.kind, isinstance(self, nn.Parameter))
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        own = _FUNCTIONS.get(func)
+        if own is not None and (result := own(*args, **(kwargs or {}))) is not NotImplemented:
+            return result
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in _ALIASES and isinstance(args[0], cls):
+            return cls(args[0].blocks, args[0].kind)
+        if func is torch.ops.aten.clone.default:
+            return cls(args[0].blocks.clone(), args[0].kind)
+        if func is torch.ops.aten._to_copy.default and _stays(kwargs or {}):
+            return cls(args[0].blocks.clone(), args[0].kind)
+        unpack: Callable[[Any], Any] = lambda value: value.dequantized() if isinstance(value, cls) else value  # noqa: E731
+        return func(*pytree.tree_map(unpack, tuple(args)), **pytree.tree_map(unpack, dict(kwargs or {})))
+
+
+def _made(blocks: Tensor, kind: str, is_parameter: bool) -> BlockTensor:
+    made = BlockTensor(blocks, kind)
+    return nn.Parameter(made, requires_grad=False) if is_parameter else made  # type: ignore[return-value]
+
+
+_ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+
+
+def _stays(options: Mapping[str, Any]) -> bool:
+    """Whether a conversion keeps the dtype and the device."""
+    device = options.get("device")
+    return options.get("dtype") in (None, torch.float32) and (device is None or torch.device(device).type == "cpu")
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x W^T + b``, unpacked tile by tile."""
+    if not isinstance(weight, BlockTensor) or isinstance(x, BlockTensor):
+        return NotImplemented
+    out = x.new_empty(*x.shape[:-1], weight.shape[0])
+    for start in range(0, weight.shape[0], ROWS_AT_ONCE):
+        end = start + ROWS_AT_ONCE
+        tile = _unpacked(weight.blocks[start:end], weight.kind).to(x.dtype)
+        out[..., start:end] = F.linear(x, tile, None if bias is None else bias[start:end])
+    return out
+
+
+def _embedding(ids: Tensor, weight: Tensor, *rest: Any, **options: Any) -> Tensor:
+    """The rows of some tokens. The options matter to training only, except ``max_norm``."""
+    if not isinstance(weight, BlockTensor) or options.get("max_norm") is not None or (len(rest) > 1 and rest[1]):
+        return NotImplemented
+    return weight.rows(ids)
+
+
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    F.linear: _linear,
+    F.embedding: _embedding,
+    # modules that are converted then replace the parameter, instead of its data
+    torch._has_compatible_shallow_copy_type: lambda one, other: type(one) is type(other) and NotImplemented,
+}
+
+
+def block_size(kind: str) -> tuple[int, int]:
+    """How many numbers a block holds, and its size in bytes."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    return numbers, size
+
+
+Unpack = Callable[[Tensor, str], Tensor]
+"""``(blocks [rows, bytes of a row], kind) -> [rows, in]`` float32."""
+
+
+def unpack_with(unpack: Unpack | None) -> None:
+    """Let all block tensors be unpacked by a faster implementation than gguf's; ``None``: by gguf's."""
+    _faster.clear()
+    if unpack is not None:
+        _faster.append(unpack)
+
+
+_faster: list[Unpack] = []
+
+
+def _unpacked(blocks: Tensor, kind: str) -> Tensor:
+    """The numbers in some rows of blocks, ``[rows, in]`` float32."""
+    if _faster and kind in BLOCK_KINDS:
+        return _faster[0](blocks, kind)
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    if blocks.shape[0] == 0:
+        numbers, size = block_size(kind)
+        return torch.empty(0, blocks.shape[1] // size * numbers)
+    return torch.from_numpy(dequantize(blocks.contiguous().numpy(), GGMLQuantizationType[kind]))

@@ -1,0 +1,137 @@
+"""Reads the metadata and the tensors of a GGUF file. The tensors stay in the file, which is mapped into memory."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cocoa_engine.errors import ModelLoadError
+
+_MAGIC = b"GGUF"
+_STRING, _ARRAY = 8, 9
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # struct's codes
+_ALIGNMENT = 32  # bytes, unless the metadata says otherwise
+
+
+class Entry(NamedTuple):
+    """A tensor of the file.
+
+    Attributes:
+        kind: gguf's name of the type, such as ``"Q4_K"`` or ``"F32"``.
+        shape: outermost dimension first, as in torch.
+        start, end: where its bytes are in the file.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class GgufFile:
+    """A GGUF file, mapped into memory.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        metadata: by key; arrays are lists.
+        tensors: by name.
+
+    Raises:
+        ModelLoadError: it is no GGUF file of a known version, or it is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                # torch asks for writable memory; nothing writes to this private copy, so its pages stay the file's
+                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except (OSError, ValueError) as error:  # an empty file cannot be mapped
+            raise ModelLoadError(f"cannot read {path}: {error}") from error
+        if self._bytes[:4] != _MAGIC:
+            raise ModelLoadError(f"{path} is not a GGUF file")
+        self._at = 4
+        try:
+            version = self._number("I")
+            if version not in (2, 3):
+                raise ModelLoadError(
+                    f"{path} has GGUF version {version}, or another byte order; convert the model again"
+                )
+            self.metadata, self.tensors = self._contents()
+        except (struct.error, KeyError, ValueError, OverflowError, MemoryError) as error:
+            raise ModelLoadError(f"{path} is damaged or incomplete ({error}); fetch it again") from error
+
+    def blocks(self, name: str) -> Tensor:
+        """The bytes of a tensor, uint8 ``[rows, bytes of a row]``; they are part of the mapped file."""
+        entry = self.tensors[name]
+        flat = torch.frombuffer(self._bytes, dtype=torch.uint8, count=entry.end - entry.start, offset=entry.start)
+        return flat.view(entry.shape[0] if len(entry.shape) > 1 else 1, -1)
+
+    def floats(self, name: str) -> Tensor:
+        """A tensor of type F32, in its shape; it is part of the mapped file."""
+        return self.blocks(name).view(torch.float32).view(self.tensors[name].shape)
+
+    def _contents(self) -> tuple[dict[str, Any], dict[str, Entry]]:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        tensors, pairs = self._number("Q"), self._number("Q")
+        if max(tensors, pairs) > len(self._bytes):
+            raise ValueError("it names more entries than it has bytes")
+        metadata = {self._string(): self._value(self._number("I")) for _ in range(pairs)}
+        table = []
+        for _ in range(tensors):
+            name, dimensions = self._string(), self._number("I")
+            shape = struct.unpack_from(f"<{dimensions}Q", self._bytes, self._at)[::-1]
+            self._at += 8 * dimensions
+            table.append((name, shape, self._number("I"), self._number("Q")))
+        alignment = int(metadata.get("general.alignment", _ALIGNMENT))
+        data = (self._at + alignment - 1) // alignment * alignment
+        found = {}
+        for name, shape, number, offset in table:
+            kind = GGMLQuantizationType(number)
+            per_block, size = GGML_QUANT_SIZES[kind]
+            count = 1
+            for length in shape:
+                count *= length
+            if not shape or count == 0 or shape[-1] % per_block:
+                raise ValueError(f"the tensor {name} has a shape {list(shape)} that {kind.name} cannot have")
+            start = data + offset
+            end = start + count // per_block * size
+            if end > len(self._bytes):
+                raise ValueError(f"the tensor {name} ends beyond the file")
+            found[name] = Entry(kind.name, shape, start, end)
+        return metadata, found
+
+    def _number(self, code: str) -> Any:
+        (value,) = struct.unpack_from(f"<{code}", self._bytes, self._at)
+        self._at += struct.calcsize(f"<{code}")
+        return value
+
+    def _string(self) -> str:
+        length = self._number("Q")
+        start, self._at = self._at, self._at + length
+        if self._at > len(self._bytes):
+            raise ValueError("a text ends beyond the file")
+        return self._bytes[start : self._at].decode("utf-8", errors="replace")
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._string()
+        if kind != _ARRAY:
+            return self._number(_NUMBERS[kind])
+        kind, count = self._number("I"), self._number("Q")
+        if count > len(self._bytes):
+            raise ValueError("an array ends beyond the file")
+        if kind in (_STRING, _ARRAY):
+            return [self._value(kind) for _ in range(count)]
+        code = f"<{count}{_NUMBERS[kind]}"
+        values = list(struct.unpack_from(code, self._bytes, self._at))
+        self._at += struct.calcsize(code)
+        return values

@@ -1,0 +1,197 @@
+"""GGUF files whose weights stay in their blocks: the same model and tokens as the unpacked file gives."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from cocoa_engine import CocoaEngine, Runtime
+from cocoa_engine.errors import CocoaError, ModelLoadError
+from cocoa_engine.execution.native import trial
+from cocoa_engine.model import gguf_model
+from cocoa_engine.model.blocks import BlockTensor
+from cocoa_engine.model.embedded import find_embedded_file
+from cocoa_engine.model.gguf_reader import GgufFile
+from cocoa_engine.model.loading import load_pretrained, read_context_window
+from tests.helpers.tiny_gguf import write_tiny_gguf
+
+needs_kernels = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
+TOKENS = ["<unk>", "<s>", "</s>", "<|turn|>", "<added>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "12"]
+
+
+def write(path: Path, architecture: str, kind: str, *, tied: bool = True, pre: str = "qwen2") -> torch.nn.Module:
+    """Write a random model as llama.cpp's converter does, and return it with the numbers that the file holds."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
+    options = {**sizes, "num_key_value_heads": 2, "vocab_size": len(TOKENS), "tie_word_embeddings": tied}
+    options |= {} if architecture == "qwen2" else {"head_dim": 16}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, rms_norm_eps=1e-6, **options)).float()
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(3)
+    writer.add_context_length(128)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(96)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-6)
+    if architecture != "qwen2":
+        writer.add_key_length(16)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([3, 3, 3, 3, 4] + [1] * (len(TOKENS) - 5))
+    writer.add_token_merges(["h e", "1 2"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_eot_token_id(3)
+    names = {ours: theirs for theirs, ours in gguf_model._TENSORS.items()}
+    for name, parameter in model.state_dict().items():
+        if name == "lm_head.weight" and tied:
+            continue
+        weight = parameter.numpy()
+        parts = name.split(".")
+        if parts[:2] == ["model", "layers"]:
+            own = names[".".join(parts[3:-1])]
+            theirs = f"blk.{parts[2]}.{own}.{parts[-1]}"
+        else:
+            own = ""
+            theirs = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}.get(
+                name, "output.weight"
+            )
+        if architecture == "llama" and own in ("attn_q", "attn_k"):
+            weight = weight.reshape(4 if own == "attn_q" else 2, 2, -1, 64).swapaxes(1, 2).reshape(-1, 64)
+        if weight.ndim == 2 and kind != "F32":
+            packed = gguf.quants.quantize(np.ascontiguousarray(weight), GGMLQuantizationType[kind])
+            writer.add_tensor(theirs, packed, raw_dtype=GGMLQuantizationType[kind])
+            exact = gguf.quants.dequantize(packed, GGMLQuantizationType[kind])
+            if architecture == "llama" and own in ("attn_q", "attn_k"):
+                exact = exact.reshape(4 if own == "attn_q" else 2, -1, 2, 64).swapaxes(1, 2).reshape(-1, 64)
+            parameter.copy_(torch.from_numpy(np.ascontiguousarray(exact)))
+        else:
+            writer.add_tensor(theirs, np.ascontiguousarray(weight))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model.eval()
+
+
+@pytest.mark.parametrize("architecture", gguf_model.ARCHITECTURES)
+@pytest.mark.parametrize(("kind", "tied"), [("Q8_0", True), ("Q4_1", False), ("F16", True), ("F32", False)])
+def test_the_model_is_that_of_the_file(tmp_path: Path, architecture: str, kind: str, tied: bool) -> None:
+    with torch.no_grad():
+        exact = write(tmp_path / "model.gguf", architecture, kind, tied=tied)
+    file = GgufFile(tmp_path / "model.gguf")
+    assert gguf_model.obstacle(file) is None
+    model = gguf_model.load(file)
+    ids = torch.tensor([[5, 9, 200, 3, 17]])
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, exact(ids).logits, atol=1e-5, rtol=1e-4)
+    assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    assert not model.training
+    kept = {type(parameter) for parameter in model.parameters() if parameter.dim() == 2}
+    assert kept == {torch.nn.Parameter if kind == "F32" else BlockTensor}
+    assert model.generation_config.eos_token_id == [2, 3]
+    assert (model.get_output_embeddings().weight is model.get_input_embeddings().weight) == tied
+
+
+@needs_kernels
+@pytest.mark.parametrize("architecture", gguf_model.ARCHITECTURES)
+@pytest.mark.parametrize("forward", ["auto", "modules"])
+def test_the_engine_decodes_from_blocks_as_from_float32(tmp_path: Path, architecture: str, forward: str) -> None:
+    with torch.no_grad():
+        exact = write(tmp_path / "model.gguf", architecture, "Q5_1")
+    runtime = Runtime(forward=forward)
+    engine = CocoaEngine.from_pretrained(str(tmp_path / "model.gguf"), runtime=runtime)
+    plain = CocoaEngine(exact, engine.tokenizer, runtime=runtime)
+    assert isinstance(engine.model.get_input_embeddings().weight, BlockTensor)
+    for method in ("cocoa-sig", "greedy"):
+        found, expected = (each.generate("he 12 he", method=method, max_new_tokens=20) for each in (engine, plain))
+        assert found.token_ids == expected.token_ids
+        assert [span.f_mlds for span in found.spans] == pytest.approx(
+            [span.f_mlds for span in expected.spans], abs=1e-3
+        )
+    assert read_context_window(tmp_path / "model.gguf") == 128
+
+
+def test_an_explicit_dtype_unpacks(tmp_path: Path) -> None:
+    write_tiny_gguf(tmp_path / "model.gguf")
+    for options in ({"dtype": "float32", "keeps_blocks": lambda: True}, {"keeps_blocks": lambda: False}):
+        model, _, _ = load_pretrained(tmp_path / "model.gguf", **options)
+        assert not any(isinstance(parameter, BlockTensor) for parameter in model.parameters())
+
+
+def test_files_of_other_kinds_are_left_to_transformers(tmp_path: Path) -> None:
+    with torch.no_grad():
+        write(tmp_path / "model.gguf", "llama", "Q8_0", pre="tekken")
+    assert gguf_model.obstacle(GgufFile(tmp_path / "model.gguf")) == "tokenizer 'gpt2', 'tekken'"
+
+
+def test_special_and_added_tokens(tmp_path: Path) -> None:
+    with torch.no_grad():
+        write(tmp_path / "model.gguf", "qwen2", "Q8_0", pre="llama-bpe")
+    tokenizer = gguf_model.load_tokenizer(GgufFile(tmp_path / "model.gguf"))
+    assert tokenizer("he<added>12<|turn|>")["input_ids"] == [1, TOKENS.index("he"), 4, TOKENS.index("12"), 3]
+    assert tokenizer.decode([1, TOKENS.index("he"), 4, 3], skip_special_tokens=True) == "he<added>"
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<s>", "</s>")
+
+
+@pytest.fixture(scope="module")
+def read_tokenizer() -> PreTrainedTokenizerBase:
+    file = find_embedded_file()
+    if file is None:
+        pytest.skip("the embedded model is not installed")
+    return gguf_model.load_tokenizer(GgufFile(file.path))
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=200)
+@given(st.text() | st.text(alphabet="ab 12.\n\t'é日🙂<|im_start|>"))
+def test_the_embedded_files_tokens(read_tokenizer: PreTrainedTokenizerBase, engine: CocoaEngine, text: str) -> None:
+    assert read_tokenizer(text)["input_ids"] == engine.tokenizer(text)["input_ids"]
+
+
+@pytest.mark.parametrize("kept", [0, 3, 4, 12, 40, 400, 2_000, 20_000])
+def test_truncated_files_are_told(tmp_path: Path, kept: int) -> None:
+    path = tmp_path / "model.gguf"
+    write_tiny_gguf(path)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ModelLoadError, match=r"damaged|cannot read|not a GGUF file"):
+        GgufFile(path)
+
+
+def test_other_versions_and_byte_orders_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    for version in (struct.pack("<I", 1), struct.pack(">I", 3)):
+        path.write_bytes(b"GGUF" + version + bytes(64))
+        with pytest.raises(ModelLoadError, match="version"):
+            GgufFile(path)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_damaged_bytes_end_in_one_error(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    path = tmp_path_factory.getbasetemp() / "whole.gguf"
+    if not path.exists():
+        write_tiny_gguf(path)
+    content = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, 3_000))] = data.draw(st.integers(0, 255))
+    damaged = path.with_name("damaged.gguf")
+    damaged.write_bytes(content)
+    try:
+        if gguf_model.obstacle(GgufFile(damaged)) is None:
+            load_pretrained(damaged, keeps_blocks=lambda: True)
+    except CocoaError:
+        pass

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _TENSORS = {**LAYER_TENSORS, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _HEAD = "output.weight"
+ROPE_FACTORS = "rope_freqs.weight"
 
 USER_TOKEN = 4  # GGUF's token type for tokens that were added and are not special
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -49,14 +50,26 @@ def obstacle(file: GgufFile) -> str | None:
         return f"tokenizer {found.get('tokenizer.ggml.model')!r}, {found.get('tokenizer.ggml.pre')!r}"
     if found.get(f"{architecture}.expert_count", 0):
         return "a mixture of experts"
-    if any(key.startswith(f"{architecture}.rope.scaling.") for key in found) or "rope_freqs.weight" in file.tensors:
-        return "scaled rotary embeddings"
+    if _scaling(file) not in (None, "linear"):
+        return f"rotary embeddings scaled by {_scaling(file)!r}"
     for name, entry in file.tensors.items():
+        if name == ROPE_FACTORS and entry.kind == "F32":
+            continue
         if _name(name) is None or (architecture == "llama" and name.endswith(".bias")):
             return f"the tensor {name}"
         if entry.kind != "F32" and (entry.kind not in BLOCK_KINDS or len(entry.shape) != 2):
             return f"{name} of type {entry.kind}"
     return None
+
+
+def has_scaled_positions(file: GgufFile) -> bool:
+    """Whether the rotary embeddings are scaled. transformers does not read this from most files."""
+    return _scaling(file) is not None or ROPE_FACTORS in file.tensors
+
+
+def _scaling(file: GgufFile) -> str | None:
+    kind = file.metadata.get(f"{file.metadata.get('general.architecture')}.rope.scaling.type", "none")
+    return None if kind == "none" else str(kind)
 
 
 def context_window(file: GgufFile) -> int | None:
@@ -81,6 +94,8 @@ def load(file: GgufFile) -> PreTrainedModel:
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     left = {name for name, _ in model.named_parameters()}
     for name, entry in file.tensors.items():
+        if name == ROPE_FACTORS:
+            continue
         path = _name(name)
         if path is None or path not in left:
             raise ModelLoadError(f"{file.path} has a tensor {name} that its metadata does not speak of")
@@ -97,6 +112,11 @@ def load(file: GgufFile) -> PreTrainedModel:
     model.tie_weights()
     decoder = model.model
     decoder.rotary_emb = type(decoder.rotary_emb)(config=config)  # its buffers were not computed on the meta device
+    if ROPE_FACTORS in file.tensors:  # Llama 3.1's scaling, by frequency
+        factors = file.floats(ROPE_FACTORS).flatten()
+        if factors.shape != decoder.rotary_emb.inv_freq.shape:
+            raise ModelLoadError(f"{file.path}: {ROPE_FACTORS} has {len(factors)} factors")
+        decoder.rotary_emb.inv_freq /= factors
     model.generation_config = GenerationConfig(
         bos_token_id=config.bos_token_id, eos_token_id=_ends(file), pad_token_id=config.pad_token_id
     )
@@ -200,7 +220,7 @@ def _config(file: GgufFile) -> Any:
             "max_position_embeddings": found[f"{architecture}.context_length"],
             # stored as float32: 9.999999747378752e-06 means 1e-05
             "rms_norm_eps": float(f"{value('attention.layer_norm_rms_epsilon'):.7g}"),
-            "rope_parameters": {"rope_type": "default", "rope_theta": value("rope.freq_base", 10000.0)},
+            "rope_parameters": {"rope_theta": value("rope.freq_base", 10000.0), **_scaled(file)},
             "tie_word_embeddings": _HEAD not in file.tensors,
             "bos_token_id": found.get("tokenizer.ggml.bos_token_id"),
             "eos_token_id": found.get("tokenizer.ggml.eos_token_id"),
@@ -214,6 +234,15 @@ def _config(file: GgufFile) -> Any:
         raise ModelLoadError(f"the metadata of {file.path} is incomplete or wrong ({error})") from error
     config._name_or_path = str(file.path)
     return config
+
+
+def _scaled(file: GgufFile) -> dict[str, Any]:
+    if _scaling(file) is None:
+        return {"rope_type": "default"}
+    return {
+        "rope_type": "linear",
+        "factor": file.metadata[f"{file.metadata['general.architecture']}.rope.scaling.factor"],
+    }
 
 
 def _ends(file: GgufFile) -> list[int] | int | None:

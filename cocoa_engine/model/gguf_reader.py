@@ -65,7 +65,7 @@ class GgufFile:
                     f"{path} has GGUF version {version}, or another byte order; convert the model again"
                 )
             self.metadata, self.tensors = self._contents()
-        except (struct.error, KeyError, ValueError, OverflowError, MemoryError) as error:
+        except (struct.error, KeyError, ValueError, ArithmeticError, MemoryError, RecursionError) as error:
             raise ModelLoadError(f"{path} is damaged or incomplete ({error}); fetch it again") from error
 
     def blocks(self, name: str) -> Tensor:

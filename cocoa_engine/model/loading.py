@@ -186,13 +186,19 @@ def _load(
         name = str(Path(name).expanduser())
         with _clear_errors("model", name):
             _check_folder(Path(name), options)
-    if _may_stay_in_blocks(name, options) and keeps_blocks():
+    if "gguf_file" in options and Path(name).is_dir():
         with _clear_errors("model", name):
-            file = GgufFile(Path(name) / options["gguf_file"])
+            file = GgufFile(Path(name) / options.get("subfolder", "") / options["gguf_file"])
             why = gguf_model.obstacle(file)
-            if why is None:
+            if why is None and _may_stay_in_blocks(options) and keeps_blocks():
                 return _load_blocks(file, tokenizer_name, tokenizer_options)
-        logger.info("%s is unpacked to float32 by transformers: it has %s", file.path, why)
+            if gguf_model.has_scaled_positions(file) and file.metadata.get("general.architecture") != "gpt-oss":
+                raise ModelLoadError(
+                    f"{file.path} has scaled rotary embeddings, which are only read from Llama, Qwen2 and Qwen3 files "
+                    "on a CPU with the kernels, without a dtype and with factors by frequency or linear scaling; use "
+                    "the model's checkpoint instead"
+                )
+        logger.info("%s is unpacked by transformers: it has %s", file.path, why or "options that ask for it")
     trust = {"trust_remote_code": options["trust_remote_code"]}
 
     config = options.get("config")
@@ -222,16 +228,10 @@ def _load(
     return model, tokenizer
 
 
-def _may_stay_in_blocks(name: str, options: dict[str, Any]) -> bool:
-    """Whether a model is a local GGUF file and no option asks for another form of its weights."""
+def _may_stay_in_blocks(options: dict[str, Any]) -> bool:
+    """Whether no option asks for another form of the weights of a GGUF file."""
     neutral = {"gguf_file", "trust_remote_code", "use_safetensors", "dtype", "device_map"}
-    return (
-        "gguf_file" in options
-        and Path(name).is_dir()
-        and options.keys() <= neutral
-        and options["dtype"] == "auto"
-        and options["device_map"] in (None, "cpu")
-    )
+    return options.keys() <= neutral and options["dtype"] == "auto" and options["device_map"] in (None, "cpu")
 
 
 def _load_blocks(

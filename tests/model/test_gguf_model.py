@@ -29,7 +29,16 @@ needs_kernels = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no ker
 TOKENS = ["<unk>", "<s>", "</s>", "<|turn|>", "<added>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "12"]
 
 
-def write(path: Path, architecture: str, kind: str, *, tied: bool = True, pre: str = "qwen2") -> torch.nn.Module:
+def write(
+    path: Path,
+    architecture: str,
+    kind: str,
+    *,
+    tied: bool = True,
+    pre: str = "qwen2",
+    scaling: str | None = None,
+    factors: torch.Tensor | None = None,
+) -> torch.nn.Module:
     """Write a random model as llama.cpp's converter does, and return it with the numbers that the file holds."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -80,6 +89,11 @@ def write(path: Path, architecture: str, kind: str, *, tied: bool = True, pre: s
             parameter.copy_(torch.from_numpy(np.ascontiguousarray(exact)))
         else:
             writer.add_tensor(theirs, np.ascontiguousarray(weight))
+    if scaling is not None:
+        writer.add_string(f"{architecture}.rope.scaling.type", scaling)
+        writer.add_float32(f"{architecture}.rope.scaling.factor", 4.0)
+    if factors is not None:
+        writer.add_tensor("rope_freqs.weight", factors.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -130,6 +144,26 @@ def test_an_explicit_dtype_unpacks(tmp_path: Path) -> None:
     for options in ({"dtype": "float32", "keeps_blocks": lambda: True}, {"keeps_blocks": lambda: False}):
         model, _, _ = load_pretrained(tmp_path / "model.gguf", **options)
         assert not any(isinstance(parameter, BlockTensor) for parameter in model.parameters())
+
+
+def test_scaled_positions_are_read(tmp_path: Path) -> None:
+    path, factors = tmp_path / "model.gguf", torch.linspace(1, 8, 8)
+    with torch.no_grad():
+        plain = write(path, "llama", "Q8_0").model.rotary_emb.inv_freq
+        write(path, "llama", "Q8_0", factors=factors)
+        by_frequency = gguf_model.load(GgufFile(path)).model.rotary_emb.inv_freq
+        write(path, "llama", "Q8_0", scaling="linear")
+        linear = gguf_model.load(GgufFile(path)).model.rotary_emb.inv_freq
+    torch.testing.assert_close(by_frequency, plain / factors)
+    torch.testing.assert_close(linear, plain / 4)
+
+
+@pytest.mark.parametrize(("scaling", "options"), [("yarn", {}), ("linear", {"dtype": "float32"})])
+def test_scaled_positions_that_would_be_lost_are_refused(tmp_path: Path, scaling: str, options: dict[str, str]) -> None:
+    with torch.no_grad():
+        write(tmp_path / "model.gguf", "llama", "Q8_0", scaling=scaling)
+    with pytest.raises(ModelLoadError, match="scaled rotary embeddings"):
+        load_pretrained(tmp_path / "model.gguf", keeps_blocks=lambda: True, **options)
 
 
 def test_files_of_other_kinds_are_left_to_transformers(tmp_path: Path) -> None:

@@ -32,7 +32,10 @@ def can_multiply(weights: Sequence[Tensor]) -> bool:
     """
     dtypes = {weight.dtype for weight in weights}
     return dtypes in ({torch.float32}, {torch.bfloat16}) and all(
-        weight.kind in KINDS if isinstance(weight, BlockTensor) else _is_aligned(weight) for weight in weights
+        (weight.kind in KINDS and _is_aligned(weight.blocks))
+        if isinstance(weight, BlockTensor)
+        else _is_aligned(weight)
+        for weight in weights
     )
 
 

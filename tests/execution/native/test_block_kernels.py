@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from cocoa_engine.execution.native import operators, trial
 from cocoa_engine.execution.native.structures import KINDS
 from cocoa_engine.execution.native.trial import sample_blocks
+from cocoa_engine.model.blocks import BlockTensor
 from tests.helpers.torch_threads import threads
 
 pytestmark = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
@@ -65,3 +66,9 @@ def test_types_without_a_kernel_are_told() -> None:
     weight = sample_blocks("Q4_0", 4, 256, torch.Generator().manual_seed(5))
     weight.kind = "Q2_K"
     assert not operators.can_multiply([weight])
+
+
+def test_blocks_that_lie_across_places_are_told() -> None:
+    weight = sample_blocks("Q4_0", 8, 256, torch.Generator().manual_seed(6))
+    assert operators.can_multiply([weight])
+    assert not operators.can_multiply([BlockTensor(weight.blocks[:, : weight.blocks.shape[1] // 2], "Q4_0")])

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from benchmarks.measure import BASE, COCOA_SIG, GREEDY, LEAN, MODULES, NO_DRAFTS
+from benchmarks.measure import (
+    BASE,
+    BLOCKS,
+    COCOA_SIG,
+    FLOAT32,
+    GREEDY,
+    LEAN,
+    LLAMA_CPP,
+    MODULES,
+    NO_DRAFTS,
+)
 from cocoa_engine.studies.timing import Spread, ratio
 
 Record = Mapping[str, Any]
@@ -85,6 +95,21 @@ def _capture(forward: str) -> Callable[[Record], Spread]:
 
 def _busy(record: Record) -> Spread:
     return Spread(**record["states"]["busy"]["competitors"][COCOA_SIG]["ratio"])
+
+
+def _gguf(competitor: str, base: str) -> Callable[[Record], Spread]:
+    return lambda record: compared(record["speed"]["comparison"], competitor, base)
+
+
+def _file_memory(record: Record) -> Spread:
+    """Memory after loading, less that of a process that imported torch, by the size of the file."""
+    sizes = record["process"]["processes"]
+    pairs = zip(sizes["after_load"]["values"], sizes["torch"]["values"], strict=True)
+    return Spread.of([(loaded - empty) / record["process"]["file_bytes"] for loaded, empty in pairs])
+
+
+def _first_token(record: Record) -> Spread:
+    return Spread.of(record["process"]["processes"]["first_token"]["values"])
 
 
 def _hundred(record: Record) -> Record:
@@ -170,6 +195,22 @@ BARS = (
         lambda record: Spread(**_hundred(record)["times_faster"]),
         at_least=True,
     ),
+    Bar("GGUF file: CoCoA-SIG / llama.cpp greedy", 1.25, "gguf", _gguf(f"{COCOA_SIG}, {BLOCKS}", LLAMA_CPP)),
+    Bar("GGUF file: CoCoA engine greedy / llama.cpp greedy", 1.00, "gguf", _gguf(f"{GREEDY}, {BLOCKS}", LLAMA_CPP)),
+    Bar(
+        "GGUF file: CoCoA engine greedy on blocks / in float32",
+        0.60,
+        "gguf",
+        _gguf(f"{GREEDY}, {BLOCKS}", f"{GREEDY}, {FLOAT32}"),
+    ),
+    Bar(
+        "GGUF file: CoCoA-SIG / CoCoA engine greedy, both on blocks",
+        1.35,
+        "gguf",
+        _gguf(f"{COCOA_SIG}, {BLOCKS}", f"{GREEDY}, {BLOCKS}"),
+    ),
+    Bar("GGUF file: memory after loading, less that of torch / size of the file", 1.30, "gguf", _file_memory),
+    Bar("GGUF file: seconds from the start of a process to the first span", 3.0, "gguf", _first_token),
 )
 
 

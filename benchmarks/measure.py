@@ -28,6 +28,8 @@ BASE = "HF generate, greedy"
 MODULES, LEAN = "HF modules", "lean"
 GREEDY, COCOA_SIG = "CoCoA engine, greedy", "cocoa-sig"
 NO_DRAFTS = "no drafts"
+BLOCKS, FLOAT32 = "blocks", "float32"  # the weights of a GGUF file, as they are and unpacked
+LLAMA_CPP = "llama.cpp, greedy"
 WEIGHTS = {"float32": "auto", "bfloat16 copy": "bfloat16"}
 """The weights of the ratio's setups, and ``Runtime.linears`` of each."""
 RATIO_SETUPS = tuple(f"{weights}{drafts}" for weights in WEIGHTS for drafts in ("", f", {NO_DRAFTS}"))

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from benchmarks.bars import BARS, Record, check, compared
 from benchmarks.decoding import KINDS
+from benchmarks.gguf import tables as gguf
+from benchmarks.markdown import comparison, cost, milliseconds, ratio_of, spread, state, table
 from benchmarks.measure import BASE, COCOA_SIG, GREEDY, LEAN, MODULES, RATIO_SETUPS
 from benchmarks.serving import tables as serving
 from benchmarks.settings import DOCS, MEASUREMENTS, RESULTS, ROOT
@@ -24,9 +26,9 @@ Records = Mapping[str, Record]
 
 PERFORMANCE = DOCS / "performance.md"
 README = ROOT / "README.md"
-OTHERS = ("serving",)
-"""Records of measurements that are not part of the suite: see ``benchmarks.serving``."""
-PARTS = ("load", "rival", "kill", "readers")
+OTHERS = ("serving", "gguf")
+"""Records of measurements that are not part of the suite: see ``benchmarks.serving`` and ``benchmarks.gguf``."""
+PARTS = ("load", "rival", "kill", "readers", "speed", "process", "large")
 NOT_MEASURED = "Not measured yet."
 MARKED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -40,19 +42,19 @@ def read(folder: Path) -> dict[str, Record]:
 def filled(text: str, records: Records) -> str:
     """A document with every table between markers updated."""
 
-    def table(match: re.Match[str]) -> str:
+    def replaced(match: re.Match[str]) -> str:
         start, name, end = match.groups()
         return f"{start}{written(name, records)}\n{end}"
 
-    return MARKED.sub(table, text)
+    return MARKED.sub(replaced, text)
 
 
 def written(name: str, records: Records) -> str:
     """The text of one table, or ``NOT_MEASURED`` if its measurement is missing."""
     try:
-        table = TABLES[name](records)
+        text = TABLES[name](records)
         source = STATE_OF.get(name)
-        return table if source is None else f"{table}\n\n{_state(records[source])}"
+        return text if source is None else f"{text}\n\n{state(records[source])}"
     except KeyError as missing:
         if missing.args[0] in (*MEASUREMENTS, *OTHERS, *PARTS):
             return NOT_MEASURED
@@ -76,23 +78,6 @@ def write_report(folder: Path, *, in_place: bool) -> str:
     return written("bars", records)
 
 
-def _state(measured: Record) -> str:
-    """The state of the machine before and after a measurement."""
-    if "machine_state" not in measured:
-        return "State of the machine: not recorded."
-    spans = {
-        name: " to ".join(
-            f"{value:,.0f}" for value in dict.fromkeys(round(one[name]) for one in measured["machine_state"])
-        )
-        for name in ("gb_per_s", "gflop_per_s")
-    }
-    load = measured.get("machine", {}).get("load_average")
-    return (
-        f"State of the machine before and after: a copy at {spans['gb_per_s']} GB/s, a matrix product at "
-        f"{spans['gflop_per_s']} GFLOP/s{'' if load is None else f', load average {load:g}'}."
-    )
-
-
 def _ratios(records: Records) -> str:
     def rows(group: Record) -> Iterator[Sequence[str]]:
         measured = group["comparison"]["competitors"]
@@ -100,11 +85,11 @@ def _ratios(records: Records) -> str:
             greedy, cocoa_sig = (measured[f"{name}, {setup}"] for name in (GREEDY, COCOA_SIG))
             yield [
                 setup,
-                _milliseconds(greedy),
-                _milliseconds(cocoa_sig),
-                _spread(ratio(cocoa_sig["seconds"], greedy["seconds"])),
-                *_cost(greedy, "fed_tokens"),
-                *_cost(cocoa_sig, "fed_tokens", "forward_passes"),
+                milliseconds(greedy),
+                milliseconds(cocoa_sig),
+                spread(ratio(cocoa_sig["seconds"], greedy["seconds"])),
+                *cost(greedy, "fed_tokens"),
+                *cost(cocoa_sig, "fed_tokens", "forward_passes"),
             ]
 
     headings = [
@@ -117,8 +102,8 @@ def _ratios(records: Records) -> str:
     ]
     tables = []
     for name, group in records["ratio"]["groups"].items():
-        tables.append(_table([f"{group['questions']}: {name}", *headings], rows(group)))
-        tables.append(_state({**records["ratio"], **group}))
+        tables.append(table([f"{group['questions']}: {name}", *headings], rows(group)))
+        tables.append(state({**records["ratio"], **group}))
     return "\n\n".join(tables)
 
 
@@ -127,34 +112,7 @@ def _fed_tokens(records: Records) -> str:
     rows: Iterator[Sequence[str]] = (
         [title, *(f"{counts[kind]:.2f}" for counts in columns.values())] for kind, title in KINDS.items()
     )
-    return _table(["tokens fed per kept token", *columns], rows)
-
-
-def _table(headings: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
-def _spread(found: Spread, digits: int = 2) -> str:
-    """The median, with lowest and highest in brackets if they differ."""
-    median, lowest, highest = (_number(value, digits) for value in found)
-    return median if lowest == highest else f"{median} ({lowest} – {highest})"
-
-
-def _number(value: float, digits: int = 2) -> str:
-    return f"{value:.{digits}f}" if value < 10 else f"{value:,.1f}"
-
-
-def _ratio(measured: Record) -> str:
-    return _spread(Spread(**measured["ratio"]))
-
-
-def _milliseconds(measured: Record) -> str:
-    return f"{1000 * Spread.of(measured['seconds']).median:.1f}"
-
-
-def _cost(measured: Record, *names: str) -> list[str]:
-    return [f"{measured['per_kept_token'][name]:.2f}" if "per_kept_token" in measured else "" for name in names]
+    return table(["tokens fed per kept token", *columns], rows)
 
 
 def _bars(records: Records) -> str:
@@ -164,20 +122,11 @@ def _bars(records: Records) -> str:
         for bar in BARS:
             limit = f"{'≥' if bar.at_least else '≤'} {bar.limit:.2f}"
             if each := checked.get(bar.what):
-                yield [bar.what, limit, _spread(each.found), "yes" if each.met else "**no**"]
+                yield [bar.what, limit, spread(each.found), "yes" if each.met else "**no**"]
             else:
                 yield [bar.what, limit, "not measured", ""]
 
-    return _table(["quantity", "target", "measured: median (lowest – highest)", "met"], rows())
-
-
-def _comparison(comparison: Record, heading: str = "decoder") -> str:
-    def rows() -> Iterator[Sequence[str]]:
-        for name, one in comparison["competitors"].items():
-            yield [name, _milliseconds(one), _ratio(one), *_cost(one, "forward_passes", "fed_tokens")]
-
-    ratio = f"ratio to {comparison['base']}"
-    return _table([heading, "ms per token", ratio, "forward passes per token", "tokens fed per token"], rows())
+    return table(["quantity", "target", "measured: median (lowest – highest)", "met"], rows())
 
 
 def _decoding(records: Records) -> str:
@@ -199,21 +148,21 @@ def _decoding(records: Records) -> str:
         [name, "none" if values[key] is None else f"{values[key]:.2f}"] for key, name in names.items()
     )
     counted = f"{values['prompts']} prompts, {values['tokens']} tokens"
-    return _table([counted, ""], rows)
+    return table([counted, ""], rows)
 
 
 def _grown(comparisons: Mapping[str, Record], heading: str, *, per_step: bool = False) -> str:
     """A row for each size: times per token, and ratios of the engine's decoders to ``generate`` and to each other."""
 
     def rows() -> Iterator[Sequence[str]]:
-        for size, comparison in comparisons.items():
-            measured = comparison["competitors"]
+        for size, found in comparisons.items():
+            measured = found["competitors"]
             yield [
                 f"{int(size):,}",
-                *(_milliseconds(measured[name]) for name in (BASE, GREEDY, COCOA_SIG)),
-                *(_ratio(measured[name]) for name in (GREEDY, COCOA_SIG)),
-                _spread(compared(comparison, COCOA_SIG, GREEDY)),
-                *(_per_step(comparison["cocoa_sig_to_greedy"]) if per_step else []),
+                *(milliseconds(measured[name]) for name in (BASE, GREEDY, COCOA_SIG)),
+                *(ratio_of(measured[name]) for name in (GREEDY, COCOA_SIG)),
+                spread(compared(found, COCOA_SIG, GREEDY)),
+                *(_per_step(found["cocoa_sig_to_greedy"]) if per_step else []),
             ]
 
     headings = [
@@ -226,11 +175,11 @@ def _grown(comparisons: Mapping[str, Record], heading: str, *, per_step: bool = 
         "CoCoA-SIG / CoCoA engine greedy",
         *(["CoCoA-SIG, passes per token", "CoCoA-SIG / CoCoA engine greedy, per pass"] if per_step else []),
     ]
-    return _table(headings, rows())
+    return table(headings, rows())
 
 
 def _per_step(found: Record) -> list[str]:
-    return [f"{found['steps_per_token'][COCOA_SIG]:.2f}", _spread(Spread(**found["per_step"]))]
+    return [f"{found['steps_per_token'][COCOA_SIG]:.2f}", spread(Spread(**found["per_step"]))]
 
 
 def _leaves(records: Records) -> str:
@@ -241,18 +190,18 @@ def _leaves(records: Records) -> str:
             row = [leaves]
             for found in lengths.values():
                 milliseconds = 1000 * Spread.of(found["seconds"][leaves]).median
-                row += [f"{milliseconds:.1f}", _spread(Spread(**found["to_one_leaf"][leaves]))]
+                row += [f"{milliseconds:.1f}", spread(Spread(**found["to_one_leaf"][leaves]))]
             yield row
 
     headings = ["tokens fed"]
     for length in lengths:
         headings += [f"ms after {int(length):,}", "ratio to one"]
-    return _table(headings, rows())
+    return table(headings, rows())
 
 
 def _candidates(records: Records) -> str:
-    table = _comparison(records["candidates"]["candidates"], "`max_candidates`")
-    return table.replace("ratio to 1 ", "ratio to greedy ")
+    text = comparison(records["candidates"]["candidates"], "`max_candidates`")
+    return text.replace("ratio to 1 ", "ratio to greedy ")
 
 
 def _memory(records: Records) -> str:
@@ -261,27 +210,27 @@ def _memory(records: Records) -> str:
     def rows() -> Iterator[Sequence[str]]:
         for kind, name in {"key_value_bytes": "keys and values", "peak_bytes": "whole process, at its peak"}.items():
             sizes = [f"{Spread.of(found[kind]).median / 2**20:,.1f}" for found in memory["methods"].values()]
-            yield [name, *sizes, _spread(Spread(**memory["cocoa_sig_to_greedy"][kind]), 3)]
+            yield [name, *sizes, spread(Spread(**memory["cocoa_sig_to_greedy"][kind]), 3)]
 
     prompt = f"prompt of {memory['length']:,} tokens"
-    return _table([prompt, "CoCoA engine greedy, MiB", "CoCoA-SIG, MiB", "ratio"], rows())
+    return table([prompt, "CoCoA engine greedy, MiB", "CoCoA-SIG, MiB", "ratio"], rows())
 
 
 def _capture(records: Records) -> str:
     def rows() -> Iterator[Sequence[str]]:
         for name, found in records["capture"]["forwards"].items():
             steps = [f"{1000 * Spread.of(seconds).median:.2f}" for seconds in found["seconds"].values()]
-            yield [name, *steps, _spread(Spread(**found["with_to_without"]))]
+            yield [name, *steps, spread(Spread(**found["with_to_without"]))]
 
-    return _table(["forward pass", "with, ms", "without, ms", "with / without"], rows())
+    return table(["forward pass", "with, ms", "without, ms", "with / without"], rows())
 
 
 def _scoring(records: Records) -> str:
     record = records["scoring"]
     rows = iter([[name, f"{1000 * Spread.of(values).median:.1f}"] for name, values in record["seconds"].items()])
     return (
-        _table([f"{record['answers']} answers to a prompt of {record['prompt_tokens']} tokens", "ms per answer"], rows)
-        + f"\n\nTimes faster: {_spread(Spread(**record['times_faster']))}. Times the prompt was read: "
+        table([f"{record['answers']} answers to a prompt of {record['prompt_tokens']} tokens", "ms per answer"], rows)
+        + f"\n\nTimes faster: {spread(Spread(**record['times_faster']))}. Times the prompt was read: "
         f"{record['prompt_reads']}."
     )
 
@@ -289,9 +238,9 @@ def _scoring(records: Records) -> str:
 def _startup(records: Records) -> str:
     steps = records["startup"]["steps"]
     rows: Iterator[Sequence[str]] = (
-        [name, _spread(Spread(step["median"], step["lowest"], step["highest"]))] for name, step in steps.items()
+        [name, spread(Spread(step["median"], step["lowest"], step["highest"]))] for name, step in steps.items()
     )
-    return _table(["step", "seconds"], rows)
+    return table(["step", "seconds"], rows)
 
 
 def _contention(records: Records) -> str:
@@ -302,10 +251,10 @@ def _contention(records: Records) -> str:
         for state, name in states.items():
             found = record["states"][state]
             for decoder, one in found["competitors"].items():
-                speed = [_spread(Spread(**found["machine_speed"][unit]), 0) for unit in ("gb_per_s", "gflop_per_s")]
-                yield [name, decoder, _milliseconds(one), _ratio(one), *speed]
+                speed = [spread(Spread(**found["machine_speed"][unit]), 0) for unit in ("gb_per_s", "gflop_per_s")]
+                yield [name, decoder, milliseconds(one), ratio_of(one), *speed]
 
-    return _table(["other work", "decoder", "ms per token", f"ratio to {record['base']}", "GB/s", "GFLOP/s"], rows())
+    return table(["other work", "decoder", "ms per token", f"ratio to {record['base']}", "GB/s", "GFLOP/s"], rows())
 
 
 def _machine(records: Records) -> str:
@@ -332,14 +281,14 @@ def _readme(records: Records) -> str:
 
     def rows() -> Iterator[Sequence[str]]:
         for decoder, name in names.items():
-            yield [name, _ratio(measured[decoder])]
+            yield [name, ratio_of(measured[decoder])]
         for size in ("4", "8"):
             if batch := records["batch"]["sizes"].get(size):
-                yield [f"CoCoA-SIG, batch of {size}²", _ratio(batch["competitors"][COCOA_SIG])]
+                yield [f"CoCoA-SIG, batch of {size}²", ratio_of(batch["competitors"][COCOA_SIG])]
 
     machine = records["single_stream"]["machine"]
     return (
-        _table(["time per token, one answer at a time", "ratio: median (lowest – highest)"], rows())
+        table(["time per token, one answer at a time", "ratio: median (lowest – highest)"], rows())
         + f"\n\n{records['single_stream']['model']} on {machine['torch_threads']} threads of {machine['processor']}. "
         "¹ the same model run through Hugging Face's modules, as those outside the Llama family are; "
         "² against `generate` on the padded batch."
@@ -360,7 +309,7 @@ def _precision(records: Records) -> str:
         [name, *(f"{of[key]:.1f}" if key.startswith("tokens") else f"{of[key]:.4f}" for of in change.values())]
         for key, name in names.items()
     )
-    return _comparison(measured["comparison"], "weights") + "\n\n" + _table(["change from float32", *change], rows)
+    return comparison(measured["comparison"], "weights") + "\n\n" + table(["change from float32", *change], rows)
 
 
 STATE_OF = {
@@ -374,12 +323,12 @@ STATE_OF = {
 
 TABLES: dict[str, Callable[[Records], str]] = {
     "bars": _bars,
-    "single_stream": lambda records: _comparison(records["single_stream"]["comparison"]),
-    "further_decoders": lambda records: _comparison(records["single_stream"]["further"]),
+    "single_stream": lambda records: comparison(records["single_stream"]["comparison"]),
+    "further_decoders": lambda records: comparison(records["single_stream"]["further"]),
     "decoding": _decoding,
     "ratio": _ratios,
     "fed_tokens": _fed_tokens,
-    "context": lambda records: _comparison(records["context"]["comparison"]),
+    "context": lambda records: comparison(records["context"]["comparison"]),
     "prompt_length": lambda records: _grown(records["prompt_length"]["lengths"], "prompt tokens", per_step=True),
     "leaves": _leaves,
     "memory": _memory,
@@ -393,6 +342,7 @@ TABLES: dict[str, Callable[[Records], str]] = {
     "machine": _machine,
     "readme": _readme,
     **serving.TABLES,
+    **gguf.TABLES,
 }
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from benchmarks.gguf.rival import llama_cpp
-from benchmarks.gguf.speed import LLAMA_CPP, engines
-from benchmarks.measure import Bench, Competitor
+from benchmarks.gguf.speed import engines
+from benchmarks.measure import LLAMA_CPP, Bench, Competitor
 from benchmarks.peak import peak_bytes
 from benchmarks.probe import probe
 from cocoa_engine import CocoaEngine, Runtime
@@ -96,7 +96,7 @@ def read_gb_per_s() -> float:
 def _matrices(vocabulary: int) -> list[tuple[str, int, int]]:
     found = [("token_embd.weight", vocabulary, WIDTH), ("output.weight", vocabulary, WIDTH)]
     for number in range(LAYERS):
-        parts = {name: (WIDTH, WIDTH) for name in ("attn_q", "attn_k", "attn_v", "attn_output")}
+        parts = dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), (WIDTH, WIDTH))
         parts |= {"ffn_gate": (INNER, WIDTH), "ffn_up": (INNER, WIDTH), "ffn_down": (WIDTH, INNER)}
         found += [(f"blk.{number}.{name}.weight", *shape) for name, shape in parts.items()]
     return found

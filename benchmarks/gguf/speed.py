@@ -9,8 +9,11 @@ from typing import Any
 
 from benchmarks.gguf.rival import llama_cpp
 from benchmarks.measure import (
+    BLOCKS,
     COCOA_SIG,
+    FLOAT32,
     GREEDY,
+    LLAMA_CPP,
     NO_DRAFTS,
     Bench,
     Competitor,
@@ -22,9 +25,6 @@ from benchmarks.probe import probe
 from benchmarks.prompts import questions
 from benchmarks.settings import Settings
 from cocoa_engine import CocoaEngine, Runtime
-
-LLAMA_CPP = "llama.cpp, greedy"
-BLOCKS, FLOAT32 = "blocks", "float32"
 
 
 def measure(bench: Bench, file: Path, python: Path) -> dict[str, Any]:

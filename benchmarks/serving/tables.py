@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from benchmarks.markdown import table
 from cocoa_engine.studies.machine import one_line
 
 Records = Mapping[str, Any]
-
-
-def _rows(headings: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [headings, ["---"] * len(headings), *rows])
 
 
 def _when(part: Mapping[str, Any]) -> str:
@@ -47,7 +44,7 @@ def load(records: Records) -> str:
         ["processor time per token, above the engine's without a server", _percent(part["processor_overhead"])],
     ]
     heading = f"{part['streams']} streams, {part['places']} decoded together, {part['threads']} threads"
-    return f"{_rows([heading, ''], rows)}\n\n{_when(part)}"
+    return f"{table([heading, ''], iter(rows))}\n\n{_when(part)}"
 
 
 def rival(records: Records) -> str:
@@ -70,7 +67,7 @@ def rival(records: Records) -> str:
             )
     headings = ["at once", "server", "tokens per second", "times", "first text after, s", "tokens", "errors"]
     not_run = "".join(f"\n\n{name} did not run." for name in part["not_run"])
-    return f"{_rows(headings, rows)}{not_run}\n\n{_when(part)}"
+    return f"{table(headings, iter(rows))}{not_run}\n\n{_when(part)}"
 
 
 def faults(records: Records) -> str:
@@ -91,7 +88,7 @@ def faults(records: Records) -> str:
             f"{readers['failures']}; {_yes(readers['slow_reader_complete'])}",
         ],
     ]
-    return f"{_rows(['what', 'found'], rows)}\n\n{_when(readers)}"
+    return f"{table(['what', 'found'], iter(rows))}\n\n{_when(readers)}"
 
 
 def _yes(found: bool) -> str:

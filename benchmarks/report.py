@@ -248,8 +248,8 @@ def _contention(records: Records) -> str:
     states = {"idle": "none", "busy": f"{record['busy_processes']} busy processes"}
 
     def rows() -> Iterator[Sequence[str]]:
-        for state, name in states.items():
-            found = record["states"][state]
+        for key, name in states.items():
+            found = record["states"][key]
             for decoder, one in found["competitors"].items():
                 speed = [spread(Spread(**found["machine_speed"][unit]), 0) for unit in ("gb_per_s", "gflop_per_s")]
                 yield [name, decoder, milliseconds(one), ratio_of(one), *speed]

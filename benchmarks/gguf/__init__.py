@@ -1,1 +1,1 @@
-"""GGUF files: the engine on a file's own blocks beside llama.cpp on the same file. Run ``python -m benchmarks.gguf``."""
+"""GGUF files: the engine on the blocks of a file, beside llama.cpp. Run ``python -m benchmarks.gguf``."""

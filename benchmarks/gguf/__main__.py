@@ -1,4 +1,4 @@
-"""``python -m benchmarks.gguf``: measure decoding on the blocks of a GGUF file beside llama.cpp, and write the tables."""
+"""``python -m benchmarks.gguf``: measure decoding on a GGUF file beside llama.cpp, and write the tables."""
 
 from __future__ import annotations
 

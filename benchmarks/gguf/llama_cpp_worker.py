@@ -1,10 +1,10 @@
-"""Answers prompts greedily with llama.cpp, by its low-level calls. It runs in a Python that has llama-cpp-python.
+"""Answers prompts greedily with llama.cpp's low-level calls. It runs in a Python that has llama-cpp-python.
 
     python llama_cpp_worker.py FILE THREADS SLOTS
 
-It needs nothing else of this project. Each line that it reads is a JSON object with ``prompt``, a list of token ids, and
-``tokens``, the maximum number of new ones. It prints the new ids with the seconds that the prompt took and those that
-the other tokens took.
+It needs nothing else of this project. Each line that it reads is a JSON object with ``prompt``, a list of token ids,
+and ``tokens``, the maximum number of new ones. It prints the new ids with the seconds that the prompt took and those
+that the other tokens took.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ with engine.stream(prompt, max_new_tokens=64) as stream:
     first = time.perf_counter()
     for _ in stream:
         pass
-print(json.dumps({"load": loaded - start, "first_token": first - start, "after_load": memory, "after_answer": resident()}))
+times = {"load": loaded - start, "first_token": first - start}
+print(json.dumps({**times, "after_load": memory, "after_answer": resident()}))
 """
 )
 

@@ -25,7 +25,8 @@ class LlamaCpp:
     """
 
     def __init__(self, process: subprocess.Popen[str], tokens: int) -> None:
-        assert process.stdin is not None and process.stdout is not None, "both are pipes"
+        assert process.stdin is not None, "a pipe"
+        assert process.stdout is not None, "a pipe"
         self._stdin: IO[str] = process.stdin
         self._stdout: IO[str] = process.stdout
         self.tokens = tokens

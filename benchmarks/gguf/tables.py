@@ -20,8 +20,8 @@ def speed(records: Records) -> str:
     return (
         f"{comparison(part['comparison'])}\n\n"
         f"llama.cpp: llama-cpp-python {found['version']}; {1000 * found['prompt_seconds']:.0f} ms for a prompt of "
-        f"{found['prompt_tokens']:.0f} tokens on average, {1000 * found['seconds_per_later_token']:.1f} ms for each later "
-        f"token. Answers on {BLOCKS} that are equal to those in {FLOAT32}: {answers}.\n\n{state(part)}"
+        f"{found['prompt_tokens']:.0f} tokens on average, {1000 * found['seconds_per_later_token']:.1f} ms for each "
+        f"later token. Answers on {BLOCKS} that are equal to those in {FLOAT32}: {answers}.\n\n{state(part)}"
     )
 
 
@@ -53,8 +53,8 @@ def large(records: Records) -> str:
     return (
         f"{comparison(part['comparison'])}\n\n"
         f"The file has {part['file_bytes'] / 1e9:.1f} GB and was loaded in {part['load_seconds']:.1f} s; the highest "
-        f"memory of the process was {part['peak_bytes'] / 1e9:.1f} GB. torch's threads read {before:.0f} GB/s before and "
-        f"{after:.0f} GB/s after, at which rates the file is read once in {bound[0]:.0f} and {bound[1]:.0f} ms.\n\n"
+        f"memory of the process was {part['peak_bytes'] / 1e9:.1f} GB. torch's threads read {before:.0f} GB/s before "
+        f"and {after:.0f} GB/s after, so that reading the file once takes {bound[0]:.0f} and {bound[1]:.0f} ms.\n\n"
         f"{state(part)}"
     )
 

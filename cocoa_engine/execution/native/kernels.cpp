@@ -439,24 +439,33 @@ INLINE void block_products(const Linear<B>& job, long row, long out) {
     Whole total[(OUTS * ROWS + 3) / 4 * 4];
     const float* x = job.x + row * job.x_stride;
     const long length = job.in / B::COUNT;
+    constexpr int IN_CHUNK = CHUNK / B::COUNT, PARTS = B::COUNT / PART;
     const B* w = job.weight + out * length;
-    for (long n = 0; n < length; n++, w++) {
+    for (long n = 0; n < length; n += IN_CHUNK, w += IN_CHUNK) {
+        const int count = length - n < IN_CHUNK ? length - n : IN_CHUNK;
+        Scales scales[OUTS];
         UNROLL
-        for (int o = 0; o < OUTS; o++)
-            for (long at = 0; at < long(sizeof(B)); at += 64)
-                __builtin_prefetch(reinterpret_cast<const char*>(w + (OUTS + o) * length) + at, 0, 0);
-        for (int part = 0; part < B::COUNT / PART; part++, x += PART)
+        for (int o = 0; o < OUTS; o++) {
+            for (long at = 0; at < long(sizeof(B)) * IN_CHUNK; at += 64)
+                __builtin_prefetch(reinterpret_cast<const char*>(w + o * length) + 8192 + at, 0, 0);
+            decode(w + o * length, count, scales[o]);
+        }
+        _Pragma("GCC unroll 2")
+        for (int block = 0; block < count; block++)
             UNROLL
-            for (int o = 0; o < OUTS; o++) {
-                Vec ws[VECS];
-                unpack(w[o * length], part, ws);
+            for (int part = 0; part < PARTS; part++, x += PART)
                 UNROLL
-                for (int v = 0; v < VECS; v++) {
-                    KEEP(ws[v]);
+                for (int o = 0; o < OUTS; o++) {
+                    Vec ws[VECS];
+                    unpack(w[o * length + block], part, scales[o], block * PARTS + part, ws);
                     UNROLL
-                    for (int r = 0; r < ROWS; r++) total[o * ROWS + r].add(ws[v], load(x + r * job.x_stride + v * LANES));
+                    for (int v = 0; v < VECS; v++) {
+                        KEEP(ws[v]);
+                        UNROLL
+                        for (int r = 0; r < ROWS; r++)
+                            total[o * ROWS + r].add(ws[v], load(x + r * job.x_stride + v * LANES));
+                    }
                 }
-            }
     }
     finish<ROWS, OUTS>(job, row, out, job.in, [&](int n) INLINE_LAMBDA { return total[n].total(); });
 }
@@ -467,8 +476,11 @@ ONCE long block_tiles(const Linear<B>& job, long row, long from, long to) {  // 
     return from;
 }
 
-// With few rows, several outputs at a time, so that their sums need not wait for one another.
-constexpr int block_outputs(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+// With few rows, several outputs at a time, so that their sums need not wait for one another. Found by measurement.
+constexpr int block_outputs(int rows) {
+    if (LANES == 16) return rows <= 2 ? 4 : 2;
+    return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+}
 
 template <typename B>
 void few_rows_of_blocks(const Linear<B>& job, long from, long to) {

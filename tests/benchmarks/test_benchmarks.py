@@ -18,9 +18,12 @@ from benchmarks.bars import BARS, check
 from benchmarks.decoding import KINDS, decoding_statistics, needed, own_boundary, where_fed
 from benchmarks.measure import (
     BASE,
+    BLOCKS,
     COCOA_SIG,
+    FLOAT32,
     GREEDY,
     LEAN,
+    LLAMA_CPP,
     MODULES,
     NO_DRAFTS,
     RATIO_SETUPS,
@@ -228,7 +231,11 @@ def records() -> dict[str, Any]:
         },
     }
     assert sorted(measured) == sorted(MEASUREMENTS)
-    return {**{name: {**common, **own} for name, own in measured.items()}, "serving": serving(common["machine"])}
+    return {
+        **{name: {**common, **own} for name, own in measured.items()},
+        "serving": serving(common["machine"]),
+        "gguf": gguf(common["machine"]),
+    }
 
 
 def serving(machine: Any) -> dict[str, Any]:
@@ -267,6 +274,52 @@ def serving(machine: Any) -> dict[str, Any]:
     }
 
 
+def gguf(machine: Any) -> dict[str, Any]:
+    """A made-up record of a GGUF file beside llama.cpp."""
+    seconds = {
+        LLAMA_CPP: 0.010,
+        f"{GREEDY}, {BLOCKS}": 0.009,
+        f"{COCOA_SIG}, {BLOCKS}": 0.011,
+        f"{GREEDY}, {FLOAT32}": 0.020,
+        f"{COCOA_SIG}, {FLOAT32}": 0.022,
+    }
+    comparison = {
+        "base": LLAMA_CPP,
+        "competitors": {
+            name: {"seconds": [one], "ratio": Spread(one / 0.01, one / 0.01, one / 0.01)._asdict()}
+            for name, one in seconds.items()
+        },
+    }
+    processes = {"torch": 200e6, "transformers": 300e6, "after_load": 320e6, "after_answer": 330e6}
+    processes |= {"load": 2.0, "first_token": 2.5}
+    state = [{"gb_per_s": 40.0, "gflop_per_s": 200.0}] * 2
+    rival = {"version": "0.3", "prompt_tokens": 50.0, "prompt_seconds": 0.1, "seconds_per_later_token": 0.005}
+    return {
+        "speed": {
+            "machine": machine,
+            "comparison": comparison,
+            "llama_cpp": rival,
+            "equal_answers": {GREEDY: [7, 8]},
+            "machine_state": state,
+        },
+        "process": {
+            "machine": machine,
+            "file_bytes": 100e6,
+            "processes": {
+                name: {"values": [one], "median": one, "lowest": one, "highest": one} for name, one in processes.items()
+            },
+        },
+        "large": {
+            "machine": machine,
+            "comparison": comparison,
+            "file_bytes": 4e9,
+            "load_seconds": 0.5,
+            "peak_bytes": 6e9,
+            "read_gb_per_s": [80.0, 40.0],
+        },
+    }
+
+
 def folder(path: Path, records: Mapping[str, Any]) -> Path:
     for name, document in records.items():
         write(path / f"{name}.json", document)
@@ -301,6 +354,12 @@ def test_tables_show_the_values(records: dict[str, Any]) -> None:
     assert "| 1 | cocoa serve | 25.0 | 2.5 | 1.00 | 64 | 0 |" in rival
     assert "other serve did not run." in rival
     assert "| 0; **no** |" in written("serving_faults", records)
+    speed = written("gguf_speed", records)
+    assert "| cocoa-sig, blocks | 11.0 | 1.10 |" in speed
+    assert "100 ms for a prompt of 50 tokens" in speed
+    assert "equal to those in float32: 7 of 8 (CoCoA engine, greedy)." in speed
+    assert "| memory after loading | 320 MB (320 – 320) |" in written("gguf_process", records)
+    assert "takes 50 and 100 ms." in written("gguf_large", records)
     ratios = written("ratio", records)
     assert "| float32 | 10.5 | 12.6 | 1.20 | 2.50 | 2.50 | 1.02 |" in ratios
     assert ratios.count("a copy at 20 to 15 GB/s, a matrix product at 130 GFLOP/s.") == 2
@@ -366,6 +425,12 @@ def test_limits_of_the_bars() -> None:
         "capture of hidden states, with / without, through HF's modules": (1.02, False),
         "scoring 100 answers: times the prompt is read": (1.0, False),
         "scoring 100 answers: times faster than one by one": (3.0, True),
+        "GGUF file: CoCoA-SIG / llama.cpp greedy": (1.25, False),
+        "GGUF file: CoCoA engine greedy / llama.cpp greedy": (1.00, False),
+        "GGUF file: CoCoA engine greedy on blocks / in float32": (0.60, False),
+        "GGUF file: CoCoA-SIG / CoCoA engine greedy, both on blocks": (1.35, False),
+        "GGUF file: memory after loading, less that of torch / size of the file": (1.30, False),
+        "GGUF file: seconds from the start of a process to the first span": (3.0, False),
     }
     assert all(bar.met(Spread(bar.limit, bar.limit, bar.limit)) for bar in BARS)
     for bar in BARS:
@@ -376,6 +441,7 @@ def test_limits_of_the_bars() -> None:
 def test_missing_measurements_are_reported(records: dict[str, Any]) -> None:
     assert written("batch", {}) == NOT_MEASURED
     assert written("machine", {}) == written("serving_load", {}) == NOT_MEASURED
+    assert written("gguf_large", {"gguf": {}}) == NOT_MEASURED
     assert written("serving_rival", {"serving": {}}) == NOT_MEASURED
     assert written("bars", {}).count("not measured") == len(BARS)
     del records["prompt_length"]["lengths"]["4096"]

@@ -114,12 +114,20 @@ class GgufFile:
         self._at += struct.calcsize(f"<{code}")
         return value
 
+    def _strings(self, count: int) -> list[str]:
+        found, data, at = [], self._bytes, self._at
+        length_at = struct.Struct("<Q").unpack_from
+        for _ in range(count):  # one for each token of the vocabulary
+            (length,) = length_at(data, at)
+            start, at = at + 8, at + 8 + length
+            if at > len(data):
+                raise ValueError("a text ends beyond the file")
+            found.append(data[start:at].decode("utf-8", errors="replace"))
+        self._at = at
+        return found
+
     def _string(self) -> str:
-        length = self._number("Q")
-        start, self._at = self._at, self._at + length
-        if self._at > len(self._bytes):
-            raise ValueError("a text ends beyond the file")
-        return self._bytes[start : self._at].decode("utf-8", errors="replace")
+        return self._strings(1)[0]
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -129,7 +137,9 @@ class GgufFile:
         kind, count = self._number("I"), self._number("Q")
         if count > len(self._bytes):
             raise ValueError("an array ends beyond the file")
-        if kind in (_STRING, _ARRAY):
+        if kind == _STRING:
+            return self._strings(count)
+        if kind == _ARRAY:
             return [self._value(kind) for _ in range(count)]
         code = f"<{count}{_NUMBERS[kind]}"
         values = list(struct.unpack_from(code, self._bytes, self._at))

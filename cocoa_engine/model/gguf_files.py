@@ -27,22 +27,23 @@ def locate(name: str) -> Location:
             ``owner/model/model-q8_0.gguf``.
 
     Returns:
-        The name itself, or its folder and file. A folder with one GGUF file and no ``config.json`` means that file.
+        The name itself, or its folder and file. A folder with one GGUF file and no ``config.json`` means that file. The
+        file of a model that was split is its first part.
 
     Raises:
         ModelLoadError: there is no such file, a folder has several GGUF files and nothing else, or the file is one part
-            of a model that was split.
+            of a split model on the Hub.
     """
     path = Path(name).expanduser()
     if name.lower().endswith(SUFFIX):
         if path.is_file():
-            return Location(str(path.parent), _whole(path.name))
+            return Location(str(path.parent), parts(path.name)[0])
         if not path.is_dir():
             return _on_the_hub(name, path)
     if path.is_dir() and not (path / "config.json").exists():
         files = sorted(file.name for file in path.iterdir() if file.name.lower().endswith(SUFFIX))
-        if len(files) == 1 or (files and _PART.search(files[0])):
-            return Location(name, _whole(files[0]))
+        if len({parts(file)[0] for file in files}) == 1:
+            return Location(name, parts(files[0])[0])
         if files:
             listed = ", ".join(files[:5]) + (", ..." if len(files) > 5 else "")
             raise ModelLoadError(f"{path} has {len(files)} GGUF files ({listed}); name one, such as {path / files[0]}")
@@ -51,18 +52,21 @@ def locate(name: str) -> Location:
 
 def _on_the_hub(name: str, path: Path) -> Location:
     """A file in a repository of the Hub, if no local path can be meant."""
-    parts = name.split("/")
-    if len(parts) < 3 or name.startswith((".", "~")) or path.is_absolute() or Path(parts[0]).exists():
+    words = name.split("/")
+    if len(words) < 3 or name.startswith((".", "~")) or path.is_absolute() or Path(words[0]).exists():
         raise ModelLoadError(
             f"there is no file {path}; name a GGUF file, or one in a repository of the Hub: owner/model/file{SUFFIX}"
         )
-    return Location("/".join(parts[:2]), _whole("/".join(parts[2:])))
-
-
-def _whole(file: str) -> str:
-    if part := _PART.search(file):
+    if len(of := parts(name)) > 1:
         raise ModelLoadError(
-            f"{file} is one of {int(part[2])} parts of a model, which cannot be read by themselves; join them with "
-            f"llama.cpp's `llama-gguf-split --merge {file} model{SUFFIX}`"
+            f"{name} is one of {len(of)} parts of a model, which are not read from the Hub; download all of them, and "
+            "name the local file of the first"
         )
-    return file
+    return Location("/".join(words[:2]), "/".join(words[2:]))
+
+
+def parts(file: str) -> list[str]:
+    """The names of all parts of a model that was split, from the name of one; otherwise the name itself."""
+    if (found := _PART.search(file)) is None:
+        return [file]
+    return [f"{file[: found.start()]}-{number:05d}-of-{found[2]}{SUFFIX}" for number in range(1, int(found[2]) + 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.errors import ModelLoadError
+from cocoa_engine.model import gguf_files
 
 _MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
@@ -34,28 +36,69 @@ class Entry(NamedTuple):
 
 
 class GgufFile:
-    """A GGUF file, mapped into memory.
+    """A GGUF file, mapped into memory, with its further parts if the model was split.
 
     Args:
-        path: the file.
+        path: the file; of a split model, the first part.
 
     Attributes:
         metadata: by key; arrays are lists.
-        tensors: by name.
+        tensors: by name, of all parts.
+        parts: the number of files.
 
     Raises:
-        ModelLoadError: it is no GGUF file of a known version, or it is damaged.
+        ModelLoadError: it is no GGUF file of a known version, it is damaged, or a part is missing.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        first = _Part(path)
+        self.metadata = first.metadata
+        files = [first, *(_Part(other) for other in _others(path, first.metadata))]
+        self.parts = len(files)
+        self.tensors = {name: entry for file in files for name, entry in file.tensors.items()}
+        self._holder = {name: file for file in files for name in file.tensors}
+        if len(self.tensors) != first.metadata.get("split.tensors.count", len(self.tensors)):
+            raise ModelLoadError(f"the parts of {path} do not belong together; fetch them again")
+
+    def blocks(self, name: str) -> Tensor:
+        """The bytes of a tensor, uint8 ``[rows, bytes of a row]``; they are part of the mapped file."""
+        entry = self.tensors[name]
+        flat = torch.frombuffer(
+            self._holder[name].bytes, dtype=torch.uint8, count=entry.end - entry.start, offset=entry.start
+        )
+        return flat.view(entry.shape[0] if len(entry.shape) > 1 else 1, -1)
+
+    def floats(self, name: str) -> Tensor:
+        """A tensor of type F32, in its shape; it is part of the mapped file."""
+        return self.blocks(name).view(torch.float32).view(self.tensors[name].shape)
+
+
+def _others(path: Path, metadata: Mapping[str, Any]) -> list[Path]:
+    """The further parts of a model that was split."""
+    count = metadata.get("split.count", 1)
+    if count <= 1:
+        return []
+    names = gguf_files.parts(path.name)
+    if len(names) != count or metadata.get("split.no") != 0 or names[0] != path.name:
+        raise ModelLoadError(
+            f"{path} is one of {count} parts of a model; give them the names that they had "
+            f"(model-00001-of-{count:05d}{gguf_files.SUFFIX}), and name the first"
+        )
+    return [path.with_name(name) for name in names[1:]]
+
+
+class _Part:
+    """One file: its bytes, metadata and tensors."""
+
+    def __init__(self, path: Path) -> None:
         try:
             with path.open("rb") as file:
                 # torch asks for writable memory; nothing writes to this private copy, so its pages stay the file's
-                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                self.bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:  # an empty file cannot be mapped
             raise ModelLoadError(f"cannot read {path}: {error}") from error
-        if self._bytes[:4] != _MAGIC:
+        if self.bytes[:4] != _MAGIC:
             raise ModelLoadError(f"{path} is not a GGUF file")
         self._at = 4
         try:
@@ -68,27 +111,17 @@ class GgufFile:
         except (struct.error, KeyError, ValueError, ArithmeticError, MemoryError, RecursionError) as error:
             raise ModelLoadError(f"{path} is damaged or incomplete ({error}); fetch it again") from error
 
-    def blocks(self, name: str) -> Tensor:
-        """The bytes of a tensor, uint8 ``[rows, bytes of a row]``; they are part of the mapped file."""
-        entry = self.tensors[name]
-        flat = torch.frombuffer(self._bytes, dtype=torch.uint8, count=entry.end - entry.start, offset=entry.start)
-        return flat.view(entry.shape[0] if len(entry.shape) > 1 else 1, -1)
-
-    def floats(self, name: str) -> Tensor:
-        """A tensor of type F32, in its shape; it is part of the mapped file."""
-        return self.blocks(name).view(torch.float32).view(self.tensors[name].shape)
-
     def _contents(self) -> tuple[dict[str, Any], dict[str, Entry]]:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
         tensors, pairs = self._number("Q"), self._number("Q")
-        if max(tensors, pairs) > len(self._bytes):
+        if max(tensors, pairs) > len(self.bytes):
             raise ValueError("it names more entries than it has bytes")
         metadata = {self._string(): self._value(self._number("I")) for _ in range(pairs)}
         table = []
         for _ in range(tensors):
             name, dimensions = self._string(), self._number("I")
-            shape = struct.unpack_from(f"<{dimensions}Q", self._bytes, self._at)[::-1]
+            shape = struct.unpack_from(f"<{dimensions}Q", self.bytes, self._at)[::-1]
             self._at += 8 * dimensions
             table.append((name, shape, self._number("I"), self._number("Q")))
         alignment = int(metadata.get("general.alignment", _ALIGNMENT))
@@ -104,18 +137,18 @@ class GgufFile:
                 raise ValueError(f"the tensor {name} has a shape {list(shape)} that {kind.name} cannot have")
             start = data + offset
             end = start + count // per_block * size
-            if end > len(self._bytes):
+            if end > len(self.bytes):
                 raise ValueError(f"the tensor {name} ends beyond the file")
             found[name] = Entry(kind.name, shape, start, end)
         return metadata, found
 
     def _number(self, code: str) -> Any:
-        (value,) = struct.unpack_from(f"<{code}", self._bytes, self._at)
+        (value,) = struct.unpack_from(f"<{code}", self.bytes, self._at)
         self._at += struct.calcsize(f"<{code}")
         return value
 
     def _strings(self, count: int) -> list[str]:
-        found, data, at = [], self._bytes, self._at
+        found, data, at = [], self.bytes, self._at
         length_at = struct.Struct("<Q").unpack_from
         for _ in range(count):  # one for each token of the vocabulary
             (length,) = length_at(data, at)
@@ -135,13 +168,13 @@ class GgufFile:
         if kind != _ARRAY:
             return self._number(_NUMBERS[kind])
         kind, count = self._number("I"), self._number("Q")
-        if count > len(self._bytes):
+        if count > len(self.bytes):
             raise ValueError("an array ends beyond the file")
         if kind == _STRING:
             return self._strings(count)
         if kind == _ARRAY:
             return [self._value(kind) for _ in range(count)]
         code = f"<{count}{_NUMBERS[kind]}"
-        values = list(struct.unpack_from(code, self._bytes, self._at))
+        values = list(struct.unpack_from(code, self.bytes, self._at))
         self._at += struct.calcsize(code)
         return values

@@ -192,6 +192,12 @@ def _load(
             why = gguf_model.obstacle(file)
             if why is None and _may_stay_in_blocks(options) and keeps_blocks():
                 return _load_blocks(file, tokenizer_name, tokenizer_options)
+            if file.parts > 1:
+                raise ModelLoadError(
+                    f"{file.path} is one of {file.parts} parts of a model, which transformers would have to unpack "
+                    f"({why or 'options ask for it'}), and it reads no parts; join them with llama.cpp's "
+                    f"`llama-gguf-split --merge {file.path} model.gguf`"
+                )
             if gguf_model.has_scaled_positions(file) and file.metadata.get("general.architecture") != "gpt-oss":
                 raise ModelLoadError(
                     f"{file.path} has scaled rotary embeddings, which are only read from Llama, Qwen2 and Qwen3 files "

@@ -83,8 +83,13 @@ def test_folder_with_other_weights_is_not_searched(tmp_path: Path) -> None:
 
 
 def test_part_of_a_model(tmp_path: Path) -> None:
-    part = tmp_path / "small-00001-of-00003.gguf"
-    part.touch()
-    for name in (part, tmp_path):
-        with pytest.raises(ModelLoadError, match=r"is one of 3 parts of a model.*llama-gguf-split --merge"):
-            CocoaEngine.from_pretrained(name)
+    for number in (2, 1):
+        part = tmp_path / f"small-0000{number}-of-00002.gguf"
+        part.touch()
+        for name in (part, tmp_path) if number == 1 else (part,):
+            assert locate(str(name)).file == "small-00001-of-00002.gguf"
+    (tmp_path / "other.gguf").touch()
+    with pytest.raises(ModelLoadError, match="has 3 GGUF files"):
+        locate(str(tmp_path))
+    with pytest.raises(ModelLoadError, match=r"one of 2 parts of a model, which are not read from the Hub"):
+        CocoaEngine.from_pretrained("owner/model/small-00002-of-00002.gguf")

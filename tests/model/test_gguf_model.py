@@ -38,6 +38,7 @@ def write(
     pre: str = "qwen2",
     scaling: str | None = None,
     factors: torch.Tensor | None = None,
+    tensors_in_part: int = 0,
 ) -> torch.nn.Module:
     """Write a random model as llama.cpp's converter does, and return it with the numbers that the file holds."""
     torch.manual_seed(0)
@@ -45,7 +46,7 @@ def write(
     options = {**sizes, "num_key_value_heads": 2, "vocab_size": len(TOKENS), "tie_word_embeddings": tied}
     options |= {} if architecture == "qwen2" else {"head_dim": 16}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, rms_norm_eps=1e-6, **options)).float()
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_in_part)
     writer.add_block_count(3)
     writer.add_context_length(128)
     writer.add_embedding_length(64)
@@ -144,6 +145,34 @@ def test_an_explicit_dtype_unpacks(tmp_path: Path) -> None:
     for options in ({"dtype": "float32", "keeps_blocks": lambda: True}, {"keeps_blocks": lambda: False}):
         model, _, _ = load_pretrained(tmp_path / "model.gguf", **options)
         assert not any(isinstance(parameter, BlockTensor) for parameter in model.parameters())
+
+
+@needs_kernels
+def test_a_model_in_parts(tmp_path: Path) -> None:
+    prompt = "12 he"
+    write(tmp_path / "whole.gguf", "llama", "Q8_0")
+    expected = CocoaEngine.from_pretrained(tmp_path / "whole.gguf").generate(prompt, max_new_tokens=8)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    write(folder / "small.gguf", "llama", "Q8_0", tensors_in_part=10)
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == [f"small-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    for name in (folder, folder / names[0], folder / names[2]):
+        found = CocoaEngine.from_pretrained(name).generate(prompt, max_new_tokens=8)
+        assert (found.token_ids, found.spans) == (expected.token_ids, expected.spans)
+    with pytest.raises(ModelLoadError, match=r"one of 3 parts .*options ask for it.*llama-gguf-split --merge"):
+        CocoaEngine.from_pretrained(folder, dtype="float32")
+    (folder / names[0]).rename(tmp_path / "first.gguf")
+    with pytest.raises(ModelLoadError, match="is one of 3 parts of a model; give them the names that they had"):
+        CocoaEngine.from_pretrained(tmp_path / "first.gguf")
+    (tmp_path / "first.gguf").rename(folder / names[0])
+    write(folder / "other.gguf", "llama", "Q8_0", tensors_in_part=15)
+    (folder / "other-00002-of-00002.gguf").replace(folder / names[2])
+    with pytest.raises(ModelLoadError, match="do not belong together"):
+        CocoaEngine.from_pretrained(folder / names[0])
+    (folder / names[2]).unlink()
+    with pytest.raises(ModelLoadError, match=f"cannot read .*{names[2]}"):
+        CocoaEngine.from_pretrained(folder / names[0])
 
 
 def test_scaled_positions_are_read(tmp_path: Path) -> None:

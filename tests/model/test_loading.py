@@ -286,7 +286,7 @@ def test_file_instead_of_folder(tiny: Path) -> None:
         ("notes.txt", "it has no config.json$"),
         ("adapter_config.json", "holds an adapter only"),
         ("small.gguf", "cannot read .*small.gguf"),
-        ("small-00002-of-00003.gguf", "one of 3 parts of a model"),
+        ("small-00002-of-00003.gguf", "there is no file small-00001-of-00003.gguf"),
     ],
 )
 def test_folder_without_a_model(tmp_path: Path, file: str, hint: str) -> None:

@@ -58,7 +58,9 @@ class GgufFile:
         self.parts = len(files)
         self.tensors = {name: entry for file in files for name, entry in file.tensors.items()}
         self._holder = {name: file for file in files for name in file.tensors}
-        if len(self.tensors) != first.metadata.get("split.tensors.count", len(self.tensors)):
+        numbers = [file.metadata.get("split.no", 0) for file in files]
+        count = sum(len(file.tensors) for file in files)
+        if numbers != list(range(len(files))) or count != first.metadata.get("split.tensors.count", count):
             raise ModelLoadError(f"the parts of {path} do not belong together; fetch them again")
 
     def blocks(self, name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""A lean forward pass of the Llama family (Llama, Mistral, Qwen2, Qwen3) on the model's own weights.
+"""A lean forward pass of the Llama family (Llama, Mistral, Phi-3, Qwen2, Qwen3) on the model's own weights.
 
 It computes the same as Hugging Face's modules with less overhead: projections that read the same input are one matrix
 product, rotary tables are computed once, and masks are built only where they are needed.
@@ -26,7 +26,7 @@ from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
-FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # cos and sin depend on the position alone
 _IDLE_HOOKS = (
     "transformers.utils.output_capturing"  # hooks that remain after output_hidden_states=True and then do nothing
@@ -78,8 +78,11 @@ class Lean(Forward):
         self.native = linear_backend == "native"
         attention: Any = model.layers[0].self_attn
         self.head_dim = int(attention.head_dim)
-        self.kv_heads = attention.k_proj.out_features // self.head_dim
-        self.heads = attention.q_proj.out_features // self.head_dim
+        if hasattr(attention, "qkv_proj"):
+            self.kv_heads, self.heads = config.num_key_value_heads, config.num_attention_heads
+        else:  # a pruned model may have fewer than its config says
+            self.kv_heads = attention.k_proj.out_features // self.head_dim
+            self.heads = attention.q_proj.out_features // self.head_dim
         self.scale = float(attention.scaling)
         self.eps = float(config.rms_norm_eps)
         self.embedding: Tensor = model.model.get_input_embeddings().weight.detach()  # [V, d]
@@ -230,6 +233,8 @@ def lean_obstacle(model: LanguageModel) -> str | None:
         return f"activation {config.hidden_act!r}"
     if rope not in _STATIC_ROPE:
         return f"rotary embeddings of type {rope!r} depend on the length"
+    if 2 * cast(Any, model.decoder).rotary_emb.inv_freq.shape[0] != cast(Any, model.layers[0]).self_attn.head_dim:
+        return "rotary embeddings of a part of each head"
     for module in model.model.modules():
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if any(getattr(hook, "__module__", None) != _IDLE_HOOKS for hook in hooks) or "forward" in module.__dict__:
@@ -248,14 +253,17 @@ def _layer(layer: Any, linear_backend: LinearBackend) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
     q_norm, k_norm = (None if norm is None else norm.weight.detach() for norm in norms)
+    joined = hasattr(attention, "qkv_proj")  # Phi-3
     return Layer(
         attention_norm=layer.input_layernorm.weight.detach(),
-        qkv=fast_linear([attention.q_proj, attention.k_proj, attention.v_proj], linear_backend),
+        qkv=fast_linear(
+            [attention.qkv_proj] if joined else [attention.q_proj, attention.k_proj, attention.v_proj], linear_backend
+        ),
         q_norm=q_norm,
         k_norm=k_norm,
         out=fast_linear([attention.o_proj], linear_backend),
         mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=fast_linear([mlp.gate_proj, mlp.up_proj], linear_backend),
+        gate_up=fast_linear([mlp.gate_up_proj] if joined else [mlp.gate_proj, mlp.up_proj], linear_backend),
         down=fast_linear([mlp.down_proj], linear_backend),
     )
 

@@ -37,7 +37,7 @@ LINEAR_BACKENDS: list[LinearBackend] = ["packed", "transposed", "stock"]
 if trial.obstacle() is None:
     LINEAR_BACKENDS.insert(0, "native")
 
-LEAN = ["llama", "mistral", "mistral-sliding", "qwen2", "qwen3"]
+LEAN = ["llama", "mistral", "mistral-sliding", "phi3", "qwen2", "qwen3"]
 COPIED = [*RECURRENT, "gpt_neo"]  # those whose cache cannot hold branches
 FORWARDS = {**dict.fromkeys(LEAN, "lean"), "falcon": "masked_modules", **dict.fromkeys(COPIED, "plain")}
 

@@ -82,7 +82,7 @@ def assert_as_written_out(backend: SharedCache, wanted: CaptureSpec, monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wanted", WANTED.values(), ids=WANTED)
-@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "qwen2", "qwen3"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "phi3", "qwen2", "qwen3"])
 def test_the_same_as_the_written_out_pass(
     architecture: str, wanted: CaptureSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

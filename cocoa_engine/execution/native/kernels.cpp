@@ -482,25 +482,18 @@ constexpr int block_outputs(int rows) {
     return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
 }
 
+// With more rows at a time, rows whose length is a power of two no longer fit into the first-level cache together.
+constexpr int BLOCK_ROWS = LANES == 16 ? 8 : 6;
+
 template <typename B>
 void few_rows_of_blocks(const Linear<B>& job, long from, long to) {
-    if (job.rows <= ROWS_AT_ONCE) {
-        pick<ROWS_AT_ONCE>(0, job.rows, [&](long row, auto n) INLINE_LAMBDA {
-            from = block_tiles<n.value, block_outputs(n.value)>(job, row, from, to);
-            if constexpr (block_outputs(n.value) > 1) block_tiles<n.value, 1>(job, row, from, to);
+    const long step = job.rows <= BLOCK_ROWS ? to - from : BLOCK;  // further rows find the blocks in the cache
+    for (; from < to; from += step)
+        in_chunks<BLOCK_ROWS>(job.rows, [&](long row, auto n) INLINE_LAMBDA {
+            const long end = from + step < to ? from + step : to;
+            const long left = block_tiles<n.value, block_outputs(n.value)>(job, row, from, end);
+            if constexpr (block_outputs(n.value) > 1) block_tiles<n.value, 1>(job, row, left, end);
         });
-        return;
-    }
-    static thread_local Scratch scratch;  // BLOCK outputs, unpacked once for all rows
-    float* const unpacked = scratch.of(BLOCK * job.in);
-    for (; from < to; from += BLOCK) {
-        const long count = to - from < BLOCK ? to - from : BLOCK;
-        for (long o = 0; o < count; o++)
-            unpack_numbers(job.weight + (from + o) * (job.in / B::COUNT), 0, job.in, unpacked + o * job.in);
-        few_rows(Linear<float>{job.x, job.x_stride, job.rows, job.in, unpacked, job.bias ? job.bias + from : nullptr,
-                               job.y + from, job.y_stride, job.add},
-                 0, count);
-    }
 }
 
 // Many rows: lanes run along the outputs. A buffer in the first-level cache takes PANEL outputs, transposed.

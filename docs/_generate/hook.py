@@ -1,7 +1,7 @@
-"""MkDocs hooks: generated parts, pages from the repository root, links out of ``docs/``, and a check for remote files.
+"""MkDocs hooks: generated parts, pages from the repository root, links out of ``docs/``, and checks of the built pages.
 
 The site must work without a network: the build fails if a page would load a script, a style or a picture from another
-host.
+host. It also fails if a code block was not recognised, so that its fence is shown as text.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _FETCHED = re.compile(
     r"<(?:script|img|iframe|source|video|audio)\b[^>]*\bsrc=\"(https?:)?//|<link\b[^>]*rel=\"(?:stylesheet|preload|icon)\"[^>]*href=\"(https?:)?//"
 )
 
+_FENCE = re.compile(r"```.*")
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages from the repository root, and copies of the files that pages link to."""
@@ -49,14 +51,17 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Check every page for files that a browser would fetch from another host.
+    """Check every page for files that a browser would fetch from another host, and for fences shown as text.
 
     Raises:
-        PluginError: a page has such a file.
+        PluginError: a page has one of these.
     """
     for file in Path(config.site_dir).rglob("*.html"):
-        if fetched := _FETCHED.search(file.read_text(encoding="utf-8")):
+        page = file.read_text(encoding="utf-8")
+        if fetched := _FETCHED.search(page):
             raise PluginError(f"{file} would fetch from another host: {fetched[0]}")
+        if fence := _FENCE.search(page):
+            raise PluginError(f"{file} shows the fence of a code block as text: {fence[0]}")
 
 
 def _source(file: File) -> Path:

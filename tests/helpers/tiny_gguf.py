@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 def write_tiny_gguf(path: Path) -> LlamaForCausalLM:
     """Write the file, and return the model: rotary rows are interleaved, some weights quantised."""
     heads, key_heads, width, inner, layers = 4, 2, 64, 96, 3
-    alphabet = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "he"]
+    alphabet = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "lo"]
     tokens = ["<unk>", "<s>", "</s>", *alphabet]
     torch.manual_seed(0)
     model = LlamaForCausalLM(
@@ -48,7 +48,7 @@ def write_tiny_gguf(path: Path) -> LlamaForCausalLM:
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
     writer.add_token_types([3, 3, 3] + [1] * len(alphabet))
-    writer.add_token_merges(["h e"])
+    writer.add_token_merges(["h e", "l o"])  # of one, transformers makes no list
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_pad_token_id(2)

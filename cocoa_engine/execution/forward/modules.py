@@ -261,6 +261,8 @@ class _SegmentLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return self.segments[0].store.capacity
 
+    get_max_cache_shape = get_max_length  # its former name in transformers
+
 
 class _SegmentCache(Cache):
     def __init__(self, segments: Sequence[Segment], num_layers: int, *, read: bool = False) -> None:

@@ -413,9 +413,13 @@ def _folds(items: LabelledFeatures, folds: int, seed: int = 0) -> list[tuple[NDA
     """For each fold, the masks of the other items and of its own items. No prompt is in both."""
     from sklearn.model_selection import StratifiedGroupKFold
 
-    splitter: Any = StratifiedGroupKFold(n_splits=folds, shuffle=True, random_state=seed)
+    # The prompts are shuffled here: scikit-learn before 1.8 no longer stratifies when it shuffles. The folds are those
+    # of later versions.
+    prompts, of_prompt = np.unique(items.groups, return_inverse=True)
+    shuffled = np.argsort(np.random.RandomState(seed).permutation(len(prompts)))[of_prompt]
+    splitter: Any = StratifiedGroupKFold(n_splits=folds)
     parts = []
-    for _, fold in splitter.split(items.features, items.labels, items.groups):
+    for _, fold in splitter.split(items.features, items.labels, shuffled):
         inside = np.zeros(len(items.labels), dtype=bool)
         inside[fold] = True
         parts.append((~inside, inside))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -190,9 +191,12 @@ def test_a_structured_answer_is_accepted_or_refused(engine: CocoaEngine) -> None
 async def test_an_agent_stops_at_a_risky_argument_and_goes_on_after_an_edit(engine: CocoaEngine) -> None:
     chat = ChatCocoa(engine=engine, max_tokens=40, initial_tool_choice="any")
     risky = RiskyToolCalls(0.0)
-    for mode in ("batched", "per_call"):
+    has_modes = "interrupt_mode" in signature(HumanInTheLoopMiddleware).parameters  # older versions are "batched"
+    for mode in ("batched", "per_call") if has_modes else ("batched",):
         review: Any = {"allowed_decisions": ["approve", "edit"], "when": risky, "description": risky.description}
-        middleware = HumanInTheLoopMiddleware(interrupt_on={"double": review}, interrupt_mode=mode)  # type: ignore[arg-type]
+        middleware = HumanInTheLoopMiddleware(
+            interrupt_on={"double": review}, **({"interrupt_mode": mode} if has_modes else {})
+        )
         agent = agent_of(chat, middleware, tools=[double])
         state = await agent.ainvoke(DOUBLE, THREAD)
         [interrupt] = state["__interrupt__"]

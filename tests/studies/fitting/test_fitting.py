@@ -295,6 +295,20 @@ def test_a_probe_adds_what_the_states_know_and_no_more() -> None:
         risks_of(fitted, items)
 
 
+def test_folds_have_both_classes_and_no_prompt_twice() -> None:
+    """Also with versions of scikit-learn that no longer stratify when they shuffle."""
+    prompts = [f"prompt {number}" for number in range(14)]
+    items = LabelledFeatures(["nothing"], np.zeros((14, 1)), np.arange(14) % 2 == 1, prompts)
+    divided = [_folds(items, 2, seed) for seed in range(5)]
+    for folds in divided:
+        assert sorted(int(items.labels[fold].sum()) for _, fold in folds) == [3, 4]
+        for rest, fold in folds:
+            assert not {items.groups[at] for at in np.flatnonzero(rest)} & {
+                items.groups[at] for at in np.flatnonzero(fold)
+            }
+    assert len({tuple(folds[0][1]) for folds in divided}) > 1
+
+
 def test_the_domain_keeps_99_percent_of_left_out_items_inside() -> None:
     items = labelled_items(100, each=8)
     scaled = (items.features - items.features.mean(axis=0)) / items.features.std(axis=0)

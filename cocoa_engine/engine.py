@@ -75,7 +75,7 @@ class CocoaEngine(ConfiguredModel):
             source: passages of the prompt, as texts that it contains or as (start, end) ranges of its characters. Every
                 span then has ``passage_attention``. The characters of token ids are those of their decoded text,
                 special tokens included.
-            timeline: records when the call got its place in the batch, had read its prompt and ended.
+            timeline: records when the call got its batch slot, had read its prompt and ended.
             **settings: fields of :class:`CocoaConfig` that override the settings.
 
         Raises:

@@ -153,7 +153,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
     logprobs: bool | None = Field(
         None,
         description="Whether responses carry the log-probabilities of their tokens. Default: where the risk is full, "
-        "and where `top_logprobs` asks for the most probable tokens at each place.",
+        "and where `top_logprobs` asks for the most probable tokens at each position.",
     )
 
     _follow_model: frozenset[str] = PrivateAttr(default=frozenset())

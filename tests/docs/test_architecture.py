@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 import re
 import sys
+from itertools import pairwise
 from types import ModuleType
 
 import pytest
@@ -50,5 +51,5 @@ def test_the_table_has_the_order_of_the_contract() -> None:
     layer_of = {name: number for number, name in LAYERS}
     order = [[layer_of[name] for name in re.findall(r"\w+", layer)] for layer in contract["layers"]]
     assert sorted(name for layer in contract["layers"] for name in re.findall(r"\w+", layer)) == sorted(layer_of)
-    for above, below in zip(order, order[1:], strict=False):
+    for above, below in pairwise(order):
         assert min(above) >= max(below)

@@ -81,7 +81,7 @@ class CocoaEngine(ConfiguredModel):
         Raises:
             ConfigError: a setting is unknown, out of range or does not fit the model, or a passage is not in the
                 prompt.
-            PromptError: the prompt is empty or leaves no room in the context window.
+            PromptError: the prompt is empty or leaves no tokens for the answer in the context window.
             NonFiniteLogitsError: the model's logits are NaN.
             EngineBusyError: ``Runtime.max_queue`` calls are waiting already.
             ForkedProcessError: the process has forked since the engine was loaded, and this is the child.

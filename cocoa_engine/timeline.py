@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 class Timeline:
     """The phases of one call that it is passed to: ``engine.generate(prompt, timeline=timeline)``.
 
-    The call waits for a batch slot, reads its prompt, and decodes. A stream that nobody reads decodes nothing,
+    The call waits for a batch slot, reads its prompt, and decodes. A stream that is not read decodes nothing,
     but its time goes on. All values are seconds of ``time.monotonic()``; `None` for what has not happened.
 
     Attributes:

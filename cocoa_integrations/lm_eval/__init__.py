@@ -5,7 +5,8 @@ the harness with the model and the tasks registered.
 
 >>> import cocoa_integrations.lm_eval
 >>> import lm_eval
->>> lm_eval.simple_evaluate(model="cocoa", model_args="method=cocoa-sig,alpha=1.0", tasks=["hellaswag"])
+>>> arguments = "method=cocoa-sig,alpha=1.0"
+>>> lm_eval.simple_evaluate(model="cocoa", model_args=arguments, tasks=["hellaswag"])  # doctest: +SKIP (downloads data)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of a deployment on Ray, and what is said where Ray is not installed."""
+"""Settings of a deployment on Ray, and the message where Ray is not installed."""
 
 from __future__ import annotations
 

@@ -81,8 +81,8 @@ def _answered(engine: CocoaEngine, question: str, answers: list[str], passages: 
     answer = engine.chat(messages(passages), source=passages, max_new_tokens=24)
     lifts = []
     for number in range(len(passages)):
-        bare = engine.encode_chat(messages([*passages[:number], *passages[number + 1 :]]))
-        lifts.append([sum(one.token_log_probs) for one in context_lift(engine, answer, bare)])
+        without_source = engine.encode_chat(messages([*passages[:number], *passages[number + 1 :]]))
+        lifts.append([sum(one.token_log_probs) for one in context_lift(engine, answer, without_source)])
     spans = [
         {
             "text": span.text,

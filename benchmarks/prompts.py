@@ -138,7 +138,7 @@ def long_prompt(engine: CocoaEngine, length: int, question: str = LOG_BOOK_QUEST
     surplus = len(whole) - length
     tail = len(encode_question(engine, question))  # the question with the text of the chat template
     assert surplus >= 0, "the log book is too short"
-    assert tail <= length, "no room for the question"
+    assert tail <= length, "the question does not fit"
     return whole[: len(whole) - tail - surplus] + whole[-tail:]
 
 

@@ -75,13 +75,13 @@ class CocoaEngine(ConfiguredModel):
             source: passages of the prompt, as texts that it contains or as (start, end) ranges of its characters. Every
                 span then has ``passage_attention``. The characters of token ids are those of their decoded text,
                 special tokens included.
-            timeline: records when the call got its place in the batch, had read its prompt and ended.
+            timeline: records when the call got its batch slot, had read its prompt and ended.
             **settings: fields of :class:`CocoaConfig` that override the settings.
 
         Raises:
             ConfigError: a setting is unknown, out of range or does not fit the model, or a passage is not in the
                 prompt.
-            PromptError: the prompt is empty or leaves no room in the context window.
+            PromptError: the prompt is empty or leaves no tokens for the answer in the context window.
             NonFiniteLogitsError: the model's logits are NaN.
             EngineBusyError: ``Runtime.max_queue`` calls are waiting already.
             ForkedProcessError: the process has forked since the engine was loaded, and this is the child.

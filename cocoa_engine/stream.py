@@ -138,7 +138,7 @@ def _decoded(
     measure: Callable[[], RiskMeasure],
     on_end: Callable[[Generation], None],
 ) -> Generator[Span, None, None]:
-    """Decode one request. It has a place in the batch only while a span is requested.
+    """Decode one request. It has a batch slot only while a span is requested.
 
     The generator ends if the stream is closed.
 
@@ -149,7 +149,7 @@ def _decoded(
     try:
         with request.cancellation.heard_by(state.closing.cancel):
             while task is None or task.work is not None:
-                with session.scheduler.place(may_refuse=task is None, cancellation=state.closing):
+                with session.scheduler.slot(may_refuse=task is None, cancellation=state.closing):
                     if task is None:
                         task = DecodeTask(replace(request, cancellation=state.closing), config, session, measure())
                         state.task = task

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 class Timeline:
     """The phases of one call that it is passed to: ``engine.generate(prompt, timeline=timeline)``.
 
-    The call waits for a place in the batch, reads its prompt, and decodes. A stream that nobody reads decodes nothing,
+    The call waits for a batch slot, reads its prompt, and decodes. A stream that is not read decodes nothing,
     but its time goes on. All values are seconds of ``time.monotonic()``; `None` for what has not happened.
 
     Attributes:
         created: when this object was made, usually just before the call.
-        started: when the call got its place in the batch.
+        started: when the call got its batch slot.
         prompt_read: when the whole prompt had been fed.
         ended: when the answer was complete.
     """
@@ -27,7 +27,7 @@ class Timeline:
 
     @property
     def queue_seconds(self) -> float | None:
-        """The wait for a place in the batch."""
+        """The wait for a batch slot."""
         return None if self.started is None else self.started - self.created
 
     @property
@@ -41,7 +41,7 @@ class Timeline:
         return None if self.prompt_read is None or self.ended is None else self.ended - self.prompt_read
 
     def mark_started(self) -> None:
-        """The call has its place in the batch."""
+        """The call has its batch slot."""
         self.started = time.monotonic()
 
     def mark_prompt_read(self) -> None:

@@ -178,8 +178,8 @@ class AnswerJudge:
         for number, (start, end) in enumerate(zip(cuts, [*cuts[1:], len(whole.token_ids)], strict=True)):
             ids = whole.token_ids
             span = self._of_spans.score([*before, *ids[:start]], ids[start:end], config=self._config).spans[0]
-            place = {"start": offsets[number], "end": offsets[number + 1]}
-            entries.append({**span_metadata(span, number), **place, "text": answer[place["start"] : place["end"]]})
+            offset = {"start": offsets[number], "end": offsets[number + 1]}
+            entries.append({**span_metadata(span, number), **offset, "text": answer[offset["start"] : offset["end"]]})
         return entries
 
 

@@ -99,7 +99,7 @@ class Cocoa:
 
     Example:
         >>> output = model.generate(**inputs, custom_generate=cocoa, max_new_tokens=64, alpha=1.0)
-        >>> calibrated = Cocoa(tokenizer=tokenizer, calibrator="risk.json", max_risk=0.8)
+        >>> calibrated = Cocoa(tokenizer=tokenizer, calibrator="embedded", max_risk=0.8)
         >>> output = model.generate(**inputs, custom_generate=calibrated, return_dict_in_generate=True)
         >>> output.generations[0].max_risk
 

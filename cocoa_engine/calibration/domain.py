@@ -1,4 +1,4 @@
-"""The domain of a fitted risk: the features that it has seen, and from where on others are far from them."""
+"""The domain of a fitted risk: the features that it was fitted on, and the distance from which others are outside."""
 
 from __future__ import annotations
 

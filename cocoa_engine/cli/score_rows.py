@@ -108,7 +108,7 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
 
 
 def risk_of_row(generation: Generation) -> dict[str, Any]:
-    """What is said about one answer: plain values. A number that is not finite is `None`."""
+    """The output of one answer as plain values. A number that is not finite is `None`."""
     return {
         "verdict": verdict(generation),
         "answer_risk": _finite(generation.answer_risk),

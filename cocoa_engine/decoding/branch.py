@@ -25,7 +25,7 @@ class Branch:
         track: decodes the tokens to text, up to the last token of the branch.
         token_ids, log_probs, entropies, margins: one entry for each token.
         contrasts: the contrast of each token, for a contrasting method.
-        top: for each token, the most probable tokens at its place, if they are recorded.
+        top: for each token, the most probable tokens at its position, if they are recorded.
         ends: for each token, the length of the text, in complete characters, after it.
         hidden: ``[N + 1, d]`` float32, the states of layers m..n and the final one, summed over the fed tokens.
         source_attention: the source attention of each fed token; empty if the backend does not measure it.

@@ -154,8 +154,8 @@ def make_request(
     if window is not None:
         if len(ids) >= window:
             raise PromptError(
-                f"the prompt has {len(ids)} tokens and the model's context window is {window}: no room for an answer. "
-                f"Shorten the prompt by at least {len(ids) - window + 1} tokens."
+                f"the prompt has {len(ids)} tokens and the model's context window is {window}: no tokens are "
+                f"left for an answer. Shorten the prompt by at least {len(ids) - window + 1} tokens."
             )
         left = window - len(ids) * (2 if METHODS[config.method].reads_back else 1)
         if left < 1:

@@ -26,7 +26,7 @@ class Rules:
         stop_ids: ids of special tokens that were given as stop texts.
         processors: transformers logits processors, called as ``(ids [1, t], logits [1, V])`` before the softmax.
         criteria: transformers stopping criteria, called as ``(ids [1, t], None)`` after each token. True ends the text.
-        window_left: the number of tokens that the context window has room for after the prompt; `None`: no limit.
+        window_left: the number of tokens left in the context window after the prompt; `None`: no limit.
             Branches may grow beyond ``max_new_tokens``, but not beyond this.
         generator: the random generator that samples a branch if ``temperature`` is above 0, otherwise `None`.
         sampler: draws the tokens of the answer, for a sampling method with ``temperature`` above 0.

@@ -101,7 +101,7 @@ class TokenFeed:
             end = min(start + width, len(prompt) - 1)
             step = yield [ReadBack(chain, prompt[start:end]) for chain in chains]
             log_probs = step.logits.log_softmax(-1).view(len(chains), end - start, -1)
-            wanted = targets[start + 1 : end + 1].to(log_probs.device)[None, :, None].expand(len(chains), -1, 1)
-            found = log_probs.gather(2, wanted).double().sum(dim=(1, 2)).tolist()
+            target_ids = targets[start + 1 : end + 1].to(log_probs.device)[None, :, None].expand(len(chains), -1, 1)
+            found = log_probs.gather(2, target_ids).double().sum(dim=(1, 2)).tolist()
             totals = [total + more for total, more in zip(totals, found, strict=True)]
         return [total - totals[0] for total in totals[1:]]

@@ -88,7 +88,7 @@ class Scheduler:
     """Admits sequences to the batch, first come first served, and runs the batch's passes.
 
     Args:
-        places: maximum number of sequences that decode at the same time, that is, of batch slots.
+        slots: number of batch slots, that is, the maximum number of sequences that decode at the same time.
         max_queue: maximum number of calls that wait for a batch slot.
 
     Attributes:
@@ -97,8 +97,8 @@ class Scheduler:
         prefill_chunk: see :data:`PREFILL_CHUNK`.
     """
 
-    def __init__(self, places: int, max_queue: int) -> None:
-        self.places = places
+    def __init__(self, slots: int, max_queue: int) -> None:
+        self.slots = slots
         self.max_queue = max_queue
         self.observers: list[Callable[[PassEvent], None]] = []
         self.patience = PATIENCE
@@ -150,7 +150,7 @@ class Scheduler:
         with self._guard:
             # a call by a processor of a request that holds a slot must not wait for that request to end
             nested = getattr(self._user_code, "runs", False)
-            if nested or (self._taken < self.places and not self._queue):
+            if nested or (self._taken < self.slots and not self._queue):
                 self._taken += 1
                 return True
             if not wait:
@@ -183,13 +183,13 @@ class Scheduler:
             self._hurry()
 
     def _give_up(self) -> None:
-        if self._queue and self._taken <= self.places:
+        if self._queue and self._taken <= self.slots:
             self._queue.popleft().set()
         else:
             self._taken -= 1
 
     @contextmanager
-    def place(self, *, may_refuse: bool = True, cancellation: Cancellation | None = None) -> Iterator[None]:
+    def slot(self, *, may_refuse: bool = True, cancellation: Cancellation | None = None) -> Iterator[None]:
         """Hold a batch slot within the context; see :meth:`enter`."""
         self.enter(may_refuse=may_refuse, cancellation=cancellation)
         try:
@@ -300,7 +300,7 @@ class Scheduler:
         else:
             first = steps[0]
             alike = [work for work in steps if work.backend is first.backend and work.capture == first.capture]
-            batch = alike[: first.backend.max_sequences or self.places]
+            batch = alike[: first.backend.max_sequences or self.slots]
         chosen = set(map(id, batch))
         self._pending = [work for work in self._pending if id(work) not in chosen]
         return batch

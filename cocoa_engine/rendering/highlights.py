@@ -1,4 +1,4 @@
-"""Which places of an answer are shaded: its riskiest claims, and the span at which ``max_risk`` stopped."""
+"""Which parts of an answer are shaded: its riskiest claims, and the span at which ``max_risk`` stopped."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def pieces(answer: Answer, checks: Sequence[Check], scale: RiskScale, differing:
     """
     shaded = [(one, number) for number, one in enumerate(checks) if scale.level(one.risk)]
     reached = [(span.start, span.end) for span in answer.spans if span.reaches_max_risk]
-    bounds = {0, len(answer.text), *(at for place in (*differing, *reached) for at in place)}
+    bounds = {0, len(answer.text), *(at for part in (*differing, *reached) for at in part)}
     bounds |= {at for one, _ in shaded for at in (one.start, one.end)}
     ordered = sorted(bounds)
     found = []

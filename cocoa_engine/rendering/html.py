@@ -200,7 +200,7 @@ def _card(span: Span, answer: Answer, level: int) -> str:
     return (
         f'<p><bdi class="cocoa-quote">{escape(visible(span.text))}</bdi>: {describe_kind(span)}; '
         f"risk level {level} of 0 to 3{reached}</p>"
-        f'<dl class="cocoa-figures">{rows}</dl>{_candidates(span)}'
+        f'<dl class="cocoa-values">{rows}</dl>{_candidates(span)}'
     )
 
 

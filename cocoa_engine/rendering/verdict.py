@@ -19,7 +19,7 @@ def verdict(answer: Answer) -> str:
         risk = "wrong" if answer.answer_risk != answer.answer_risk else f"{100 * answer.answer_risk:.0f} % likely wrong"
         on = "" if answer.calibrated_on is None else f"; calibrated on {_short(answer.calibrated_on)}"
         outside = answer.answer_out_of_domain and on
-        unlike = " This answer is unlike those, so the figure may mean little." if outside else ""
+        unlike = " This answer is unlike those, so the probability may be unreliable." if outside else ""
         return safe(f"Whole answer: {risk}{on}.{unlike}")
     if answer.risk_source is None:
         return "There is nothing to measure in this answer."

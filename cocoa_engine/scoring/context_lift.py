@@ -115,11 +115,11 @@ def context_lift_of_text(
     """
     config = engine.config if config is None else config
     token_ids = _cut(engine.session, spans, with_context)
-    full, bare = (
+    with_source, without_source = (
         iter(_measured(engine.session, prompt, [ids for ids in token_ids if ids], config))
         for prompt in (with_context, without_context)
     )
-    return [ContextLift.between(next(full), next(bare)) if ids else None for ids in token_ids]
+    return [ContextLift.between(next(with_source), next(without_source)) if ids else None for ids in token_ids]
 
 
 def _measured(session: Session, prompt: Prompt, spans: list[list[int]], config: CocoaConfig) -> list[DecidedSpan]:

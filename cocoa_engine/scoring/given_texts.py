@@ -194,8 +194,8 @@ class _Scorer:
                 candidates=competing,
                 chosen=next(chosen, None),
             ).for_calibrator(self._calibrator)
-            place = (start, end, shown[start:end])
-            spans.append(make_span(measured, place, self._config, self._measure, given=True))
+            position = (start, end, shown[start:end])
+            spans.append(make_span(measured, position, self._config, self._measure, given=True))
             start = end
         generation = Generation(
             text=shown,

@@ -53,7 +53,7 @@ def layer_curve(model: LanguageModel, before: list[int], span: Span, config: Coc
         span: the span.
         config: the settings; ``middle_layers`` and ``final_layer`` are used.
     """
-    wanted = capture_spec(model, config)
+    spec = capture_spec(model, config)
     token_ids = torch.tensor([[*before, *span.token_ids]], device=model.device)
     inputs = {"use_cache": False} if "use_cache" in model.forward_parameters else {}
     every = CaptureSpec(0, model.num_layers, config.final_layer)
@@ -64,6 +64,6 @@ def layer_curve(model: LanguageModel, before: list[int], span: Span, config: Coc
         text=span.text,
         consecutive=disagreement(layers[:-1], layers[1:]).tolist(),
         to_final=disagreement(layers[:-1], layers[-1].expand_as(layers[:-1])).tolist(),
-        middle_layers=(wanted.first, wanted.last),
+        middle_layers=(spec.first, spec.last),
         final_layer=config.final_layer,
     )

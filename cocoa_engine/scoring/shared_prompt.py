@@ -100,14 +100,14 @@ def score_texts(
 
 def _measure(group: TextGroup, top_count: int) -> list[_Measured]:
     """Feed a group of texts, and measure each of them."""
-    figures = TokenStatistics([], [], [])
+    statistics = TokenStatistics([], [], [])
     hidden: dict[int, Tensor] = {}
     source: list[float] = []
     passages: list[list[float]] = []
     top: list[list[tuple[int, float]]] = []
     passes = dict.fromkeys(group.numbers, 0)
     for step in group.steps():
-        for values, more in zip(figures, token_statistics(step.logits, step.token_ids, step.parents), strict=True):
+        for values, more in zip(statistics, token_statistics(step.logits, step.token_ids, step.parents), strict=True):
             values.extend(more)
         if top_count:
             top += most_probable(step.logits, step.parents, top_count)
@@ -122,7 +122,7 @@ def _measure(group: TextGroup, top_count: int) -> list[_Measured]:
                 passes[number] += group.passes(step, number)
     return [
         _Measured(
-            TokenStatistics(*([values[row] for row in group.rows[number]] for values in figures)),
+            TokenStatistics(*([values[row] for row in group.rows[number]] for values in statistics)),
             hidden[number],
             [source[row] for row in group.rows[number]] if source else [],
             [passages[row] for row in group.rows[number]] if passages else [],

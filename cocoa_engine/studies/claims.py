@@ -117,38 +117,38 @@ def _add(answer: TokenValues, columns: dict[tuple[str, str, Score], _Column], hi
     spans = list(zip(firsts, [*firsts[1:], len(tokens)], strict=True))
     claims = [Range(one.start, one.end) for one in claim_ranges(text)]
     sentences = sentence_ranges(text)
-    claim_labels = [_is_wrong(place, text, wrong) for place in claims]
+    claim_labels = [_is_wrong(claim, text, wrong) for claim in claims]
     for score in SCORES:
         if score == "source attention" and not answer.source_attention:
             continue
         of_tokens = _token_scores(answer, score)
         combine = _mean if score == "source attention" else max
         of_spans = [combine(of_tokens[first:last]) for first, last in spans]
-        places = [Range(tokens[first].start, tokens[last - 1].end) for first, last in spans]
+        span_ranges = [Range(tokens[first].start, tokens[last - 1].end) for first, last in spans]
 
-        def add(units: str, rule: str, place: Range, value: float, score: Score = score) -> None:
+        def add(units: str, rule: str, unit: Range, value: float, score: Score = score) -> None:
             column = columns.setdefault((units, rule, score), _Column([], [], []))
-            column.add(group, _is_wrong(place, text, wrong), value)
+            column.add(group, _is_wrong(unit, text, wrong), value)
 
-        for place, value in zip(places, of_spans, strict=True):
-            if text[place.start : place.end].strip():
-                add("span", "itself", place, value)
+        for span, value in zip(span_ranges, of_spans, strict=True):
+            if text[span.start : span.end].strip():
+                add("span", "itself", span, value)
         by_claim = []
-        for place in claims:
-            shared, own = _shared(place, places, of_spans), _shared(place, tokens, of_tokens)
+        for claim in claims:
+            shared, own = _shared(claim, span_ranges, of_spans), _shared(claim, tokens, of_tokens)
             highest = max((value for value, _ in shared), default=math.nan)
             by_claim.append(highest)
             if shared and own:
-                add("claim", "highest span", place, highest)
-                add("claim", "mean of spans", place, _weighted(shared))
-                add("claim", "own tokens", place, combine([value for value, _ in own]))
-        for place in sentences:
-            shared = _shared(place, places, of_spans)
-            inside = [value for one, value in zip(claims, by_claim, strict=True) if _overlap(one, place) > 0]
+                add("claim", "highest span", claim, highest)
+                add("claim", "mean of spans", claim, _weighted(shared))
+                add("claim", "own tokens", claim, combine([value for value, _ in own]))
+        for sentence in sentences:
+            shared = _shared(sentence, span_ranges, of_spans)
+            inside = [value for one, value in zip(claims, by_claim, strict=True) if _overlap(one, sentence) > 0]
             if shared and inside:
-                add("sentence", "highest span", place, max(value for value, _ in shared))
-                add("sentence", "mean of spans", place, _weighted(shared))
-                add("sentence", "three riskiest claims", place, mean_of_riskiest(inside))
+                add("sentence", "highest span", sentence, max(value for value, _ in shared))
+                add("sentence", "mean of spans", sentence, _weighted(shared))
+                add("sentence", "three riskiest claims", sentence, mean_of_riskiest(inside))
         if any(claim_labels) and not all(claim_labels):
             riskiest = sorted(range(len(claims)), key=lambda number: by_claim[number], reverse=True)[:SHOWN]
             found = any(claim_labels[number] for number in riskiest)
@@ -164,17 +164,17 @@ def _token_scores(answer: TokenValues, score: Score) -> list[float]:
     return [-math.expm1(value) for value in answer.log_probs]
 
 
-def _is_wrong(place: Range, text: str, wrong: Sequence[bool]) -> bool:
-    return any(wrong[at] and not text[at].isspace() for at in range(place.start, min(place.end, len(text))))
+def _is_wrong(part: Range, text: str, wrong: Sequence[bool]) -> bool:
+    return any(wrong[at] and not text[at].isspace() for at in range(part.start, min(part.end, len(text))))
 
 
 def _overlap(one: Range, other: Range) -> int:
     return min(one.end, other.end) - max(one.start, other.start)
 
 
-def _shared(place: Range, parts: Sequence[Range], values: Sequence[float]) -> list[tuple[float, int]]:
-    """The value of each part that shares characters with a place, and how many."""
-    pairs = ((value, _overlap(part, place)) for part, value in zip(parts, values, strict=True))
+def _shared(unit: Range, parts: Sequence[Range], values: Sequence[float]) -> list[tuple[float, int]]:
+    """The value of each part that shares characters with a unit, and how many."""
+    pairs = ((value, _overlap(part, unit)) for part, value in zip(parts, values, strict=True))
     return [(value, size) for value, size in pairs if size > 0]
 
 

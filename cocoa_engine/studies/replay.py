@@ -91,8 +91,8 @@ class Replay:
         with engine.stream(prompt, config=config) as stream:  # nothing is decoded
             self._prompt, self._processed = stream.prompt, stream.processed
         window = engine.session.model.context_window
-        room = config.max_new_tokens if window is None else window - len(self._prompt)
-        self._limit = min(config.max_new_tokens, room)  # of tokens in an answer
+        remaining_context = config.max_new_tokens if window is None else window - len(self._prompt)
+        self._limit = min(config.max_new_tokens, remaining_context)  # of tokens in an answer
         self._decode = engine.session.tokens.decode
         self._eos = eos_token_ids(engine.session.model.model, engine.session.tokens.tokenizer)
         self.steps: dict[Prefix, KnownStep] = {tuple(step.prefix): step for step in known}

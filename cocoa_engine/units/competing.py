@@ -14,7 +14,7 @@ MOST = 3
 def competing(text: str, parts: Sequence[Part], claim: Unit, offset: int = 0) -> list[str]:
     """The words that other candidates have in place of a claim, in the order of their candidates, each once.
 
-    A candidate that says the same in this place, or nothing, adds none. Words at the end of a candidate may be cut;
+    A candidate that says the same there, or nothing, adds none. Words at the end of a candidate may be cut;
     they are followed by ``…``.
 
     Args:
@@ -29,17 +29,17 @@ def competing(text: str, parts: Sequence[Part], claim: Unit, offset: int = 0) ->
         begin = min(claim.start, part.start)
         before = text[begin - offset : part.start - offset]
         own = before + text[part.start - offset : part.end - offset]
-        place = Range(claim.start - begin, min(claim.end, part.end) - begin)
+        claimed = Range(claim.start - begin, min(claim.end, part.end) - begin)
         for index, rival in enumerate(part.candidates):
             if index != part.chosen:
-                found += _in_place(own, before + rival.text, place)
+                found += _counterpart(own, before + rival.text, claimed)
     return list(dict.fromkeys(found))[:MOST]
 
 
-def _in_place(own: str, other: str, place: Range) -> Iterator[str]:
-    """The words of a text in the place of a range of another text, if they differ."""
+def _counterpart(own: str, other: str, claimed: Range) -> Iterator[str]:
+    """The words of ``other`` that stand for the range ``claimed`` of ``own``, if they differ."""
     words, others = word_ranges(own), word_ranges(other)
-    inside = [number for number, word in enumerate(words) if word.start < place.end and word.end > place.start]
+    inside = [number for number, word in enumerate(words) if word.start < claimed.end and word.end > claimed.start]
     if not inside:
         return
     first, last = inside[0], inside[-1] + 1

@@ -63,7 +63,7 @@ class MeasuredText:
     @cached_property
     def words(self) -> list[Unit]:
         """The words. Those of a script that is written without spaces are the tokens."""
-        return [self._unit(*place, "word") for place in word_ranges(self._answer, self._cuts)]
+        return [self._unit(*word, "word") for word in word_ranges(self._answer, self._cuts)]
 
     @cached_property
     def claims(self) -> list[Unit]:
@@ -73,7 +73,7 @@ class MeasuredText:
     @cached_property
     def sentences(self) -> list[Unit]:
         """The sentences."""
-        return [self._sentence(*place) for place in sentence_ranges(self._answer)]
+        return [self._sentence(*sentence) for sentence in sentence_ranges(self._answer)]
 
     def check_these(self, most: int = 3) -> list[Check]:
         """The riskiest claims, riskiest first. Claims as low as the lowest of the answer are left out.
@@ -121,9 +121,9 @@ class MeasuredText:
         return [_tokens_of(part) for part in self._parts]
 
     def _sentence(self, start: int, end: int) -> Unit:
-        bare = self._unit(start, end, "sentence")
-        inside = [one.risk for one in self.claims if bare.start <= one.start < bare.end and one.risk is not None]
-        return bare.model_copy(update={"risk": mean_of_riskiest(inside)}) if inside else bare
+        unit = self._unit(start, end, "sentence")
+        inside = [one.risk for one in self.claims if unit.start <= one.start < unit.end and one.risk is not None]
+        return unit.model_copy(update={"risk": mean_of_riskiest(inside)}) if inside else unit
 
     def _unit(self, start: int, end: int, kind: ClaimKind | Literal["sentence"]) -> Unit:
         start, end = start + self._skipped, end + self._skipped
@@ -131,8 +131,8 @@ class MeasuredText:
         start, end = start + self._offset, end + self._offset
         numbers = self._numbers(start, end)
         risk = riskiest([self._parts[number].risk for number in numbers])
-        bare = Unit(text=text, start=start, end=end, kind=kind, risk=risk, spans=numbers)
-        return bare if kind == "sentence" else bare.model_copy(update={"reasons": self._reasons(bare)})
+        unit = Unit(text=text, start=start, end=end, kind=kind, risk=risk, spans=numbers)
+        return unit if kind == "sentence" else unit.model_copy(update={"reasons": self._reasons(unit)})
 
     def _own_tokens(self, start: int, end: int, numbers: Iterable[int]) -> list[Token]:
         """The tokens of some spans that share a character with a range of the text."""
@@ -155,8 +155,8 @@ class MeasuredText:
     def _usual_attention(self) -> float:
         """The median attention to the source of the answer's claims; 0 if it was not measured."""
         shift = self._skipped + self._offset
-        places = [(one.start + shift, one.end + shift) for one in self._claim_ranges]
-        measured = [_attention(self._own_tokens(*place, self._numbers(*place))) for place in places]
+        ranges = [(one.start + shift, one.end + shift) for one in self._claim_ranges]
+        measured = [_attention(self._own_tokens(*claim, self._numbers(*claim))) for claim in ranges]
         found = [attention for attention in measured if attention is not None]
         return median(found) if found else 0.0
 

@@ -60,7 +60,7 @@ class TokenLogprobs:
         Args:
             token_id: the token.
             log_prob: its log-probability, if it is known.
-            top: the most probable tokens in its place, with their log-probabilities.
+            top: the most probable tokens at its position, with their log-probabilities.
         """
         rivals = [self._rival(*each) for each in top]
         before = len(self._track.text)

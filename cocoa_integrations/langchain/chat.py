@@ -65,7 +65,7 @@ class ChatCocoa(ChatCallOptions, CocoaModel, CocoaChat):  # type: ignore[misc]
     last message, which must be an ``AIMessage``.
 
     Example:
-        >>> chat = ChatCocoa(model="Qwen/Qwen2.5-7B-Instruct", device_map="auto", alpha=2.5, max_tokens=256)
+        >>> chat = ChatCocoa(device_map="auto", alpha=2.5, max_tokens=256)  # or model="Qwen/Qwen2.5-7B-Instruct"
         >>> answer = chat.invoke("What is the capital of France?")
         >>> answer.response_metadata["cocoa_risk"]["max_risk"]
         >>> chat.invoke("And of Italy?", alpha=1.0)  # every setting can be changed for one call

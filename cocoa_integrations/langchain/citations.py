@@ -122,9 +122,9 @@ def with_citations(
             lifts = [spread(of_span, in_prompt, len(documents)) for of_span in measured]
         elif isinstance(called, ChatCocoa) and any(span["text"] for span in spans):
             engine, config = called.load(), config_of(called)
-            full, *bare = (called.prompt_ids(one) for one in prompts)
+            full, *without_sources = (called.prompt_ids(one) for one in prompts)
             texts = [span["text"] for span in spans]
-            columns = [context_lift_of_text(engine, texts, full, without, config) for without in bare]
+            columns = [context_lift_of_text(engine, texts, full, without, config) for without in without_sources]
             lifts = [[lift_in_nats(column[number]) for column in columns] for number in range(len(spans))]
         numbers = [number for number, span in enumerate(spans) if not is_reasoning(span)]
         shown = _shown(message.text, spans)

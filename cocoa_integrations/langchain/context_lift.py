@@ -96,15 +96,15 @@ def with_context_lift(
 
     def answer(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
         no_context = without_context(values)
-        full, bare = prompt.invoke(values, config), prompt.invoke(no_context, config)
+        full, without_source = prompt.invoke(values, config), prompt.invoke(no_context, config)
         called = with_call_options(chat, options)
-        return context_lift(called, chat.invoke(full, config, **options), full, bare)
+        return context_lift(called, chat.invoke(full, config, **options), full, without_source)
 
     async def aanswer(values: Mapping[str, Any], config: RunnableConfig, **options: Any) -> AIMessage:
         no_context = without_context(values)
-        full, bare = await prompt.ainvoke(values, config), await prompt.ainvoke(no_context, config)
+        full, without_source = await prompt.ainvoke(values, config), await prompt.ainvoke(no_context, config)
         called = with_call_options(chat, options)
         message = await chat.ainvoke(full, config, **options)
-        return await in_worker_of(called, context_lift, called, message, full, bare)
+        return await in_worker_of(called, context_lift, called, message, full, without_source)
 
     return RunnableLambda(answer, aanswer, name="with_context_lift")

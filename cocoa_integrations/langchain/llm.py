@@ -32,7 +32,7 @@ class CocoaLLM(CocoaModel, BaseLLM):
     chat models use :class:`ChatCocoa`. The options are described in :class:`CocoaModel`.
 
     Example:
-        >>> llm = CocoaLLM(model="meta-llama/Llama-3.1-8B", device_map="auto", max_new_tokens=64)
+        >>> llm = CocoaLLM(device_map="auto", max_new_tokens=64)  # or model="meta-llama/Llama-3.1-8B"
         >>> with get_risk_callback() as risk:
         ...     llm.batch(["The capital of France is", "The capital of Italy is"], alpha=1.0)
         >>> [report["max_risk"] for report in risk.reports]

@@ -45,7 +45,7 @@ class CallOptions(DecodeSettings):
 
     logprobs: bool | None = None
     """Whether answers carry the log-probabilities of their tokens, in the format of OpenAI's ``logprobs``. ``None``: in
-    full metadata only, and wherever ``top_logprobs`` asks for the most probable tokens at each place."""
+    full metadata only, and wherever ``top_logprobs`` asks for the most probable tokens at each position."""
 
     risk_metadata: Detail | None = None
     """How much of the risk the answers that a call returns carry. ``"full"``: everything, in ``cocoa_spans`` and in

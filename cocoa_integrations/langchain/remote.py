@@ -52,7 +52,7 @@ class ChatCocoaRemote(CocoaChat, RemoteRequests):
     refuses are sent again, up to ``max_retries`` times, after the time that it asks for.
 
     Example:
-        >>> chat = ChatCocoaRemote(base_url="http://gpu-box:8000/v1", api_key="...", alpha=2.5, max_tokens=256)
+        >>> chat = ChatCocoaRemote(base_url="http://127.0.0.1:8000/v1", alpha=2.5, max_tokens=256)
         >>> answer = chat.invoke("What is the capital of France?")
         >>> answer.response_metadata["cocoa_risk"]["max_risk"]
 

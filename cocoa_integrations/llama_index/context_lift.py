@@ -55,13 +55,13 @@ class WithoutNodes:
         for number, version in self._versions:
             if number in self._waiting and (start := free.find(version)) >= 0:
                 del self._waiting[number]
-                place = start, start + len(version)
-                free = _blacked_out(free, *place)
-                cuts += [place] if self._only in (None, number) else []
+                cut = start, start + len(version)
+                free = _blacked_out(free, *cut)
+                cuts += [cut] if self._only in (None, number) else []
         for number, content in self._waiting.items():
-            for place in _runs(free, content) if self._only in (None, number) else ():
-                free = _blacked_out(free, *place)
-                cuts.append(place)
+            for run in _runs(free, content) if self._only in (None, number) else ():
+                free = _blacked_out(free, *run)
+                cuts.append(run)
         self.found = self.found or bool(cuts)
         for start, end in sorted(cuts, reverse=True):
             text = text[:start] + text[end:]
@@ -83,13 +83,15 @@ def lift_of(
         return None
     without = WithoutNodes(nodes, only=only)
     try:
-        bare = start(without)
+        without_source = start(without)
     except PromptError:  # the prompt had no other text
         return None
     if not without.found:
         return None
     full = start()
-    return context_lift(full.engine, generation, bare.prompt, with_context=full.prompt if full.processed else None)
+    return context_lift(
+        full.engine, generation, without_source.prompt, with_context=full.prompt if full.processed else None
+    )
 
 
 def _blacked_out(text: str, start: int, end: int) -> str:
@@ -97,7 +99,7 @@ def _blacked_out(text: str, start: int, end: int) -> str:
 
 
 def _runs(text: str, part: str) -> list[tuple[int, int]]:
-    """The places of the runs of words that a text has in common with ``part``."""
+    """The ranges of the runs of words that a text has in common with ``part``."""
     words = list(re.finditer(r"\S+", text))
     matcher = SequenceMatcher(None, [word.group() for word in words], part.split(), autojunk=False)
     long = [block for block in matcher.get_matching_blocks() if block.size >= _MIN_RUN]

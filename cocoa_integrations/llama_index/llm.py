@@ -153,7 +153,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
     logprobs: bool | None = Field(
         None,
         description="Whether responses carry the log-probabilities of their tokens. Default: where the risk is full, "
-        "and where `top_logprobs` asks for the most probable tokens at each place.",
+        "and where `top_logprobs` asks for the most probable tokens at each position.",
     )
 
     _follow_model: frozenset[str] = PrivateAttr(default=frozenset())
@@ -413,8 +413,8 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
             remaining = self.context_window - len(prompt)
             if remaining < 1:
                 raise PromptError(
-                    f"the prompt has {len(prompt)} tokens and context_window is {self.context_window}: no room for an "
-                    f"answer. Shorten the prompt by at least {1 - remaining} tokens."
+                    f"the prompt has {len(prompt)} tokens and context_window is {self.context_window}: no tokens are "
+                    f"left for an answer. Shorten the prompt by at least {1 - remaining} tokens."
                 )
             config = config.replace(max_new_tokens=min(config.max_new_tokens, remaining))
         return self._engine.stream(

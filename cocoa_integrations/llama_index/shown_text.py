@@ -66,21 +66,23 @@ def parts_of(
     """
     answers = [text_of(report)[begin:] for report, begin in zip(reports, begins, strict=True)]
 
-    def part(number: int, place: tuple[int, int]) -> Part:
+    def part(number: int, shown_range: tuple[int, int]) -> Part:
         begin = begins[number]
-        return _part(shown, reports[number], number, place, (begin, begin + len(answers[number])) if begin else None)
+        return _part(
+            shown, reports[number], number, shown_range, (begin, begin + len(answers[number])) if begin else None
+        )
 
     for number in reversed(range(len(answers))):
         if answers[number].strip() == shown.strip() or (shown == EMPTY and not answers[number]):
             whole = (0, len(shown) if answers[number] else 0)
             return [part(number, whole)]
     by_request = sorted(range(len(answers)), key=requests.__getitem__)
-    places = _accumulated(shown, answers, by_request) or _contained(shown, answers, by_request)
-    if places is None:
+    ranges = _accumulated(shown, answers, by_request) or _contained(shown, answers, by_request)
+    if ranges is None:
         return None
-    if not places:
+    if not ranges:
         return _container(shown, reports, answers, begins)
-    return [part(number, place) for number, place in sorted(places.items(), key=_start)]
+    return [part(number, shown_range) for number, shown_range in sorted(ranges.items(), key=_start)]
 
 
 def merged_report(parts: Sequence[Part], reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -165,16 +167,16 @@ def _start(item: tuple[int, tuple[int, int]]) -> tuple[int, int]:
 
 
 def _accumulated(shown: str, answers: Sequence[str], by_request: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """The places of the answers in a text of ``Accumulate``; empty if the text is not one."""
-    places: dict[int, tuple[int, int]] = {}
+    """The ranges of the answers in a text of ``Accumulate``; empty if the text is not one."""
+    ranges: dict[int, tuple[int, int]] = {}
     waiting = sorted(by_request, key=lambda number: -len(answers[number]))  # stable: equal answers in order of request
     position = 0
     while True:
-        heading = f"{SEPARATOR if places else ''}Response {len(places) + 1}: "
+        heading = f"{SEPARATOR if ranges else ''}Response {len(ranges) + 1}: "
         if not shown.startswith(heading, position):
             return {}
         position += len(heading)
-        following = f"{SEPARATOR}Response {len(places) + 2}: "
+        following = f"{SEPARATOR}Response {len(ranges) + 2}: "
         for number in waiting:
             text = answers[number] or EMPTY
             end = position + len(text)
@@ -182,16 +184,16 @@ def _accumulated(shown: str, answers: Sequence[str], by_request: Sequence[int]) 
                 break
         else:
             return {}
-        places[number] = (position, position + len(answers[number]))
+        ranges[number] = (position, position + len(answers[number]))
         waiting.remove(number)
         position = end
         if end == len(shown):
-            return places
+            return ranges
 
 
 def _contained(shown: str, answers: Sequence[str], by_request: Sequence[int]) -> dict[int, tuple[int, int]] | None:
-    """The places of the answers that a text contains; ``None`` if it contains one more often than it was given."""
-    places: dict[int, tuple[int, int]] = {}
+    """The ranges of the answers that a text contains; ``None`` if it contains one more often than it was given."""
+    ranges: dict[int, tuple[int, int]] = {}
     free = shown
     for text in sorted({answer.strip() for answer in answers} - {""}, key=len, reverse=True):
         found = list(_occurrences(free, text))
@@ -199,38 +201,38 @@ def _contained(shown: str, answers: Sequence[str], by_request: Sequence[int]) ->
         if len(found) > len(same):
             return None
         for number, start in zip(same[-len(found) :] if found else (), found, strict=True):  # the last ones
-            places[number] = (start, start + len(text))
+            ranges[number] = (start, start + len(text))
             free = free[:start] + "\uffff" * len(text) + free[start + len(text) :]
-    return places
+    return ranges
 
 
 def _container(
     shown: str, reports: Sequence[dict[str, Any]], answers: Sequence[str], begins: Sequence[int]
 ) -> list[Part] | None:
     """The part of the last answer that contains the text, up to white space, such as a value of a JSON object."""
-    wanted = "".join(shown.split())
+    compact = "".join(shown.split())
     for number in reversed(range(len(answers))):
         kept = [offset for offset, char in enumerate(answers[number]) if not char.isspace()]
         squeezed = "".join(answers[number].split())
-        if not wanted or squeezed.count(wanted) != 1:
+        if not compact or squeezed.count(compact) != 1:
             continue
-        first = squeezed.index(wanted)
-        bounds = kept[first], kept[first + len(wanted) - 1] + 1
+        first = squeezed.index(compact)
+        bounds = kept[first], kept[first + len(compact) - 1] + 1
         if not _is_word(answers[number], *bounds):
             continue
-        place = len(shown) - len(shown.lstrip()), len(shown.rstrip())
+        shown_range = len(shown) - len(shown.lstrip()), len(shown.rstrip())
         bounds = bounds[0] + begins[number], bounds[1] + begins[number]
-        return [_part(shown, reports[number], number, place, bounds)]
+        return [_part(shown, reports[number], number, shown_range, bounds)]
     return None
 
 
-def _occurrences(text: str, wanted: str) -> Iterator[int]:
-    start = text.find(wanted)
+def _occurrences(text: str, part: str) -> Iterator[int]:
+    start = text.find(part)
     while start >= 0:
-        if _is_word(text, start, start + len(wanted)):
+        if _is_word(text, start, start + len(part)):
             yield start
-            start += len(wanted) - 1
-        start = text.find(wanted, start + 1)
+            start += len(part) - 1
+        start = text.find(part, start + 1)
 
 
 def _is_word(text: str, start: int, end: int) -> bool:
@@ -245,20 +247,20 @@ def _part(
     shown: str,
     report: dict[str, Any],
     number: int,
-    place: tuple[int, int],
+    shown_range: tuple[int, int],
     bounds: tuple[int, int] | None = None,
 ) -> Part:
-    """The part that stands at a place of the text, with its spans.
+    """The part that stands in a range of the text, with its spans.
 
     Args:
         shown: the text of the response.
         report: the report of the answer.
         number: the index of the answer.
-        place: the place in the shown text.
+        shown_range: the characters of the shown text.
         bounds: the characters of the answer that stand there. Default: all.
     """
     generated = text_of(report)
-    start, end = place
+    start, end = shown_range
     first, last = bounds or (0, len(generated))
     offsets = _offsets(generated[first:last], shown[start:end])
     spans = []

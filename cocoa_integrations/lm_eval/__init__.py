@@ -1,11 +1,12 @@
 """The engine as a model of lm-evaluation-harness, and the paper's tasks for the harness.
 
 Importing this package registers the model ``cocoa``. ``python -m cocoa_integrations.lm_eval`` runs the command line of
-the harness with the model and the tasks registered.
+the harness with the model and the tasks registered. The harness downloads the data of its tasks:
 
 >>> import cocoa_integrations.lm_eval
 >>> import lm_eval
->>> lm_eval.simple_evaluate(model="cocoa", model_args="method=cocoa-sig,alpha=1.0", tasks=["hellaswag"])
+>>> arguments = "method=cocoa-sig,alpha=1.0"
+>>> lm_eval.simple_evaluate(model="cocoa", model_args=arguments, tasks=["hellaswag"])  # doctest: +SKIP
 """
 
 from __future__ import annotations

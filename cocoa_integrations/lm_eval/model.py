@@ -242,7 +242,7 @@ class CocoaLM(TemplateLM):
                 max_prompt = self.max_length - config.max_new_tokens
                 if max_prompt < 1:
                     raise ConfigError(
-                        f"max_gen_toks={config.max_new_tokens} leaves no room for a prompt in {self.max_length} tokens"
+                        f"max_gen_toks={config.max_new_tokens} leaves no tokens for a prompt: {self.max_length} in all"
                     )
                 prompts = {number: self.tok_encode(requests[number].args[0])[-max_prompt:] for number in numbers}
                 # prompts of similar length end at about the same time

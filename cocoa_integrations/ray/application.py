@@ -63,7 +63,7 @@ def engine_options(settings: RaySettings) -> dict[str, Any]:
         "name": ENGINE,
         "ray_actor_options": actor,
         # a replica refuses what is more, and Ray Serve asks the next one
-        "max_ongoing_requests": settings.places,
+        "max_ongoing_requests": settings.slots,
         "max_queued_requests": settings.waiting,
         "request_router_config": RequestRouterConfig(request_router_class=ROUTER),
         "health_check_period_s": settings.health_check_period_s,

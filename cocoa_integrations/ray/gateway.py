@@ -27,7 +27,7 @@ LABEL = "replica"
 
 
 class Board:
-    """The latest metrics of every replica. The replicas send them: one whose places are taken cannot be asked.
+    """The latest metrics of every replica. The replicas send them: one whose slots are taken cannot be asked.
 
     Args:
         max_age: seconds after which the metrics of a replica that sends no others are dropped: it has ended.

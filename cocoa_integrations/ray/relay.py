@@ -50,7 +50,7 @@ Ask = Callable[[Forwarded, "str | None"], AsyncGenerator[Message, None]]
 """Hands a request and its session to a replica, and yields the messages of ASGI that the replica's app sends.
 
 It raises :class:`ReplicaLostError` if the replica ended, and :class:`~cocoa_engine.errors.EngineBusyError` if none has
-a free place."""
+a free slot."""
 
 
 class Relay:

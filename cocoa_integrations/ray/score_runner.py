@@ -62,9 +62,9 @@ def score(
         if missing := [number for number in range(1, len(lines) + 1) if number not in done]:
             with pool.open(WHAT) as run:
                 work = [(number, lines[number - 1]) for number in missing]
-                for place, (line, failed) in run(work, partial(_score, config)):
-                    done[missing[place]] = (line, failed)
-                    append_lines(partial_file, [{"number": missing[place], "line": line, "failed": failed}])
+                for index, (line, failed) in run(work, partial(_score, config)):
+                    done[missing[index]] = (line, failed)
+                    append_lines(partial_file, [{"number": missing[index], "line": line, "failed": failed}])
         with writing(out) as write:
             for number in range(1, len(lines) + 1):
                 write(done[number][0])

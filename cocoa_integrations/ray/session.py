@@ -17,7 +17,7 @@ MAX_LENGTH = 256
 
 
 def session_of(headers: Headers, body: bytes) -> str | None:
-    """The session of a request. Requests of one session go to the same replica, as long as it has free places.
+    """The session of a request. Requests of one session go to the same replica, as long as it has free slots.
 
     It is the header ``x-session-id``, or ``prompt_cache_key`` of the body. Without both, it is a digest of what the
     turns of a conversation have in common: the messages up to the first one of the user, and the tools. For other

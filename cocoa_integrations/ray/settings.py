@@ -77,7 +77,7 @@ class RaySettings(BaseModel):
         None,
         ge=1,
         description="Maximum number of requests that a gateway holds while every replica is full. Default: as many as "
-        "all replicas have places, since Ray Serve counts requests that it is about to hand on.",
+        "all replicas have free slots, since Ray Serve counts requests that it is about to hand on.",
     )
     retries: int = Field(2, ge=0, description="How often a request begins anew because its replica ended.")
     health_check_period_s: float = Field(5.0, gt=0, description="Seconds between checks whether a replica lives.")
@@ -135,14 +135,14 @@ class RaySettings(BaseModel):
         return given.model_copy(update={"max_batch_size": batch, "max_queue": queue})
 
     @property
-    def places(self) -> int:
+    def slots(self) -> int:
         """The number of answers that a replica decodes or queues."""
         return self.runtime.max_batch_size + self.runtime.max_queue
 
     @property
     def waiting(self) -> int:
         """The number of requests that a gateway may hold."""
-        return self.max_waiting or self.places * (self.max_replicas or self.replicas)
+        return self.max_waiting or self.slots * (self.max_replicas or self.replicas)
 
     def load(self) -> CocoaEngine:
         """Load the engine of a replica.

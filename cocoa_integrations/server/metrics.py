@@ -36,7 +36,7 @@ class Metrics:
         self.model_name = ""
         self._load = {
             self._gauge("num_requests_running", "Answers that are being decoded."): running,
-            self._gauge("num_requests_waiting", "Answers that wait for a place in the batch."): waiting,
+            self._gauge("num_requests_waiting", "Answers that wait for a batch slot."): waiting,
         }
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens of answers.")
@@ -56,7 +56,7 @@ class Metrics:
             SECONDS_OF_TOKENS,
         )
         self._whole = self._histogram("e2e_request_latency_seconds", "Time of an answer, the wait included.", SECONDS)
-        self._queue = self._histogram("request_queue_time_seconds", "Wait for a place in the batch.", SECONDS)
+        self._queue = self._histogram("request_queue_time_seconds", "Wait for a batch slot.", SECONDS)
         self._prefill = self._histogram("request_prefill_time_seconds", "Time in which the prompt is read.", SECONDS)
         self._decode = self._histogram("request_decode_time_seconds", "Time from the prompt to the end.", SECONDS)
         self._spans = self._counter("spans", "Spans of answers.")

@@ -109,11 +109,11 @@ class Calls:
             EngineBusyError: the engine has as many calls as it runs and queues.
             ApiError: the call alone has more answers.
         """
-        places = engine.runtime.max_batch_size + engine.runtime.max_queue
-        at_most(answers, places, "n")
-        if self.answers + answers > places:
+        most = engine.runtime.max_batch_size + engine.runtime.max_queue
+        at_most(answers, most, "n")
+        if self.answers + answers > most:
             raise EngineBusyError(
-                f"the server is busy: it decodes or queues {self.answers} answers, of at most {places}; try again later"
+                f"the server is busy: it decodes or queues {self.answers} answers, of at most {most}; try again later"
             )
         call = Call(engine, answers, self._on_cancel)
         self._open.add(call)

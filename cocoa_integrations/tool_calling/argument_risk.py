@@ -45,7 +45,7 @@ def field_risks(generation: Generation, engine: CocoaEngine, *, start: int = 0) 
     """
     tokens = _token_offsets(generation, engine)
     offsets = field_offsets(generation.text, start)
-    return {path: _value(generation, tokens, place) for path, place in offsets.items()}
+    return {path: _value(generation, tokens, offset) for path, offset in offsets.items()}
 
 
 def tool_call_risks(
@@ -70,7 +70,7 @@ def tool_call_risks(
     for call_id, call in calls:
         spans = _overlapping(generation.spans, call.offsets)
         offsets = {**call.values, **_inside_arguments(generation.text, call)}
-        arguments = {name: _value(generation, tokens, place) for name, place in offsets.items()}
+        arguments = {name: _value(generation, tokens, offset) for name, offset in offsets.items()}
         report.append(
             {
                 "name": call.name,

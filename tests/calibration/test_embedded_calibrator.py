@@ -38,7 +38,7 @@ def test_the_pages_have_its_figures(level: str) -> None:
     fitted = getattr(RiskCalibrator.load("embedded"), level)
     found = fitted.validation
     assert found.folds == (0 if level == "answer" else 5)  # it is validated on other questions
-    assert "MIT" in fitted.data or level == "closed_book"  # which was fitted on questions of our own
+    assert "MIT" in fitted.data or level == "closed_book"  # closed_book: fitted on questions of this project
     assert fitted.threshold.rule == "specificity"
     auroc = found.auroc
     assert f"{auroc.estimate:.3f} for" in " ".join(README.read_text(encoding="utf-8").split())

@@ -35,7 +35,7 @@ def every_guess_is_fed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def repetitive(architecture: str = "llama", seed: int = 0) -> Any:
-    """A model whose next token hangs on the last one above all: it runs in circles, so that guesses are often right."""
+    """A model whose next token depends mostly on the last one. It repeats itself, so guesses are often right."""
     model = tiny_model(architecture, seed=seed)
     with torch.no_grad():
         for layer in model.get_decoder().layers:
@@ -55,7 +55,7 @@ def engine_of(model: Any, draft_tokens: int = 5) -> CocoaEngine:
 
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes a function run with no room for anything but what must be fed."""
+    """Makes a function run with no free rows beyond the tokens that must be fed."""
 
     def run(call: Any) -> Any:
         with monkeypatch.context() as patch:

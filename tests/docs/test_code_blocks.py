@@ -6,18 +6,44 @@ import gc
 import importlib.util
 import re
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 
 from cocoa_engine import CocoaEngine
-from docs._generate.command_line import commands
-from tests.helpers.pages import PAGES, ROOT, SHELLS, blocks, command_lines, name_of
+from cocoa_integrations.server import create_app
+from docs._generate.command_line import commands, parameters
+from tests.helpers.live_server import served
+from tests.helpers.pages import PAGES, ROOT, SHELLS, blocks, code_spans, command_lines, name_of
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 WITH_PYTHON = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
 WITH_COMMANDS = [page for page in PAGES if any(block.language in SHELLS for block in blocks(page))]
+PARSERS = {"yaml": yaml.safe_load, "toml": tomllib.loads}
+WITH_SETTINGS = [page for page in PAGES if any(block.language in PARSERS for block in blocks(page))]
+WITH_OPTIONS = [page for page in PAGES if any("--" in span for span in code_spans(page))]
+SERVER = "http://127.0.0.1:8000"  # the address of `cocoa serve` on the pages
+OPTIONS_OF_OTHERS = {
+    "docs/explanation/signal/details.md": {"--keep-answers"},  # python -m benchmarks.embedded_calibrator
+    "docs/how-to/evaluate.md": {  # lm-evaluation-harness
+        "--apply_chat_template",
+        "--batch_size",
+        "--confirm_run_unsafe_code",
+        "--fewshot_as_multiturn",
+        "--system_instruction",
+    },
+    "docs/how-to/gpu.md": {"--bandwidth", "--device", "--prompt-tokens", "--tiny"},  # python -m benchmarks.gpu
+    "docs/how-to/serve.md": {"--model_args"},  # lm-evaluation-harness
+    "docs/how-to/speed.md": {"--preload"},  # gunicorn
+}
 README = [block for block in blocks(ROOT / "README.md") if block.language == "python"]
 
 
@@ -58,14 +84,55 @@ def test_python_blocks_run(
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     module = ModuleType("code_of_a_page")  # pydantic looks up annotations in a class's module
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    with ExitStack() as stack:
+        server = None
+        for block in blocks(page):
+            if block.language != "python" or block.reason is not None:
+                continue
+            source = block.code
+            if SERVER in source:
+                server = server or stack.enter_context(served(create_app(engine)))
+                source = source.replace(SERVER, server)
+            # so that a traceback names the line on the page
+            code = compile("\n" * (block.line - 1) + source, name_of(page), "exec")
+            exec(code, vars(module))
+            if re.search(r"^(for .*\n( .*\n)*? +)?print\(", source, re.MULTILINE):
+                assert capsys.readouterr().out.strip(), f"{name_of(page)}:{block.line} prints nothing"
+
+
+@pytest.mark.parametrize("page", WITH_SETTINGS, ids=name_of)
+def test_settings_can_be_parsed(page: Path) -> None:
     for block in blocks(page):
-        if block.language != "python" or block.reason is not None:
-            continue
-        # so that a traceback names the line on the page
-        code = compile("\n" * (block.line - 1) + block.code, name_of(page), "exec")
-        exec(code, vars(module))
-        if re.search(r"^print\(", block.code, re.MULTILINE):
-            assert capsys.readouterr().out.strip(), f"{name_of(page)}:{block.line} prints nothing"
+        if block.language in PARSERS:
+            found = PARSERS[block.language](block.code)
+            assert isinstance(found, dict), f"{name_of(page)}:{block.line}"
+            assert found, f"{name_of(page)}:{block.line}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_OPTIONS, ids=name_of)
+def test_options_in_the_prose_exist(page: Path) -> None:
+    """Options after ``cocoa COMMAND`` are that command's. Options alone are those of any command, or listed above."""
+    known = {
+        name: {option for one in parameters(command) for option in (*one.opts, *one.secondary_opts)} | {"--help"}
+        for name, command in commands().items()
+    }
+    of_others = OPTIONS_OF_OTHERS.get(name_of(page), set())
+    wrong, unused = [], set(of_others)
+    for span in code_spans(page):
+        command = re.match(r"cocoa ([a-z][a-z-]*)", span)
+        if command is None and not span.startswith("--"):
+            continue  # a command of another program
+        of_commands = known.get(command[1], set()) if command else set().union(*known.values())
+        for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", span):
+            if option in of_commands:
+                continue
+            if command is None and option in of_others:
+                unused.discard(option)
+            else:
+                wrong.append(f"{option} in `{span}`")
+    assert wrong == []
+    assert unused == set()
 
 
 @pytest.mark.slow

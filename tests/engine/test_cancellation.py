@@ -1,4 +1,4 @@
-"""Calls that nobody waits for any more: they leave the queue, feed nothing further and free all they held."""
+"""Calls whose caller has stopped waiting: they leave the queue, feed nothing further and free all they held."""
 
 from __future__ import annotations
 

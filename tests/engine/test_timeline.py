@@ -40,7 +40,7 @@ def test_of_a_whole_answer_and_of_a_stream(tiny: CocoaEngine, method: str) -> No
 
 def test_a_waiting_call_has_not_started(tiny: CocoaEngine) -> None:
     timeline, scheduler = Timeline(), tiny.session.scheduler
-    with scheduler.place():
+    with scheduler.slot():
         call = threading.Thread(target=lambda: tiny.generate(prompt(2), max_new_tokens=2, timeline=timeline))
         call.start()
         while not scheduler.waiting:

@@ -212,7 +212,7 @@ def test_prompts_are_read_by_turns_and_steps_go_on_between() -> None:
             return [torch.zeros(1) for _ in requests]
 
     def ask(work: Work) -> None:
-        with scheduler.place():
+        with scheduler.slot():
             scheduler.feed([work])
 
     backend: Any = Slow()
@@ -242,7 +242,7 @@ def test_a_pass_wakes_only_the_callers_whose_work_it_finished() -> None:
             wakings.append(None)
 
     def ask() -> None:
-        with scheduler.place():
+        with scheduler.slot():
             begin.wait(60)
             for _ in range(passes):
                 scheduler.feed([Work(backend, None, None, [(1,)], cancellation=Counted())])  # type: ignore[arg-type]
@@ -519,7 +519,7 @@ def test_places_are_given_first_come_first_served() -> None:
     scheduler, order = Scheduler(2, 100), []
 
     def hold(number: int) -> None:
-        with scheduler.place():
+        with scheduler.slot():
             order.append(number)
 
     scheduler.enter()

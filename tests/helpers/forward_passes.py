@@ -29,12 +29,12 @@ def record(engine: CocoaEngine, before: Callable[[Sequence[Segment], bool], None
     passes: list[Pass] = []
 
     class Recorded(type(forward)):  # type: ignore[misc]
-        def __call__(self, segments: Sequence[Segment], wanted: Any) -> Any:
+        def __call__(self, segments: Sequence[Segment], capture: Any) -> Any:
             if before is not None:
-                before(segments, wanted is None)
-            passed = super().__call__(segments, wanted)
-            passes.append(Pass(wanted is None, [segment.width for segment in segments]))
-            return passed
+                before(segments, capture is None)
+            output = super().__call__(segments, capture)
+            passes.append(Pass(capture is None, [segment.width for segment in segments]))
+            return output
 
     forward.__class__ = Recorded
     return passes

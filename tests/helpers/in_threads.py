@@ -53,4 +53,4 @@ def wait_until(condition: Callable[[], bool]) -> None:
         if condition():
             return
         pause.wait(0.002)
-    raise AssertionError("it never came to it")
+    raise AssertionError("the condition was not met in time")

@@ -21,12 +21,12 @@ def use_backend(engine: CocoaEngine, chosen: Chosen) -> CocoaEngine:
 
 
 def sequences_running(engine: CocoaEngine) -> int:
-    """How many sequences hold a place in the batch."""
+    """How many sequences hold a batch slot."""
     return engine.session.scheduler.running
 
 
 def calls_waiting(engine: CocoaEngine) -> int:
-    """How many calls wait for a place."""
+    """How many calls wait for a batch slot."""
     return engine.session.scheduler.waiting
 
 
@@ -52,7 +52,7 @@ def forget_prompts(prefixes: PrefixCache) -> None:
 
 
 def assert_idle(engine: CocoaEngine) -> None:
-    """No place is held, no call waits, nothing is to be fed and no sequence is open."""
+    """No batch slot is held, no call waits, nothing is to be fed and no sequence is open."""
     scheduler = engine.session.scheduler
     assert (scheduler.running, scheduler.waiting, scheduler.idle) == (0, 0, True)
     assert open_sequences(engine) == 0

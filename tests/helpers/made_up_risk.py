@@ -39,7 +39,7 @@ def risk(items: LabelledFeatures | None = None, **options: Any) -> FittedRisk:
 
 @cache
 def _fitted_once(level: str, source: bool, **options: Any) -> FittedRisk:
-    """A fit takes seconds. Two folds are enough where nobody asks how good it is."""
+    """A fit takes seconds. Two folds are enough where its quality does not matter."""
     return risk(labelled_items(level=level, source=source), **{"folds": 2, **options})
 
 

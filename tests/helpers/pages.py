@@ -60,6 +60,12 @@ def blocks(page: Path) -> list[Block]:
     ]
 
 
+def code_spans(page: Path) -> list[str]:
+    """The code in the prose of a page, outside its blocks."""
+    text = _BLOCK.sub("", page.read_text(encoding="utf-8"))
+    return [" ".join(found.split()) for found in re.findall(r"(?<!`)`([^`]+)`(?!`)", text)]
+
+
 def command_lines(block: Block) -> Iterator[list[str]]:
     """The commands of a shell block, each as its words, without redirections and variables set before it."""
     lines = block.code.replace("\\\n", " ").splitlines()

@@ -39,7 +39,7 @@ class Asks(LogitsProcessor):
 
 
 class Held:
-    """A request that holds its place until it is let go."""
+    """A request that holds its batch slot until it is let go."""
 
     def __init__(self, engine: CocoaEngine, *, tokens: int = 6) -> None:
         self.inside, self.go_on = threading.Event(), threading.Event()

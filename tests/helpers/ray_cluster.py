@@ -95,7 +95,7 @@ def eventually(condition: Callable[[], bool]) -> None:
         if condition():
             return
         time.sleep(0.2)
-    raise AssertionError("it never came to it")
+    raise AssertionError("the condition was not met in time")
 
 
 @dataclass(frozen=True)

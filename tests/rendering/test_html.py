@@ -151,8 +151,8 @@ def test_a_figure_of_a_later_version_is_shown_under_its_name() -> None:
     later = [Later(**{name: getattr(span, name) for name in type(span).model_fields}) for span in LEVELS.spans]
     known = later[0].model_copy(update={"context_lift": 0.125})
     page = Page(LEVELS.model_copy(update={"spans": [known, *later[1:]]}).to_html())
-    assert page.text("cocoa-figures").count("context lift0.125") == 1
-    assert page.text("cocoa-figures").count("context lift") == 1
+    assert page.text("cocoa-values").count("context lift0.125") == 1
+    assert page.text("cocoa-values").count("context lift") == 1
 
 
 def test_the_legend_says_what_the_levels_are() -> None:

@@ -74,7 +74,7 @@ def test_the_verdict_comes_first_and_the_claims_to_check_beneath() -> None:
     first = drawn(report([whole])).splitlines()[0]
     assert first.strip() == "Whole answer: 71 % likely wrong; calibrated on questions about a passage."
     unlike = " ".join(drawn(report([whole.model_copy(update={"answer_out_of_domain": True})])).split())
-    assert "about a passage. This answer is unlike those, so the figure may mean little." in unlike
+    assert "about a passage. This answer is unlike those, so the probability may be unreliable." in unlike
 
 
 def test_a_claim_has_one_colour_in_any_view() -> None:

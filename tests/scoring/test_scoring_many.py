@@ -120,9 +120,9 @@ def test_many_steps_hold_no_more_than_one(monkeypatch: pytest.MonkeyPatch) -> No
     capacities: list[int] = []
     original = SharedCache.open
 
-    def record(self: SharedCache, prompts: Any, reserve_tokens: int, wanted: Any) -> Any:
+    def record(self: SharedCache, prompts: Any, reserve_tokens: int, capture: Any) -> Any:
         capacities.append(reserve_tokens)
-        return original(self, prompts, reserve_tokens, wanted)
+        return original(self, prompts, reserve_tokens, capture)
 
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     engine.info()

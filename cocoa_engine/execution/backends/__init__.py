@@ -147,7 +147,7 @@ def state_of(model: LanguageModel) -> ModelState:
 def _try_all(
     model: LanguageModel, linear_backend: LinearBackend, obstacle: str | None, graphs: bool
 ) -> tuple[str, str]:
-    faults: list[str] = [] if obstacle is None else [f"lean: {obstacle}"]
+    messages: list[str] = [] if obstacle is None else [f"lean: {obstacle}"]
     for kind, build in KINDS.items():
         if (kind in ("static_lean", "lean") and obstacle) or (kind == "static_lean" and not graphs):
             continue
@@ -158,18 +158,18 @@ def _try_all(
         except torch.OutOfMemoryError:
             raise
         except Exception as fault:  # unknown architectures raise errors of many types, which rule out this backend only
-            faults.append(f"{kind}: {_first_line(fault)}")
+            messages.append(f"{kind}: {_first_line(fault)}")
             continue
         if not error > _tolerance(torch.bfloat16 if linear_backend == "bfloat16" else model.dtype):
             reason = f"checked against plain forward passes, largest relative difference {error:.1e}"
             break
-        faults.append(f"{kind}: logits differ from plain forward passes by {error:.1e}")
+        messages.append(f"{kind}: logits differ from plain forward passes by {error:.1e}")
     else:
         _check_states(model)
         _check_causal(model)
         kind, reason = "recompute", "no cache of this model can be used"
-    if faults:
-        reason += " (" + "; ".join(faults) + ")"
+    if messages:
+        reason += " (" + "; ".join(messages) + ")"
     return kind, reason
 
 
@@ -223,7 +223,7 @@ def _relative_error(backend: Backend) -> float:
     if a == b:
         b = (a + 1) % model.vocab_size
 
-    tree = backend.open([prompt], reserve_tokens=8, wanted=CaptureSpec(1, 2, "post_norm"))[0]
+    tree = backend.open([prompt], reserve_tokens=8, capture=CaptureSpec(1, 2, "post_norm"))[0]
     try:
         measured: dict[Path, Tensor] = {(): backend.prefill(tree)}
         for paths in ([(a,), (b,)], [(a, c), (b, d)]):

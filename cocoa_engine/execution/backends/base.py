@@ -149,13 +149,13 @@ class Backend(ABC, Generic[TreeT]):
         return "plain"
 
     @abstractmethod
-    def open(self, prompts: Sequence[Sequence[int]], reserve_tokens: int, wanted: CaptureSpec) -> list[TreeT]:
+    def open(self, prompts: Sequence[Sequence[int]], reserve_tokens: int, capture: CaptureSpec) -> list[TreeT]:
         """Create trees for prompts that are decoded together.
 
         Args:
             prompts: token ids.
             reserve_tokens: expected maximum of a tree's tokens beyond its prompt, dropped branches included.
-            wanted: what every step returns in addition to the logits.
+            capture: what every step returns in addition to the logits.
         """
 
     def prefill(self, tree: TreeT) -> Tensor:

@@ -20,10 +20,10 @@ _CACHE_NAMES = ("past_key_values", "cache_params", "state")
 class CopiedTree(TokenTree):
     """One sequence, with a cache for each live path."""
 
-    def __init__(self, prompt: Sequence[int], wanted: CaptureSpec) -> None:
+    def __init__(self, prompt: Sequence[int], capture: CaptureSpec) -> None:
         super().__init__(prompt)
         self.prompt = list(prompt)
-        self.wanted = wanted
+        self.capture = capture
         self.caches: dict[Path, Any] = {(): None}
 
     def commit(self, path: Path, *, keep_rest: bool = False) -> None:
@@ -50,8 +50,8 @@ class CopiedCache(Backend[CopiedTree]):
         if not self.cache_name:
             raise NotImplementedError("the model takes no cache")
 
-    def open(self, prompts: Sequence[Sequence[int]], reserve_tokens: int, wanted: CaptureSpec) -> list[CopiedTree]:
-        return [CopiedTree(prompt, wanted) for prompt in prompts]
+    def open(self, prompts: Sequence[Sequence[int]], reserve_tokens: int, capture: CaptureSpec) -> list[CopiedTree]:
+        return [CopiedTree(prompt, capture) for prompt in prompts]
 
     def prefill_some(self, tree: CopiedTree, max_tokens: int | None = None) -> Tensor:
         with self.model.exclusive():
@@ -72,7 +72,7 @@ class CopiedCache(Backend[CopiedTree]):
             # the last child takes over its parent's cache, because only one step may extend a path
             shared = children[parent] or (tree.keep_committed and not parent)
             cache = copy.deepcopy(tree.caches[parent]) if shared else tree.caches.pop(parent)
-            with self.model.exclusive(), capture(self.model, tree.wanted) as captured:
+            with self.model.exclusive(), capture(self.model, tree.capture) as captured:
                 output = self._forward([path[-1]], tree.committed + len(path) - 1, cache)
                 logits.append(output.logits[0, -1].float())
                 hidden.append(captured.stacked(logits[-1].device)[:, 0, -1])

@@ -14,10 +14,10 @@ from cocoa_engine.model.hidden_states import CaptureSpec, capture
 class RecomputedTree(TokenTree):
     """The token ids of one sequence."""
 
-    def __init__(self, prompt: Sequence[int], wanted: CaptureSpec) -> None:
+    def __init__(self, prompt: Sequence[int], capture: CaptureSpec) -> None:
         super().__init__(prompt)
         self.token_ids = list(prompt)
-        self.wanted = wanted
+        self.capture = capture
 
     def commit(self, path: Path, *, keep_rest: bool = False) -> None:
         self.token_ids.extend(path)
@@ -32,8 +32,8 @@ class Recompute(Backend[RecomputedTree]):
 
     name = "recompute"
 
-    def open(self, prompts: Sequence[Sequence[int]], reserve_tokens: int, wanted: CaptureSpec) -> list[RecomputedTree]:
-        return [RecomputedTree(prompt, wanted) for prompt in prompts]
+    def open(self, prompts: Sequence[Sequence[int]], reserve_tokens: int, capture: CaptureSpec) -> list[RecomputedTree]:
+        return [RecomputedTree(prompt, capture) for prompt in prompts]
 
     def prefill_some(self, tree: RecomputedTree, max_tokens: int | None = None) -> Tensor:
         return self._feed(tree, ()).logits[0]
@@ -56,7 +56,7 @@ class Recompute(Backend[RecomputedTree]):
     def _feed(self, tree: RecomputedTree, path: Path) -> StepOutput:
         token_ids = torch.tensor([[*tree.token_ids, *path]], device=self.model.device)
         inputs = {"use_cache": False} if "use_cache" in self.model.forward_parameters else {}
-        with self.model.exclusive(), capture(self.model, tree.wanted, keep=slice(-1, None)) as captured:
+        with self.model.exclusive(), capture(self.model, tree.capture, keep=slice(-1, None)) as captured:
             output = self.model.forward(token_ids, logits_to_keep=1, **inputs)
             tree.forward_passes += 1
             logits = output.logits[:, -1].float()  # [1, V]

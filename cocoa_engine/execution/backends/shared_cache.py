@@ -54,17 +54,17 @@ class SharedTree(TokenTree):
 
     keeps_rest = True
 
-    def __init__(self, backend: SharedCache, prompt: Sequence[int], store: KeyValues, wanted: CaptureSpec) -> None:
+    def __init__(self, backend: SharedCache, prompt: Sequence[int], store: KeyValues, capture: CaptureSpec) -> None:
         super().__init__(prompt)
         self.backend = backend
         self.token_ids = list(prompt)
         self.store = store
-        self.wanted = wanted
+        self.capture = capture
         self.slots: dict[Path, list[int]] = {(): []}
         self.read: dict[Path, list[range]] = {}
         self.tail_positions: list[int] = []
         self.used = 0
-        self.masked = _by_layer(wanted.masked)
+        self.masked = _by_layer(capture.masked)
         self.twin: SharedTree | None = None
         self.probe: Probe | None = None
         self.source = range(1, len(prompt))  # the first token attracts attention whatever it is
@@ -97,8 +97,8 @@ class SharedTree(TokenTree):
             masked=self.masked,
         )
         segment.probe = self.probe
-        if self.wanted.source_heads and not self.masked:
-            segment.source = SourceProbe(self.wanted.source_heads, self.source, self.passages)
+        if self.capture.source_heads and not self.masked:
+            segment.source = SourceProbe(self.capture.source_heads, self.source, self.passages)
         return segment
 
     def _reading_segment(self, readings: Sequence[ReadBack]) -> Segment:
@@ -188,13 +188,13 @@ class SharedCache(Backend[SharedTree]):
     def masks_heads(self) -> bool:
         return self.forward.masks_heads
 
-    def open(self, prompts: Sequence[Sequence[int]], reserve_tokens: int, wanted: CaptureSpec) -> list[SharedTree]:
-        plain = wanted._replace(masked=())
+    def open(self, prompts: Sequence[Sequence[int]], reserve_tokens: int, capture: CaptureSpec) -> list[SharedTree]:
+        plain = capture._replace(masked=())
         stores = [self.forward.new_store(len(prompt) + reserve_tokens) for prompt in prompts]
         trees = [SharedTree(self, prompt, store, plain) for prompt, store in zip(prompts, stores, strict=True)]
-        if wanted.masked:
+        if capture.masked:
             for tree, prompt in zip(trees, prompts, strict=True):
-                tree.twin = SharedTree(self, prompt, self.forward.new_store(len(prompt) + reserve_tokens), wanted)
+                tree.twin = SharedTree(self, prompt, self.forward.new_store(len(prompt) + reserve_tokens), capture)
         with self._lock:
             self._open.update(trees)
         return trees
@@ -226,7 +226,7 @@ class SharedCache(Backend[SharedTree]):
         chunk = tree.token_ids[start:end]
         positions = range(start, start + len(chunk))
         with self.forward.exclusive():
-            passed = self.forward([Segment(tree.store, start, chunk, positions, start)], None)
+            output = self.forward([Segment(tree.store, start, chunk, positions, start)], None)
         tree.forward_passes += 1
         tree.used += len(chunk)
         tree.prompt_read = tree.used
@@ -236,7 +236,7 @@ class SharedCache(Backend[SharedTree]):
             with self.model.exclusive():
                 tree.twin.store.fill(tree.store, tree.used)
             tree.twin.used = tree.used
-        return passed.logits[-1].float()
+        return output.logits[-1].float()
 
     def _copy_shared_prefix(self, tree: SharedTree) -> None:
         """Copy the keys and values of the longest prefix shared with another sequence, up to the prompt's last token.
@@ -277,23 +277,23 @@ class SharedCache(Backend[SharedTree]):
             padding = self.forward.padding_rows(sum(_width(paths) for _, paths in rows))
             segments = [tree.segment(paths) for tree, paths in rows[:-1]]
             segments.append(rows[-1][0].segment(rows[-1][1], padding))
-            passed = self.forward(segments, trees[0].wanted)
-        assert passed.hidden is not None
-        logits = passed.logits.float()
+            output = self.forward(segments, trees[0].capture)
+        assert output.hidden is not None
+        logits = output.logits.float()
         outputs, start, masked = [], 0, sum(map(_width, asked))  # the twins' rows follow all others
         for tree, paths in zip(trees, asked, strict=True):
             tree.fed(paths)
             end = start + _width(paths)
-            others = None if passed.early is None else passed.early[:, start:end]
+            others = None if output.early is None else output.early[:, start:end]
             if tree.twin is not None:
                 tree.twin.fed(paths)
                 tree.fed_tokens += end - start
                 others = logits[None, masked : masked + end - start]
                 masked += end - start
-            source = passed.source[start:end] if passed.source is not None and tree.source else None
-            count = 0 if source is None or passed.passages is None else len(tree.passages)
-            passages = passed.passages[start:end, :count] if passed.passages is not None and count else None
-            outputs.append(StepOutput(logits[start:end], passed.hidden[:, start:end], others, source, passages))
+            source = output.source[start:end] if output.source is not None and tree.source else None
+            count = 0 if source is None or output.passages is None else len(tree.passages)
+            passages = output.passages[start:end, :count] if output.passages is not None and count else None
+            outputs.append(StepOutput(logits[start:end], output.hidden[:, start:end], others, source, passages))
             start = end
         return outputs
 

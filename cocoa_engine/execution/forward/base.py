@@ -209,10 +209,10 @@ class Forward(ABC):
         """Free a store from :meth:`new_store`. The caller must not use it afterwards."""
 
     @abstractmethod
-    def __call__(self, segments: Sequence[Segment], wanted: CaptureSpec | None) -> PassOutput:
+    def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> PassOutput:
         """Run the tokens of all segments, in order.
 
         Args:
-            wanted: the hidden states to return. ``None`` (for prompts) returns no hidden states, and logits of each
+            capture: the hidden states to return. ``None`` (for prompts) returns no hidden states, and logits of each
                 segment's last token only.
         """

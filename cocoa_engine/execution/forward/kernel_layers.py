@@ -32,7 +32,7 @@ class KernelLayers:
         return found if len(found) == len(segments) else None
 
     def __call__(
-        self, x: Tensor, cos: Tensor, sin: Tensor, leaves: Sequence[Leaves], wanted: CaptureSpec | None
+        self, x: Tensor, cos: Tensor, sin: Tensor, leaves: Sequence[Leaves], capture: CaptureSpec | None
     ) -> tuple[Tensor, Tensor | None, list[Tensor], Tensor | None, Tensor | None]:
         """Run the layers.
 
@@ -40,25 +40,25 @@ class KernelLayers:
             x: ``[T, d]``. Its memory is overwritten.
             cos, sin: ``[T, head_dim]``.
             leaves: from :meth:`leaves`.
-            wanted: the states to return.
+            capture: the states to return.
 
         Returns:
-            The states after the norm, ``[T, d]``; the wanted states, ``[N + 1, T, d]``, or ``None``; the states of each
-            early layer, ``[T, d]``; the source attention, ``[T]``, or ``None`` if it was not requested; and that of the
-            passages, ``[T, P]``, or ``None`` if there are none.
+            The states after the norm, ``[T, d]``; the requested states, ``[N + 1, T, d]``, or ``None``; the states of
+            each early layer, ``[T, d]``; the source attention, ``[T]``, or ``None`` if it was not requested; and that
+            of the passages, ``[T, P]``, or ``None`` if there are none.
         """
         count = self.native.count
         after_norm = count + 1
         kept, early = [], []
-        if wanted is not None:
-            final = count if wanted.final == "pre_norm" else after_norm
-            middle = [final if layer == count else layer for layer in range(wanted.first, wanted.last + 1)]
-            kept, early = [*middle, final], sorted(set(wanted.early))
+        if capture is not None:
+            final = count if capture.final == "pre_norm" else after_norm
+            middle = [final if layer == count else layer for layer in range(capture.first, capture.last + 1)]
+            kept, early = [*middle, final], sorted(set(capture.early))
         layers = (*kept, *early, after_norm)
         states = x.new_empty(len(layers), *x.shape)
         size = x.numel() * x.element_size()
         taps = [(layer, states.data_ptr() + number * size) for number, layer in enumerate(layers)]
-        heads = wanted.source_heads if wanted is not None and any(each.source is not None for each in leaves) else ()
+        heads = capture.source_heads if capture is not None and any(each.source is not None for each in leaves) else ()
         masses = self.native(x, cos, sin, leaves, taps, heads)
         source = masses[:, 0].mean(dim=0) if heads else None
         passages = masses[:, 1:].mean(dim=0).T if heads and masses.shape[1] > 1 else None

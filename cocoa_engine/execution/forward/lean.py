@@ -95,7 +95,7 @@ class Lean(Forward):
     def padding_rows(self, rows: int) -> int:
         return self.head.padding_rows(rows)
 
-    def __call__(self, segments: Sequence[Segment], wanted: CaptureSpec | None) -> PassOutput:
+    def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> PassOutput:
         device = self.embedding.device
         token_ids = torch.tensor([token_id for segment in segments for token_id in segment.token_ids], device=device)
         positions = torch.tensor([position for segment in segments for position in segment.positions], device=device)
@@ -116,12 +116,12 @@ class Lean(Forward):
         leaves = None if self.kernels is None else self.kernels.leaves(segments)
         if self.kernels is not None and leaves is not None:
             x = self._embedded(token_ids)
-            last, states, early, source, passages = self.kernels(x, cos, sin, leaves, wanted)
+            last, states, early, source, passages = self.kernels(x, cos, sin, leaves, capture)
         else:
-            last, states, early = self.decode(token_ids, cos, sin, attention, wanted)
+            last, states, early = self.decode(token_ids, cos, sin, attention, capture)
             probes = [(segment.source, segment.width) for segment in segments]
             source, passages = of_segments(probes), passages_of_segments(probes)
-        if wanted is None:
+        if capture is None:
             ends = torch.tensor([segment.width for segment in segments]).cumsum(0) - 1
             return PassOutput(self.head(last[ends]), None)
         if not early:
@@ -130,7 +130,7 @@ class Lean(Forward):
         return PassOutput(self.head(last), states, early_logits, source, passages)
 
     def decode(
-        self, token_ids: Tensor, cos: Tensor, sin: Tensor, attention: Attend, wanted: CaptureSpec | None
+        self, token_ids: Tensor, cos: Tensor, sin: Tensor, attention: Attend, capture: CaptureSpec | None
     ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         """Run all layers over T tokens.
 
@@ -139,7 +139,7 @@ class Lean(Forward):
             cos, sin: ``[T, head_dim]``; ``sin`` carries the sign of rotate_half.
 
         Returns:
-            The last layer's states after the norm, ``[T, d]``; the wanted states, ``[N + 1, T, d]`` float32; and the
+            The last layer's states after the norm, ``[T, d]``; the requested states, ``[N + 1, T, d]`` float32; and the
             states of each early layer, ``[T, d]``.
         """
         count = token_ids.shape[0]
@@ -148,9 +148,9 @@ class Lean(Forward):
         states: list[Tensor] = []
         early: list[Tensor] = []
         for number, layer in enumerate(self.layers):
-            if wanted is not None and wanted.first <= number <= wanted.last:
+            if capture is not None and capture.first <= number <= capture.last:
                 states.append(x)
-            if wanted is not None and number in wanted.early:
+            if capture is not None and number in capture.early:
                 early.append(x)
             h = F.rms_norm(x, x.shape[-1:], layer.attention_norm, self.eps)
             qkv = layer.qkv(h).view(count, -1, self.head_dim).transpose(0, 1)  # heads first
@@ -172,10 +172,10 @@ class Lean(Forward):
         last = F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
         # a mean square that overflows makes every state 0, and all tokens equally probable
         last = last.masked_fill(x.float().square().sum(-1, keepdim=True).isinf(), torch.nan)
-        if wanted is None:
+        if capture is None:
             return last, None, early
-        final = x if wanted.final == "pre_norm" else last
-        if wanted.last == len(self.layers):
+        final = x if capture.final == "pre_norm" else last
+        if capture.last == len(self.layers):
             states.append(final)
         return last, torch.stack([*states, final]).float(), early
 

@@ -20,7 +20,8 @@ from cocoa_engine.execution.forward.base import Forward, PassOutput, Segment
 from cocoa_engine.execution.forward.linears import FastLinear, LinearBackend, fast_linear, is_plain
 from cocoa_engine.execution.forward.source_attention import of_segments, passages_of_segments
 from cocoa_engine.execution.forward.windows import Windows
-from cocoa_engine.model.hidden_states import CaptureSpec, capture
+from cocoa_engine.model import hidden_states
+from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
 _Mask = Tensor | dict[str, Tensor] | None
@@ -61,16 +62,16 @@ class Modules(Forward):
     def padding_rows(self, rows: int) -> int:
         return self.linears.padding_rows(rows)
 
-    def __call__(self, segments: Sequence[Segment], wanted: CaptureSpec | None) -> PassOutput:
+    def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> PassOutput:
         with self._own_attention(segments):
-            return self._run(segments, wanted, _SegmentCache(segments, self.model.num_layers), None)
+            return self._run(segments, capture, _SegmentCache(segments, self.model.num_layers), None)
 
-    def _run(self, segments: Sequence[Segment], wanted: CaptureSpec | None, cache: Cache, mask: _Mask) -> PassOutput:
+    def _run(self, segments: Sequence[Segment], capture: CaptureSpec | None, cache: Cache, mask: _Mask) -> PassOutput:
         model, device = self.model, self.model.device
         token_ids = torch.tensor([[token_id for segment in segments for token_id in segment.token_ids]], device=device)
         positions = torch.tensor([[position for segment in segments for position in segment.positions]], device=device)
-        kept = 1 if wanted is None and len(segments) == 1 else token_ids.shape[1]
-        capturing = nullcontext() if wanted is None else capture(model, wanted)
+        kept = 1 if capture is None and len(segments) == 1 else token_ids.shape[1]
+        capturing = nullcontext() if capture is None else hidden_states.capture(model, capture)
         with self.linears.installed(), capturing as captured:
             output = model.forward(
                 token_ids,
@@ -122,10 +123,10 @@ class MaskedModules(Modules):
     def max_sequences(self) -> int | None:
         return 1
 
-    def __call__(self, segments: Sequence[Segment], wanted: CaptureSpec | None) -> PassOutput:
+    def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> PassOutput:
         (segment,) = segments
         return self._run(
-            segments, wanted, _SegmentCache(segments, self.model.num_layers, read=True), self._mask(segment)
+            segments, capture, _SegmentCache(segments, self.model.num_layers, read=True), self._mask(segment)
         )
 
     def _mask(self, segment: Segment) -> _Mask:

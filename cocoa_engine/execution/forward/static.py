@@ -95,14 +95,14 @@ class StaticLean(Lean):
         if isinstance(store, StaticStore) and store.data is not None and not self.shared.failed:
             self.shared.put(store)
 
-    def __call__(self, segments: Sequence[Segment], wanted: CaptureSpec | None) -> PassOutput:
-        if wanted is not None and len(segments) == 1 and not wanted.early and not self.shared.failed:
-            passed = self._static(segments[0], wanted)
-            if passed is not None:
-                return passed
-        return super().__call__(segments, wanted)
+    def __call__(self, segments: Sequence[Segment], capture: CaptureSpec | None) -> PassOutput:
+        if capture is not None and len(segments) == 1 and not capture.early and not self.shared.failed:
+            output = self._static(segments[0], capture)
+            if output is not None:
+                return output
+        return super().__call__(segments, capture)
 
-    def _static(self, segment: Segment, wanted: CaptureSpec) -> PassOutput | None:
+    def _static(self, segment: Segment, capture: CaptureSpec) -> PassOutput | None:
         """Run a static step of one sequence; ``None`` if the lean pass must run it."""
         store = segment.store
         if not isinstance(store, StaticStore) or store.data is None or segment.end > store.capacity:
@@ -119,7 +119,7 @@ class StaticLean(Lean):
         with self._on_device():
             inputs = self._inputs(segment, seen, width, depth, store.capacity)
             slots = _span(segment.end, store.capacity)
-            step = self._step(store, Shape(width, depth, slots, wanted, self._passages(segment)), inputs)
+            step = self._step(store, Shape(width, depth, slots, capture, self._passages(segment)), inputs)
             if step is None:
                 return None
             step(self, inputs)
@@ -237,7 +237,7 @@ class Shape(NamedTuple):
     width: int
     depth: int
     span: int
-    wanted: CaptureSpec
+    capture: CaptureSpec
     passages: int = 0
 
     @property
@@ -306,7 +306,7 @@ class Step:
             window: self._mask(positions, committed, window, lean) for window in set(lean.windows.by_kind.values())
         }
         span = self.shape.span
-        source_heads = self.shape.wanted.source_heads
+        source_heads = self.shape.capture.source_heads
         bounds = self.inputs[5 : self.shape.own, :1]  # [2 * passages, 1]
         inside = torch.cat(  # [1 + passages, span]; the source is the prompt after its first token
             (
@@ -327,7 +327,9 @@ class Step:
                 masses.append(inside @ weights.sum(dim=0).T)  # [1 + passages, W]
             return attend_folded(query, all_keys[:, :span], all_values[:, :span], mask, scale=lean.scale)
 
-        last, states, _ = lean.decode(token_ids, self.cos[positions], self.sin[positions], attention, self.shape.wanted)
+        last, states, _ = lean.decode(
+            token_ids, self.cos[positions], self.sin[positions], attention, self.shape.capture
+        )
         assert states is not None
         self.logits.copy_(lean.head(last))
         self.hidden.copy_(states)
@@ -392,7 +394,7 @@ class _Shared:
 
         They lie outside the graphs' memory pool, because any replay may write to the pool.
         """
-        states = shape.wanted.last - shape.wanted.first + 2
+        states = shape.capture.last - shape.capture.first + 2
         key = (shape.width, states, shape.passages)
         if key not in self._outputs:
             vocab_size, size = lean.head.total, lean.embedding.shape[1]

@@ -255,12 +255,12 @@ def _decoded(
             seen = cache[:, number, :, :end]
             mask = each.window_mask if known.windowed else each.full_mask
             mixed.append(_attention(query[:, rows], seen[0], seen[1], mask, _SCALE))
-            for place, (layer_number, head) in enumerate(_SOURCE_HEADS):
+            for probe, (layer_number, head) in enumerate(_SOURCE_HEADS):
                 if layer_number == number:
                     keys_of_head = seen[0][head // (_HEADS // _KV_HEADS)]
                     weights = (query[head, rows] @ keys_of_head.T * _SCALE + mask).softmax(dim=-1)
                     for column, slots in enumerate((_SOURCE, *_PASSAGES[number_of_sequence])):
-                        masses[place, column, rows] = weights[:, slots.start : slots.stop].sum(dim=-1)
+                        masses[probe, column, rows] = weights[:, slots.start : slots.stop].sum(dim=-1)
             row += each.tokens
         x = x + layer.linear(1, torch.cat(mixed))[0]
         gate, up = layer.linear(2, _normed(x, known.mlp_norm))

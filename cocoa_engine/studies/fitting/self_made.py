@@ -128,7 +128,7 @@ def _of_documents(documents: Sequence[str], seed: int) -> Iterator[MadeQuestion]
         at, term = random.choice(known)
         cloze = sentences[at].replace(term, "____", 1)
         asked = f'Which name, date or number belongs in the gap? "{cloze}"'
-        without = " ".join(sentence for place, sentence in enumerate(sentences) if place != at)
+        without = " ".join(sentence for number, sentence in enumerate(sentences) if number != at)
         for passage, answerable in ((text, True), (without, False)):
             question = Question(asked, passage, (term,), f"document {number}")
             yield MadeQuestion(_request(number, passage, asked), question, answerable)

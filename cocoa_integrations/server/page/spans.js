@@ -69,7 +69,7 @@ function describe(span, absolute) {
     ["source attention", number(span.source_attention, 3)],
   ];
   const rows = values.map(([name, value]) => make("div", "", make("dt", "", name), make("dd", "", value)));
-  parts.push(make("dl", "cocoa-figures", ...rows));
+  parts.push(make("dl", "cocoa-values", ...rows));
   return rivals.length ? [...parts, rivalTable(rivals, span.chosen)] : parts;
 }
 

@@ -285,9 +285,9 @@ def test_hidden_states_are_returned_of_steps_not_of_prompts(kind: str) -> None:
 
     class Recorded(type(backend.forward)):  # type: ignore[misc]
         def __call__(self, *arguments: object) -> object:
-            passed = original(*arguments)
-            seen.append(None if passed.hidden is None else list(passed.hidden.shape))
-            return passed
+            output = original(*arguments)
+            seen.append(None if output.hidden is None else list(output.hidden.shape))
+            return output
 
     backend.forward.__class__ = Recorded
     tree = tree_of(backend, PROMPTS[2])

@@ -1,4 +1,4 @@
-"""Prompts that begin alike are encoded once, and nobody can tell from the answers."""
+"""Prompts with a common prefix are encoded once, with the same answers."""
 
 from __future__ import annotations
 

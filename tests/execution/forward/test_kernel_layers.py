@@ -47,9 +47,9 @@ def lean(backend: SharedCache) -> Lean:
     return backend.forward
 
 
-def outputs(backend: SharedCache, wanted: CaptureSpec) -> list[torch.Tensor]:
+def outputs(backend: SharedCache, capture: CaptureSpec) -> list[torch.Tensor]:
     """Two sequences in shared passes, a branch of each kept, and one more step on what was kept."""
-    trees = backend.open(PROMPTS, 16, wanted)
+    trees = backend.open(PROMPTS, 16, capture)
     for tree in trees:
         backend.prefill(tree)
     found: list[torch.Tensor] = []
@@ -68,25 +68,25 @@ def outputs(backend: SharedCache, wanted: CaptureSpec) -> list[torch.Tensor]:
     return found
 
 
-def assert_as_written_out(backend: SharedCache, wanted: CaptureSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def assert_as_written_out(backend: SharedCache, capture: CaptureSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, run = [], Layers.__call__
     monkeypatch.setattr(Layers, "__call__", lambda *args: (calls.append(args), run(*args))[1])
-    found = outputs(backend, wanted)
+    found = outputs(backend, capture)
     assert len(calls) == 3
     lean(backend).kernels = None
-    expected = outputs(backend, wanted)
+    expected = outputs(backend, capture)
     assert len(calls) == 3
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wanted", WANTED.values(), ids=WANTED)
+@pytest.mark.parametrize("capture", WANTED.values(), ids=WANTED)
 @pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "phi3", "qwen2", "qwen3"])
 def test_the_same_as_the_written_out_pass(
-    architecture: str, wanted: CaptureSpec, monkeypatch: pytest.MonkeyPatch
+    architecture: str, capture: CaptureSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert_as_written_out(shared(tiny_model(architecture)), wanted, monkeypatch)
+    assert_as_written_out(shared(tiny_model(architecture)), capture, monkeypatch)
 
 
 def test_layers_with_and_without_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,12 +116,12 @@ def test_layers_of_several_widths_go_the_other_way() -> None:
 def test_a_row_is_the_same_to_the_bit_whatever_is_fed_with_it(count: int) -> None:
     with threads(count):
         backend = shared(tiny_model("llama"))
-        wanted = WANTED["middle"]
-        (tree,) = backend.open(PROMPTS[:1], 64, wanted)
+        capture = WANTED["middle"]
+        (tree,) = backend.open(PROMPTS[:1], 64, capture)
         backend.prefill(tree)
         paths = [(token,) for token in range(20, 40)]
         (together,) = backend.step([(tree, paths)])
-        (alone, pair) = backend.open([PROMPTS[0], PROMPTS[0]], 64, wanted)
+        (alone, pair) = backend.open([PROMPTS[0], PROMPTS[0]], 64, capture)
         for other in (alone, pair):
             backend.prefill(other)
         (first,) = backend.step([(alone, paths)])

@@ -46,9 +46,9 @@ def backend_of(model: PreTrainedModel, kind: str = "static_lean") -> SharedCache
 
 
 def opened(
-    backend: SharedCache, prompt: Sequence[int], reserve_tokens: int = 32, wanted: CaptureSpec = WANTED
+    backend: SharedCache, prompt: Sequence[int], reserve_tokens: int = 32, capture: CaptureSpec = WANTED
 ) -> SharedTree:
-    (tree,) = backend.open([prompt], reserve_tokens, wanted)
+    (tree,) = backend.open([prompt], reserve_tokens, capture)
     backend.prefill(tree)
     assert isinstance(tree, SharedTree)
     return tree
@@ -80,12 +80,12 @@ def tree_paths(width: int) -> list[list[Path]]:
 @pytest.mark.parametrize("architecture", FAMILY)
 def test_a_tree_gives_the_lean_pass_and_the_plain_one(architecture: str, final: FinalLayer) -> None:
     model = tiny_model(architecture)
-    wanted = CaptureSpec(2, 6, final)
+    capture = CaptureSpec(2, 6, final)
     for width in (1, 2, 4, 7):
         outputs: list[list[Tensor]] = []
         for kind in ("static_lean", "lean"):
             backend = backend_of(model, kind)
-            tree = opened(backend, PROMPTS[0], wanted=wanted)
+            tree = opened(backend, PROMPTS[0], capture=capture)
             said = []
             for paths in tree_paths(width):
                 said += [*backend.step([(tree, paths)])[0][:2]]
@@ -137,21 +137,21 @@ def test_a_chain_of_tokens(architecture: str) -> None:
     """A text fed at once, each token seeing all before it, with the hidden states of each."""
     model = tiny_model(architecture)
     prompt, chain = PROMPTS[2], [7, 8, 9, 10, 11]
-    passed = []
+    outputs = []
     for kind in ("static_lean", "lean"):
         backend = backend_of(model, kind)
         tree = opened(backend, prompt)
         start = len(prompt)
         segment = Segment(tree.store, start, chain, range(start, start + len(chain)), start)
         with backend.model.exclusive():
-            passed.append(backend.forward([segment], WANTED))
+            outputs.append(backend.forward([segment], WANTED))
         if kind == "static_lean":
             assert steps_of(tree) == [(8, 64)]
-    close_to(passed[0].logits, passed[1].logits)
-    assert passed[0].hidden is not None
-    assert passed[1].hidden is not None
-    close_to(passed[0].hidden, passed[1].hidden)
-    close_to(passed[0].logits[2], plain(model, [*prompt, *chain[:3]]))
+    close_to(outputs[0].logits, outputs[1].logits)
+    assert outputs[0].hidden is not None
+    assert outputs[1].hidden is not None
+    close_to(outputs[0].hidden, outputs[1].hidden)
+    close_to(outputs[0].logits[2], plain(model, [*prompt, *chain[:3]]))
 
 
 def test_wider_and_deeper_than_the_largest_bucket(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,7 +142,7 @@ WIDE = 36
 
 
 class AllThere:
-    """Has each of so many threads wait, the first time it comes, until all have come."""
+    """Makes each of ``threads`` threads wait at its first call until all have called."""
 
     def __init__(self, threads: int) -> None:
         self.barrier, self.seen = threading.Barrier(threads), set[int]()

@@ -1,4 +1,4 @@
-"""The async methods: same answers, never blocking the event loop, and no work for nobody."""
+"""The async methods: same answers, never blocking the event loop, and no work after the caller has gone."""
 
 from __future__ import annotations
 

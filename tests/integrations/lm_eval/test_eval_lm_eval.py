@@ -145,7 +145,7 @@ def test_sampling_and_strange_options_are_refused(cocoa_lm: CocoaLM) -> None:
         ({"do_sample": True, "temperature": 0.7}, "asks for sampling"),
         ({"num_beams": 4}, "beam search"),
         ({"repetition_penalti": 1.2}, "unknown option 'repetition_penalti'"),
-        ({"max_gen_toks": 10**6}, "no room for a prompt"),
+        ({"max_gen_toks": 10**6}, "leaves no tokens for a prompt"),
     ]:
         with pytest.raises(ConfigError, match=message):
             cocoa_lm.generate_until(requests("generate_until", [("x", options)]), disable_tqdm=True)

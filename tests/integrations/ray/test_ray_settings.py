@@ -1,4 +1,4 @@
-"""Settings of a deployment on Ray, and what is said where Ray is not installed."""
+"""Settings of a deployment on Ray, and the message where Ray is not installed."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def test_settings_that_contradict_each_other_are_refused(given: dict[str, Any], 
 def test_words_of_a_command_line_are_numbers() -> None:
     """As ``serve run cocoa_integrations.ray:app replicas=2`` gives them."""
     settings = RaySettings.model_validate({"replicas": "2", "num_gpus": "0.5", "max_batch_size": "4"})
-    assert (settings.replicas, settings.num_gpus, settings.places) == (2, 0.5, 8)
+    assert (settings.replicas, settings.num_gpus, settings.slots) == (2, 0.5, 8)
 
 
 def test_a_replica_queues_no_more_than_it_decodes_so_that_others_get_the_rest() -> None:
-    assert RaySettings().places == 16
-    assert RaySettings(max_queue=0).places == 8
-    assert RaySettings(loading={"runtime": {"max_batch_size": 3, "max_queue": 5}}).places == 8
+    assert RaySettings().slots == 16
+    assert RaySettings(max_queue=0).slots == 8
+    assert RaySettings(loading={"runtime": {"max_batch_size": 3, "max_queue": 5}}).slots == 8
     assert RaySettings(max_batch_size=2, max_replicas=3).waiting == 12
     assert RaySettings(max_waiting=5).waiting == 5
 

@@ -1,0 +1,146 @@
+"""The examples in docstrings run on the embedded model. Where an example shows output, it is compared."""
+
+from __future__ import annotations
+
+import doctest
+import gc
+import pkgutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cocoa_engine
+import cocoa_integrations
+from cocoa_engine import CocoaEngine
+from cocoa_integrations.server import create_app
+from tests.helpers.eval_data import write_truthfulqa
+from tests.helpers.live_server import served
+
+pytestmark = pytest.mark.slow
+
+SERVER = "http://127.0.0.1:8000"  # the address of `cocoa serve` in the examples
+SKIPPED = {"cocoa_integrations.lm_eval": 1}  # the harness downloads the data set
+EXECUTABLE = ".__main__"  # modules that run when they are imported
+
+
+def _examples() -> list[doctest.DocTest]:
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    found: dict[str, doctest.DocTest] = {}
+    for package in (cocoa_engine, cocoa_integrations):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            path = Path(getattr(module.module_finder, "path", "")) / module.name.rpartition(".")[2]
+            source = path / "__init__.py" if module.ispkg else path.with_suffix(".py")
+            if not module.name.endswith(EXECUTABLE) and ">>> " in source.read_text(encoding="utf-8"):
+                found |= {test.name: test for test in finder.find(import_module(module.name), module.name)}
+        found |= {test.name: test for test in finder.find(package, package.__name__)}
+    return [test for _, test in sorted(found.items()) if test.examples]
+
+
+EXAMPLES = _examples()
+
+
+class _Checker(doctest.OutputChecker):
+    """An example without output is code only: what it prints is not compared. An exception always fails."""
+
+    def check_output(self, want: str, got: str, optionflags: int) -> bool:
+        return want == "" or super().check_output(want, got, optionflags)
+
+
+def _names(engine: CocoaEngine, parts: set[str]) -> dict[str, Any]:
+    """What the examples of a package use without making it."""
+    names: dict[str, Any] = {"engine": engine}
+    if "transformers" in parts:
+        from cocoa_integrations.transformers import Cocoa
+
+        tokenizer = engine.tokenizer
+        inputs = {"input_ids": torch.tensor([engine.encode("The capital of France is")])}
+        names |= {"model": engine.model, "tokenizer": tokenizer, "inputs": inputs, "cocoa": Cocoa(tokenizer=tokenizer)}
+    if "llama_index" in parts:
+        from llama_index.core.instrumentation import get_dispatcher
+
+        names["get_dispatcher"] = get_dispatcher
+    if "langchain" in parts:
+        from operator import itemgetter
+
+        from langchain.agents import create_agent
+        from langchain.agents.middleware import HumanInTheLoopMiddleware
+        from langchain_core.output_parsers import StrOutputParser
+        from langchain_core.prompts import ChatPromptTemplate
+
+        from cocoa_integrations import langchain
+
+        names |= {name: getattr(langchain, name) for name in langchain.__all__}
+        names |= {"create_agent": create_agent, "HumanInTheLoopMiddleware": HumanInTheLoopMiddleware}
+        prompt = ChatPromptTemplate.from_template("{question}")
+        names |= {"itemgetter": itemgetter, "StrOutputParser": StrOutputParser, "prompt": prompt}
+        names |= {"llm": langchain.CocoaLLM(), "chain": prompt | langchain.ChatCocoa(max_tokens=32)}
+    return names
+
+
+@contextmanager
+def _handlers_restored() -> Iterator[None]:
+    from llama_index.core.instrumentation import get_dispatcher
+
+    handlers = get_dispatcher().event_handlers
+    before = list(handlers)
+    try:
+        yield
+    finally:
+        handlers[:] = before
+
+
+def test_every_example_is_found() -> None:
+    """The number of examples is that of the lines that begin one."""
+    folders = (Path(package.__path__[0]) for package in (cocoa_engine, cocoa_integrations))
+    lines = [
+        line
+        for folder in folders
+        for path in folder.rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.lstrip().startswith(">>> ")
+    ]
+    assert sum(len(test.examples) for test in EXAMPLES) == len(lines) > 40
+
+
+def test_examples_that_are_skipped_are_listed() -> None:
+    skipped = {
+        test.name: number
+        for test in EXAMPLES
+        if (number := sum(doctest.SKIP in one.options and one.options[doctest.SKIP] for one in test.examples))
+    }
+    assert skipped == SKIPPED
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda test: test.name)
+def test_examples_run(
+    example: doctest.DocTest, engine: CocoaEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gc.collect()  # what earlier examples hold in cycles (agents) would share its engine
+    monkeypatch.setattr(CocoaEngine, "from_pretrained", lambda *model, **options: engine)
+    monkeypatch.chdir(tmp_path)
+    write_truthfulqa(tmp_path / "TruthfulQA.csv")
+    report: list[str] = []
+    with _handlers_restored():
+        names = _names(engine, set(example.name.split(".")))
+        if any(SERVER in one.source for one in example.examples):
+            with served(create_app(engine)) as url:
+                _run(example, names, report, url)
+        else:
+            _run(example, names, report)
+    assert report == []
+
+
+def _run(example: doctest.DocTest, names: dict[str, Any], report: list[str], server: str = SERVER) -> None:
+    examples = [
+        doctest.Example(one.source.replace(SERVER, server), one.want, one.exc_msg, one.lineno, one.indent, one.options)
+        for one in example.examples
+    ]
+    test = doctest.DocTest(
+        examples, {**example.globs, **names}, example.name, example.filename, example.lineno, example.docstring
+    )
+    doctest.DocTestRunner(_Checker(), verbose=False).run(test, out=report.append)

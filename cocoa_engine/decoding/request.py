@@ -37,22 +37,41 @@ class PerPrompt:
     each: Sequence[Callables]
 
 
+@dataclass(frozen=True)
+class Controls:
+    """What a caller may bring to a call in addition to the prompt and the settings.
+
+    Attributes:
+        processors, criteria: transformers logits processors and stopping criteria.
+        generation_config: used instead of the model's own.
+        cancellation: cancels the request; `None` creates a new one.
+    """
+
+    processors: Callables = None
+    criteria: Callables = None
+    generation_config: GenerationConfig | None = None
+    cancellation: Cancellation | None = None
+
+
 def make_requests(
     session: Session,
     prompts: Sequence[Prompt],
     config: CocoaConfig,
+    *,
     processors: Callables | PerPrompt = None,
     criteria: Callables | PerPrompt = None,
     generation_config: GenerationConfig | None = None,
     cancellation: Cancellation | None = None,
     source: Sequence[Source | None] | None = None,
     calibrator: RiskCalibrator | None = None,
-    *,
     keep_errors: bool = False,
 ) -> list[Request | PromptError]:
     """Check several prompts with the same settings. Arguments and errors are those of :func:`make_request`.
 
     Args:
+        processors, criteria: for all prompts, or a :class:`PerPrompt`.
+        generation_config, cancellation: as in :class:`Controls`.
+        source: for each prompt its passages, or `None`.
         keep_errors: return the error of a prompt that is not valid in its position, instead of raising it.
 
     Raises:
@@ -66,9 +85,9 @@ def make_requests(
     of_prompts = (prompts, _for_each(processors, count), _for_each(criteria, count), sources)
     made: list[Request | PromptError] = []
     for prompt, its_processors, its_criteria, its_source in zip(*of_prompts, strict=True):
-        more = (its_processors, its_criteria, generation_config, cancellation, its_source, calibrator)
+        controls = Controls(its_processors, its_criteria, generation_config, cancellation)
         try:
-            made.append(make_request(session, prompt, config, *more))
+            made.append(make_request(session, prompt, config, controls, source=its_source, calibrator=calibrator))
         except PromptError as error:
             if not keep_errors:
                 raise
@@ -116,12 +135,11 @@ def make_request(
     session: Session,
     prompt: Prompt,
     config: CocoaConfig,
-    processors: Callables = None,
-    criteria: Callables = None,
-    generation_config: GenerationConfig | None = None,
-    cancellation: Cancellation | None = None,
+    controls: Controls,
+    *,
     source: Source | None = None,
     calibrator: RiskCalibrator | None = None,
+    timeline: Timeline | None = None,
 ) -> Request:
     """Check a prompt and its settings, and make a request of them.
 
@@ -129,11 +147,10 @@ def make_request(
         session: the model and the tokenizer.
         prompt: a text or token ids.
         config: the settings.
-        processors, criteria: transformers logits processors and stopping criteria.
-        generation_config: used instead of the model's own.
-        cancellation: cancels the request; `None` creates a new one.
+        controls: what the caller brings in addition.
         source: the passages of the prompt.
         calibrator: its heads and its probe are measured.
+        timeline: records the phases of the call; `None` creates a new one.
 
     Raises:
         PromptError: the prompt is empty, of a wrong type, or too long for the context window.
@@ -141,6 +158,7 @@ def make_request(
             the prompt.
         UnsupportedModelError: the method masks attention heads, and the model has none.
     """
+    generation_config, cancellation = controls.generation_config, controls.cancellation
     if generation_config is not None and not isinstance(generation_config, GenerationConfig):
         kind = type(generation_config).__name__
         raise ConfigError(f"generation_config must be a transformers GenerationConfig, not {kind}.")
@@ -183,9 +201,9 @@ def make_request(
         stop_ids=frozenset(token_id for token_id in stops.values() if token_id is not None),
         processors=[
             *own,
-            *(_for_prompt(processor, ids) for processor in _as_list("logits_processor", processors)),
+            *(_for_prompt(processor, ids) for processor in _as_list("logits_processor", controls.processors)),
         ],
-        criteria=_as_list("stopping_criteria", criteria),
+        criteria=_as_list("stopping_criteria", controls.criteria),
         window_left=left,
         generator=generator,
         sampler=sampler,
@@ -194,7 +212,15 @@ def make_request(
     branches = min(config.max_candidates, model.vocab_size) if branching else 0
     span = config.max_span_tokens if left is None else min(config.max_span_tokens, left)
     reserve = config.max_new_tokens + min(branches * span, SPARE_SLOTS)
-    return Request(ids, rules, capture, reserve, Cancellation() if cancellation is None else cancellation, passages)
+    return Request(
+        ids,
+        rules,
+        capture,
+        reserve,
+        cancellation=Cancellation() if cancellation is None else cancellation,
+        passages=passages,
+        timeline=Timeline() if timeline is None else timeline,
+    )
 
 
 def _for_prompt(processor: Callable[..., Any], prompt: list[int]) -> Callable[..., Any]:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.consistency import Consistency, Match
-from cocoa_engine.decoding.request import Callables, Controls, PerPrompt, Request, make_requests
+from cocoa_engine.decoding.request import Controls, PerPrompt, Request, make_requests
 from cocoa_engine.decoding.sampled_consistency import sampled_consistency
 from cocoa_engine.decoding_model import DecodingModel
+from cocoa_engine.model.callables import Criteria, Processors
 from cocoa_engine.model.passages import Source
 from cocoa_engine.model.prompts import Messages, Prompt, Texts, is_chat
 from cocoa_engine.results import Generation, LayerCurve
@@ -52,8 +53,8 @@ class CocoaEngine(DecodingModel):
         prompt: Prompt,
         *,
         config: CocoaConfig | None = None,
-        logits_processor: Callables = None,
-        stopping_criteria: Callables = None,
+        logits_processor: Processors = None,
+        stopping_criteria: Criteria = None,
         generation_config: GenerationConfig | None = None,
         cancellation: Cancellation | None = None,
         source: Source | None = None,
@@ -97,8 +98,8 @@ class CocoaEngine(DecodingModel):
         prompt: Prompt,
         *,
         config: CocoaConfig | None = None,
-        logits_processor: Callables = None,
-        stopping_criteria: Callables = None,
+        logits_processor: Processors = None,
+        stopping_criteria: Criteria = None,
         generation_config: GenerationConfig | None = None,
         cancellation: Cancellation | None = None,
         source: Source | None = None,
@@ -123,8 +124,8 @@ class CocoaEngine(DecodingModel):
         prompts: Sequence[Prompt],
         *,
         config: CocoaConfig | None = None,
-        logits_processor: Callables | PerPrompt = None,
-        stopping_criteria: Callables | PerPrompt = None,
+        logits_processor: Processors | PerPrompt[Processors] = None,
+        stopping_criteria: Criteria | PerPrompt[Criteria] = None,
         generation_config: GenerationConfig | None = None,
         cancellation: Cancellation | None = None,
         batch_size: int | None = None,
@@ -139,8 +140,8 @@ class CocoaEngine(DecodingModel):
         prompts: Sequence[Prompt],
         *,
         config: CocoaConfig | None = None,
-        logits_processor: Callables | PerPrompt = None,
-        stopping_criteria: Callables | PerPrompt = None,
+        logits_processor: Processors | PerPrompt[Processors] = None,
+        stopping_criteria: Criteria | PerPrompt[Criteria] = None,
         generation_config: GenerationConfig | None = None,
         cancellation: Cancellation | None = None,
         batch_size: int | None = None,
@@ -154,8 +155,8 @@ class CocoaEngine(DecodingModel):
         prompts: Sequence[Prompt],
         *,
         config: CocoaConfig | None = None,
-        logits_processor: Callables | PerPrompt = None,
-        stopping_criteria: Callables | PerPrompt = None,
+        logits_processor: Processors | PerPrompt[Processors] = None,
+        stopping_criteria: Criteria | PerPrompt[Criteria] = None,
         generation_config: GenerationConfig | None = None,
         cancellation: Cancellation | None = None,
         batch_size: int | None = None,
@@ -270,8 +271,8 @@ class CocoaEngine(DecodingModel):
         temperature: float = 0.8,
         match: Match | None = None,
         config: CocoaConfig | None = None,
-        logits_processor: Callables = None,
-        stopping_criteria: Callables = None,
+        logits_processor: Processors = None,
+        stopping_criteria: Criteria = None,
         generation_config: GenerationConfig | None = None,
         cancellation: Cancellation | None = None,
         **settings: Any,

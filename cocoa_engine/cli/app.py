@@ -39,6 +39,8 @@ _python_format = warnings.formatwarning
 class OneLineErrors(TyperGroup):
     """A group of commands that turns exceptions into an exit code and one line on stderr."""
 
+    # Any: Typer passes click's Context and Command, newer versions those of their own copy of click
+
     def list_commands(self, ctx: Any) -> list[str]:
         """The built-in commands, then the plugins."""
         return list(dict.fromkeys((*super().list_commands(ctx), *plugin_commands())))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Generic, TypeVar
 
 import torch
 from transformers import GenerationConfig
@@ -20,6 +20,7 @@ from cocoa_engine.execution.backends.shared_cache import SPARE_SLOTS
 from cocoa_engine.execution.session import Session
 from cocoa_engine.methods import METHODS, SamplingMethod
 from cocoa_engine.methods.retrieval_heads import source_heads
+from cocoa_engine.model.callables import Criteria, Processor, Processors
 from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts, valid_generation_config
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
@@ -27,14 +28,15 @@ from cocoa_engine.model.passages import Source, passage_positions, sources_of_ba
 from cocoa_engine.model.prompts import Prompt, prompt_ids
 from cocoa_engine.timeline import Timeline
 
-Callables = Callable[..., Any] | Sequence[Callable[..., Any]] | None
+T = TypeVar("T")
+CallableT = TypeVar("CallableT", bound=Callable[..., object])
 
 
 @dataclass(frozen=True)
-class PerPrompt:
+class PerPrompt(Generic[T]):
     """Logits processors or stopping criteria for each prompt of a batch, in the order of the prompts."""
 
-    each: Sequence[Callables]
+    each: Sequence[T]
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class Controls:
         cancellation: cancels the request; `None` creates a new one.
     """
 
-    processors: Callables = None
-    criteria: Callables = None
+    processors: Processors = None
+    criteria: Criteria = None
     generation_config: GenerationConfig | None = None
     cancellation: Cancellation | None = None
 
@@ -58,8 +60,8 @@ def make_requests(
     prompts: Sequence[Prompt],
     config: CocoaConfig,
     *,
-    processors: Callables | PerPrompt = None,
-    criteria: Callables | PerPrompt = None,
+    processors: Processors | PerPrompt[Processors] = None,
+    criteria: Criteria | PerPrompt[Criteria] = None,
     generation_config: GenerationConfig | None = None,
     cancellation: Cancellation | None = None,
     source: Sequence[Source | None] | None = None,
@@ -95,7 +97,7 @@ def make_requests(
     return made
 
 
-def _for_each(given: Callables | PerPrompt, count: int) -> Sequence[Callables]:
+def _for_each(given: T | PerPrompt[T], count: int) -> Sequence[T]:
     """The processors or criteria of each of ``count`` prompts.
 
     Raises:
@@ -223,7 +225,7 @@ def make_request(
     )
 
 
-def _for_prompt(processor: Callable[..., Any], prompt: list[int]) -> Callable[..., Any]:
+def _for_prompt(processor: Processor, prompt: list[int]) -> Processor:
     """The processor for one prompt. A grammar returns a new processor, because it tracks its state in the answer."""
     for_prompt = getattr(processor, "for_prompt", None)
     return processor if for_prompt is None else for_prompt(prompt)
@@ -257,7 +259,7 @@ def capture_spec(model: LanguageModel, config: CocoaConfig, calibrator: RiskCali
     )
 
 
-def _as_list(name: str, given: Callables) -> list[Callable[..., Any]]:
+def _as_list(name: str, given: CallableT | Sequence[CallableT] | None) -> list[CallableT]:
     if given is None:
         return []
     # a transformers list is itself callable, so test for lists first

@@ -19,6 +19,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -29,6 +30,7 @@ from cocoa_engine.model import embedded, gguf_model
 from cocoa_engine.model.gguf_files import locate
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import NEEDED, WINDOW_FIELDS, context_window_of, require_decoder_only
+from cocoa_engine.model.load_options import DeviceMap
 from cocoa_engine.safe_text import short_repr
 
 logger = logging.getLogger(__name__)
@@ -49,7 +51,7 @@ def load_pretrained(
     *,
     tokenizer_name: str | os.PathLike[str] | None = None,
     dtype: str | torch.dtype = "auto",
-    device_map: Any = None,
+    device_map: DeviceMap = None,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
     keeps_blocks: Callable[[], bool] = lambda: False,
@@ -82,7 +84,7 @@ def load_pretrained(
         UnsupportedModelError: the checkpoint is not a decoder-only causal language model.
         ConfigError: an option is unknown or has a wrong value.
     """
-    options = {"dtype": dtype, "device_map": device_map, "trust_remote_code": trust_remote_code}
+    options: dict[str, Any] = {"dtype": dtype, "device_map": device_map, "trust_remote_code": trust_remote_code}
     options |= {**(model_kwargs or {}), **more_model_kwargs}
     if "torch_dtype" in options:  # the older name
         options["dtype"] = options.pop("torch_dtype")
@@ -147,7 +149,7 @@ def read_context_window(
         return None
 
 
-def require_causal_lm(config: Any, name: str) -> None:
+def require_causal_lm(config: PreTrainedConfig, name: str) -> None:
     """Check from the config alone that a model is a causal language model.
 
     Raises:
@@ -250,7 +252,7 @@ def _load_blocks(
     return gguf_model.load(file), tokenizer
 
 
-def load_tokenizer(name: str, options: dict[str, Any]) -> Any:
+def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBase:
     """Load a tokenizer by name with transformers' options.
 
     Raises:
@@ -334,7 +336,7 @@ def _pick(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: options[name] for name in names if name in options}
 
 
-def _needs_remote_code(config: Any) -> bool:
+def _needs_remote_code(config: PreTrainedConfig) -> bool:
     """Whether the checkpoint brings code for its causal class, and transformers has no class for it."""
     auto_map = getattr(config, "auto_map", None) or {}
     return "AutoModelForCausalLM" in auto_map and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING

@@ -39,8 +39,8 @@ class EngineOwner(LoadOptions):
     """What loaded it; ``None`` if it was given."""
 
     _given: CocoaEngine | None = PrivateAttr(default=None)
-    _model: Any = PrivateAttr(default=None)
-    _tokenizer: Any = PrivateAttr(default=None)
+    _model: PreTrainedModel | None = PrivateAttr(default=None)
+    _tokenizer: PreTrainedTokenizerBase | None = PrivateAttr(default=None)
 
     def model_post_init(self, context: Any, /) -> None:
         """Call those of the other base classes too. pydantic defines one for private attributes that does not."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation, SpanStream, Timeline
+from cocoa_engine.model.callables import Processor
 from cocoa_integrations._shared.logprobs import TokenLogprobs, openai_logprobs
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY
 from cocoa_integrations._shared.reasoning import Split
@@ -61,7 +62,7 @@ class ChatJob:
         cls,
         plan: Plan,
         entries: Sequence[Mapping[str, Any]],
-        processors: Sequence[Any],
+        processors: Sequence[Processor],
         fields: RiskFields,
         cancellation: Cancellation,
         source: Sequence[str] | None = None,

@@ -24,6 +24,7 @@ from cocoa_engine.calibration.features import (
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import Question
 from cocoa_engine.decoding.answer_history import preceding
+from cocoa_engine.equations import mean_pooled
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.results import Generation
@@ -73,7 +74,9 @@ def labelled_features(
             found["answer"].add(features, forced.record.label, group)
         if forced.record.spans is not None:
             for segment in spans(forced):
-                state = forced.profile.states[read, segment.start : segment.end].mean(dim=0).numpy() if states else None
+                state = (
+                    mean_pooled(forced.profile.states[read, segment.start : segment.end]).numpy() if states else None
+                )
                 found["span"].add(_span_features(segment, layers, branches), segment.hallucinated > 0, group, state)
     return {level: rows.labelled(level) for level, rows in found.items() if rows.labels}
 

@@ -17,7 +17,8 @@ from cocoa_integrations._shared.workers import in_worker
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-WEIGHTS = ("dtype", "device_map", "allow_pickle", "model_kwargs")
+_OTHERS = ("model_name", "tokenizer_name", "trust_remote_code", "tokenizer_kwargs", "runtime", "calibrator")
+WEIGHTS = [name for name in LoadOptions.model_fields if name not in _OTHERS]
 """Options that have no effect on a model that is loaded already."""
 
 

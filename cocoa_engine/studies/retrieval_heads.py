@@ -30,7 +30,7 @@ RECALLED = 0.5
 """A run counts if the ROUGE-1 recall of the needle in the answer is above this."""
 
 
-class _Run(NamedTuple):
+class HiddenNeedle(NamedTuple):
     prompt: list[int]
     needle: range  # its positions in the prompt
 
@@ -65,7 +65,7 @@ def find_retrieval_heads(
     runs = [(length, depth, needle) for length in lengths for depth in depths for needle in NEEDLES]
     samples = 0
     for number, (length, depth, needle) in enumerate(runs):
-        run = _hidden(engine, needle, length, depth)
+        run = hide(engine, needle, length, depth)
         scores, answer = _answered(engine, backend, run)
         if _recall(needle.text, answer) > RECALLED:
             total += scores
@@ -88,7 +88,7 @@ def find_retrieval_heads(
     )
 
 
-def _hidden(engine: CocoaEngine, needle: Needle, length: int, depth: float) -> _Run:
+def hide(engine: CocoaEngine, needle: Needle, length: int, depth: float) -> HiddenNeedle:
     """A prompt of about ``length`` tokens that contains the needle, and the needle's positions."""
     hay = engine.encode(" ".join(HAY), add_special_tokens=False)
     hay = (hay * (length // len(hay) + 1))[:length]
@@ -106,7 +106,7 @@ def _hidden(engine: CocoaEngine, needle: Needle, length: int, depth: float) -> _
         raise PromptError(
             f"a text of {length} tokens does not fit the model's context window of {window}; give shorter --lengths."
         )
-    return _Run(prompt, _positions(engine, prompt, needle.text))
+    return HiddenNeedle(prompt, _positions(engine, prompt, needle.text))
 
 
 def _positions(engine: CocoaEngine, prompt: list[int], needle: str) -> range:
@@ -120,7 +120,7 @@ def _positions(engine: CocoaEngine, prompt: list[int], needle: str) -> range:
     return range(start, end)
 
 
-def _answered(engine: CocoaEngine, backend: SharedCache, run: _Run) -> tuple[Tensor, str]:
+def _answered(engine: CocoaEngine, backend: SharedCache, run: HiddenNeedle) -> tuple[Tensor, str]:
     """Answer greedily. Returns the score of each head, ``[L, heads]``, and the answer's text."""
     model = backend.model
     scores = torch.zeros(model.num_layers, int(model.config.num_attention_heads), dtype=torch.float64)

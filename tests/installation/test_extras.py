@@ -52,7 +52,7 @@ for module, package, extra in (
     else:
         raise AssertionError(module)
 try:
-    cocoa_integrations.evaluation.judge_command._chat_model("openai:gpt")
+    cocoa_integrations.evaluation.judge_command.chat_model("openai:gpt")
 except MissingExtraError as error:
     assert str(error) == "cocoa judge needs langchain: pip install 'cocoa-integrations[agents]'", error
 """

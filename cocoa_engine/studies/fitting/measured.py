@@ -61,7 +61,7 @@ def labelled_features(
         states: also keep the mean hidden state of each span that a probe reads.
     """
     layers, branches = Layers.of(config, num_layers), METHODS[config.method].branches
-    found: dict[Level, _Rows] = {level: _Rows() for level in LEVELS}
+    found: dict[Level, Rows] = {level: Rows() for level in LEVELS}
     read = probe_layer(num_layers)
     for forced in answers:
         group = forced.record.group
@@ -103,7 +103,7 @@ def own_answers(
 
 def labelled_answers(answers: Iterable[tuple[Question, Generation]]) -> LabelledFeatures:
     """The features of answers to questions. An answer that contains no known answer is hallucinated."""
-    rows = _Rows()
+    rows = Rows()
     for question, generation in answers:
         rows.add(answer_features(generation), not question.is_right(generation.text), question.group)
     return rows.labelled("answer")
@@ -121,7 +121,7 @@ def request_prompt(engine: CocoaEngine, request: str) -> Prompt:
     return engine.encode_chat([{"role": "user", "content": request}])
 
 
-class _Rows:
+class Rows:
     """Collects labelled features."""
 
     def __init__(self) -> None:

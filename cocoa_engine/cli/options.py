@@ -48,7 +48,6 @@ Details = Annotated[
     bool,
     typer.Option(
         "--details/--no-details",
-        "--table/--no-table",
         help="Also show the risk of every span and sentence, and every candidate of every risk point.",
         show_default=False,
     ),

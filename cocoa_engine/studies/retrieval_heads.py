@@ -22,6 +22,7 @@ from cocoa_engine.errors import PromptError, UnsupportedModelError
 from cocoa_engine.execution.backends.shared_cache import SharedCache, SharedTree
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
 from cocoa_engine.model.generation_config import eos_token_ids
+from cocoa_engine.scoring.text_tree import opened
 from cocoa_engine.studies.haystack import HAY, NEEDLES, Needle
 
 LENGTHS = (256, 512, 1024)
@@ -126,9 +127,9 @@ def _answered(engine: CocoaEngine, backend: SharedCache, run: HiddenNeedle) -> t
     scores = torch.zeros(model.num_layers, int(model.config.num_attention_heads), dtype=torch.float64)
     prompt_ids = torch.tensor(run.prompt)
     ends = eos_token_ids(model.model, engine.tokenizer)
-    (tree,) = backend.open([run.prompt[:-1]], 2 * len(run.needle) + 16, capture_spec(backend.model, CocoaConfig()))
-    assert isinstance(tree, SharedTree)
-    try:
+    reserve = 2 * len(run.needle) + 16
+    with opened(backend, run.prompt[:-1], reserve, capture_spec(model, CocoaConfig())) as tree:
+        assert isinstance(tree, SharedTree)
         backend.prefill(tree)
         token_id, answer = run.prompt[-1], list[int]()
         while len(answer) < 2 * len(run.needle) + 8:
@@ -144,8 +145,6 @@ def _answered(engine: CocoaEngine, backend: SharedCache, run: HiddenNeedle) -> t
                 inside = (positions >= run.needle.start) & (positions < run.needle.stop)
                 copied = prompt_ids[positions.clamp(max=len(run.prompt) - 1)] == token_id
                 scores[layer] += (inside & copied) / len(run.needle)
-    finally:
-        tree.close()
     return scores.clamp(max=1), engine.decode(answer)
 
 

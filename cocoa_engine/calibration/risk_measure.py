@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cocoa_engine.calibration.calibrator import RiskCalibrator, threshold_of
+from cocoa_engine.calibration.calibrator import RiskCalibrator
 from cocoa_engine.calibration.features import SpanStatistics
+from cocoa_engine.calibration.fitted_risk import threshold_of
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.equations import improbability
 from cocoa_engine.errors import ConfigError

@@ -11,16 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cocoa_engine.calibration.calibrator import (
-    Baseline,
-    Estimate,
-    FittedRisk,
-    Isotonic,
-    Level,
-    Rule,
-    Validation,
-)
-from cocoa_engine.calibration.features import PROBE_FEATURE
+from cocoa_engine.calibration.features import PROBE_FEATURE, Level
+from cocoa_engine.calibration.fitted_risk import FittedRisk, Isotonic, Rule
+from cocoa_engine.calibration.validation import Baseline, Estimate, Validation
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.optional import need
 from cocoa_engine.studies.fitting.direction import Direction, fit_direction

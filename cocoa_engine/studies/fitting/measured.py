@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cocoa_engine.calibration.calibrator import Level
 from cocoa_engine.calibration.features import (
     ANSWER_FEATURES,
     PROBE_FEATURE,
     SOURCE_FEATURES,
     SPAN_FEATURES,
+    Level,
     answer_features,
     contested_features,
     extreme_token_features,

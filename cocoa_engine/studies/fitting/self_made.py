@@ -14,8 +14,7 @@ from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING
 
-from cocoa_engine.calibration.calibrator import Level
-from cocoa_engine.calibration.features import answer_features
+from cocoa_engine.calibration.features import Level, answer_features
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import Question
 from cocoa_engine.errors import CalibrationError

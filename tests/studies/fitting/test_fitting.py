@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import CalibrationError, RiskCalibrator
-from cocoa_engine.calibration.calibrator import FittedRisk, Isotonic, logistic
 from cocoa_engine.calibration.features import SPAN_FEATURES
+from cocoa_engine.calibration.fitted_risk import FittedRisk, Isotonic, logistic
 from cocoa_engine.studies.fitting.direction import STRENGTHS, fit_direction
 from cocoa_engine.studies.fitting.domain import fit_domain
 from cocoa_engine.studies.fitting.fit import (

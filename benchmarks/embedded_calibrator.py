@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, RiskCalibrator
-from cocoa_engine.calibration.calibrator import FittedRisk, Settings
 from cocoa_engine.calibration.features import PROBE_FEATURE, SPAN_FEATURES, span_features
+from cocoa_engine.calibration.fitted_risk import FittedRisk
+from cocoa_engine.calibration.settings import Settings
 from cocoa_engine.datasets import LabelledText, Question, read_labelled, read_questions, sample
 from cocoa_engine.methods.retrieval_heads import source_heads
 from cocoa_engine.model.prompts import Prompt

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,6 @@ from cocoa_engine.errors import (
     EngineBusyError,
     ForkedProcessError,
     HallucinationRiskError,
-    LabelledDataError,
     MissingExtraError,
     ModelLoadError,
     NonFiniteLogitsError,
@@ -75,7 +75,6 @@ __all__ = [
     "Generation",
     "GrammarProcessor",
     "HallucinationRiskError",
-    "LabelledDataError",
     "LayerCurve",
     "MeasuredText",
     "MissingExtraError",
@@ -128,6 +127,10 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         with quiet_torchao():
             return getattr(import_module(f"cocoa_engine.{_LAZY[name]}"), name)
+    if name == "LabelledDataError":
+        warnings.warn("LabelledDataError is now DataError", DeprecationWarning, stacklevel=2)
+        globals()[name] = DataError  # `from cocoa_engine import` looks a name up twice, and warns once
+        return DataError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -56,7 +56,7 @@ class ConfiguredModel(LoadedModel):
         runtime: Runtime | None = None,
         calibrator: RiskCalibrator | str | Path | None = "auto",
         dtype: str | torch.dtype = "auto",
-        device_map: DeviceMap = None,
+        device_map: DeviceMap = "auto",
         trust_remote_code: bool = False,
         allow_pickle: bool = False,
         model_kwargs: Mapping[str, Any] | None = None,
@@ -72,7 +72,8 @@ class ConfiguredModel(LoadedModel):
             runtime: how the model is run.
             calibrator: as for the constructor.
             dtype: ``"auto"`` (as stored), a name such as ``"bfloat16"``, or a ``torch.dtype``.
-            device_map: as in transformers, e.g. ``"auto"`` or ``"cuda:0"``. `None` is the CPU.
+            device_map: as in transformers, e.g. ``"cuda:0"``. ``"auto"``: the GPUs if there are any, otherwise the CPU.
+                `None` is the CPU.
             trust_remote_code: run code that comes with the checkpoint.
             allow_pickle: read weights stored as pickle, which can run code when read.
             model_kwargs: further options of the model's ``from_pretrained``, as are all other keywords.

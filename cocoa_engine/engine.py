@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from cocoa_engine.cancellation import Cancellation
 from cocoa_engine.config import CocoaConfig
-from cocoa_engine.configured_model import ConfiguredModel
-from cocoa_engine.consistency import Consistency, Match, compare, sample_configs
-from cocoa_engine.decoding.batch import decode_batch
-from cocoa_engine.decoding.request import Callables, PerPrompt, Request, make_request, make_requests
-from cocoa_engine.decoding.task import DecodeTask
-from cocoa_engine.model.passages import Passages, Source, passage_positions
+from cocoa_engine.consistency import Consistency, Match
+from cocoa_engine.decoding.request import Controls, PerPrompt, Request, make_requests
+from cocoa_engine.decoding.sampled_consistency import sampled_consistency
+from cocoa_engine.decoding_model import DecodingModel
+from cocoa_engine.model.callables import Criteria, Processors
+from cocoa_engine.model.passages import Source
 from cocoa_engine.model.prompts import Messages, Prompt, Texts, is_chat
 from cocoa_engine.results import Generation, LayerCurve
 from cocoa_engine.scoring import given_texts, layer_curve
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig
 
 
-class CocoaEngine(ConfiguredModel):
+class CocoaEngine(DecodingModel):
     """Decodes a local Hugging Face causal LM with CoCoA-SIG and reports the risk of every span.
 
     Threads may share one engine; forked processes may not. The model and the tokenizer are left unchanged: no hook
@@ -54,8 +53,8 @@ class CocoaEngine(ConfiguredModel):
         prompt: Prompt,
         *,
         config: CocoaConfig | None = None,
-        logits_processor: Callables = None,
-        stopping_criteria: Callables = None,
+        logits_processor: Processors = None,
+        stopping_criteria: Criteria = None,
         generation_config: GenerationConfig | None = None,
         cancellation: Cancellation | None = None,
         source: Source | None = None,
@@ -88,18 +87,9 @@ class CocoaEngine(ConfiguredModel):
             RequestCancelledError: the call was cancelled by ``cancellation``.
         """
         config = self._settings(config, settings)
-        request = make_request(
-            self.session,
-            prompt,
-            config,
-            logits_processor,
-            stopping_criteria,
-            generation_config,
-            cancellation,
-            source,
-            self._risk.fitting(config),
-        )
-        (generation,) = self._generations([_timed(request, timeline)], [config])
+        controls = Controls(logits_processor, stopping_criteria, generation_config, cancellation)
+        request = self._request(prompt, config, controls, source, timeline)
+        (generation,) = self._generations([request], [config])
         self._risk.warn_of_domain(generation)
         return generation
 
@@ -108,8 +98,8 @@ class CocoaEngine(ConfiguredModel):
         prompt: Prompt,
         *,
         config: CocoaConfig | None = None,
-        logits_processor: Callables = None,
-        stopping_criteria: Callables = None,
+        logits_processor: Processors = None,
+        stopping_criteria: Criteria = None,
         generation_config: GenerationConfig | None = None,
         cancellation: Cancellation | None = None,
         source: Source | None = None,
@@ -122,35 +112,58 @@ class CocoaEngine(ConfiguredModel):
         call.
         """
         config = self._settings(config, settings)
-        request = make_request(
-            self.session,
-            prompt,
-            config,
-            logits_processor,
-            stopping_criteria,
-            generation_config,
-            cancellation,
-            source,
-            self._risk.fitting(config),
-        )
+        controls = Controls(logits_processor, stopping_criteria, generation_config, cancellation)
+        request = self._request(prompt, config, controls, source, timeline)
         self._risk.check(config)
         measure = partial(self._risk.measure, config, request.passages)
-        return SpanStream(self, _timed(request, timeline), config, measure, self._risk.warn_of_domain)
+        return SpanStream(self, request, config, measure, self._risk.warn_of_domain)
+
+    @overload
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        config: CocoaConfig | None = None,
+        logits_processor: Processors | PerPrompt[Processors] = None,
+        stopping_criteria: Criteria | PerPrompt[Criteria] = None,
+        generation_config: GenerationConfig | None = None,
+        cancellation: Cancellation | None = None,
+        batch_size: int | None = None,
+        return_exceptions: Literal[False] = False,
+        source: Sequence[Source | None] | None = None,
+        **settings: Any,
+    ) -> list[Generation]: ...
+
+    @overload
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        config: CocoaConfig | None = None,
+        logits_processor: Processors | PerPrompt[Processors] = None,
+        stopping_criteria: Criteria | PerPrompt[Criteria] = None,
+        generation_config: GenerationConfig | None = None,
+        cancellation: Cancellation | None = None,
+        batch_size: int | None = None,
+        return_exceptions: bool,
+        source: Sequence[Source | None] | None = None,
+        **settings: Any,
+    ) -> list[Generation | Exception]: ...
 
     def generate_batch(
         self,
         prompts: Sequence[Prompt],
         *,
         config: CocoaConfig | None = None,
-        logits_processor: Callables | PerPrompt = None,
-        stopping_criteria: Callables | PerPrompt = None,
+        logits_processor: Processors | PerPrompt[Processors] = None,
+        stopping_criteria: Criteria | PerPrompt[Criteria] = None,
         generation_config: GenerationConfig | None = None,
         cancellation: Cancellation | None = None,
         batch_size: int | None = None,
         return_exceptions: bool = False,
         source: Sequence[Source | None] | None = None,
         **settings: Any,
-    ) -> list[Any]:
+    ) -> list[Generation] | list[Generation | Exception]:
         """Answer several prompts together.
 
         The results are those of :meth:`generate` for each prompt, in order. See there for the other arguments and the
@@ -170,12 +183,12 @@ class CocoaEngine(ConfiguredModel):
             self.session,
             prompts,
             config,
-            logits_processor,
-            stopping_criteria,
-            generation_config,
-            cancellation,
-            source,
-            self._risk.fitting(config),
+            processors=logits_processor,
+            criteria=stopping_criteria,
+            generation_config=generation_config,
+            cancellation=cancellation,
+            source=source,
+            calibrator=self._risk.fitting(config),
             keep_errors=return_exceptions,
         )
         valid = [request for request in requests if isinstance(request, Request)]
@@ -258,8 +271,8 @@ class CocoaEngine(ConfiguredModel):
         temperature: float = 0.8,
         match: Match | None = None,
         config: CocoaConfig | None = None,
-        logits_processor: Callables = None,
-        stopping_criteria: Callables = None,
+        logits_processor: Processors = None,
+        stopping_criteria: Criteria = None,
         generation_config: GenerationConfig | None = None,
         cancellation: Cancellation | None = None,
         **settings: Any,
@@ -290,13 +303,11 @@ class CocoaEngine(ConfiguredModel):
         """
         config = self._settings(config, settings)
         ids = self.encode_chat(prompt) if is_chat(prompt) else prompt
-        more = (logits_processor, stopping_criteria, generation_config, cancellation)
-        configs = sample_configs(config, n, temperature)
-        requests = [make_request(self.session, ids, one, *more, calibrator=self._risk.fitting(one)) for one in configs]
-        if answer is None:  # first, so that the samples reuse its prompt
-            request = make_request(self.session, ids, config, *more, calibrator=self._risk.fitting(config))
-            (answer,) = self._generations([request], [config])
-        return compare(answer, self._generations(requests, configs), match)
+        controls = Controls(logits_processor, stopping_criteria, generation_config, cancellation)
+        request_of = partial(self._request, ids, controls=controls)
+        return sampled_consistency(
+            request_of, self._generations, config, answer, n, temperature=temperature, match=match
+        )
 
     def layer_profile(self, prompt: Prompt | Messages, generation: Generation, span: Span | int) -> LayerCurve:
         """How the layers disagree about one span of an answer, layer by layer. Both MLDS are means of these values.
@@ -344,43 +355,3 @@ class CocoaEngine(ConfiguredModel):
         """Answer chat messages span by span; see :meth:`stream` and :meth:`chat`."""
         token_ids, passages = self._encoded_chat(messages, template_kwargs, source)
         return self.stream(token_ids, source=passages, **options)
-
-    def _encoded_chat(
-        self, messages: Messages, template_kwargs: Mapping[str, Any] | None, source: Source | None
-    ) -> tuple[list[int], Passages | None]:
-        """Token ids of chat messages, and the positions of the passages in them."""
-        if source is None:
-            return self.encode_chat(messages, **(template_kwargs or {})), None
-        text, tokens = self.render_chat(messages, **(template_kwargs or {})), self.session.tokens
-        token_ids = tokens.encode(text, add_special_tokens=False)
-        return token_ids, Passages(passage_positions(tokens, text, token_ids, source, add_special_tokens=False))
-
-    def _generations(self, requests: Sequence[Request], configs: Sequence[CocoaConfig]) -> list[Generation]:
-        return [one for one in self._decode(requests, configs, None) if isinstance(one, Generation)]
-
-    def _task(self, request: Request, config: CocoaConfig) -> DecodeTask:
-        backend = self.session.backend  # once for a call: it reads the model's state
-        return DecodeTask(
-            request, config, self.session, self._risk.measure(config, request.passages, backend=backend), backend
-        )
-
-    def _decode(
-        self,
-        requests: Sequence[Request],
-        configs: Sequence[CocoaConfig],
-        batch_size: int | None,
-        *,
-        keep_errors: bool = False,
-    ) -> list[Generation | Exception]:
-        config_of = {id(request): config for request, config in zip(requests, configs, strict=True)}
-        return decode_batch(
-            requests,
-            lambda request: self._task(request, config_of[id(request)]),
-            self.session.scheduler,
-            self.runtime.max_batch_size if batch_size is None else batch_size,
-            keep_errors=keep_errors,
-        )
-
-
-def _timed(request: Request, timeline: Timeline | None) -> Request:
-    return request if timeline is None else replace(request, timeline=timeline)

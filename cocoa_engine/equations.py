@@ -1,4 +1,4 @@
-"""The paper's equations as pure functions: disagreement of layers (MLDS), and the scores of candidate spans.
+"""The equations as pure functions: disagreement of layers (MLDS), and the scores of candidate spans by every method.
 
 All other modules import them from here. Logarithms are natural.
 
@@ -9,6 +9,7 @@ Scores compare the pooled states of layers. They are computed in float32 for eve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import expm1, inf
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 if TYPE_CHECKING:  # settings and results can be imported without torch
@@ -27,6 +28,23 @@ GNMT_EXPONENT = 0.6
 def middle_layers(num_layers: int) -> tuple[int, int]:
     """The paper's middle window (m, n) = (floor(L / 3), floor(2L / 3)), both inclusive, of a model with L layers."""
     return num_layers // 3, 2 * num_layers // 3
+
+
+def mean_pooled(states: Tensor) -> Tensor:
+    """H[S, l] = mean_{i in S} h[i, l].
+
+    Args:
+        states: the states of a span's tokens, ``[..., t, d]``.
+
+    Returns:
+        ``[..., d]``.
+    """
+    return states.mean(dim=-2)
+
+
+def mean_pooled_sum(total: Tensor, count: int) -> Tensor:
+    """H[S, l] from the sum of the states of a span's ``count`` tokens, which grows with the span."""
+    return total / count
 
 
 def disagreement(a: Tensor, b: Tensor) -> Tensor:
@@ -107,6 +125,16 @@ def f_mlds_of(to_final: Any, window: tuple[int, int]) -> Any:
 
 def _total(values: Any) -> Any:
     return sum(values) if isinstance(values, Sequence) else values.sum(0)
+
+
+def improbability(log_prob: float) -> float:
+    """1 - p of a token with log p, in [0, 1], also where p is nearly 1."""
+    return abs(expm1(log_prob))  # abs: not -0.0
+
+
+def entropy(log_p: Tensor) -> Tensor:
+    """-sum_w p(w) log p(w) in nats, ``[..., 1]``, of log-probabilities ``[..., V]``. A token of p = 0 adds nothing."""
+    return -(log_p.exp() * log_p).nan_to_num(0.0).sum(-1, keepdim=True)
 
 
 def span_log_prob(token_log_probs: Sequence[float], rule: SpanLogProb = "sum") -> float:
@@ -217,3 +245,52 @@ def cocoa_sig(log_prob: Number, mlds: Number, alpha: float) -> Number:
     certain of changes little, even if its layers disagree.
     """
     return log_prob * (1 + alpha * mlds)
+
+
+def diver(score: float, pmi: float, weight: float) -> float:
+    """Diver's score: log p_S + w * PMI(S; x). For spans without PMI, which is then 0, it is ``score``."""
+    return score + weight * pmi
+
+
+def dola_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """1/2 KL(M || p) + 1/2 KL(M || q) with M = (p + q) / 2: Jensen-Shannon, with the arguments as in DoLa's code.
+
+    Args:
+        log_p, log_q: log-probabilities, ``[..., V]``.
+    """
+    middle = (log_p.exp() + log_q.exp()) / 2
+    log_middle = middle.log()
+    # 0 * log 0 is 0, also where both probabilities are 0
+    return (middle * (2 * log_middle - log_p - log_q)).nan_to_num(0.0).sum(-1) / 2
+
+
+def dola_contrast(logits: Tensor, early: Tensor) -> Tensor:
+    """DoLa's contrast of each token: log p_N(w) - log p_l(w), with l the layer whose p_l is farthest from p_N.
+
+    Args:
+        logits: the model's logits, ``[W, V]``.
+        early: the logits of K layers, ``[K, W, V]``.
+
+    Returns:
+        ``[W, V]``; -inf where the model's logit is.
+    """
+    log_p, log_q = logits.log_softmax(-1), early.log_softmax(-1)
+    chosen = dola_divergence(log_p, log_q).argmax(0)  # [W]
+    rows = chosen[None, :, None].expand(1, *logits.shape)
+    return (log_p - log_q.gather(0, rows)[0]).masked_fill(logits == -inf, -inf)
+
+
+def decore_contrast(logits: Tensor, masked: Tensor) -> Tensor:
+    """DeCoRe's contrast of each token: log softmax((1 + a) log p - a log p_masked), with a the entropy of p.
+
+    Args:
+        logits: the model's logits, ``[W, V]``.
+        masked: the logits of the model with masked heads, ``[W, V]``.
+
+    Returns:
+        ``[W, V]``; -inf where the model's logit is.
+    """
+    log_p, log_masked = logits.log_softmax(-1), masked.log_softmax(-1)
+    a = entropy(log_p)  # [W, 1]
+    contrast = (1 + a) * log_p - a * log_masked
+    return contrast.masked_fill(logits == -inf, -inf).log_softmax(-1)

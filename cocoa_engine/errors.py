@@ -38,10 +38,6 @@ class DataError(CocoaError, ValueError):
     """A data file cannot be read, or its data is unusable: wrong encoding, missing fields, labels of one class only."""
 
 
-LabelledDataError = DataError
-"""The former name of :class:`DataError`."""
-
-
 class MissingExtraError(CocoaError, ImportError):
     """An optional package is not installed. The message gives the command that installs it."""
 
@@ -120,8 +116,12 @@ class CalibrationError(CocoaError, ValueError):
     """A file is not a calibrator, or a calibrator cannot be fitted or used on the given data."""
 
 
+FORMER = {"LabelledDataError": DataError, "MissingPackageError": MissingExtraError}
+"""Errors by their former names."""
+
+
 def __getattr__(name: str) -> Any:
-    if name == "MissingPackageError":
-        warnings.warn("MissingPackageError is now MissingExtraError", DeprecationWarning, stacklevel=2)
-        return MissingExtraError
+    if name in FORMER:
+        warnings.warn(f"{name} is now {FORMER[name].__name__}", DeprecationWarning, stacklevel=2)
+        return FORMER[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

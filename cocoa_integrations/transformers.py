@@ -264,15 +264,15 @@ class _Row:
     def __init__(self, row: int, rows: int, padding: Tensor) -> None:
         self.row, self.rows, self.padding = row, rows, padding
 
-    def processor(self, processor: LogitsProcessor) -> Callable[[Tensor, Tensor], Any]:
-        def for_row(ids: Tensor, scores: Tensor) -> Any:
+    def processor(self, processor: LogitsProcessor) -> Callable[[Tensor, Tensor], Tensor]:
+        def for_row(ids: Tensor, scores: Tensor) -> Tensor:
             processed = processor(self._batch(ids), scores.repeat(self.rows, 1))
             return processed[self.row : self.row + 1] if isinstance(processed, Tensor) else processed
 
         return for_row
 
-    def criterion(self, criterion: StoppingCriteria) -> Callable[[Tensor, Any], Any]:
-        def for_row(ids: Tensor, scores: Any) -> Any:
+    def criterion(self, criterion: StoppingCriteria) -> Callable[[Tensor, Any], bool | Tensor]:
+        def for_row(ids: Tensor, scores: Any) -> bool | Tensor:
             met = criterion(self._batch(ids), scores)
             return met[self.row] if isinstance(met, Tensor) and met.ndim and len(met) == self.rows else met
 

@@ -23,7 +23,7 @@ torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 @pytest.fixture(scope="session")
 def engine() -> CocoaEngine:
     """The embedded SmolLM2-135M-Instruct."""
-    return CocoaEngine.from_pretrained(dtype="float32")
+    return CocoaEngine.from_pretrained(dtype="float32", device_map=None)
 
 
 @pytest.hookimpl(tryfirst=True)

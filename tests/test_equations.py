@@ -85,6 +85,27 @@ def test_dis_ignores_scale(seed, first, second):
     assert disagreement(first * a, -second * b).item() == pytest.approx(2 - disagreement(a, b).item(), abs=EPS)
 
 
+# Pooling, 1 - p and entropy.
+
+
+def test_pooling_is_the_mean_over_tokens():
+    layers = states(3, 4, 5, 8)  # 4 layers, 5 tokens
+    by_hand = torch.stack([sum(layer, torch.zeros(8)) / 5 for layer in layers])
+    torch.testing.assert_close(equations.mean_pooled(layers), by_hand)
+    torch.testing.assert_close(equations.mean_pooled_sum(layers.sum(dim=1), 5), by_hand)
+
+
+def test_improbability_by_hand():
+    assert equations.improbability(math.log(0.25)) == pytest.approx(0.75)
+    assert equations.improbability(-1e-12) == pytest.approx(1e-12)  # 1 - e^x would lose digits
+    assert str(equations.improbability(0.0)) == "0.0"
+
+
+def test_entropy_by_hand():
+    log_p = torch.tensor([[0.5, 0.25, 0.25, 0.0], [1.0, 0.0, 0.0, 0.0]]).log()
+    torch.testing.assert_close(equations.entropy(log_p), torch.tensor([[1.5 * math.log(2)], [0.0]]))
+
+
 # ConMLDS and fMLDS.
 
 E1, E2, E3 = torch.eye(3)

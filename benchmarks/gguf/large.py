@@ -35,7 +35,7 @@ def measure(bench: Bench, tokenizer_of: Path, folder: Path, python: Path) -> dic
     file = folder / "random-7b.gguf"
     write(file, GgufFile(tokenizer_of))
     start = time.perf_counter()
-    engine = CocoaEngine.from_pretrained(str(file), runtime=Runtime(prefix_cache_mb=0))
+    engine = CocoaEngine.from_pretrained(str(file), device_map=None, runtime=Runtime(prefix_cache_mb=0))
     loaded = time.perf_counter() - start
     prompts = [
         [[number * PROMPT + token + 100 for token in range(PROMPT)]] for number in range(min(3, bench.settings.prompts))

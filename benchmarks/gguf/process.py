@@ -37,7 +37,7 @@ start = time.perf_counter()
 import torch
 torch.set_num_threads(threads)
 from cocoa_engine import CocoaEngine, Runtime
-engine = CocoaEngine.from_pretrained(model, runtime=Runtime(prefix_cache_mb=0))
+engine = CocoaEngine.from_pretrained(model, device_map=None, runtime=Runtime(prefix_cache_mb=0))
 loaded, memory = time.perf_counter(), resident()
 with engine.stream(prompt, max_new_tokens=64) as stream:
     next(stream)

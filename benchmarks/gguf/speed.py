@@ -36,7 +36,7 @@ def measure(bench: Bench, file: Path, python: Path) -> dict[str, Any]:
         python: the interpreter of an environment with llama-cpp-python.
     """
     settings = bench.settings
-    on_blocks = CocoaEngine.from_pretrained(str(file), runtime=Runtime(prefix_cache_mb=0))
+    on_blocks = CocoaEngine.from_pretrained(str(file), device_map=None, runtime=Runtime(prefix_cache_mb=0))
     decoders = engines(on_blocks, settings)
     for method, name in (("greedy", GREEDY), ("cocoa-sig", COCOA_SIG)):
         decoders[f"{name}, {FLOAT32}"] = EngineCompetitor(bench.engine(), method=method, max_new_tokens=settings.tokens)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from cocoa_engine.calibration.packed import Floats32
+from cocoa_engine.calibration.part import Part
 
 SHARE_INSIDE = 0.99
 """The share of the fitted items, left out of the fit of the domain, that the cut-off keeps inside."""
 
 
-class Domain(BaseModel):
+class Domain(Part):
     """An ellipsoid around the features of the fitted items.
 
     The squared distance of scaled features z is (z - c)' P (z - c) / k, with k features, their centre c and precision P
@@ -25,8 +26,6 @@ class Domain(BaseModel):
         precision: P row by row, ``[k * k]``.
         cutoff: the largest squared distance inside the domain.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
     centre: Floats32
     precision: Floats32

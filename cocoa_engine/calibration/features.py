@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
-from typing import Protocol
+from typing import Literal, Protocol
 
 from cocoa_engine.results import Generation
 from cocoa_engine.spans import Candidate, Preceding
+
+Level = Literal["span", "answer"]
+"""Whether a risk is that of a span or of a whole answer."""
 
 MARGIN_CAP = 20.0
 """Margins are capped at this value, in nats. Without a cap, the margin of a single allowed token is infinite."""

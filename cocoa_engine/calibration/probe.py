@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from cocoa_engine.calibration.packed import Floats32
+from cocoa_engine.calibration.part import Part
 
 
-class Probe(BaseModel):
+class Probe(Part):
     """The direction of a layer's states that separates hallucinated from supported spans best.
 
     score = w . H[S, l] + b, where H[S, l] is the mean state of the span's tokens after layer l. After SAPLMA (Azaria
@@ -20,8 +21,6 @@ class Probe(BaseModel):
         weights: w, ``[d]``.
         intercept: b.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
     layer: int = Field(ge=0)
     model_name: str

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cocoa_engine.calibration.calibrator import RiskCalibrator, threshold_of
+from cocoa_engine.calibration.calibrator import RiskCalibrator
 from cocoa_engine.calibration.features import SpanStatistics
+from cocoa_engine.calibration.fitted_risk import threshold_of
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.equations import improbability
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads
 from cocoa_engine.spans import RiskSource
@@ -90,7 +91,7 @@ class RiskMeasure:
 
 def token_risk(token_log_probs: list[float]) -> float:
     """1 - p of the least probable token of a span, in [0, 1]."""
-    return abs(math.expm1(min(token_log_probs)))  # abs: not -0.0
+    return improbability(min(token_log_probs))
 
 
 def reaches(risk: float | None, threshold: float | None) -> bool:

@@ -22,6 +22,7 @@ from cocoa_engine.cli.calibrate import calibrate
 from cocoa_engine.cli.chat import chat
 from cocoa_engine.cli.claims import claims
 from cocoa_engine.cli.compare import compare
+from cocoa_engine.cli.former_options import FormerOptions
 from cocoa_engine.cli.heads import heads
 from cocoa_engine.cli.info import info
 from cocoa_engine.cli.plugins import load_command, plugin_commands
@@ -38,6 +39,8 @@ _python_format = warnings.formatwarning
 
 class OneLineErrors(TyperGroup):
     """A group of commands that turns exceptions into an exit code and one line on stderr."""
+
+    # Any: Typer passes click's Context and Command, newer versions those of their own copy of click
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The built-in commands, then the plugins."""
@@ -109,10 +112,10 @@ def cocoa(
     """Ask a local language model, and see which parts of its answer may be wrong."""
 
 
-app.command()(ask)
+app.command(cls=FormerOptions)(ask)
 app.command()(chat)
-app.command()(compare)
-app.command()(score)
+app.command(cls=FormerOptions)(compare)
+app.command(cls=FormerOptions)(score)
 app.command()(info)
 app.command()(bench)
 app.command()(heads)

@@ -13,17 +13,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from cocoa_engine.calibration.calibrator import (
-    CalibrationWarning,
-    Estimate,
-    FittedRisk,
-    Level,
-    RiskCalibrator,
-    Rule,
-    Settings,
-    Threshold,
-    Validation,
-)
+from cocoa_engine.calibration.calibrator import CalibrationWarning, RiskCalibrator
+from cocoa_engine.calibration.features import Level
+from cocoa_engine.calibration.fitted_risk import FittedRisk, Rule, Threshold
+from cocoa_engine.calibration.settings import Settings
+from cocoa_engine.calibration.validation import Estimate, Validation
 from cocoa_engine.cli.dataset_options import (
     Chat,
     Draws,

@@ -16,6 +16,7 @@ from rich.markup import escape
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.model import load_options
+from cocoa_engine.model.load_options import default_of
 
 DECODING = "Decoding settings"
 LOADING = "Model loading"
@@ -47,7 +48,6 @@ Details = Annotated[
     bool,
     typer.Option(
         "--details/--no-details",
-        "--table/--no-table",
         help="Also show the risk of every span and sentence, and every candidate of every risk point.",
         show_default=False,
     ),
@@ -55,26 +55,24 @@ Details = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")]
 
 
+def _declared(name: str, *flags: str, metavar: str | None = None) -> Any:
+    """The option of the command line for a declared loading option."""
+    return typer.Option(*flags, metavar=metavar, help=_DECLARED[name].description, rich_help_panel=LOADING)
+
+
 @dataclass(frozen=True)
 class LoadOptions:
     """How a model is loaded. The options of the engine are declared in :mod:`cocoa_engine.model.load_options`."""
 
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help=_DECLARED["tokenizer_name"].description, rich_help_panel=LOADING),
-    ] = None
+    tokenizer: Annotated[str | None, _declared("tokenizer_name", metavar="NAME")] = None
     revision: Annotated[
         str | None,
         typer.Option(
             metavar="NAME", help="Branch, tag or commit of a model on the Hub. Default: main.", rich_help_panel=LOADING
         ),
     ] = None
-    dtype: Annotated[str, typer.Option(help=_DECLARED["dtype"].description, rich_help_panel=LOADING)] = _DECLARED[
-        "dtype"
-    ].default
-    device_map: Annotated[str, typer.Option(help=_DECLARED["device_map"].description, rich_help_panel=LOADING)] = (
-        _DECLARED["device_map"].default
-    )
+    dtype: Annotated[str, _declared("dtype")] = default_of("dtype")
+    device_map: Annotated[str, _declared("device_map")] = default_of("device_map")
     forward: Annotated[
         str,
         typer.Option(
@@ -87,13 +85,10 @@ class LoadOptions:
         int | None,
         typer.Option(min=1, help="Number of CPU threads. Default: torch's choice.", rich_help_panel=LOADING),
     ] = None
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help=_DECLARED["allow_pickle"].description, rich_help_panel=LOADING)
-    ] = _DECLARED["allow_pickle"].default
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option("--trust-remote-code", help=_DECLARED["trust_remote_code"].description, rich_help_panel=LOADING),
-    ] = _DECLARED["trust_remote_code"].default
+    allow_pickle: Annotated[bool, _declared("allow_pickle", "--allow-pickle")] = default_of("allow_pickle")
+    trust_remote_code: Annotated[bool, _declared("trust_remote_code", "--trust-remote-code")] = default_of(
+        "trust_remote_code"
+    )
     debug: Annotated[
         bool, typer.Option("--debug", help="Show tracebacks and the libraries' own messages.", rich_help_panel=LOADING)
     ] = False

@@ -40,11 +40,10 @@ def score(
     json: Json = False,
     no_color: NoColor = False,
     html: Html = None,
-    jsonl: Annotated[
+    rows: Annotated[
         Path | None,
         typer.Option(
             "--rows",
-            "--jsonl",
             metavar="FILE",
             help="Answers from elsewhere: Parquet, or a JSON object a line, with prompt and text, and optionally the "
             "source, a part of the prompt. Needs --out.",
@@ -70,25 +69,25 @@ def score(
     sentences have a risk of their own.
     """
     given = text or []
-    if (jsonl is None) != (out is None):
+    if (rows is None) != (out is None):
         raise ConfigError("--rows and --out go together: the rows to score, and the file for their risk")
-    if jsonl is not None and (prompt is not None or given or html is not None or json):
+    if rows is not None and (prompt is not None or given or html is not None or json):
         raise ConfigError("--rows has the prompts and texts: leave --prompt, --text, --html and --json out")
-    if jsonl is None and (prompt is None or not given):
+    if rows is None and (prompt is None or not given):
         raise ConfigError("give --prompt and --text, or --rows and --out")
     runner = runner_of("score", ray, actors=actors, num_cpus=num_cpus, num_gpus=num_gpus)
-    if ray and jsonl is None:
+    if ray and rows is None:
         raise ConfigError("--ray is for many rows: give --rows and --out")
     check_writable(html=html, out=out)
     engine = None if runner is not None else load_engine(model, loading, calibrator)
-    if jsonl is not None and out is not None:
+    if rows is not None and out is not None:
         if runner is not None:
             load = declared_options(model, loading, calibrator)
             share = {"actors": actors, "num_cpus": num_cpus, "num_gpus": num_gpus, "threads": loading.threads}
-            failed, total = runner(load, jsonl, out, config, **share)
+            failed, total = runner(load, rows, out, config, **share)
         else:
             assert engine is not None
-            failed, total = score_rows(engine, jsonl, out, config)
+            failed, total = score_rows(engine, rows, out, config)
         print_note(f"{total} rows written to {out}" + (f", {failed} of them with an error" if failed else ""))
         if failed == total:
             raise typer.Exit(1)

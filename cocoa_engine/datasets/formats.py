@@ -1,4 +1,4 @@
-"""The registry of data set formats. To add a format, write its module here and add a line to ``_READERS``."""
+"""The registry of data set formats. To add a format, write its module here and add a line to ``READERS``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Reader(Protocol):
         ...
 
 
-_READERS: dict[str, Reader] = {
+READERS: dict[str, Reader] = {
     "truthfulqa": truthfulqa,
     "mushroom": mushroom,
     "faithbench": faithbench,
@@ -33,7 +33,7 @@ _READERS: dict[str, Reader] = {
     "jsonl": jsonl,
 }
 
-FORMATS: dict[str, Callable[[Path], list[LabelledText]]] = {name: reader.read for name, reader in _READERS.items()}
+FORMATS: dict[str, Callable[[Path], list[LabelledText]]] = {name: reader.read for name, reader in READERS.items()}
 """The function that reads each format, by the format's name."""
 
 
@@ -64,7 +64,7 @@ def detect_format(path: Path) -> str:
     Raises:
         DataError: no format matches.
     """
-    for name, reader in _READERS.items():
+    for name, reader in READERS.items():
         if reader.matches(path):
             return name
     raise DataError(f"the format of {path} is not known; name one of {', '.join(FORMATS)}.")

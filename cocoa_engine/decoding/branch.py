@@ -12,6 +12,7 @@ from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.decoding.distributions import TokenOutput
 from cocoa_engine.decoding.next_tokens import NextTokens
 from cocoa_engine.decoding.span_scoring import mlds
+from cocoa_engine.equations import mean_pooled_sum
 from cocoa_engine.execution.backends import Path
 from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.spans import Candidate, FinishReason, Preceding
@@ -120,7 +121,7 @@ class Branch:
 
 def branch_mlds(branches: Sequence[Branch]) -> tuple[list[float], list[float]]:
     """ConMLDS and fMLDS of each branch, from its states averaged over its tokens."""
-    pooled = [branch.hidden / len(branch.token_ids) for branch in branches if branch.hidden is not None]
+    pooled = [mean_pooled_sum(branch.hidden, len(branch.token_ids)) for branch in branches if branch.hidden is not None]
     return mlds(torch.stack(pooled, dim=1))
 
 

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor
+from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.forks import free_in_child
@@ -52,7 +52,9 @@ class GrammarProcessor(LogitsProcessor):
         MissingExtraError: llguidance is not installed.
     """
 
-    def __init__(self, grammar: str, tokenizer: Any, *, eos_token_ids: Collection[int] | None = None) -> None:
+    def __init__(
+        self, grammar: str, tokenizer: PreTrainedTokenizerBase, *, eos_token_ids: Collection[int] | None = None
+    ) -> None:
         llguidance = need("llguidance", extra="tools", what="a grammar")
         if eos_token_ids is None:
             own = getattr(tokenizer, "eos_token_id", None)
@@ -167,7 +169,7 @@ class _MatcherState:
 
 
 def constraint(
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     eos_token_ids: Collection[int],
     *,
     json_schema: Mapping[str, Any] | None = None,
@@ -227,7 +229,7 @@ def json_rule(schema: Mapping[str, Any]) -> str:
         raise ConfigError("the JSON schema is nested too deeply; use $defs and $ref.") from None
 
 
-def _llguidance_tokenizer(tokenizer: Any, ends: frozenset[int]) -> Any:
+def _llguidance_tokenizer(tokenizer: PreTrainedTokenizerBase, ends: frozenset[int]) -> Any:
     """llguidance's version of a tokenizer, built once for each tokenizer and set of end tokens."""
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError("a grammar needs a fast tokenizer (one of Hugging Face's tokenizers library).")

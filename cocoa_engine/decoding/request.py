@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Generic, TypeVar
 
 import torch
 from transformers import GenerationConfig
@@ -20,6 +20,7 @@ from cocoa_engine.execution.backends.shared_cache import SPARE_SLOTS
 from cocoa_engine.execution.session import Session
 from cocoa_engine.methods import METHODS, SamplingMethod
 from cocoa_engine.methods.retrieval_heads import source_heads
+from cocoa_engine.model.callables import Criteria, Processor, Processors
 from cocoa_engine.model.generation_config import eos_token_ids, logits_processors, stop_texts, valid_generation_config
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
@@ -27,32 +28,52 @@ from cocoa_engine.model.passages import Source, passage_positions, sources_of_ba
 from cocoa_engine.model.prompts import Prompt, prompt_ids
 from cocoa_engine.timeline import Timeline
 
-Callables = Callable[..., Any] | Sequence[Callable[..., Any]] | None
+T = TypeVar("T")
+CallableT = TypeVar("CallableT", bound=Callable[..., object])
 
 
 @dataclass(frozen=True)
-class PerPrompt:
+class PerPrompt(Generic[T]):
     """Logits processors or stopping criteria for each prompt of a batch, in the order of the prompts."""
 
-    each: Sequence[Callables]
+    each: Sequence[T]
+
+
+@dataclass(frozen=True)
+class Controls:
+    """What a caller may bring to a call in addition to the prompt and the settings.
+
+    Attributes:
+        processors, criteria: transformers logits processors and stopping criteria.
+        generation_config: used instead of the model's own.
+        cancellation: cancels the request; `None` creates a new one.
+    """
+
+    processors: Processors = None
+    criteria: Criteria = None
+    generation_config: GenerationConfig | None = None
+    cancellation: Cancellation | None = None
 
 
 def make_requests(
     session: Session,
     prompts: Sequence[Prompt],
     config: CocoaConfig,
-    processors: Callables | PerPrompt = None,
-    criteria: Callables | PerPrompt = None,
+    *,
+    processors: Processors | PerPrompt[Processors] = None,
+    criteria: Criteria | PerPrompt[Criteria] = None,
     generation_config: GenerationConfig | None = None,
     cancellation: Cancellation | None = None,
     source: Sequence[Source | None] | None = None,
     calibrator: RiskCalibrator | None = None,
-    *,
     keep_errors: bool = False,
 ) -> list[Request | PromptError]:
     """Check several prompts with the same settings. Arguments and errors are those of :func:`make_request`.
 
     Args:
+        processors, criteria: for all prompts, or a :class:`PerPrompt`.
+        generation_config, cancellation: as in :class:`Controls`.
+        source: for each prompt its passages, or `None`.
         keep_errors: return the error of a prompt that is not valid in its position, instead of raising it.
 
     Raises:
@@ -66,9 +87,9 @@ def make_requests(
     of_prompts = (prompts, _for_each(processors, count), _for_each(criteria, count), sources)
     made: list[Request | PromptError] = []
     for prompt, its_processors, its_criteria, its_source in zip(*of_prompts, strict=True):
-        more = (its_processors, its_criteria, generation_config, cancellation, its_source, calibrator)
+        controls = Controls(its_processors, its_criteria, generation_config, cancellation)
         try:
-            made.append(make_request(session, prompt, config, *more))
+            made.append(make_request(session, prompt, config, controls, source=its_source, calibrator=calibrator))
         except PromptError as error:
             if not keep_errors:
                 raise
@@ -76,7 +97,7 @@ def make_requests(
     return made
 
 
-def _for_each(given: Callables | PerPrompt, count: int) -> Sequence[Callables]:
+def _for_each(given: T | PerPrompt[T], count: int) -> Sequence[T]:
     """The processors or criteria of each of ``count`` prompts.
 
     Raises:
@@ -116,12 +137,11 @@ def make_request(
     session: Session,
     prompt: Prompt,
     config: CocoaConfig,
-    processors: Callables = None,
-    criteria: Callables = None,
-    generation_config: GenerationConfig | None = None,
-    cancellation: Cancellation | None = None,
+    controls: Controls,
+    *,
     source: Source | None = None,
     calibrator: RiskCalibrator | None = None,
+    timeline: Timeline | None = None,
 ) -> Request:
     """Check a prompt and its settings, and make a request of them.
 
@@ -129,11 +149,10 @@ def make_request(
         session: the model and the tokenizer.
         prompt: a text or token ids.
         config: the settings.
-        processors, criteria: transformers logits processors and stopping criteria.
-        generation_config: used instead of the model's own.
-        cancellation: cancels the request; `None` creates a new one.
+        controls: what the caller brings in addition.
         source: the passages of the prompt.
         calibrator: its heads and its probe are measured.
+        timeline: records the phases of the call; `None` creates a new one.
 
     Raises:
         PromptError: the prompt is empty, of a wrong type, or too long for the context window.
@@ -141,6 +160,7 @@ def make_request(
             the prompt.
         UnsupportedModelError: the method masks attention heads, and the model has none.
     """
+    generation_config, cancellation = controls.generation_config, controls.cancellation
     if generation_config is not None and not isinstance(generation_config, GenerationConfig):
         kind = type(generation_config).__name__
         raise ConfigError(f"generation_config must be a transformers GenerationConfig, not {kind}.")
@@ -183,9 +203,9 @@ def make_request(
         stop_ids=frozenset(token_id for token_id in stops.values() if token_id is not None),
         processors=[
             *own,
-            *(_for_prompt(processor, ids) for processor in _as_list("logits_processor", processors)),
+            *(_for_prompt(processor, ids) for processor in _as_list("logits_processor", controls.processors)),
         ],
-        criteria=_as_list("stopping_criteria", criteria),
+        criteria=_as_list("stopping_criteria", controls.criteria),
         window_left=left,
         generator=generator,
         sampler=sampler,
@@ -194,10 +214,18 @@ def make_request(
     branches = min(config.max_candidates, model.vocab_size) if branching else 0
     span = config.max_span_tokens if left is None else min(config.max_span_tokens, left)
     reserve = config.max_new_tokens + min(branches * span, SPARE_SLOTS)
-    return Request(ids, rules, capture, reserve, Cancellation() if cancellation is None else cancellation, passages)
+    return Request(
+        ids,
+        rules,
+        capture,
+        reserve,
+        cancellation=Cancellation() if cancellation is None else cancellation,
+        passages=passages,
+        timeline=Timeline() if timeline is None else timeline,
+    )
 
 
-def _for_prompt(processor: Callable[..., Any], prompt: list[int]) -> Callable[..., Any]:
+def _for_prompt(processor: Processor, prompt: list[int]) -> Processor:
     """The processor for one prompt. A grammar returns a new processor, because it tracks its state in the answer."""
     for_prompt = getattr(processor, "for_prompt", None)
     return processor if for_prompt is None else for_prompt(prompt)
@@ -231,7 +259,7 @@ def capture_spec(model: LanguageModel, config: CocoaConfig, calibrator: RiskCali
     )
 
 
-def _as_list(name: str, given: Callables) -> list[Callable[..., Any]]:
+def _as_list(name: str, given: CallableT | Sequence[CallableT] | None) -> list[CallableT]:
     if given is None:
         return []
     # a transformers list is itself callable, so test for lists first

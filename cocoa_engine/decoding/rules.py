@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.sampler import Sampler
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.backends import Path
+from cocoa_engine.model.callables import Criterion, Processor
 
 
 @dataclass
@@ -36,8 +36,8 @@ class Rules:
     eos: frozenset[int]
     stop_texts: tuple[str, ...] = ()
     stop_ids: frozenset[int] = frozenset()
-    processors: Sequence[Callable[..., Any]] = ()
-    criteria: Sequence[Callable[..., Any]] = ()
+    processors: Sequence[Processor] = ()
+    criteria: Sequence[Criterion] = ()
     window_left: int | None = None
     generator: torch.Generator | None = None
     sampler: Sampler | None = None
@@ -81,7 +81,7 @@ class Rules:
         return any(_all_true(criterion, criterion(ids, None)) for criterion in self.criteria)
 
 
-def _all_true(criterion: Callable[..., Any], met: Any) -> bool:
+def _all_true(criterion: Criterion, met: object) -> bool:
     if not isinstance(met, (bool, Tensor)):
         raise ConfigError(f"the stopping criterion {type(criterion).__name__} must return a bool or a bool tensor.")
     return bool(torch.as_tensor(met).all())

@@ -67,7 +67,7 @@ def log_probs_and_scores(
 
 def _score(config: CocoaConfig, log_prob: float, con_mlds: float, f_mlds: float, pmi: float) -> float:
     score = METHODS[config.method].score(log_prob, ranking_mlds(config, con_mlds, f_mlds), config.alpha)
-    return score + config.diver_weight * pmi
+    return equations.diver(score, pmi, config.diver_weight)
 
 
 def best_candidate(config: CocoaConfig, scores: Sequence[float], ended: Sequence[bool]) -> int:

@@ -22,7 +22,8 @@ def row_statistics(logits: Tensor, best: Tensor) -> RowStatistics:
     """Log-normalizer and entropy of each row of logits.
 
     With x = logits - best and Z = sum(e^x), the entropy is log Z - sum(x e^x) / Z. This form stays accurate if one
-    token has nearly all of the probability. (torch's softmax kernels sum less accurately than ``sum``.)
+    token has nearly all of the probability. (torch's softmax kernels sum less accurately than ``sum``.) It is
+    :func:`.equations.entropy` for the decode loop: the log-probabilities of all tokens are not needed for it.
 
     Args:
         logits: ``[W, V]`` float32.

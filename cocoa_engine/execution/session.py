@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.execution.backends import Backend, Chosen, choose, state_of
@@ -12,6 +12,9 @@ from cocoa_engine.forks import require_process
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.tokenizer import Tokens
 from cocoa_engine.runtime import Runtime
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class SessionOwner(Protocol):
@@ -48,7 +51,13 @@ class Session:
         UnsupportedModelError: the model is not a causal language model, or has fewer than 3 layers.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, runtime: Runtime, model_name: str | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        runtime: Runtime,
+        model_name: str | None = None,
+    ) -> None:
         self._process = os.getpid()
         self.model = LanguageModel(model)
         self.tokens = Tokens(tokenizer)

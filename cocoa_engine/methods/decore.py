@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import TYPE_CHECKING
 
+from cocoa_engine import equations
 from cocoa_engine.errors import UnsupportedModelError
 from cocoa_engine.methods.base import ContrastingMethod
 from cocoa_engine.methods.retrieval_heads import heads_per_layer, masked_heads
@@ -36,7 +36,4 @@ class Decore(ContrastingMethod):
         return masked_heads(config.decore_heads, config.decore_masked_heads, model.num_layers, num_heads, model)
 
     def contrast(self, logits: Tensor, others: Tensor, config: CocoaConfig) -> Tensor:
-        log_p, masked = logits.log_softmax(-1), others[0].log_softmax(-1)
-        entropy = -(log_p.exp() * log_p).nan_to_num(0.0).sum(-1, keepdim=True)  # [W, 1]
-        contrast = (1 + entropy) * log_p - entropy * masked
-        return contrast.masked_fill(logits == -inf, -inf).log_softmax(-1)
+        return equations.decore_contrast(logits, others[0])

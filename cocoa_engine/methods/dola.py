@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf, log
 from typing import TYPE_CHECKING
 
+from cocoa_engine import equations
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.methods.base import ContrastingMethod
 
@@ -35,15 +36,7 @@ class Dola(ContrastingMethod):
             raise ConfigError(f"{error}.") from None
 
     def contrast(self, logits: Tensor, others: Tensor, config: CocoaConfig) -> Tensor:
-        final, early = logits.log_softmax(-1), others.log_softmax(-1)
-        p, q = final.exp(), early.exp()
-        middle = (p + q) / 2
-        log_middle = middle.log()
-        # 0 * log 0 is 0, also where both probabilities are 0
-        divergence = (middle * (2 * log_middle - final - early)).nan_to_num(0.0).sum(-1) / 2  # [K, W]
-        chosen = divergence.argmax(0)  # [W]
-        rows = chosen[None, :, None].expand(1, *logits.shape)
-        return (final - early.gather(0, rows)[0]).masked_fill(logits == -inf, -inf)
+        return equations.dola_contrast(logits, others)
 
     def plausible(self, logits: Tensor, config: CocoaConfig) -> Tensor:
         below = log(config.dola_relative_top) if config.dola_relative_top > 0 else -inf

@@ -19,6 +19,8 @@ from transformers import (
     MinNewTokensLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
     SuppressTokensAtBeginLogitsProcessor,
@@ -41,7 +43,9 @@ def valid_generation_config() -> Iterator[None]:
         raise ConfigError(f"the generation config cannot be used: {error}. Correct its value, or remove it.") from error
 
 
-def eos_token_ids(model: Any, tokenizer: Any, config: Any = None) -> frozenset[int]:
+def eos_token_ids(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: GenerationConfig | None = None
+) -> frozenset[int]:
     """The ids of the tokens that end a text, from the generation config if there is one, otherwise the tokenizer's.
 
     Args:
@@ -53,19 +57,19 @@ def eos_token_ids(model: Any, tokenizer: Any, config: Any = None) -> frozenset[i
     return frozenset([value] if isinstance(value, int) else map(int, value))
 
 
-def stop_texts(model: Any, config: Any = None) -> tuple[str, ...]:
+def stop_texts(model: PreTrainedModel, config: GenerationConfig | None = None) -> tuple[str, ...]:
     """The ``stop_strings`` of the generation config. `None` uses the model's own config."""
     value = getattr(config or getattr(model, "generation_config", None), "stop_strings", None) or ()
     return (value,) if isinstance(value, str) else tuple(value)
 
 
 def logits_processors(
-    model: Any,
+    model: PreTrainedModel,
     eos: frozenset[int],
     prompt: Sequence[int],
     max_new_tokens: int,
     repetition_penalty: float | None = None,
-    config: Any = None,
+    config: GenerationConfig | None = None,
 ) -> LogitsProcessorList:
     """The logits processors that ``generate(do_sample=False)`` builds from a generation config, in the same order.
 

@@ -14,6 +14,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
@@ -185,7 +186,7 @@ def _name(tensor: str) -> str | None:
     return f"model.layers.{parts[1]}.{_TENSORS[parts[2]]}.{parts[3]}"
 
 
-def _weight(file: GgufFile, name: str, config: Any) -> Tensor:
+def _weight(file: GgufFile, name: str, config: PreTrainedConfig) -> Tensor:
     entry = file.tensors[name]
     weight: Tensor = file.floats(name) if entry.kind == "F32" else file.blocks(name)
     part = name.split(".")[-2]
@@ -201,7 +202,7 @@ def _unpermuted(rows: Tensor, heads: int) -> Tensor:
     return rows.view(heads, count // heads // 2, 2, size).transpose(1, 2).reshape(count, size)
 
 
-def _config(file: GgufFile) -> Any:
+def _config(file: GgufFile) -> PreTrainedConfig:
     found = file.metadata
     architecture = found["general.architecture"]
 

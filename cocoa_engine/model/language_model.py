@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from transformers import MODEL_FOR_MASKED_LM_MAPPING, PreTrainedModel
+from transformers import MODEL_FOR_MASKED_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from cocoa_engine.errors import UnsupportedModelError
 from cocoa_engine.forks import free_in_child
@@ -45,7 +45,7 @@ class LanguageModel:
         UnsupportedModelError: it is not a decoder-only causal language model, or has fewer than 3 layers.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.config = _text_config(model)
         self.decoder, self.layers = _decoder_and_layers(model, self.config)
@@ -132,7 +132,7 @@ class LanguageModel:
                     module.training = True
 
 
-def attention_heads(config: Any) -> int | None:
+def attention_heads(config: PreTrainedConfig) -> int | None:
     """The number of attention heads of each layer; `None` if the config has none, or another number in each layer."""
     try:
         count = getattr(config, "num_attention_heads", None)
@@ -144,7 +144,7 @@ def attention_heads(config: Any) -> int | None:
 WINDOW_FIELDS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
-def context_window_of(config: Any) -> int | None:
+def context_window_of(config: PreTrainedConfig) -> int | None:
     """The maximum number of tokens in a sequence, from a model's config; `None` if the config does not state it."""
     text_config = _text_part(config)
     values = (getattr(text_config, name, None) for name in WINDOW_FIELDS)
@@ -166,7 +166,7 @@ MAX_LAYERS = 1000
 NEEDED = "a decoder-only causal language model is needed, such as Llama, Mistral, Qwen, Gemma, Phi or GPT-2"
 
 
-def require_decoder_only(config: Any, name: str) -> None:
+def require_decoder_only(config: PreTrainedConfig, name: str) -> None:
     """Check from its config alone that a model is decoder-only and has at least 3 layers.
 
     Args:
@@ -200,7 +200,7 @@ def _unwrapped(model: Any) -> Any:
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
-def _text_config(model: Any) -> Any:
+def _text_config(model: Any) -> PreTrainedConfig:
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "get_output_embeddings"):
         raise UnsupportedModelError(
@@ -214,12 +214,12 @@ def _text_config(model: Any) -> Any:
     return _text_part(config)
 
 
-def _text_part(config: Any) -> Any:
+def _text_part(config: PreTrainedConfig) -> PreTrainedConfig:
     """The text config of a multi-modal model's config; other configs are returned unchanged."""
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 
-def _decoder_and_layers(model: Any, config: Any) -> tuple[nn.Module, list[nn.Module]]:
+def _decoder_and_layers(model: PreTrainedModel, config: PreTrainedConfig) -> tuple[nn.Module, list[nn.Module]]:
     """The module that runs the decoder layers and the final norm, and those layers in order."""
     count = getattr(config, "num_hidden_layers", None)
     # in some models the decoder is what computes the logits
@@ -235,7 +235,7 @@ def _decoder_and_layers(model: Any, config: Any) -> tuple[nn.Module, list[nn.Mod
     )
 
 
-def _with_final_norm(owner: nn.Module, root: nn.Module, model: Any) -> nn.Module:
+def _with_final_norm(owner: nn.Module, root: nn.Module, model: PreTrainedModel) -> nn.Module:
     """The module that runs the layers of ``owner`` and then the final norm, which some models have outside of it."""
     if isinstance(owner, PreTrainedModel):
         return owner

@@ -5,6 +5,7 @@ This module does not import torch or transformers, so that the command line star
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,11 +21,15 @@ else:
     Dtype = DeviceMap = Any
 
 
+TENSOR_PARALLELISM = ("tp_plan", "distributed_config")
+"""Options of transformers that divide every layer among processes. None of them goes with a ``device_map``."""
+
+
 class LoadOptions(BaseModel):
     """The options of :meth:`CocoaEngine.from_pretrained`, as fields. Adapters inherit them.
 
     ``device_map`` defaults to ``"auto"``: the GPUs of the machine if there are any, otherwise the CPU.
-    :func:`loading_arguments` resolves it. `None` is always the CPU.
+    :func:`resolve_device_map` resolves it. `None` is always the CPU.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
@@ -64,12 +69,21 @@ class LoadOptions(BaseModel):
 def loading_arguments(options: LoadOptions) -> dict[str, Any]:
     """The options as keyword arguments of :meth:`CocoaEngine.from_pretrained`, with ``device_map`` resolved."""
     arguments = {name: getattr(options, name) for name in LoadOptions.model_fields}
-    return {**arguments, "device_map": resolve_device_map(options.device_map)}
+    return {**arguments, "device_map": resolve_device_map(options.device_map, options.model_kwargs)}
 
 
-def resolve_device_map(device_map: DeviceMap) -> DeviceMap:
-    """`None` (the CPU) for ``"auto"`` on a machine without a GPU; every other value is returned unchanged."""
-    return None if device_map == "auto" and not _has_gpu() else device_map
+def resolve_device_map(device_map: DeviceMap, model_kwargs: Container[str] = ()) -> DeviceMap:
+    """Where the layers go if ``device_map`` is ``"auto"``. Every other value is returned unchanged.
+
+    It is `None` on a machine without a GPU, which is the CPU, and with tensor parallelism, which places the weights.
+
+    Args:
+        device_map: the option.
+        model_kwargs: the options of the model's ``from_pretrained``.
+    """
+    if device_map != "auto":
+        return device_map
+    return None if not _has_gpu() or any(name in model_kwargs for name in TENSOR_PARALLELISM) else "auto"
 
 
 def default_of(name: str) -> Any:

@@ -19,6 +19,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -29,6 +30,7 @@ from cocoa_engine.model import embedded, gguf_model
 from cocoa_engine.model.gguf_files import locate
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import NEEDED, WINDOW_FIELDS, context_window_of, require_decoder_only
+from cocoa_engine.model.load_options import DeviceMap, resolve_device_map
 from cocoa_engine.safe_text import short_repr
 
 logger = logging.getLogger(__name__)
@@ -49,7 +51,7 @@ def load_pretrained(
     *,
     tokenizer_name: str | os.PathLike[str] | None = None,
     dtype: str | torch.dtype = "auto",
-    device_map: Any = None,
+    device_map: DeviceMap = "auto",
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
     keeps_blocks: Callable[[], bool] = lambda: False,
@@ -64,7 +66,8 @@ def load_pretrained(
             loads the embedded default or, if it is not installed, the same model from the Hub.
         tokenizer_name: Hub id or local folder of the tokenizer. `None` loads the model's tokenizer.
         dtype: ``"auto"`` (the checkpoint's dtype), ``"float32"``, ``"bfloat16"``, ``"float16"`` or a torch dtype.
-        device_map: where the layers are placed, as in transformers. `None` is the CPU.
+        device_map: where the layers are placed, as in transformers. ``"auto"``: on the GPUs if there are any, otherwise
+            on the CPU. `None` is the CPU.
         trust_remote_code: run Python code that comes with the checkpoint.
         allow_pickle: read weights from pickle files (``.bin``, ``.pt``) if there are no safetensors.
         keeps_blocks: asked for a GGUF file that is loaded on the CPU with ``dtype="auto"``: whether its weights stay in
@@ -82,8 +85,14 @@ def load_pretrained(
         UnsupportedModelError: the checkpoint is not a decoder-only causal language model.
         ConfigError: an option is unknown or has a wrong value.
     """
-    options = {"dtype": dtype, "device_map": device_map, "trust_remote_code": trust_remote_code}
-    options |= {**(model_kwargs or {}), **more_model_kwargs}
+    given = {**(model_kwargs or {}), **more_model_kwargs}
+    device_map = resolve_device_map(device_map, given)
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "device_map": device_map,
+        "trust_remote_code": trust_remote_code,
+        **given,
+    }
     if "torch_dtype" in options:  # the older name
         options["dtype"] = options.pop("torch_dtype")
     options["dtype"] = _dtype(options["dtype"])
@@ -147,7 +156,7 @@ def read_context_window(
         return None
 
 
-def require_causal_lm(config: Any, name: str) -> None:
+def require_causal_lm(config: PreTrainedConfig, name: str) -> None:
     """Check from the config alone that a model is a causal language model.
 
     Raises:
@@ -250,7 +259,7 @@ def _load_blocks(
     return gguf_model.load(file), tokenizer
 
 
-def load_tokenizer(name: str, options: dict[str, Any]) -> Any:
+def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBase:
     """Load a tokenizer by name with transformers' options.
 
     Raises:
@@ -334,7 +343,7 @@ def _pick(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: options[name] for name in names if name in options}
 
 
-def _needs_remote_code(config: Any) -> bool:
+def _needs_remote_code(config: PreTrainedConfig) -> bool:
     """Whether the checkpoint brings code for its causal class, and transformers has no class for it."""
     auto_map = getattr(config, "auto_map", None) or {}
     return "AutoModelForCausalLM" in auto_map and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.errors import ChatTemplateError, UnsupportedModelError
 from cocoa_engine.forks import free_in_child
 from cocoa_engine.model.text import require_unicode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class Tokens:
@@ -22,7 +25,7 @@ class Tokens:
         UnsupportedModelError: ``tokenizer`` is not a tokenizer.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         if not callable(tokenizer) or not hasattr(tokenizer, "decode"):
             raise UnsupportedModelError(
                 f"the tokenizer is a {type(tokenizer).__name__}; pass e.g. AutoTokenizer.from_pretrained(...)."
@@ -125,7 +128,7 @@ class Tokens:
             raise ChatTemplateError(f"the chat template rejects these messages: {fault}") from fault
 
 
-def _copy(tokenizer: Any) -> Any:
+def _copy(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     try:
         return copy.deepcopy(tokenizer)
     except Exception:  # a user's class that cannot be copied is used directly

@@ -106,7 +106,7 @@ class ReliabilityBin(Protocol):
 
 
 class Reliability(Protocol):
-    """How well a risk is calibrated; :class:`~cocoa_engine.calibration.calibrator.Validation` is one."""
+    """How well a risk is calibrated; :class:`~cocoa_engine.calibration.validation.Validation` is one."""
 
     @property
     def items(self) -> int: ...

@@ -6,7 +6,7 @@ import torch
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.request import capture_spec
-from cocoa_engine.equations import disagreement
+from cocoa_engine.equations import disagreement, mean_pooled
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.execution.session import Session
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
@@ -59,7 +59,7 @@ def layer_curve(model: LanguageModel, before: list[int], span: Span, config: Coc
     every = CaptureSpec(0, model.num_layers, config.final_layer)
     with model.exclusive(), capture(model, every, keep=slice(len(before), None)) as captured:
         model.forward(token_ids, logits_to_keep=1, **inputs)
-        layers = captured.stacked(model.device)[:-1, 0].mean(dim=1)  # [L + 1, d]
+        layers = mean_pooled(captured.stacked(model.device)[:-1, 0])  # [L + 1, d]
     return LayerCurve(
         text=span.text,
         consecutive=disagreement(layers[:-1], layers[1:]).tolist(),

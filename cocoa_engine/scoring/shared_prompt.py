@@ -14,6 +14,7 @@ from cocoa_engine.decoding.branch import DecidedSpan, passage_means
 from cocoa_engine.decoding.span_scoring import log_prob_and_score, mlds
 from cocoa_engine.decoding.state_reader import StateReader
 from cocoa_engine.decoding.token_statistics import TokenStatistics, most_probable, token_statistics
+from cocoa_engine.equations import mean_pooled_sum
 from cocoa_engine.errors import NonFiniteLogitsError
 from cocoa_engine.execution.backends import Backend
 from cocoa_engine.execution.backends.recompute import Recompute
@@ -73,7 +74,7 @@ def score_texts(
             measured = _measure(group, config.top_logprobs)
             if not all(-float("inf") < value <= 0 for one in measured for value in one.tokens.log_probs):
                 _raise_of_first_bad(backend, prompt, texts, group.numbers, config, capture)
-            pooled = torch.stack([one.hidden / len(one.tokens.log_probs) for one in measured], dim=1)
+            pooled = torch.stack([mean_pooled_sum(one.hidden, len(one.tokens.log_probs)) for one in measured], dim=1)
             con, f = mlds(reader.of_mlds(pooled))
             probe: Sequence[float | None] = reader.probe_scores(pooled) or [None] * len(measured)
             for number, one, c, final, probed in zip(group.numbers, measured, con, f, probe, strict=True):

@@ -14,6 +14,7 @@ from cocoa_engine.decoding.branch import DecidedSpan, passage_means
 from cocoa_engine.decoding.span_scoring import log_prob_and_score, mlds
 from cocoa_engine.decoding.state_reader import StateReader
 from cocoa_engine.decoding.token_statistics import TokenStatistics, most_probable, token_statistics
+from cocoa_engine.equations import mean_pooled
 from cocoa_engine.errors import NonFiniteLogitsError
 from cocoa_engine.execution.forward.observed_attention import observed_attention
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
@@ -115,7 +116,7 @@ def _score(
         top = _most_probable_in_chunks(predicting, config.top_logprobs)
         lengths = divide(statistics, predicting)
         states = torch.split(captured.stacked(logits.device)[:, 0], lengths, dim=1)
-        pooled = torch.stack([state.mean(dim=1) for state in states], dim=1)  # [captured layers + 1, B, d]
+        pooled = torch.stack([mean_pooled(state) for state in states], dim=1)  # [captured layers + 1, B, d]
         reader = StateReader.of(spec, calibrator)
         con, f = mlds(reader.of_mlds(pooled))
         scores = reader.probe_scores(pooled)

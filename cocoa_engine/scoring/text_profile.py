@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.answer_history import AnswerHistory
 from cocoa_engine.decoding.token_statistics import token_statistics
-from cocoa_engine.equations import con_mlds_of, disagreement, f_mlds_of
+from cocoa_engine.equations import con_mlds_of, disagreement, f_mlds_of, mean_pooled
 from cocoa_engine.errors import NonFiniteLogitsError, UnsupportedModelError
 from cocoa_engine.execution.session import Session
 from cocoa_engine.methods.retrieval_heads import source_heads
@@ -74,8 +74,8 @@ class TextProfile:
 
     def span(self, start: int, end: int) -> LayerProfile:
         """The disagreements of the tokens ``start`` to ``end`` (exclusive) as one mean-pooled span."""
-        states = self.states[:, start:end].mean(dim=1, keepdim=True)
-        return LayerProfile.of(states, self.normed[start:end].mean(dim=0, keepdim=True))
+        states, normed = self.states[:, start:end], self.normed[start:end]
+        return LayerProfile.of(mean_pooled(states)[:, None], mean_pooled(normed)[None])
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from cocoa_engine.datasets import LabelledText
+from cocoa_engine.equations import improbability
 from cocoa_engine.errors import DataError
 from cocoa_engine.studies.signal.ranking import Bootstrap, Interval, Ranked, interval
 from cocoa_engine.studies.signal.segments import TeacherForced, begins_span
@@ -161,7 +162,7 @@ def _add(answer: TokenValues, columns: dict[tuple[str, str, Score], _Column], hi
 def _token_scores(answer: TokenValues, score: Score) -> list[float]:
     if score == "source attention":
         return [-value for value in answer.source_attention]
-    return [-math.expm1(value) for value in answer.log_probs]
+    return [improbability(value) for value in answer.log_probs]
 
 
 def _is_wrong(part: Range, text: str, wrong: Sequence[bool]) -> bool:

@@ -7,9 +7,9 @@ that no other rule has reached.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.span_scoring import best_candidate, log_probs_and_scores
@@ -19,6 +19,8 @@ from cocoa_engine.model.generation_config import eos_token_ids
 from cocoa_engine.spans import FinishReason, Span
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from cocoa_engine.engine import CocoaEngine
 
 MAY_DIFFER = frozenset({"method", "metric", "alpha", "span_log_prob"})
@@ -136,7 +138,7 @@ class Replay:
         if method.needs_own_passes:
             raise ConfigError(f"method={config.method!r} needs forward passes of its own and cannot be replayed")
 
-    def _spans(self, start: Prefix, config: CocoaConfig) -> Any:
+    def _spans(self, start: Prefix, config: CocoaConfig) -> Iterator[Span]:
         """Decode after a prefix, span by span. The prefix is part of the prompt; stop texts may begin in it."""
         rest = config.replace(max_new_tokens=self._limit - len(start), stop=())
         with self._engine.stream(
@@ -144,7 +146,7 @@ class Replay:
         ) as stream:
             yield from stream
 
-    def _at_stop_text(self, ids: Any, _scores: Any) -> bool:
+    def _at_stop_text(self, ids: Tensor, _scores: object) -> bool:
         return self._stop_at(self._decode(ids[0, len(self._prompt) :].tolist())) is not None
 
     def _stop_at(self, text: str) -> int | None:

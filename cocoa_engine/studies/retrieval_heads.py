@@ -22,6 +22,7 @@ from cocoa_engine.errors import PromptError, UnsupportedModelError
 from cocoa_engine.execution.backends.shared_cache import SharedCache, SharedTree
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, ScoredHead
 from cocoa_engine.model.generation_config import eos_token_ids
+from cocoa_engine.scoring.text_tree import opened
 from cocoa_engine.studies.haystack import HAY, NEEDLES, Needle
 
 LENGTHS = (256, 512, 1024)
@@ -30,7 +31,7 @@ RECALLED = 0.5
 """A run counts if the ROUGE-1 recall of the needle in the answer is above this."""
 
 
-class _Run(NamedTuple):
+class HiddenNeedle(NamedTuple):
     prompt: list[int]
     needle: range  # its positions in the prompt
 
@@ -65,7 +66,7 @@ def find_retrieval_heads(
     runs = [(length, depth, needle) for length in lengths for depth in depths for needle in NEEDLES]
     samples = 0
     for number, (length, depth, needle) in enumerate(runs):
-        run = _hidden(engine, needle, length, depth)
+        run = hide(engine, needle, length, depth)
         scores, answer = _answered(engine, backend, run)
         if _recall(needle.text, answer) > RECALLED:
             total += scores
@@ -88,7 +89,7 @@ def find_retrieval_heads(
     )
 
 
-def _hidden(engine: CocoaEngine, needle: Needle, length: int, depth: float) -> _Run:
+def hide(engine: CocoaEngine, needle: Needle, length: int, depth: float) -> HiddenNeedle:
     """A prompt of about ``length`` tokens that contains the needle, and the needle's positions."""
     hay = engine.encode(" ".join(HAY), add_special_tokens=False)
     hay = (hay * (length // len(hay) + 1))[:length]
@@ -106,7 +107,7 @@ def _hidden(engine: CocoaEngine, needle: Needle, length: int, depth: float) -> _
         raise PromptError(
             f"a text of {length} tokens does not fit the model's context window of {window}; give shorter --lengths."
         )
-    return _Run(prompt, _positions(engine, prompt, needle.text))
+    return HiddenNeedle(prompt, _positions(engine, prompt, needle.text))
 
 
 def _positions(engine: CocoaEngine, prompt: list[int], needle: str) -> range:
@@ -120,15 +121,15 @@ def _positions(engine: CocoaEngine, prompt: list[int], needle: str) -> range:
     return range(start, end)
 
 
-def _answered(engine: CocoaEngine, backend: SharedCache, run: _Run) -> tuple[Tensor, str]:
+def _answered(engine: CocoaEngine, backend: SharedCache, run: HiddenNeedle) -> tuple[Tensor, str]:
     """Answer greedily. Returns the score of each head, ``[L, heads]``, and the answer's text."""
     model = backend.model
     scores = torch.zeros(model.num_layers, int(model.config.num_attention_heads), dtype=torch.float64)
     prompt_ids = torch.tensor(run.prompt)
     ends = eos_token_ids(model.model, engine.tokenizer)
-    (tree,) = backend.open([run.prompt[:-1]], 2 * len(run.needle) + 16, capture_spec(backend.model, CocoaConfig()))
-    assert isinstance(tree, SharedTree)
-    try:
+    reserve = 2 * len(run.needle) + 16
+    with opened(backend, run.prompt[:-1], reserve, capture_spec(model, CocoaConfig())) as tree:
+        assert isinstance(tree, SharedTree)
         backend.prefill(tree)
         token_id, answer = run.prompt[-1], list[int]()
         while len(answer) < 2 * len(run.needle) + 8:
@@ -144,8 +145,6 @@ def _answered(engine: CocoaEngine, backend: SharedCache, run: _Run) -> tuple[Ten
                 inside = (positions >= run.needle.start) & (positions < run.needle.stop)
                 copied = prompt_ids[positions.clamp(max=len(run.prompt) - 1)] == token_id
                 scores[layer] += (inside & copied) / len(run.needle)
-    finally:
-        tree.close()
     return scores.clamp(max=1), engine.decode(answer)
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import exp, inf, isfinite, log
+from math import inf, isfinite, log
 from statistics import median
 from typing import Literal
 
+from cocoa_engine.equations import improbability
 from cocoa_engine.units.claims import ClaimKind, ClaimRange, claim_ranges
 from cocoa_engine.units.competing import competing
 from cocoa_engine.units.sentences import sentence_ranges
@@ -170,7 +171,7 @@ class MeasuredText:
         attention = _attention(tokens)
         if attention is not None:
             return _rank(claim.risk or 0.0), -attention
-        return _rank(claim.risk or 0.0), 1 - exp(min((token.log_prob for token in tokens), default=0.0))
+        return _rank(claim.risk or 0.0), improbability(min((token.log_prob for token in tokens), default=0.0))
 
 
 def riskiest(risks: Iterable[float | None]) -> float | None:

@@ -109,7 +109,7 @@ def factscore_run(
                 advance(1)
 
         splits = {
-            answer: Asked.of(asking.name, _SPLIT.substitute(summary=row["answer"]), _facts)
+            answer: Asked.of(asking.name, _SPLIT.substitute(summary=row["answer"]), facts_of)
             for answer, row in run.rows.items()
             if row["answer"]
         }
@@ -196,7 +196,7 @@ def _summary(
     return summary
 
 
-def _facts(reply: str) -> list[str] | None:
+def facts_of(reply: str) -> list[str] | None:
     """The facts in a reply: its first JSON array of texts, with or without text around it."""
     start = reply.find("[")
     while start >= 0:

@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 
 JUDGEMENTS, JUDGED, JUDGED_TABLE = "judgements.jsonl", "judged.json", "judged.md"
 
-_TRUTH, _INFO = Column("truth", "Truth. (%)"), Column("info", "Info. (%)")
-_COLUMNS = {
+TRUTH, _INFO = Column("truth", "Truth. (%)"), Column("info", "Info. (%)")
+"""The first is the column of tasks that are not in :data:`COLUMNS`."""
+
+COLUMNS = {
     "truthfulqa_gen": (
-        _TRUTH,
+        TRUTH,
         _INFO,
         Column("rejected", "Rej. rate (%)", better="less"),
         Column("truth_and_info", "T×I (%)"),
@@ -111,7 +113,7 @@ def judge_run(
 def judged_report(results: Mapping[str, Any], paper_model: str | None = None) -> Report:
     """The tables and notes of the result of :func:`judge_run`."""
     task = str(results["settings"]["task"])
-    made = report(replace(TASKS[task], columns=_COLUMNS.get(task, (_TRUTH,))), results, paper_model)
+    made = report(replace(TASKS[task], columns=COLUMNS.get(task, (TRUTH,))), results, paper_model)
     unjudged = sum(arm["unjudged"] for arm in results["arms"])
     made.notes.append(
         f"Judge: {results['judge']}. Answers without a verdict, which count as neither true nor informative: "

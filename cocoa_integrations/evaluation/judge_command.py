@@ -62,7 +62,7 @@ def judge(
         raise ConfigError("--labels is for judged answers, not for --factscore")
     if gamma is not None and not factscore:
         raise ConfigError("--gamma is the length penalty of --factscore")
-    model = _chat_model(judge)
+    model = chat_model(judge)
     kept = on_interrupt(f"the verdicts so far are kept in {folder}: repeat the command to resume")
     if factscore:
         with kept, progress_bar("FActScore") as (begin, advance):
@@ -95,7 +95,13 @@ def judge(
     show(judged_report(results, paper_model), as_markdown=markdown)
 
 
-def _chat_model(name: str) -> BaseChatModel:
+def chat_model(name: str) -> BaseChatModel:
+    """The chat model of a judge, ``provider:model``.
+
+    Raises:
+        MissingExtraError: its package is not installed.
+        ConfigError: its key is missing, or its name is not known.
+    """
     chat_models = need("langchain.chat_models", extra="agents", what="cocoa judge")
     try:
         model: BaseChatModel = chat_models.init_chat_model(name, temperature=0.0)

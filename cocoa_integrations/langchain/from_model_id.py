@@ -8,7 +8,7 @@ from typing import Any
 from typing_extensions import Self
 
 from cocoa_engine.errors import ConfigError
-from cocoa_engine.model.load_options import LoadOptions
+from cocoa_engine.model.load_options import DeviceMap, LoadOptions
 
 BACKENDS = ("default", "pipeline")
 TASKS = (None, "text-generation")
@@ -24,7 +24,7 @@ class FromModelId:
         task: str | None = None,
         backend: str = "default",
         device: int | str | None = None,
-        device_map: Any = None,
+        device_map: DeviceMap = None,
         model_kwargs: dict[str, Any] | None = None,
         pipeline_kwargs: dict[str, Any] | None = None,
         batch_size: int | None = None,
@@ -67,7 +67,7 @@ def _options_of_model_id(
     task: str | None,
     backend: str,
     device: int | str | None,
-    device_map: Any,
+    device_map: DeviceMap,
     pipeline_kwargs: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """The options of the constructor.

@@ -118,7 +118,7 @@ class RiskGate(Runnable[Any, Any]):
             raise self.limit.error(report)
         if self.on_risk == "abstain":
             return self.with_gate_entry(with_text(_without_tool_calls(answer), self.answer), report)
-        return self.with_gate_entry(self._marked(answer, report["spans"], report), report)
+        return self.with_gate_entry(self.marked(answer, report["spans"], report), report)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Apply the gate to a complete answer; see :meth:`passed`."""
@@ -157,7 +157,7 @@ class RiskGate(Runnable[Any, Any]):
         for passed in stream.end():
             yield passed
 
-    def _marked(self, answer: A, spans: list[dict[str, Any]], report: dict[str, Any] | None = None) -> A:
+    def marked(self, answer: A, spans: list[dict[str, Any]], report: dict[str, Any] | None = None) -> A:
         """An answer or a chunk with marks around its risky spans, claims or sentences."""
         if _calls_tools(answer):
             return answer
@@ -207,7 +207,7 @@ class _Stream:
     def _marked(self, chunk: BaseMessage) -> BaseMessage:
         self._last, report = chunk, find_risk(chunk)
         if self._gate.limit.risky(spans := get_spans(chunk)):
-            chunk = self._gate._marked(chunk, spans)
+            chunk = self._gate.marked(chunk, spans)
         if report is not None:
             self._reported = True
             if self._gate.limit.reached(report):

@@ -25,6 +25,9 @@ class LLMWithRisk(Runnable[LanguageModelInput, dict[str, Any]]):
         llm: the model that answers.
     """
 
+    # `invoke` of LangChain's models calls `_convert_input`, which has no public name. `generate_prompt` takes its
+    # result and, unlike `invoke`, returns the report.
+
     def __init__(self, llm: BaseLLM) -> None:
         self.llm = llm
 

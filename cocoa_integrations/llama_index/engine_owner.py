@@ -17,7 +17,8 @@ from cocoa_integrations._shared.workers import in_worker
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-WEIGHTS = ("dtype", "device_map", "allow_pickle", "model_kwargs")
+_OTHERS = ("model_name", "tokenizer_name", "trust_remote_code", "tokenizer_kwargs", "runtime", "calibrator")
+WEIGHTS = [name for name in LoadOptions.model_fields if name not in _OTHERS]
 """Options that have no effect on a model that is loaded already."""
 
 
@@ -39,8 +40,8 @@ class EngineOwner(LoadOptions):
     """What loaded it; ``None`` if it was given."""
 
     _given: CocoaEngine | None = PrivateAttr(default=None)
-    _model: Any = PrivateAttr(default=None)
-    _tokenizer: Any = PrivateAttr(default=None)
+    _model: PreTrainedModel | None = PrivateAttr(default=None)
+    _tokenizer: PreTrainedTokenizerBase | None = PrivateAttr(default=None)
 
     def model_post_init(self, context: Any, /) -> None:
         """Call those of the other base classes too. pydantic defines one for private attributes that does not."""

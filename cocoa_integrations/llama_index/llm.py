@@ -34,6 +34,7 @@ from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, PromptError, SpanStream
 from cocoa_engine.messages import explain
+from cocoa_engine.model.callables import Processor
 from cocoa_engine.model.loading import ACCESS_OPTIONS
 from cocoa_engine.model.text import require_unicode
 from cocoa_integrations._shared.async_stream import AsyncStream
@@ -406,7 +407,9 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
         current = DecodeOptions(config_of(self)).updated({"stopping_ids": self.stopping_ids or None})
         return current.updated(self.generate_kwargs).updated(options)
 
-    def _begin(self, prompt: str | list[int], decoding: DecodeOptions, processors: Sequence[Any] = ()) -> SpanStream:
+    def _begin(
+        self, prompt: str | list[int], decoding: DecodeOptions, processors: Sequence[Processor] = ()
+    ) -> SpanStream:
         config = decoding.config
         if prompt:  # the engine refuses an empty one
             prompt = self._token_ids(prompt) if isinstance(prompt, str) else prompt

@@ -23,6 +23,7 @@ from transformers import (
 
 from cocoa_engine import CocoaConfig, ConfigError
 from cocoa_engine.messages import explain
+from cocoa_engine.model.callables import Criterion, Processor
 from cocoa_integrations._shared.chat_template import OPTIONS, ChatTemplateOptions, template_options
 from cocoa_integrations._shared.settings import refuse_unknown, split_settings
 from cocoa_integrations._shared.unsupported import INSTEAD, is_without_effect, refused
@@ -63,8 +64,8 @@ class DecodeOptions:
     """
 
     config: CocoaConfig
-    processors: dict[str, list[Any]] = field(default_factory=dict)
-    criteria: dict[str, list[Any]] = field(default_factory=dict)
+    processors: dict[str, list[Processor]] = field(default_factory=dict)
+    criteria: dict[str, list[Criterion]] = field(default_factory=dict)
 
     def updated(self, options: Mapping[str, Any]) -> DecodeOptions:
         """A copy with some options replaced.

@@ -33,6 +33,7 @@ def require_reportable(engine: BaseQueryEngine) -> None:
         require_llm(ResponseMode.CONTEXT_ONLY)
     if not isinstance(synthesizer, Accumulate):
         return
+    # private: LlamaIndex has no public names for what a synthesizer was made with, nor for the modules of an engine
     compact = isinstance(synthesizer, CompactAndAccumulate)
     mode = ResponseMode.COMPACT_ACCUMULATE if compact else ResponseMode.ACCUMULATE
     if synthesizer._streaming:
@@ -62,7 +63,7 @@ def require_llm(mode: ResponseMode | str | None) -> None:
 
 def _synthesizer_of(engine: PromptMixin) -> BaseSynthesizer | None:
     """The synthesizer that writes the response of an engine, or ``None`` if the engine lists none."""
-    modules = engine._get_prompt_modules()
+    modules = engine._get_prompt_modules()  # its public `get_prompts` returns the prompts alone
     if isinstance(synthesizer := modules.get("response_synthesizer"), BaseSynthesizer):
         return synthesizer
     inner = next((modules[name] for name in _INNER if name in modules), None)

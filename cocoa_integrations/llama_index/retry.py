@@ -126,7 +126,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         tries = Tries[RESPONSE_TYPE](self._limit, self._measure)
         for number in range(len(self._alphas)):
             engine, parameters = self._engine(number)
-            if _add(tries, engine.query(query_bundle), parameters):
+            if add_try(tries, engine.query(query_bundle), parameters):
                 break
         return _best(tries)
 
@@ -134,7 +134,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         tries = Tries[RESPONSE_TYPE](self._limit, self._measure)
         for number in range(len(self._alphas)):
             engine, parameters = self._engine(number)
-            if _add(tries, await engine.aquery(query_bundle), parameters):
+            if add_try(tries, await engine.aquery(query_bundle), parameters):
                 break
         return _best(tries)
 
@@ -150,7 +150,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         return RiskQueryEngine(inner, context_lift=self._context_lift), {"alpha": alpha, "top_k": top_k}
 
 
-def _add(tries: Tries[RESPONSE_TYPE], response: RESPONSE_TYPE, parameters: dict[str, Any]) -> bool:
+def add_try(tries: Tries[RESPONSE_TYPE], response: RESPONSE_TYPE, parameters: dict[str, Any]) -> bool:
     """Add an attempt, and return whether its risk is below the threshold."""
     report = (response.metadata or {}).get(RISK_KEY)
     return tries.add(response, report, **parameters, source_nodes=len(response.source_nodes), answer=str(response))

@@ -29,7 +29,8 @@ DEFAULT_MAX_LENGTH = 2048  # for a model without a context window, as in the har
 _CERTAIN_LOG_PROB = -math.log(2)  # a token above this log-probability is the most probable one
 _CHUNK = 4  # batches of prompts between two steps of the progress bar
 _MODEL_KWARGS = (*SOURCE_OPTIONS, "attn_implementation", "quantization_config")
-_LOADING = ("dtype", "device_map", "trust_remote_code", "allow_pickle")
+_OTHERWISE = ("model_name", "tokenizer_name", "runtime", "model_kwargs", "tokenizer_kwargs", "calibrator")
+_LOADING = [name for name in LoadOptions.model_fields if name not in _OTHERWISE]  # those under their own names
 _IGNORED_SAMPLING = ("do_sample", "temperature", "top_p", "top_k", "min_p", "num_beams", "use_cache")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from cocoa_engine import CocoaConfig, Runtime
+from cocoa_engine import CocoaConfig, CocoaEngine, Runtime
 from cocoa_engine.model.load_options import LoadOptions
 from cocoa_integrations.evaluation.chunks import Chunk, Row
 from cocoa_integrations.evaluation.run import measured
@@ -56,5 +56,5 @@ def evaluate(
     return Evaluation(Pool.of(load, actors, num_cpus, num_gpus, threads))
 
 
-def _measured(task: EvalTask, shared: CocoaConfig, engine: Any, chunk: Chunk) -> list[Row]:
+def _measured(task: EvalTask, shared: CocoaConfig, engine: CocoaEngine, chunk: Chunk) -> list[Row]:
     return [row for rows in measured(engine, task, chunk, shared) for row in rows]

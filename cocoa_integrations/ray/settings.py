@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from cocoa_engine import CocoaConfig, Runtime
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import explain, unknown
-from cocoa_engine.model.load_options import LoadOptions, loading_arguments
+from cocoa_engine.model.load_options import TENSOR_PARALLELISM, LoadOptions, loading_arguments
 from cocoa_integrations.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class RaySettings(BaseModel):
     def _consistent(self) -> RaySettings:
         if self.loading.model_name not in (None, self.model):
             raise ValueError("model: name the model with `model`, not with `loading.model_name`")
-        if {"tp_plan", "distributed_config"} & self.loading.model_kwargs.keys():
+        if self.loading.model_kwargs.keys() & set(TENSOR_PARALLELISM):
             raise ValueError(
                 "loading.model_kwargs: tensor parallelism needs processes that all make the same calls, which a server "
                 "does not; give a replica several GPUs with num_gpus, and device_map='auto' divides the layers"

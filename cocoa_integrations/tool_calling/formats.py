@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cocoa_engine import CocoaEngine, json_rule
 from cocoa_engine.errors import ChatTemplateError
 from cocoa_integrations._shared.reasoning import CLOSING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class CallFormat:
     def grammar(
         self,
         functions: Sequence[Mapping[str, Any]],
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         *,
         several: bool,
         required: bool,
@@ -133,7 +136,7 @@ def template_format(engine: CocoaEngine) -> CallFormat | None:
     return LLAMA if '"parameters"' in after else None
 
 
-def after_reasoning(grammar: str, tokenizer: Any) -> str:
+def after_reasoning(grammar: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """The grammar of an answer that begins inside the reasoning: any text, the closing tag, then the given grammar."""
     closing = _term(CLOSING, tokenizer)
     lazy = "[lazy]" if closing.startswith('"') else ""
@@ -154,7 +157,7 @@ def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _term(text: str, tokenizer: Any) -> str:
+def _term(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """A text as a grammar term. An added token is written by its id, because no text matches it."""
     for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
         if token.content == text:

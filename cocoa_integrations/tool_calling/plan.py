@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from cocoa_engine import CocoaEngine, Generation, json_rule
+from cocoa_engine import CocoaEngine, Generation, GrammarProcessor, json_rule
 from cocoa_engine.errors import ChatTemplateError
 from cocoa_integrations._shared.chat_template import (
     ChatTemplateOptions,
@@ -101,7 +101,7 @@ class Plan:
         """The reasoning and the answer of a generation. Call :meth:`prompt` first."""
         return split_generation(generation, self.engine, inside=self.inside_reasoning)
 
-    def processors(self) -> list[Any]:
+    def processors(self) -> list[GrammarProcessor]:
         """The logits processor that constrains the answer; empty if any text is allowed.
 
         If the prompt ends inside the reasoning, the reasoning is free, and the answer after it is constrained.
@@ -130,7 +130,7 @@ class Plan:
         )
         return [self._constrained(grammar)]
 
-    def _constrained(self, grammar: str) -> Any:
+    def _constrained(self, grammar: str) -> GrammarProcessor:
         if self.inside_reasoning:
             grammar = after_reasoning(grammar, self.engine.tokenizer)
         return self.engine.constrain(grammar=grammar)

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cocoa_engine import CocoaConfig, CocoaEngine, CocoaError, RiskCalibrator, Runtime
-from cocoa_engine.calibration.calibrator import Settings
+from cocoa_engine.calibration.settings import Settings
 from cocoa_engine.execution.native import build
 from cocoa_engine.methods import retrieval_heads
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, known_heads

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cocoa_engine import CocoaConfig, CocoaEngine, ConfigError, Generation, RiskCalibrator
 from cocoa_engine.calibration import embedded_calibrator
-from cocoa_engine.calibration.calibrator import PROBABILITY_THRESHOLD, threshold_of
+from cocoa_engine.calibration.fitted_risk import PROBABILITY_THRESHOLD, threshold_of
 from cocoa_engine.calibration.risk_measure import RANK_THRESHOLD, TOKEN_THRESHOLD, reaches, risk_measure, token_risk
 from cocoa_engine.methods.retrieval_heads import known_heads
 from tests.helpers.made_up_risk import fitted

@@ -111,7 +111,7 @@ def test_an_answer_stops_at_a_risk(cocoa: Cocoa, engine: CocoaEngine) -> None:
     assert piped.stdout == stopped.text + "\n"
     assert piped.stderr.count("\n") == 1
     assert f"{stopped.spans[-1].risk:.3f}, reaches max_risk 0.1" in piped.stderr
-    shown = cocoa("ask", QUESTION, "--max-risk", "0.1", "--table", *SHORT).stdout
+    shown = cocoa("ask", QUESTION, "--max-risk", "0.1", "--details", *SHORT).stdout
     assert "stopped by max_risk." in " ".join(shown.split())
     assert cocoa("ask", QUESTION, "--max-risk", "0.1", "--json", *SHORT).stderr == ""
     assert "!]" in cocoa("ask", QUESTION, "--max-risk", "0.1", "--no-color", *SHORT).stdout
@@ -199,7 +199,7 @@ def test_loading_options_reach_the_loader(
 
 def test_comparison_and_table(cocoa: Cocoa, engine: CocoaEngine) -> None:
     question = "Why is the sky blue?"
-    result = cocoa("ask", question, "--compare", "greedy", "--table", *SHORT)
+    result = cocoa("ask", question, "--compare", "greedy", "--details", *SHORT)
     answer = engine.chat(messages(question), max_new_tokens=12)
     greedy = engine.chat(messages(question), max_new_tokens=12, method="greedy")
     assert answer.usage.risk_points
@@ -268,7 +268,7 @@ def test_the_bar_of_a_prompt_being_read() -> None:
 
 def test_picture(cocoa: Cocoa, tmp_path: Path) -> None:
     picture = tmp_path / "answer.svg"
-    result = cocoa("ask", QUESTION, "--svg", str(picture), "--table", *SHORT)
+    result = cocoa("ask", QUESTION, "--svg", str(picture), "--details", *SHORT)
     assert result.exit_code == 0
     words = "".join(ElementTree.parse(picture).getroot().itertext()).replace("\N{NO-BREAK SPACE}", " ")
     assert f"cocoa ask '{QUESTION}'" in words
@@ -391,5 +391,23 @@ def test_the_risk_of_an_answer_is_that_as_a_whole_or_of_its_riskiest_claim() -> 
 def test_details_are_shown_only_if_asked_for(cocoa: Cocoa) -> None:
     short = cocoa("ask", QUESTION, *SHORT, "--no-color")
     assert "fMLDS" not in short.stdout
-    for option in ("--details", "--table"):
-        assert "fMLDS" in cocoa("ask", QUESTION, *SHORT, "--no-color", option).stdout
+    detailed = cocoa("ask", QUESTION, *SHORT, "--no-color", "--details")
+    assert "fMLDS" in detailed.stdout
+    assert "is now" not in detailed.stderr
+
+
+def test_a_former_option_works_and_names_the_new_one(cocoa: Cocoa) -> None:
+    former = cocoa("ask", QUESTION, *SHORT, "--no-color", "--table", "--no-table", "--table")
+    assert "fMLDS" in former.stdout
+    assert former.stderr.splitlines() == [
+        "cocoa: warning: --table is now --details",
+        "cocoa: warning: --no-table is now --no-details",
+        "cocoa: warning: --table is now --details",
+    ]
+
+
+def test_the_value_of_an_option_may_be_a_former_option(cocoa: Cocoa) -> None:
+    for args in (("--stop", "--table", QUESTION), (f"--stop={'--table'}", "--", QUESTION)):
+        result = cocoa("ask", *SHORT, "--json", *args)
+        assert json.loads(result.stdout)["config"]["stop"] == ["--table"]
+        assert "is now" not in result.stderr

@@ -32,7 +32,7 @@ def test_json_is_the_list_of_answers_and_the_model_is_loaded_once(
 
 
 def test_answers_stand_side_by_side(cocoa: Cocoa, engine: CocoaEngine) -> None:
-    result = cocoa("compare", QUESTION, "--table", *SHORT)
+    result = cocoa("compare", QUESTION, "--details", *SHORT)
     assert result.exit_code == 0
     assert result.stdout.splitlines()[0].split() == ["greedy", "cocoa-sig"]
     assert "\x1b" not in result.stdout

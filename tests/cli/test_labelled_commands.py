@@ -14,7 +14,7 @@ import pytest
 from typer.testing import Result
 
 from cocoa_engine import CalibrationError, CalibrationWarning, CocoaEngine, RiskCalibrator
-from cocoa_engine.calibration.calibrator import Threshold
+from cocoa_engine.calibration.fitted_risk import Threshold
 from cocoa_engine.cli.app import run
 from cocoa_engine.datasets import read_labelled
 from tests.helpers import processes

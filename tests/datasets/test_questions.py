@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cocoa_engine.datasets import Question, read_questions, sample
-from cocoa_engine.errors import LabelledDataError
+from cocoa_engine.errors import DataError
 
 ROWS = [
     {"question": "Who wrote Dune?", "context": "Dune is a novel by Frank Herbert.", "answers": ["Frank Herbert"]},
@@ -37,7 +37,7 @@ def test_the_gold_passage_of_nq_is_the_context(tmp_path: Path) -> None:
     assert one.context == "By Frank Herbert."
     (none,) = read_questions(write(tmp_path / "q.jsonl", [{**rows[0], "ctxs": []}]))
     assert none.context is None
-    with pytest.raises(LabelledDataError, match="'text' is missing"):
+    with pytest.raises(DataError, match="'text' is missing"):
         read_questions(write(tmp_path / "q.jsonl", [{**rows[0], "ctxs": [{}]}]))
 
 
@@ -80,12 +80,12 @@ def test_an_answer_is_right_if_it_holds_a_known_one(answer: str, right: bool) ->
     ],
 )
 def test_what_is_no_question(row: dict[str, object], message: str, tmp_path: Path) -> None:
-    with pytest.raises(LabelledDataError, match=message):
+    with pytest.raises(DataError, match=message):
         read_questions(write(tmp_path / "q.jsonl", [row]))
 
 
 def test_no_questions(tmp_path: Path) -> None:
-    with pytest.raises(LabelledDataError, match="has no questions"):
+    with pytest.raises(DataError, match="has no questions"):
         read_questions(write(tmp_path / "q.jsonl", []))
-    with pytest.raises(LabelledDataError, match="cannot be read as parquet"):
+    with pytest.raises(DataError, match="cannot be read as parquet"):
         read_questions(write(tmp_path / "q.parquet", ROWS))

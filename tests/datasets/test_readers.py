@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cocoa_engine import LabelledDataError
+from cocoa_engine import DataError
 from cocoa_engine.datasets import LabelledText, read_labelled, sample
 
 HEADER = "Type,Category,Question,Best Answer,Correct Answers,Incorrect Answers,Source\n"
@@ -205,13 +205,13 @@ def own(**changes: Any) -> str:
     ],
 )
 def test_bad_files(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
-    with pytest.raises(LabelledDataError, match=message):
+    with pytest.raises(DataError, match=message):
         read_labelled(write(tmp_path / name, content))
 
 
 @pytest.mark.skipif(not hasattr(sys, "get_int_max_str_digits"), reason="this Python reads a number of any length")
 def test_a_number_of_too_many_digits(tmp_path: Path) -> None:
-    with pytest.raises(LabelledDataError, match="line 2 cannot be read as JSON: Exceeds the limit"):
+    with pytest.raises(DataError, match="line 2 cannot be read as JSON: Exceeds the limit"):
         read_labelled(write(tmp_path / "a.jsonl", own(id=7).replace("7", "7" * 5000)))
 
 
@@ -226,24 +226,24 @@ def test_a_whole_surrogate_pair_is_a_character(tmp_path: Path) -> None:
 
 
 def test_bad_paths_and_formats(tmp_path: Path) -> None:
-    with pytest.raises(LabelledDataError, match="no file or folder"):
+    with pytest.raises(DataError, match="no file or folder"):
         read_labelled(tmp_path / "nothing.csv")
-    with pytest.raises(LabelledDataError, match="not known"):
+    with pytest.raises(DataError, match="not known"):
         read_labelled(tmp_path)
-    with pytest.raises(LabelledDataError, match="did you mean 'truthfulqa'"):
+    with pytest.raises(DataError, match="did you mean 'truthfulqa'"):
         read_labelled(write(tmp_path / "a.csv", HEADER + ROW), "truthfulQA")
     write(tmp_path / "S" / "S.label", "1\n")
-    with pytest.raises(LabelledDataError, match=r"S\.docid cannot be read"):
+    with pytest.raises(DataError, match=r"S\.docid cannot be read"):
         read_labelled(tmp_path)
 
 
 def test_labels_and_words_must_match(tmp_path: Path) -> None:
     for name, content in {**XSUM, "label": "1 1 0\n0 0 0 0 0\n"}.items():
         write(tmp_path / f"B.{name}", content)
-    with pytest.raises(LabelledDataError, match="line 1: 4 words need as many labels 0 or 1, found 3"):
+    with pytest.raises(DataError, match="line 1: 4 words need as many labels 0 or 1, found 3"):
         read_labelled(tmp_path)
     write(tmp_path / "B.label", "1 1 0 1\n")
-    with pytest.raises(LabelledDataError, match="different numbers of lines"):
+    with pytest.raises(DataError, match="different numbers of lines"):
         read_labelled(tmp_path)
 
 

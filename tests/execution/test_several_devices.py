@@ -67,7 +67,7 @@ def test_tensor_parallelism_in_one_process_is_none(checkpoint: str) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"device_map": "auto", "distributed_config": {"tp_size": 2}}, "`device_map` are mutually exclusive"),
+        ({"device_map": "cpu", "distributed_config": {"tp_size": 2}}, "`device_map` are mutually exclusive"),
         ({"tp_plan": "auto", "distributed_config": {"tp_size": 2}}, "not both"),
     ],
 )

@@ -64,7 +64,7 @@ BASE = (
 import importlib
 import cocoa_engine, cocoa_integrations.evaluation, cocoa_integrations.tool_calling, cocoa_integrations.transformers
 from cocoa_engine.errors import CocoaError, MissingExtraError
-from cocoa_integrations.evaluation.judge_command import _chat_model
+from cocoa_integrations.evaluation.judge_command import chat_model
 from cocoa_integrations.evaluation.metrics import rouge_l
 from cocoa_engine.studies.signal.paired import paired_test
 
@@ -78,7 +78,7 @@ for extra, call in {
     "serve": lambda: importlib.import_module("cocoa_integrations.server").create_app,
     "ray": lambda: importlib.import_module("cocoa_integrations.ray").app,
     "eval": imports("cocoa_integrations.lm_eval"),
-    "agents": lambda: _chat_model("openai:gpt"),
+    "agents": lambda: chat_model("openai:gpt"),
     "tools": lambda: engine.constrain(regex="a"),
     "plot": answer.plot,
     "risk": lambda: paired_test([1.0], [2.0]),

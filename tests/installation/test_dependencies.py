@@ -42,6 +42,12 @@ EXTRA_OF_FOLDER = {
 
 INDIRECT = {"accelerate"}  # transformers imports it for device_map
 
+OF_TESTS = {"yaml": "pyyaml", "markdown-it": "markdown-it-py"}
+"""The packages of modules of the tests, where the names differ."""
+
+ELSEWHERE = {"ray", "llama-cpp"}
+"""What tests and benchmarks use only where it is installed, or in an environment of its own."""
+
 
 class Import(NamedTuple):
     """One import of a module that is neither ours nor Python's."""
@@ -70,8 +76,8 @@ def _package(module: str) -> str:
 
 
 @cache
-def _trees() -> list[tuple[str, ast.Module]]:
-    paths = [path for package in OURS for path in sorted((ROOT / package).rglob("*.py"))]
+def _trees(*folders: str) -> list[tuple[str, ast.Module]]:
+    paths = [path for folder in folders or OURS for path in sorted((ROOT / folder).rglob("*.py"))]
     return [(str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
 
 
@@ -95,13 +101,13 @@ def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
 
 
 @cache
-def _imports() -> list[Import]:
+def _imports(*folders: str) -> list[Import]:
     return [
         Import(file, getattr(node, "lineno", 0), _package(module), at_top)
-        for file, tree in _trees()
+        for file, tree in _trees(*folders)
         for node, at_top in _nodes(tree)
         for module in _modules(node)
-        if module.partition(".")[0] not in (*sys.stdlib_module_names, *OURS)
+        if module.partition(".")[0] not in (*sys.stdlib_module_names, *OURS, *folders, "docs")
     ]
 
 
@@ -148,6 +154,13 @@ def test_the_scan_finds_imports() -> None:
 def test_what_is_imported_is_declared() -> None:
     declared = {*BASE, *EXTRAS["all"], *EXTRAS["ray"]}
     assert [str(one) for one in _imports() if one.package not in declared] == []
+
+
+def test_what_tests_and_benchmarks_import_is_declared() -> None:
+    declared = {*BASE, *EXTRAS["dev"], *ELSEWHERE}
+    found = _imports("tests", "benchmarks")
+    assert {"pytest", "httpx", "markdown-it", "aiohttp"} <= {one.package for one in found}
+    assert [str(one) for one in found if OF_TESTS.get(one.package, one.package) not in declared] == []
 
 
 def test_what_is_declared_is_imported() -> None:

@@ -52,7 +52,7 @@ for module, package, extra in (
     else:
         raise AssertionError(module)
 try:
-    cocoa_integrations.evaluation.judge_command._chat_model("openai:gpt")
+    cocoa_integrations.evaluation.judge_command.chat_model("openai:gpt")
 except MissingExtraError as error:
     assert str(error) == "cocoa judge needs langchain: pip install 'cocoa-integrations[agents]'", error
 """
@@ -110,11 +110,20 @@ def test_a_package_that_lacks_something_itself_is_not_missing(tmp_path: Path, mo
 
 
 def test_old_names_are_the_same_errors() -> None:
-    assert cocoa_engine.LabelledDataError is cocoa_engine.DataError is DataError
-    with pytest.warns(DeprecationWarning, match="MissingExtraError"):
+    with pytest.warns(DeprecationWarning, match="LabelledDataError is now DataError"):
+        assert errors.LabelledDataError is cocoa_engine.DataError is DataError
+    with pytest.warns(DeprecationWarning, match="MissingPackageError is now MissingExtraError"):
         assert errors.MissingPackageError is MissingExtraError
     with pytest.raises(AttributeError, match="MissingPackagesError"):
         _ = errors.MissingPackagesError
+
+
+def test_an_old_name_of_the_package_warns_once_at_the_importing_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(vars(cocoa_engine), "LabelledDataError", raising=False)
+    with pytest.warns(DeprecationWarning, match="LabelledDataError is now DataError") as caught:
+        from cocoa_engine import LabelledDataError
+    assert LabelledDataError is DataError
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_only_what_torchao_says_at_its_import_is_dropped(caplog: pytest.LogCaptureFixture) -> None:

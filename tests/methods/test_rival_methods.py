@@ -266,7 +266,7 @@ def test_heads_score_what_they_copy(engine: CocoaEngine) -> None:
     eager.eval()
     counted = []
     for needle in NEEDLES:
-        prompt, place = retrieval_heads._hidden(engine, needle, 48, 0.4)
+        prompt, place = retrieval_heads.hide(engine, needle, 48, 0.4)
         assert needle.text in engine.decode(prompt[place.start : place.stop])
         assert needle.text not in engine.decode(prompt[place.start + 1 : place.stop])
         assert needle.text not in engine.decode(prompt[place.start : place.stop - 1])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,12 +15,17 @@ pytest.importorskip("lm_eval")
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.cli.app import app
+from cocoa_engine.cli.options import LoadOptions as CommandOptions
+from cocoa_engine.errors import ModelLoadError
+from cocoa_engine.model import loading
 from cocoa_engine.model.load_options import (
     LoadOptions,
     changed_options,
+    default_of,
     loading_arguments,
     resolve_device_map,
 )
+from cocoa_engine.model.loading import load_pretrained
 from cocoa_integrations.langchain import ChatCocoa
 from cocoa_integrations.langchain import CocoaLLM as LangChainLLM
 from cocoa_integrations.llama_index import CocoaLLM as LlamaIndexLLM
@@ -50,6 +57,22 @@ def test_the_options_are_the_parameters_of_from_pretrained() -> None:
     assert loading_arguments(LoadOptions()).keys() == LoadOptions.model_fields.keys()
 
 
+@pytest.mark.parametrize("load", [CocoaEngine.from_pretrained, load_pretrained])
+def test_the_defaults_of_parameters_are_the_declared_ones(load: Callable[..., object]) -> None:
+    parameters = inspect.signature(load).parameters
+    declared = LoadOptions.model_fields.keys() & parameters.keys()
+    assert {"dtype", "device_map", "allow_pickle", "model_kwargs"} <= declared
+    for name in declared:
+        assert (parameters[name].default or None) == (default_of(name) or None), name  # None: an empty mapping
+
+
+def test_the_command_line_has_every_option() -> None:
+    own = {"model_name", "tokenizer_name", "calibrator"}  # --model, --tokenizer and --calibrator
+    parts = {"runtime", "model_kwargs", "tokenizer_kwargs"}  # --forward, --revision, and nothing of the last
+    others = {field.name for field in dataclasses.fields(CommandOptions)}
+    assert LoadOptions.model_fields.keys() - own - parts <= others
+
+
 @pytest.mark.parametrize("model", FRAMEWORK_MODELS)
 def test_adapters_inherit_the_options(model: type[LoadOptions]) -> None:
     for name, declared in LoadOptions.model_fields.items():
@@ -62,6 +85,23 @@ def test_auto_is_the_cpu_without_a_gpu(gpu: bool) -> None:
     assert resolve_device_map("auto") == ("auto" if gpu else None)
     for given in (None, "cpu", "cuda:0", {"": 0}):
         assert resolve_device_map(given) == given
+
+
+@pytest.mark.parametrize("options", [{}, {"device_map": "auto"}])
+def test_the_engine_loads_to_the_gpu_if_there_is_one(
+    gpu: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = []
+
+    def refuse(name: str, tokenizer: str | None, given: dict[str, Any], *_: object) -> None:
+        places.append(given["device_map"])
+        raise ModelLoadError("nothing is loaded here")
+
+    monkeypatch.setattr(loading, "_load", refuse)
+    for more in ({}, {"device_map": "cpu"}, {"distributed_config": {"tp_plan": "auto"}}):
+        with pytest.raises(ModelLoadError, match="nothing is loaded"):
+            CocoaEngine.from_pretrained("a", **{**options, **more})
+    assert places == ["auto" if gpu else None, "cpu", None]
 
 
 def test_every_adapter_and_the_command_line_have_the_same_default_device(

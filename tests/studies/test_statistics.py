@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from cocoa_engine import LabelledDataError
+from cocoa_engine import DataError
 from cocoa_engine.studies.signal.paired import paired_test
 from cocoa_engine.studies.signal.ranking import Bootstrap, Interval, Ranked, RankedWithin, caution, interval
 
@@ -51,7 +51,7 @@ def test_within_strata_pairs_and_positives_are_counted_where_they_are(
     parts = [[column[strata == stratum] for column in columns] for stratum in range(number)]
     parts = [part for part in parts if len(part[0]) and part[1].any() and part[2].any()]
     if not parts:
-        with pytest.raises(LabelledDataError, match="no stratum"):
+        with pytest.raises(DataError, match="no stratum"):
             RankedWithin(*columns, strata)
         return
     within, moved = RankedWithin(*columns, strata), RankedWithin(columns[0] + shift * strata, *columns[1:], strata)
@@ -64,7 +64,7 @@ def test_within_strata_pairs_and_positives_are_counted_where_they_are(
     repeated = [np.repeat(column, counts[0].astype(int)) for column in (*columns, strata)]
     try:
         expected = RankedWithin(*repeated).auroc()[0]
-    except LabelledDataError:
+    except DataError:
         expected = np.nan
     assert within.auroc(counts)[0] == pytest.approx(expected, nan_ok=True)
 
@@ -128,7 +128,7 @@ def test_groups_are_drawn_whole() -> None:
 
 def test_what_cannot_be_ranked() -> None:
     for bad in (([1.0, math.nan], [1, 0], [0, 1]), ([1.0, 2.0], [1, 1], [0, 0]), ([1.0], [0], [1]), ([], [], [])):
-        with pytest.raises(LabelledDataError):
+        with pytest.raises(DataError):
             Ranked(*bad)
     assert interval(0.7, np.array([math.nan])) == (0.7, None, None)
 
@@ -168,7 +168,7 @@ def test_effect_size_and_sign_by_hand(differences: list[int]) -> None:
 
 
 def test_pairs_that_are_all_equal() -> None:
-    with pytest.raises(LabelledDataError, match="differ"):
+    with pytest.raises(DataError, match="differ"):
         paired_test([1.0, 2.0], [1.0, 2.0])
-    with pytest.raises(LabelledDataError, match="differ"):
+    with pytest.raises(DataError, match="differ"):
         paired_test([], [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from torch import Tensor
 from cocoa_engine.execution.backends.base import Backend, FeedRequest, Path, StepOutput, TokenTree, only_paths
 from cocoa_engine.model.hidden_states import CaptureSpec, capture
 from cocoa_engine.model.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from transformers import Cache
 
 _CACHE_NAMES = ("past_key_values", "cache_params", "state")
 
@@ -24,7 +27,7 @@ class CopiedTree(TokenTree):
         super().__init__(prompt)
         self.prompt = list(prompt)
         self.capture = capture
-        self.caches: dict[Path, Any] = {(): None}
+        self.caches: dict[Path, Cache | None] = {(): None}
 
     def commit(self, path: Path, *, keep_rest: bool = False) -> None:
         self.committed += len(path)
@@ -84,7 +87,7 @@ class CopiedCache(Backend[CopiedTree]):
         early_logits = torch.stack(others, dim=1) if others else None
         return StepOutput(torch.stack(logits), torch.stack(hidden, dim=1), early_logits)
 
-    def _forward(self, token_ids: Sequence[int], start: int, cache: Any) -> Any:
+    def _forward(self, token_ids: Sequence[int], start: int, cache: Cache | None) -> Any:
         device = self.model.device
         return self.model.forward(
             torch.tensor([token_ids], device=device),

@@ -11,16 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cocoa_engine.calibration.calibrator import (
-    Baseline,
-    Estimate,
-    FittedRisk,
-    Isotonic,
-    Level,
-    Rule,
-    Validation,
-)
-from cocoa_engine.calibration.features import PROBE_FEATURE
+from cocoa_engine.calibration.features import PROBE_FEATURE, Level
+from cocoa_engine.calibration.fitted_risk import FittedRisk, Isotonic, Rule
+from cocoa_engine.calibration.validation import Baseline, Estimate, Validation
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.optional import need
 from cocoa_engine.studies.fitting.direction import Direction, fit_direction
@@ -204,7 +197,7 @@ def fit(
         weights=fitted.weights.tolist(),
         intercept=fitted.intercept,
         isotonic=fitted.isotonic,
-        domain=fit_domain(fitted.scaled(fitted.features(kept)), _folds(kept, folds)),
+        domain=fit_domain(fitted.scaled(fitted.features(kept)), folds_of(kept, folds)),
         validation=validate(kept, risks, strata, repeats=repeats, draws=draws, seed=seed, folds_each=folds),
         threshold=chosen,
     )
@@ -283,7 +276,7 @@ def left_out(
         The risk of each item, ``[n]``, and its fold, ``[n]``.
     """
     risks, of_item = np.empty(len(items.labels)), np.empty(len(items.labels), dtype=np.intp)
-    for number, (rest, fold) in enumerate(_folds(items, folds, seed)):
+    for number, (rest, fold) in enumerate(folds_of(items, folds, seed)):
         risks[fold] = _fit(items.only(rest), isotonic=isotonic)(items.only(fold))
         of_item[fold] = number
     return risks, of_item
@@ -373,7 +366,7 @@ def _fit(items: LabelledFeatures, *, isotonic: bool) -> _Fit:
 
     direction = None
     if items.states is not None:
-        direction, scores = fit_direction(items.states, items.labels, partial(_folds, items))
+        direction, scores = fit_direction(items.states, items.labels, partial(folds_of, items))
         items = items.with_probe(scores)
     plain = replace(_logistic(items, _best_inverse_strength(items)), direction=direction)
     if not isotonic:
@@ -392,7 +385,7 @@ INVERSE_STRENGTHS = (0.03, 0.3, 3.0)
 def _best_inverse_strength(items: LabelledFeatures) -> float:
     """The value of :data:`INVERSE_STRENGTHS` with the lowest log loss on left-out prompts."""
     losses = dict.fromkeys(INVERSE_STRENGTHS, 0.0)
-    for rest, fold in _folds(items, 3):
+    for rest, fold in folds_of(items, 3):
         inside, labels = items.only(rest), items.labels[fold]
         for strength in INVERSE_STRENGTHS:
             risks = np.clip(_logistic(inside, strength)(items.only(fold)), 1e-12, 1 - 1e-12)
@@ -409,7 +402,7 @@ def _logistic(items: LabelledFeatures, strength: float) -> _Fit:
     return _Fit(scaler.mean_, scaler.scale_, model.coef_[0], float(model.intercept_[0]), None)
 
 
-def _folds(items: LabelledFeatures, folds: int, seed: int = 0) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
+def folds_of(items: LabelledFeatures, folds: int, seed: int = 0) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
     """For each fold, the masks of the other items and of its own items. No prompt is in both."""
     from sklearn.model_selection import StratifiedGroupKFold
 

@@ -6,9 +6,11 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cocoa_engine.calibration.calibrator import CalibrationWarning, Level, RiskCalibrator, Rule, Settings
-from cocoa_engine.calibration.features import SOURCE_FEATURES
+from cocoa_engine.calibration.calibrator import CalibrationWarning, RiskCalibrator
+from cocoa_engine.calibration.features import SOURCE_FEATURES, Level
+from cocoa_engine.calibration.fitted_risk import Rule
 from cocoa_engine.calibration.probe import Probe
+from cocoa_engine.calibration.settings import Settings
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import LabelledText, Question
 from cocoa_engine.errors import CalibrationError

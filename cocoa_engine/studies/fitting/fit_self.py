@@ -6,7 +6,9 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from cocoa_engine.calibration.calibrator import CalibrationWarning, Level, RiskCalibrator, Rule
+from cocoa_engine.calibration.calibrator import CalibrationWarning, RiskCalibrator
+from cocoa_engine.calibration.features import Level
+from cocoa_engine.calibration.fitted_risk import Rule
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.studies.fitting.fit import fit_levels
 from cocoa_engine.studies.fitting.fit_calibrator import calibrator_of, notes

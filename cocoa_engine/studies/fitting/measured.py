@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cocoa_engine.calibration.calibrator import Level
 from cocoa_engine.calibration.features import (
     ANSWER_FEATURES,
     PROBE_FEATURE,
     SOURCE_FEATURES,
     SPAN_FEATURES,
+    Level,
     answer_features,
     contested_features,
     extreme_token_features,
@@ -24,6 +24,7 @@ from cocoa_engine.calibration.features import (
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import Question
 from cocoa_engine.decoding.answer_history import preceding
+from cocoa_engine.equations import mean_pooled
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.results import Generation
@@ -60,7 +61,7 @@ def labelled_features(
         states: also keep the mean hidden state of each span that a probe reads.
     """
     layers, branches = Layers.of(config, num_layers), METHODS[config.method].branches
-    found: dict[Level, _Rows] = {level: _Rows() for level in LEVELS}
+    found: dict[Level, Rows] = {level: Rows() for level in LEVELS}
     read = probe_layer(num_layers)
     for forced in answers:
         group = forced.record.group
@@ -73,7 +74,9 @@ def labelled_features(
             found["answer"].add(features, forced.record.label, group)
         if forced.record.spans is not None:
             for segment in spans(forced):
-                state = forced.profile.states[read, segment.start : segment.end].mean(dim=0).numpy() if states else None
+                state = (
+                    mean_pooled(forced.profile.states[read, segment.start : segment.end]).numpy() if states else None
+                )
                 found["span"].add(_span_features(segment, layers, branches), segment.hallucinated > 0, group, state)
     return {level: rows.labelled(level) for level, rows in found.items() if rows.labels}
 
@@ -100,7 +103,7 @@ def own_answers(
 
 def labelled_answers(answers: Iterable[tuple[Question, Generation]]) -> LabelledFeatures:
     """The features of answers to questions. An answer that contains no known answer is hallucinated."""
-    rows = _Rows()
+    rows = Rows()
     for question, generation in answers:
         rows.add(answer_features(generation), not question.is_right(generation.text), question.group)
     return rows.labelled("answer")
@@ -118,7 +121,7 @@ def request_prompt(engine: CocoaEngine, request: str) -> Prompt:
     return engine.encode_chat([{"role": "user", "content": request}])
 
 
-class _Rows:
+class Rows:
     """Collects labelled features."""
 
     def __init__(self) -> None:

@@ -14,14 +14,13 @@ from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING
 
-from cocoa_engine.calibration.calibrator import Level
-from cocoa_engine.calibration.features import answer_features
+from cocoa_engine.calibration.features import Level, answer_features
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import Question
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.studies.answering import generated
 from cocoa_engine.studies.fitting.fit import LabelledFeatures
-from cocoa_engine.studies.fitting.measured import _Rows, labelled_features, request_prompt
+from cocoa_engine.studies.fitting.measured import Rows, labelled_features, request_prompt
 from cocoa_engine.studies.fitting.planted import planted_errors
 from cocoa_engine.studies.invented import passages
 from cocoa_engine.studies.signal.segments import force
@@ -169,7 +168,7 @@ def self_made_features(
         seed: seed of the texts.
         advance: called with the number of questions answered since the last call.
     """
-    rows = _Rows()
+    rows = Rows()
     prompts = [request_prompt(engine, one.request) for one in made]
     for one, generation in generated(engine, made, prompts, config, advance=advance):
         if generation.spans:

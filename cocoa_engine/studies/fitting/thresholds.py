@@ -8,7 +8,7 @@ from typing import NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cocoa_engine.calibration.calibrator import Rule, Threshold
+from cocoa_engine.calibration.fitted_risk import Rule, Threshold
 from cocoa_engine.errors import CalibrationError
 
 

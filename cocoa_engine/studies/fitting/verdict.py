@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from cocoa_engine.calibration.calibrator import Level, Validation
+from cocoa_engine.calibration.features import Level
+from cocoa_engine.calibration.validation import Validation
 
 Finding = Literal["holds", "ranks", "chance"]
 

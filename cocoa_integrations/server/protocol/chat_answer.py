@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation, SpanStream, Timeline
+from cocoa_engine.model.callables import Processor
 from cocoa_integrations._shared.logprobs import TokenLogprobs, openai_logprobs
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY
 from cocoa_integrations._shared.reasoning import Split
@@ -61,7 +62,7 @@ class ChatJob:
         cls,
         plan: Plan,
         entries: Sequence[Mapping[str, Any]],
-        processors: Sequence[Any],
+        processors: Sequence[Processor],
         fields: RiskFields,
         cancellation: Cancellation,
         source: Sequence[str] | None = None,
@@ -98,7 +99,7 @@ class ChatJob:
         split = self.plan.split(generation)
         reading = self.plan.read(generation.text, start=split.answer_start)
         calls = [(new_id(), call) for call in reading.calls]
-        report = self._report(generation, split, calls)
+        report = self.report(generation, split, calls)
         tokens = openai_logprobs(generation.spans, self.plan.engine)["content"] if self.fields.logprobs else None
         named = [_tool_call(call_id, call) for call_id, call in calls if call.name is not None]
         message: dict[str, Any] = {
@@ -117,7 +118,14 @@ class ChatJob:
         }
         return Answered(generation, split, choice, timeline)
 
-    def _report(self, generation: Generation, split: Split, calls: list[tuple[str, Call]]) -> dict[str, Any]:
+    def report(self, generation: Generation, split: Split, calls: list[tuple[str, Call]]) -> dict[str, Any]:
+        """The report of an answer; empty if none was asked for.
+
+        Args:
+            generation: the answer.
+            split: separates its reasoning.
+            calls: its tool calls, each with its id.
+        """
         if not self.fields.reported:
             return {}
         parts = parts_of_report(generation, self.plan, split, calls)
@@ -196,7 +204,7 @@ class ChatStream:
         chunks = self._chunks([*held, whole], tokens)
         split = plan.split(generation)
         calls = [(self._id(number), call) for number, call in enumerate(reading.calls)]
-        report = self._job._report(generation, split, calls)
+        report = self._job.report(generation, split, calls)
         last = self._choice(self._fields.in_answer(report), self._fields.logprobs_of(None, **{RISK_KEY: report}))
         last["finish_reason"] = finish_reason(generation, reading)
         self.answered = Answered(generation, split, last, timeline)

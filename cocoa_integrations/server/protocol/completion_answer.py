@@ -9,6 +9,7 @@ from typing import Any
 
 from cocoa_engine import Cancellation, CocoaConfig, CocoaEngine, Generation, SpanStream, Timeline, Usage
 from cocoa_engine.errors import PromptError
+from cocoa_engine.model.callables import Processor
 from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY
 from cocoa_integrations._shared.reasoning import Split
@@ -44,7 +45,7 @@ class CompletionJob:
     echo: bool
     only_echo: bool
     fields: RiskFields
-    processors: Sequence[Any]
+    processors: Sequence[Processor]
     cancellation: Cancellation
 
     @classmethod

@@ -12,6 +12,7 @@ from transformers import SequenceBiasLogitsProcessor
 from cocoa_engine import METHODS, CocoaConfig, CocoaEngine
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
+from cocoa_engine.model.callables import Processor
 from cocoa_engine.safe_text import short_repr
 from cocoa_integrations._shared.settings import OF_SAMPLING, DecodeSettings
 from cocoa_integrations._shared.unsupported import INSTEAD, is_without_effect
@@ -172,7 +173,7 @@ class DecodingRequest(BaseModel):
             at_most(len(config.stop), limits.max_stop, given["stop"][0], "texts")
         return config
 
-    def processors(self, engine: CocoaEngine) -> list[Any]:
+    def processors(self, engine: CocoaEngine) -> list[Processor]:
         """The logits processors of the request: the one of ``logit_bias``.
 
         Raises:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from cocoa_engine import CocoaConfig
 from cocoa_engine.cli.app import app
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations.evaluation.factscore import _facts, factscore, factscore_report, factscore_run
+from cocoa_integrations.evaluation.factscore import facts_of, factscore, factscore_report, factscore_run
 from cocoa_integrations.evaluation.folder import open_folder
 from cocoa_integrations.evaluation.table_text import markdown
 from tests.helpers.openai_server import OpenAIChat, Recorded
@@ -168,7 +168,7 @@ def test_the_length_penalty_is_that_of_the_papers_code(folder: Path, recorded: R
     ],
 )
 def test_facts_in_a_reply(reply: str, facts: list[str] | None) -> None:
-    assert _facts(reply) == facts
+    assert facts_of(reply) == facts
 
 
 def test_refused(folder: Path, tmp_path: Path, recorded: Recorded) -> None:

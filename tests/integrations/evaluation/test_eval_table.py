@@ -19,7 +19,7 @@ from rich.console import Console
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations.evaluation import TASKS, Arm, paper, progress
-from cocoa_integrations.evaluation.judge import _COLUMNS, _TRUTH
+from cocoa_integrations.evaluation.judge import COLUMNS, TRUTH
 from cocoa_integrations.evaluation.paper import choose_model, paper_results
 from cocoa_integrations.evaluation.statistics import beyond_noise, statistics
 from cocoa_integrations.evaluation.table import report
@@ -174,7 +174,7 @@ def test_all_of_the_papers_figures_are_there_and_can_be_shown() -> None:
     places = [tuple(row[name] for name in row if name != "value") for row in rows]
     assert len(places) == len(set(places))
     for row in rows:
-        columns = (*TASKS[row["task"]].columns, *_COLUMNS.get(row["task"], (_TRUTH,)))
+        columns = (*TASKS[row["task"]].columns, *COLUMNS.get(row["task"], (TRUTH,)))
         assert row["figure"] in {column.metric for column in columns}
         arm = Arm(row["method"], row["metric"] or None, float(row["alpha"]) if row["alpha"] else None)
         results = paper_results(row["task"], row["model"], arm, WINDOWS[row["layers"]])
@@ -230,7 +230,7 @@ def test_a_table_says_what_was_not_set_as_in_the_paper() -> None:
 
 def test_a_judged_table_is_compared_with_a_model_that_was_judged() -> None:
     figures = {Arm("greedy"): {"truth": 0.5}, Arm("cocoa-sig", "f_mlds", 2.5): {"truth": 0.6}}
-    judged = replace(TASKS["nq_swap"], columns=(_TRUTH,))
+    judged = replace(TASKS["nq_swap"], columns=(TRUTH,))
     table = markdown(report(judged, results("nq_swap", figures)))
     assert "| Baseline (greedy) | - | 50.00 | 58.60 |" in table
     assert "| CoCoA-SIG | fMLDS (α=2.5) | 60.00 | 59.70 |" in table

@@ -42,6 +42,7 @@ ENGINE_MODULES = {
     "cocoa_engine.errors",
     "cocoa_engine.forks",  # locks that are free in a forked child
     "cocoa_engine.messages",
+    "cocoa_engine.model.callables",  # types
     "cocoa_engine.model.embedded",
     "cocoa_engine.model.generation_config",
     "cocoa_engine.model.load_options",

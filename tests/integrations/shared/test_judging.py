@@ -16,7 +16,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from pydantic import TypeAdapter
 
 from cocoa_engine import CocoaEngine, ConfigError, PromptError
-from cocoa_engine.calibration.calibrator import Settings
+from cocoa_engine.calibration.settings import Settings
 from cocoa_engine.scoring import given_texts
 from cocoa_integrations.judging import AnswerJudge, RagasRisk
 from cocoa_integrations.langchain import ChatCocoa, risk_evaluator

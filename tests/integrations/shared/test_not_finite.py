@@ -119,7 +119,7 @@ def test_a_retry_goes_on_and_prefers_a_finite_risk(risk: float, measure: Any) ->
 def test_a_query_engine_retries(risk: float) -> None:
     response = Response("Frank", metadata={"cocoa_risk": report_of(risk)})
     tries = Tries[Any](Limit(HIGH), "max_risk")
-    assert not retry._add(tries, response, {})
+    assert not retry.add_try(tries, response, {})
 
 
 @NOT_FINITE

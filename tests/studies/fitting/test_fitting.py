@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocoa_engine import CalibrationError, RiskCalibrator
-from cocoa_engine.calibration.calibrator import FittedRisk, Isotonic, logistic
 from cocoa_engine.calibration.features import SPAN_FEATURES
+from cocoa_engine.calibration.fitted_risk import FittedRisk, Isotonic, logistic
 from cocoa_engine.studies.fitting.direction import STRENGTHS, fit_direction
 from cocoa_engine.studies.fitting.domain import fit_domain
 from cocoa_engine.studies.fitting.fit import (
     INVERSE_STRENGTHS,
     LabelledFeatures,
-    _folds,
     fit,
+    folds_of,
     left_out,
     risks_of,
     validate,
@@ -260,7 +260,7 @@ def test_a_direction_is_that_of_a_ridge_regression() -> None:
 
     items = states_of(labelled_items(), signal=1.0)
     assert items.states is not None
-    direction, scores = fit_direction(items.states, items.labels, partial(_folds, items))
+    direction, scores = fit_direction(items.states, items.labels, partial(folds_of, items))
     scaled = StandardScaler().fit_transform(items.states)
     found = []
     for strength in STRENGTHS:
@@ -268,7 +268,7 @@ def test_a_direction_is_that_of_a_ridge_regression() -> None:
         found.append(np.allclose(direction(items.states), model.predict(scaled), atol=1e-4))
     assert sum(found) == 1
     # the cross-fitted scores are of directions that did not see the item's prompt
-    rest, fold = _folds(items, 5)[0]
+    rest, fold = folds_of(items, 5)[0]
     model = Ridge(alpha=STRENGTHS[found.index(True)] * rest.sum()).fit(scaled[rest], items.labels[rest])
     assert scores[fold] == pytest.approx(model.predict(scaled[fold]), abs=1e-4)
 
@@ -312,7 +312,7 @@ def test_folds_have_both_classes_and_no_prompt_twice() -> None:
 def test_the_domain_keeps_99_percent_of_left_out_items_inside() -> None:
     items = labelled_items(100, each=8)
     scaled = (items.features - items.features.mean(axis=0)) / items.features.std(axis=0)
-    domain = fit_domain(scaled, _folds(items, 5))
+    domain = fit_domain(scaled, folds_of(items, 5))
     fresh = labelled_items(100, each=8, seed=1).features
     inside = [not domain.is_outside(row) for row in fresh.tolist()]
     assert 0.97 < np.mean(inside) < 1

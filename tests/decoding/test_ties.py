@@ -61,6 +61,23 @@ def test_equal_logits_are_ranked_by_id(method: str, tmp_path: Path) -> None:
             assert top == sorted(top, key=lambda pair: (-pair[1], pair[0]))
 
 
+@pytest.mark.parametrize("linears", LINEARS)
+def test_equal_logits_of_given_texts_are_ranked_by_id(linears: Any) -> None:
+    engine = CocoaEngine(with_ties(), tiny_tokenizer(), runtime=Runtime(linears=linears))
+    prompt, texts = [5, 6, 7], [[11, 12, 13], [11, 14, 15, 16]]
+    alone = [engine.score(prompt, text, top_logprobs=COPIES + 2) for text in texts]
+    together = engine.score(prompt, texts, top_logprobs=COPIES + 2)
+    for answer, text in zip([*alone, *together], texts * 2, strict=True):
+        tops = [top for span in answer.spans for top in span.top_log_probs or ()]
+        assert len(tops) == len(text)
+        for top in tops:
+            highest = [token_id for token_id, _ in top[:COPIES]]
+            assert highest == [highest[0] + copy * VOCAB_SIZE // COPIES for copy in range(COPIES)]
+            assert [token_id for token_id, _ in top[COPIES:]] == [top[COPIES][0], top[COPIES][0] + VOCAB_SIZE // COPIES]
+            assert top == sorted(top, key=lambda pair: (-pair[1], pair[0]))
+    assert ids(alone[0]) + ids(alone[1]) == ids(together[0]) + ids(together[1])
+
+
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_last_of_the_most_probable_tokens_is_the_lowest_id_among_equals(native: bool, dtype: torch.dtype) -> None:

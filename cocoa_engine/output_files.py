@@ -22,14 +22,12 @@ def write_file(file: Path, text: str) -> None:
     """Write a text as UTF-8. The file is replaced when the whole text has been written to disk."""
     with draft_of(file) as draft, draft.open("w", encoding="utf-8") as target:
         target.write(text)
-        target.flush()
-        if draft != file:
-            os.fsync(target.fileno())
 
 
 @contextmanager
 def draft_of(file: Path) -> Iterator[Path]:
-    """Yield a path with the same suffix to write to. At the end it becomes the file; after an error it is removed.
+    """Yield a path with the same suffix to write to. At the end it is flushed to disk and becomes the file; after an
+    error it is removed.
 
     What is not a regular file, such as ``/dev/stdout``, is yielded itself.
     """
@@ -40,6 +38,8 @@ def draft_of(file: Path) -> Iterator[Path]:
     draft = _draft_name(file)
     try:
         yield draft
+        with draft.open("rb+") as written:
+            os.fsync(written.fileno())
         os.replace(draft, file)
     finally:
         with suppress(OSError):

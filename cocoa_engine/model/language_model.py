@@ -220,17 +220,31 @@ def require_decoder_only(config: Any, name: str) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{name} is an encoder-decoder model; {NEEDED}")
     layers = getattr(_text_part(config), "num_hidden_layers", None)
-    if layers is not None and (not isinstance(layers, int) or layers > MAX_LAYERS):
-        raise UnsupportedModelError(
-            f"{name}: num_hidden_layers must be a whole number of at most {MAX_LAYERS} (got {short_repr(layers)}); "
-            "correct the model's config.json."
-        )
+    if layers is not None:
+        require_layer_count(layers, f"{name}: num_hidden_layers", "config.json")
     if layers is not None and layers < 3:
         raise UnsupportedModelError(f"{name} has {layers} decoder layer(s); a middle-layer window needs 3 or more.")
     # BERT-like models have a causal class too, which is causal only if the config sets is_decoder
     if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
         raise UnsupportedModelError(
             f"{name} is an encoder-only (embedding) model, which attends in both directions; {NEEDED}"
+        )
+
+
+def require_layer_count(value: object, field: str, file: str) -> None:
+    """Check a number of layers that was read from a file.
+
+    Args:
+        value: the number.
+        field, file: where it stands, for the error message.
+
+    Raises:
+        UnsupportedModelError: it is not a whole number, or more than 1000.
+    """
+    if not isinstance(value, int) or value > MAX_LAYERS:
+        raise UnsupportedModelError(
+            f"{field} must be a whole number of at most {MAX_LAYERS} (got {short_repr(value)}); correct the model's "
+            f"{file}."
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import AutoConfig, GenerationConfig
 
 from cocoa_engine import (
     CalibrationError,
@@ -33,8 +34,9 @@ from cocoa_engine.cli.terminal import print_note
 from cocoa_engine.datasets import files, read_labelled
 from cocoa_engine.datasets.records import LabelledSpan, LabelledText, checked
 from cocoa_engine.messages import unknown
-from cocoa_engine.model.loading import load_pretrained, load_tokenizer
+from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
 from tests.helpers.made_up_risk import fitted
+from tests.helpers.tiny_gguf import write_tiny_gguf
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 SHORT = 1000  # characters
@@ -245,16 +247,43 @@ def test_labelled_parts_are_limited() -> None:
     assert "may have 10000" in message_of(DataError, lambda: checked([with_parts(10_001)], "f"))
 
 
+def refuse_to_build_configs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*_: object, **__: object) -> Any:
+        pytest.fail("a config is built")
+
+    for name in ("from_pretrained", "for_model"):
+        monkeypatch.setattr(AutoConfig, name, build)
+
+
 @pytest.mark.parametrize("layers", [10**9, 1001, "many"])
-def test_more_layers_than_any_model_has(layers: Any, tmp_path: Path) -> None:
-    tiny_model("llama").save_pretrained(tmp_path)
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
+def test_more_layers_than_any_model_has(
+    kind: str, layers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some configs build a list of that length."""
+    tiny_model(kind).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config.pop("layer_types", None)
-    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
+    field = "n_layer" if kind == "gpt2" else "num_hidden_layers"
+    (tmp_path / "config.json").write_text(json.dumps({**config, field: layers}))
+    refuse_to_build_configs(monkeypatch)
     message = message_of(CocoaError, lambda: load_pretrained(str(tmp_path)))
-    if isinstance(layers, int):
-        assert "at most 1000" in message
+    assert read_context_window(tmp_path) is None
+    assert f"{field} must be a whole number of at most 1000" in message
+
+
+def test_a_gguf_file_of_more_layers_than_any_model_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "model.gguf"
+    write_tiny_gguf(file)
+    data, field = file.read_bytes(), b"llama.block_count" + struct.pack("<I", 4)  # the type: uint32
+    assert data.count(field) == 1
+    at = data.index(field) + len(field)
+    file.write_bytes(data[:at] + struct.pack("<I", 10**9) + data[at + 4 :])
+    refuse_to_build_configs(monkeypatch)
+    for kept in (False, True):
+        message = message_of(CocoaError, lambda kept=kept: load_pretrained(str(file), keeps_blocks=lambda: kept))
+        assert "llama.block_count must be a whole number of at most 1000" in message
 
 
 @pytest.mark.parametrize(

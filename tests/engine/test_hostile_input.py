@@ -227,6 +227,42 @@ def test_a_compressed_file_may_not_inflate_without_limit(tmp_path: Path, monkeyp
     message_of(DataError, lambda: files.read_text(file))
 
 
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_parquet_file_may_not_inflate_without_limit(
+    repeated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages are compressed, and a repeated value is stored once."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    text = ["a" * 2**15] * 96 if repeated else ["a" * 3 * 2**20]
+    file = tmp_path / "bomb.parquet"
+    parquet.write_table(pyarrow.table({"text": text}), file, compression="zstd", use_dictionary=repeated)
+    assert file.stat().st_size < 2**17
+    monkeypatch.setattr(files, "INFLATED_LIMIT", 2**20)
+    message = message_of(DataError, lambda: list(files.read_parquet(file)))
+    assert message.startswith(f"{file} is larger than 1 MiB")
+    monkeypatch.setattr(files, "INFLATED_LIMIT", 2**22)
+    assert [row["text"] for _, row in files.read_parquet(file)] == text
+
+
+def test_a_parquet_file_of_countless_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    file = tmp_path / "nulls.parquet"
+    parquet.write_table(pyarrow.table({"text": pyarrow.nulls(10**5, pyarrow.string())}), file)
+    assert file.stat().st_size < 2**12
+    monkeypatch.setattr(files, "INFLATED_LIMIT", 2**20)
+    assert "1 MiB" in message_of(DataError, lambda: list(files.read_parquet(file)))
+
+
+def test_stop_texts_are_limited() -> None:
+    assert len(CocoaConfig(stop=[f"{n:010000}" for n in range(256)]).stop) == 256
+    assert "at most 256 stop texts" in message_of(ConfigError, lambda: CocoaConfig(stop=[str(n) for n in range(257)]))
+    assert "may have 10000 characters" in message_of(ConfigError, lambda: CocoaConfig(stop="a" * 10_001))
+
+
 def with_parts(count: int) -> LabelledText:
     parts = tuple(LabelledSpan(2 * n, 2 * n + 1) for n in range(count))
     return LabelledText("1", "p", "ab" * count, "p", True, parts, "p")

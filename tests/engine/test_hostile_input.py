@@ -9,6 +9,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from cocoa_engine.datasets import files, read_labelled
 from cocoa_engine.datasets.records import LabelledSpan, LabelledText, checked
 from cocoa_engine.messages import unknown
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
+from cocoa_engine.output_files import require_writable, write_file
+from cocoa_integrations.evaluation.folder import open_folder
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.tiny_gguf import write_tiny_gguf
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -149,6 +152,16 @@ def test_a_nul_character_in_a_path(tiny: CocoaEngine, tmp_path: Path) -> None:
     message_of(ConfigError, lambda: tiny.generate("a", method="decore", decore_heads=path))
     message_of(DataError, lambda: read_labelled(path + ".jsonl"))
     message_of(DataError, lambda: files.read_text(Path(path)))
+    message_of(ConfigError, lambda: fitted().save(path))
+    message_of(ConfigError, lambda: write_file(Path(path), "text"))
+    message_of(ConfigError, lambda: require_writable(Path(path)))
+    with ExitStack() as stack:
+        message_of(ConfigError, lambda: stack.enter_context(open_folder(Path(path), {})))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_calibrator_is_not_saved_as_a_folder(tmp_path: Path) -> None:
+    assert "cannot be written" in message_of(ConfigError, lambda: fitted().save(tmp_path))
 
 
 @pytest.mark.parametrize(

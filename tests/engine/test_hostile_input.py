@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from transformers import AutoConfig, GenerationConfig
 
 from cocoa_engine import (
@@ -31,7 +32,7 @@ from cocoa_engine import (
     Runtime,
 )
 from cocoa_engine.calibration import CalibrationWarning
-from cocoa_engine.cli.terminal import print_note
+from cocoa_engine.cli.terminal import describe_error, print_note
 from cocoa_engine.datasets import files, read_labelled
 from cocoa_engine.datasets.records import LabelledSpan, LabelledText, checked
 from cocoa_engine.messages import unknown
@@ -387,6 +388,14 @@ def test_control_characters_of_files_are_shown(tmp_path: Path, tiny: CocoaEngine
 def test_control_characters_in_notes_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
     print_note(f"KeyError: {ESCAPE}")
     assert capsys.readouterr().err == "cocoa: KeyError: ␛[31m\ufffd2J<U+202E>␇\n"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ConfigError, typer.BadParameter])
+def test_errors_of_commands_are_bounded(error: type[Exception]) -> None:
+    message, _ = describe_error(error("much " + ESCAPE * 10**5 + " too long"))
+    assert len(message) <= SHORT
+    assert "much ␛[31m" in message
+    assert "too long" in message
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from cocoa_engine.errors import MESSAGE_LIMIT, CocoaError
-from cocoa_engine.safe_text import bounded, safe
+from cocoa_engine.safe_text import bounded, safe, safe_json
 
 BAD_INPUT = 2
 """The exit code of errors that other input, options or settings avoid."""
@@ -45,10 +45,10 @@ def describe_error(error: Exception) -> tuple[str, int]:
 
 
 def print_json(document: str) -> None:
-    """Print one line of JSON on stdout, in UTF-8 under any locale."""
+    """Print one line of JSON on stdout, in UTF-8 under any locale. Control characters are escaped."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")
-    print(document)
+    print(safe_json(document))
 
 
 @contextmanager

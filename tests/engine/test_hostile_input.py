@@ -32,7 +32,7 @@ from cocoa_engine import (
     Runtime,
 )
 from cocoa_engine.calibration import CalibrationWarning
-from cocoa_engine.cli.terminal import describe_error, print_note
+from cocoa_engine.cli.terminal import describe_error, print_json, print_note
 from cocoa_engine.datasets import files, read_labelled
 from cocoa_engine.datasets.records import LabelledSpan, LabelledText, checked
 from cocoa_engine.messages import unknown
@@ -388,6 +388,16 @@ def test_control_characters_of_files_are_shown(tmp_path: Path, tiny: CocoaEngine
 def test_control_characters_in_notes_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
     print_note(f"KeyError: {ESCAPE}")
     assert capsys.readouterr().err == "cocoa: KeyError: ␛[31m\ufffd2J<U+202E>␇\n"
+
+
+def test_control_characters_in_json_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    value = {"text\x85": [f"{ESCAPE}\x7f\x80\x9f\u061c\u200e\u200f\u202a\u2066\u2069", "é\u200d\U0001f600\\u009b"]}
+    print_json(json.dumps(value, ensure_ascii=False))
+    printed = capsys.readouterr().out.removesuffix("\n")
+    assert json.loads(printed) == value
+    assert all(character.isprintable() or character == "\u200d" for character in printed)
+    assert r"\u001b[31m\u009b2J\u202e" in printed
+    assert "é\u200d\U0001f600" in printed
 
 
 @pytest.mark.parametrize("error", [RuntimeError, ConfigError, typer.BadParameter])

@@ -15,6 +15,7 @@ from benchmarks.measure import (
     LLAMA_CPP,
     MODULES,
     NO_DRAFTS,
+    RATIO_SETUPS,
 )
 from cocoa_engine.studies.timing import Spread, ratio
 
@@ -176,7 +177,7 @@ BARS = (
     *(
         Bar(f"CoCoA-SIG / CoCoA engine greedy, {group}, {setup}", 1.15, "ratio", _ratio(group, setup))
         for group in ("the benchmark's questions", "questions on which nothing was tuned")
-        for setup in ("float32", f"float32, {NO_DRAFTS}")
+        for setup in RATIO_SETUPS
     ),
     Bar("CoCoA-SIG / HF `generate` greedy, batch of 4", 0.70, "batch", _batch(4)),
     Bar("CoCoA-SIG / HF `generate` greedy, batch of 8", 1.00, "batch", _batch(8)),

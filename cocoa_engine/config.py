@@ -30,6 +30,11 @@ _PAPER: dict[str, Any] = {
 }
 
 
+MAX_STOP_TEXTS = 256
+MAX_STOP_LENGTH = 10_000
+"""Of a stop text, in characters. The end of an answer is compared with each stop text after every token."""
+
+
 class CocoaConfig(BaseModel):
     """Settings of one decode. Immutable; :meth:`replace` makes a changed copy.
 
@@ -205,9 +210,13 @@ class CocoaConfig(BaseModel):
 
     @field_validator("stop")
     @classmethod
-    def _stop_not_empty(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _stop_texts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if "" in value:
             raise ValueError("an empty stop text would end every answer at once; remove it")
+        if len(value) > MAX_STOP_TEXTS:
+            raise ValueError(f"at most {MAX_STOP_TEXTS} stop texts are allowed, not {len(value)}")
+        if (longest := max(map(len, value), default=0)) > MAX_STOP_LENGTH:
+            raise ValueError(f"a stop text may have {MAX_STOP_LENGTH} characters, not {longest}")
         return value
 
     @field_validator("method", mode="before")

@@ -22,28 +22,43 @@ def write_file(file: Path, text: str) -> None:
     """Write a text as UTF-8. The file is replaced when the whole text has been written to disk."""
     with draft_of(file) as draft, draft.open("w", encoding="utf-8") as target:
         target.write(text)
-        target.flush()
-        if draft != file:
-            os.fsync(target.fileno())
 
 
 @contextmanager
 def draft_of(file: Path) -> Iterator[Path]:
-    """Yield a path with the same suffix to write to. At the end it becomes the file; after an error it is removed.
+    """Yield a path with the same suffix to write to. At the end it is flushed to disk and becomes the file; after an
+    error it is removed.
 
     What is not a regular file, such as ``/dev/stdout``, is yielded itself.
+
+    Raises:
+        ConfigError: the path cannot be one, because of a NUL character or a circle of links.
     """
-    file = file.resolve()  # the target of a link is replaced, not the link
+    file = _resolved(file)  # the target of a link is replaced, not the link
     if file.exists() and not file.is_file():
         yield file
         return
     draft = _draft_name(file)
     try:
         yield draft
+        with draft.open("rb+") as written:
+            os.fsync(written.fileno())
         os.replace(draft, file)
     finally:
         with suppress(OSError):
             draft.unlink()
+
+
+def _resolved(path: Path) -> Path:
+    """The path without links.
+
+    Raises:
+        ConfigError: it contains a NUL character, or its links go in a circle.
+    """
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _draft_name(file: Path) -> Path:
@@ -57,7 +72,7 @@ def locked(path: Path) -> Iterator[None]:
     Raises:
         ConfigError: another process has it, or it cannot be written.
     """
-    is_folder, key = path.is_dir(), (get_ident(), path.resolve())
+    is_folder, key = path.is_dir(), (get_ident(), _resolved(path))
     if key in _held:
         yield
         return
@@ -85,7 +100,7 @@ def require_writable(file: Path) -> None:
     Raises:
         ConfigError: it is a folder, its folder does not exist, or one of them is read-only.
     """
-    resolved = file.resolve()
+    resolved = _resolved(file)
     try:
         if resolved.exists():
             resolved.open("ab").close()

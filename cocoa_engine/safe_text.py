@@ -11,6 +11,10 @@ _CONTROLS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 _CONTROLS |= {0xFFFE: 0xFFFD, 0xFFFF: 0xFFFD}  # no characters, and not allowed in XML, such as SVG
 _CONTROLS |= {code: f"<U+{code:04X}>" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
+# what a terminal interprets beside C0 controls, which JSON escapes itself: DEL, C1 controls, marks of direction
+_DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_ESCAPES: dict[int, str] = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *_DIRECTIONS)}
+
 _values = reprlib.Repr()
 _values.maxstring = _values.maxother = _values.maxlong = 80
 _values.maxlevel, _values.maxdict, _values.maxlist, _values.maxtuple, _values.maxset = 2, 4, 4, 4, 4
@@ -19,6 +23,15 @@ _values.maxlevel, _values.maxdict, _values.maxlist, _values.maxtuple, _values.ma
 def safe(text: str) -> str:
     """The text with visible control characters, so that a terminal or browser does not interpret them."""
     return text.translate(_CONTROLS)
+
+
+def safe_json(document: str) -> str:
+    """The same JSON value, with control characters and marks of direction escaped, so that a terminal shows them.
+
+    Args:
+        document: JSON. Such characters occur only inside its strings.
+    """
+    return document.translate(_ESCAPES)
 
 
 def shortened(text: str, limit: int) -> str:

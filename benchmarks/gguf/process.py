@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import Bench, child
+from benchmarks.probe import probe
 from benchmarks.prompts import QUESTIONS, encode_question
 from cocoa_engine.studies.timing import Spread
 
@@ -59,6 +60,7 @@ def measure(bench: Bench, file: Path) -> dict[str, Any]:
     argument = json.dumps([str(file), settings.threads, encode_question(bench.loaded, QUESTIONS[0])])
     task = bench.progress.add_task("new processes", total=2 * settings.rounds)
     found: dict[str, list[float]] = {}
+    before = probe()
     for _ in range(settings.rounds):
         for program in (EMPTY, ANSWER):
             for name, value in child("-c", program, argument).items():
@@ -66,5 +68,6 @@ def measure(bench: Bench, file: Path) -> dict[str, Any]:
             bench.progress.advance(task)
     return {
         "file_bytes": file.stat().st_size,
+        "machine_state": [before, probe()],
         "processes": {name: {"values": values, **Spread.of(values)._asdict()} for name, values in found.items()},
     }

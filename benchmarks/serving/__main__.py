@@ -11,10 +11,13 @@ from typing import Any
 import torch
 
 from benchmarks.measure import write
-from benchmarks.report import PARTS, write_report
+from benchmarks.probe import probe
+from benchmarks.report import write_report
 from benchmarks.serving import faults, load, rival
 from benchmarks.settings import RESULTS
 from cocoa_engine.studies.machine import describe
+
+PARTS = ("load", "rival", "kill", "readers")
 
 
 def main() -> None:
@@ -28,7 +31,7 @@ def main() -> None:
     parser.add_argument("--places", type=int, default=8, help="--max-batch-size under 64 streams")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of serving.json")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)  # only for the description of the machine
+    torch.set_num_threads(options.threads)  # for the description of the machine and its state
     path: Path = options.out / "serving.json"
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     with tempfile.TemporaryDirectory() as name:
@@ -40,7 +43,9 @@ def main() -> None:
             "readers": lambda: faults.readers(tokens, threads, folder),
         }
         for part in options.only:
-            found[part] = {**measures[part](), "machine": describe()}
+            before = probe()
+            measured = measures[part]()
+            found[part] = {**measured, "machine": describe(), "machine_state": [before, probe()]}
             write(path, found)
             print(json.dumps({part: found[part]}, indent=1), flush=True)
     if options.out.resolve() == RESULTS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.markdown import table
+from benchmarks.markdown import state, table
 from cocoa_engine.studies.machine import one_line
 
 Records = Mapping[str, Any]
@@ -13,7 +13,8 @@ Records = Mapping[str, Any]
 
 def _when(part: Mapping[str, Any]) -> str:
     before, after = part["load_average"]
-    return f"{one_line(part['machine'])}. Load average before and after: {before:.1f}, {after:.1f}."
+    machine = f"{one_line(part['machine'])}. Load average before and after: {before:.1f}, {after:.1f}."
+    return f"{machine}\n\n{state({name: part[name] for name in ('machine_state',) if name in part})}"
 
 
 def _seconds(found: Mapping[str, float]) -> str:

@@ -35,7 +35,7 @@ from cocoa_engine.calibration.validation import Baseline, Estimate, ReliabilityB
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CalibrationError, ConfigError
 from cocoa_engine.messages import explain
-from cocoa_engine.output_files import locked, write_file
+from cocoa_engine.output_files import locked, require_writable, write_file
 from cocoa_engine.results import Generation
 from cocoa_engine.safe_text import bounded
 
@@ -274,6 +274,7 @@ class RiskCalibrator(Part):
         Raises:
             ConfigError: another process is writing the file, or it cannot be written.
         """
+        require_writable(Path(path))
         with locked(Path(path)):
             write_file(Path(path), self.model_dump_json(indent=1) + "\n")
 

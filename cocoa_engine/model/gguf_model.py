@@ -23,6 +23,7 @@ from cocoa_engine.errors import ModelLoadError
 from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor
 from cocoa_engine.model.embedded import CONTROL_TOKEN, LAYER_TENSORS, MODEL_TENSORS
 from cocoa_engine.model.gguf_reader import GgufFile
+from cocoa_engine.model.language_model import require_layer_count
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,17 @@ def obstacle(file: GgufFile) -> str | None:
         if entry.kind != "F32" and (entry.kind not in BLOCK_KINDS or len(entry.shape) != 2):
             return f"{name} of type {entry.kind}"
     return None
+
+
+def require_few_layers(file: GgufFile) -> None:
+    """Check the number of layers in the metadata, before a config of that size is built.
+
+    Raises:
+        UnsupportedModelError: it is not a whole number, or more than any model has.
+    """
+    field = f"{file.metadata.get('general.architecture')}.block_count"
+    if (layers := file.metadata.get(field)) is not None:
+        require_layer_count(layers, f"{file.path}: {field}", "GGUF file")
 
 
 def has_scaled_positions(file: GgufFile) -> bool:

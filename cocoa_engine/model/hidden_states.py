@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cocoa_engine.errors import UnsupportedModelError
-from cocoa_engine.model.language_model import LanguageModel, device_of
+from cocoa_engine.model.language_model import LanguageModel, device_of, first_tensor
 
 FinalLayer = Literal["post_norm", "pre_norm"]
 
@@ -127,7 +127,7 @@ def capture(model: LanguageModel, spec: CaptureSpec, keep: slice = slice(None)) 
     def keeper(*keys: int) -> Any:
         def hook(_module: Any, _args: Any, output: Any) -> None:
             if threading.get_ident() == thread:
-                captured.states.update(dict.fromkeys(keys, kept(_first_tensor(output))))
+                captured.states.update(dict.fromkeys(keys, kept(first_tensor(output))))
 
         return hook
 
@@ -147,11 +147,3 @@ def capture(model: LanguageModel, spec: CaptureSpec, keep: slice = slice(None)) 
         final = model.layers[-1] if spec.final == "pre_norm" else model.decoder
         hooks.callback(final.register_forward_hook(keeper(*last)).remove)
         yield captured
-
-
-def _first_tensor(output: Any) -> Tensor:
-    """The hidden states in the output of a layer or decoder: a tensor, a tuple or a model output."""
-    if isinstance(output, Tensor):
-        return output
-    state = getattr(output, "last_hidden_state", None)
-    return state if isinstance(state, Tensor) else output[0]

@@ -102,13 +102,28 @@ class LanguageModel:
             **inputs: further inputs of the model. ``position_ids`` are dropped if its ``forward`` does not take them.
 
         Returns:
-            The model's output. Its ``logits`` may hold more positions than requested.
+            The model's output. Its ``logits`` may hold more positions than requested. They are NaN where the last
+            layer's state overflows; see :func:`_spoil_overflow`.
         """
         if "logits_to_keep" in self.forward_parameters:
             inputs["logits_to_keep"] = logits_to_keep
         if "position_ids" not in self.forward_parameters:
             inputs.pop("position_ids", None)
-        return self.model(input_ids=token_ids, return_dict=True, **inputs)
+        states: list[Tensor] = []
+        thread = threading.get_ident()
+
+        def keep(_module: Any, _args: Any, output: Any) -> None:
+            if threading.get_ident() == thread:
+                states.append(first_tensor(output))
+
+        hook = self.layers[-1].register_forward_hook(keep)
+        try:
+            output = self.model(input_ids=token_ids, return_dict=True, **inputs)
+        finally:
+            hook.remove()
+        if states:
+            _spoil_overflow(output.logits, states[-1])
+        return output
 
     @contextmanager
     def exclusive(self, *, runs_modules: bool = True) -> Iterator[None]:
@@ -130,6 +145,31 @@ class LanguageModel:
             finally:
                 for module in training:
                     module.training = True
+
+
+def _spoil_overflow(logits: Tensor, states: Tensor) -> None:
+    """Make logits NaN, in place, where the mean square of the last layer's state is infinite.
+
+    The final norm divides such a state by infinity: all states are 0, and all tokens equally probable.
+
+    Args:
+        logits: ``[B, K, V]``, of the last K positions.
+        states: ``[B, W, d]``. States of another shape (several residual streams) are not checked.
+    """
+    if states.dim() != 3 or states.shape[1] < logits.shape[1]:
+        return
+    overflows = states[:, -logits.shape[1] :].float().square().sum(-1, keepdim=True).isinf()
+    # on a GPU the test needs a synchronization, which costs more than writing
+    if overflows.device.type != "cpu" or overflows.any():
+        logits.masked_fill_(overflows.to(logits.device), torch.nan)
+
+
+def first_tensor(output: Any) -> Tensor:
+    """The hidden states in the output of a layer or decoder: a tensor, a tuple or a model output."""
+    if isinstance(output, Tensor):
+        return output
+    state = getattr(output, "last_hidden_state", None)
+    return state if isinstance(state, Tensor) else output[0]
 
 
 def attention_heads(config: PreTrainedConfig) -> int | None:
@@ -180,17 +220,31 @@ def require_decoder_only(config: PreTrainedConfig, name: str) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{name} is an encoder-decoder model; {NEEDED}")
     layers = getattr(_text_part(config), "num_hidden_layers", None)
-    if layers is not None and (not isinstance(layers, int) or layers > MAX_LAYERS):
-        raise UnsupportedModelError(
-            f"{name}: num_hidden_layers must be a whole number of at most {MAX_LAYERS} (got {short_repr(layers)}); "
-            "correct the model's config.json."
-        )
+    if layers is not None:
+        require_layer_count(layers, f"{name}: num_hidden_layers", "config.json")
     if layers is not None and layers < 3:
         raise UnsupportedModelError(f"{name} has {layers} decoder layer(s); a middle-layer window needs 3 or more.")
     # BERT-like models have a causal class too, which is causal only if the config sets is_decoder
     if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
         raise UnsupportedModelError(
             f"{name} is an encoder-only (embedding) model, which attends in both directions; {NEEDED}"
+        )
+
+
+def require_layer_count(value: object, field: str, file: str) -> None:
+    """Check a number of layers that was read from a file.
+
+    Args:
+        value: the number.
+        field, file: where it stands, for the error message.
+
+    Raises:
+        UnsupportedModelError: it is not a whole number, or more than 1000.
+    """
+    if not isinstance(value, int) or value > MAX_LAYERS:
+        raise UnsupportedModelError(
+            f"{field} must be a whole number of at most {MAX_LAYERS} (got {short_repr(value)}); correct the model's "
+            f"{file}."
         )
 
 

@@ -29,7 +29,13 @@ from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, Unsuppo
 from cocoa_engine.model import embedded, gguf_model
 from cocoa_engine.model.gguf_files import locate
 from cocoa_engine.model.gguf_reader import GgufFile
-from cocoa_engine.model.language_model import NEEDED, WINDOW_FIELDS, context_window_of, require_decoder_only
+from cocoa_engine.model.language_model import (
+    NEEDED,
+    WINDOW_FIELDS,
+    context_window_of,
+    require_decoder_only,
+    require_layer_count,
+)
 from cocoa_engine.model.load_options import DeviceMap, resolve_device_map
 from cocoa_engine.safe_text import short_repr
 
@@ -149,11 +155,30 @@ def read_context_window(
             if (file := Path(name) / options.get("gguf_file", "")).is_file():
                 return gguf_model.context_window(GgufFile(file))
             kept = _pick(options, (*SOURCE_OPTIONS, *WINDOW_FIELDS, "trust_remote_code"))
-            config = AutoConfig.from_pretrained(name, **kept)
+            config = _read_config(name, kept)
         return context_window_of(config)
     except Exception:  # a missing folder, no network, a config with code that is not trusted, a file that is no JSON
         logger.debug("cannot read the context window of %s", model_name, exc_info=True)
         return None
+
+
+_LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+"""The fields of a config.json for the number of layers; transformers reads the others as the first."""
+
+
+def _read_config(name: str, options: dict[str, Any]) -> Any:
+    """A model's config. The number of layers is checked before: some configs build a list of that length.
+
+    Raises:
+        UnsupportedModelError: there are more layers than any model has.
+    """
+    if "gguf_file" not in options or not Path(name).is_dir():  # a local GGUF file has been checked
+        found, _ = PreTrainedConfig.get_config_dict(name, **options)
+        for part in (found, *(part for part in found.values() if isinstance(part, dict))):
+            for field in _LAYER_COUNTS:
+                if part.get(field) is not None:
+                    require_layer_count(part[field], f"{name}: {field}", "config.json")
+    return AutoConfig.from_pretrained(name, **options)
 
 
 def require_causal_lm(config: PreTrainedConfig, name: str) -> None:
@@ -198,6 +223,7 @@ def _load(
     if "gguf_file" in options and Path(name).is_dir():
         with _clear_errors("model", name):
             file = GgufFile(Path(name) / options.get("subfolder", "") / options["gguf_file"])
+            gguf_model.require_few_layers(file)
             why = gguf_model.obstacle(file)
             if why is None and _may_stay_in_blocks(options) and keeps_blocks():
                 return _load_blocks(file, tokenizer_name, tokenizer_options)
@@ -219,7 +245,7 @@ def _load(
     config = options.get("config")
     if config is None or isinstance(config, str):
         with _clear_errors("model", name):
-            config = AutoConfig.from_pretrained(config or name, **trust, **_pick(options, SOURCE_OPTIONS))
+            config = _read_config(config or name, {**trust, **_pick(options, SOURCE_OPTIONS)})
     if not trust["trust_remote_code"] and _needs_remote_code(config):
         raise _remote_code_error("model", name)
     require_causal_lm(config, name)

@@ -16,6 +16,7 @@ import numpy as np
 from cocoa_engine.engine import CocoaEngine
 from cocoa_engine.errors import UnsupportedModelError
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads
+from cocoa_engine.output_files import write_file
 from cocoa_engine.studies.invented import Passage, passages
 
 PROMPTS = 60
@@ -56,7 +57,7 @@ def with_reference(
     values: list[float] = []
     with tempfile.TemporaryDirectory(prefix="cocoa-heads-") as folder:
         file = Path(folder) / "heads.json"
-        file.write_text(found.model_dump_json(), encoding="utf-8")
+        write_file(file, found.model_dump_json())
         config = engine.config.replace(
             decore_heads=str(file), max_new_tokens=MAX_NEW_TOKENS, max_risk=None, method="cocoa-sig"
         )

@@ -74,13 +74,14 @@ def open_folder(path: Path, settings: Mapping[str, Any]) -> Iterator[RunFolder]:
     samples, for example because the model could not be loaded, can be used with other settings.
 
     Raises:
-        ConfigError: the folder contains a run with other settings or other files, or another process is using it.
+        ConfigError: the folder contains a run with other settings or other files, another process is using it, or it
+            cannot be written.
         DataError: ``samples.jsonl`` was changed after it was written.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # ValueError: the path contains a NUL character
+        raise ConfigError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
     with locked(path):
         rows = _rows(path / SAMPLES)
         _claim(path, json.loads(json.dumps(settings)), begun=bool(rows))

@@ -18,6 +18,7 @@ from cocoa_engine import CocoaConfig, __version__
 from cocoa_engine.equations import SpanLogProb
 from cocoa_engine.errors import ConfigError, DataError, PromptError
 from cocoa_engine.messages import unknown
+from cocoa_engine.output_files import write_file
 from cocoa_engine.studies.machine import describe
 from cocoa_engine.studies.replay import KnownStep, Replay
 from cocoa_integrations.evaluation.arms import Arm, make_arms
@@ -136,7 +137,7 @@ def study(
         try:
             if done < total:
                 loaded = engine() if callable(engine) else engine
-                (out / MACHINE).write_text(dumps(describe(), indent=2) + "\n", encoding="utf-8")
+                write_file(out / MACHINE, dumps(describe(), indent=2) + "\n")
                 for task, sample in _in_turn(tasks):
                     folder = folders[task.name]
                     missing = [arm for arm in arms if (str(arm), sample.id) not in folder.rows]
@@ -158,7 +159,7 @@ def study(
                 (TABLE, table(results)),
                 (ANSWERS, answers_csv(rows_of)),
             ):
-                (out / name).write_text(text, encoding="utf-8")
+                write_file(out / name, text)
     return results
 
 

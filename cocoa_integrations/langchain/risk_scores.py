@@ -14,7 +14,9 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langsmith import utils as langsmith_utils
 from langsmith.run_trees import get_cached_client
 
+from cocoa_engine.errors import MESSAGE_LIMIT
 from cocoa_engine.forks import free_in_child
+from cocoa_engine.safe_text import bounded
 from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.scores import SCORE_NAME, Scoring, emit_event
 from cocoa_integrations.langchain.run_spans import ReceivesSpans
@@ -206,11 +208,11 @@ class RiskScores(BaseCallbackHandler, ReceivesSpans):
                 name = self._project or langsmith_utils.get_tracer_project()
                 self._session_id = client.read_project(project_name=name).id
             except Exception as error:  # the project is created with its first run
-                logger.debug("no id for the LangSmith project: %s", error)
+                logger.debug("no id for the LangSmith project: %s", bounded(str(error), MESSAGE_LIMIT))
         return self._session_id
 
     def _sent(self, future: Future[None]) -> None:
         with self._lock:
             self._waiting.discard(future)
         if (error := future.exception()) is not None:
-            logger.warning("a risk score was not sent to LangSmith: %s", error)
+            logger.warning("a risk score was not sent to LangSmith: %s", bounded(str(error), MESSAGE_LIMIT))

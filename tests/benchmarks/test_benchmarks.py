@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from rich.progress import Progress
 from benchmarks import candidates, prompt_length
 from benchmarks.bars import BARS, check
 from benchmarks.decoding import KINDS, decoding_statistics, needed, own_boundary, where_fed
+from benchmarks.gguf import process
 from benchmarks.measure import (
     BASE,
     BLOCKS,
@@ -59,6 +61,7 @@ from benchmarks.report import (
     write_report,
     written,
 )
+from benchmarks.serving.__main__ import main as measure_serving
 from benchmarks.settings import DOCS, MEASUREMENTS, RESULTS, Settings
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.studies.timing import Spread, ratio
@@ -376,6 +379,30 @@ def test_every_table_of_times_shows_the_state_of_the_machine(records: dict[str, 
             "\n\nState of the machine before and after: a copy at 10 GB/s, a matrix product at 70 GFLOP/s."
         )
     assert STATE_OF.keys() <= TABLES.keys()
+    parts = {"serving_load": "load", "serving_rival": "rival", "serving_faults": "readers", "gguf_process": "process"}
+    for name, part in parts.items():
+        source = "gguf" if name == "gguf_process" else "serving"
+        assert written(name, records).endswith("\n\nState of the machine: not recorded.")
+        records[source][part].update(state)
+        assert written(name, records).endswith("a copy at 10 GB/s, a matrix product at 70 GFLOP/s.")
+
+
+def test_measurements_of_other_processes_record_the_state_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.serving.rival.measure", lambda *_: {"rounds": 1})
+    threads = str(torch.get_num_threads())
+    monkeypatch.setattr("sys.argv", ["serving", "--only", "rival", "--threads", threads, "--out", str(tmp_path)])
+    measure_serving()
+    before, after = json.loads((tmp_path / "serving.json").read_text())["rival"]["machine_state"]
+    assert before.keys() == after.keys() == {"gb_per_s", "gflop_per_s"}
+
+    monkeypatch.setattr(process, "child", lambda *_: {"load": 1.0})
+    monkeypatch.setattr(process, "encode_question", lambda *_: [1])
+    bench: Any = SimpleNamespace(settings=Settings(rounds=1), loaded=None, progress=Progress())
+    (tmp_path / "model.gguf").touch()
+    before, after = process.measure(bench, tmp_path / "model.gguf")["machine_state"]
+    assert before.keys() == after.keys() == {"gb_per_s", "gflop_per_s"}
 
 
 def test_the_probe_measures_this_machine() -> None:
@@ -393,10 +420,12 @@ def test_bars_are_checked(records: dict[str, Any]) -> None:
         "CoCoA-SIG / CoCoA engine greedy, peak memory of the process at a prompt of 4,096",  # 1.03 > 1.02
         "CoCoA-SIG / CoCoA engine greedy, questions on which nothing was tuned, float32",  # 1.20 > 1.15
         "CoCoA-SIG / CoCoA engine greedy, questions on which nothing was tuned, float32, no drafts",
+        "CoCoA-SIG / CoCoA engine greedy, questions on which nothing was tuned, bfloat16 copy",
+        "CoCoA-SIG / CoCoA engine greedy, questions on which nothing was tuned, bfloat16 copy, no drafts",
     }
     table = written("bars", records)
-    assert table.count("**no**") == 5
-    assert table.count("| yes |") == len(BARS) - 5
+    assert table.count("**no**") == 7
+    assert table.count("| yes |") == len(BARS) - 7
 
 
 def test_limits_of_the_bars() -> None:
@@ -417,8 +446,15 @@ def test_limits_of_the_bars() -> None:
         "CoCoA-SIG / HF `generate` greedy, beside two busy processes": (0.60, False),
         "CoCoA-SIG / CoCoA engine greedy, the benchmark's questions, float32": (1.15, False),
         "CoCoA-SIG / CoCoA engine greedy, the benchmark's questions, float32, no drafts": (1.15, False),
+        "CoCoA-SIG / CoCoA engine greedy, the benchmark's questions, bfloat16 copy": (1.15, False),
+        "CoCoA-SIG / CoCoA engine greedy, the benchmark's questions, bfloat16 copy, no drafts": (1.15, False),
         "CoCoA-SIG / CoCoA engine greedy, questions on which nothing was tuned, float32": (1.15, False),
         "CoCoA-SIG / CoCoA engine greedy, questions on which nothing was tuned, float32, no drafts": (1.15, False),
+        "CoCoA-SIG / CoCoA engine greedy, questions on which nothing was tuned, bfloat16 copy": (1.15, False),
+        "CoCoA-SIG / CoCoA engine greedy, questions on which nothing was tuned, bfloat16 copy, no drafts": (
+            1.15,
+            False,
+        ),
         "CoCoA-SIG / HF `generate` greedy, batch of 4": (0.70, False),
         "CoCoA-SIG / HF `generate` greedy, batch of 8": (1.00, False),
         "capture of hidden states, with / without, lean forward pass": (1.02, False),
@@ -469,7 +505,7 @@ def test_report_in_another_folder_does_not_change_the_documents(records: dict[st
     before = [path.read_bytes() for path in DOCUMENTS]
     table = write_report(folder(tmp_path, records), in_place=False)
     assert len(table.splitlines()) == 2 + len(BARS)
-    assert table.count("| **no** |") == 5
+    assert table.count("| **no** |") == 7
     assert NOT_MEASURED not in (tmp_path / PERFORMANCE.name).read_text(encoding="utf-8")
     assert [path.read_bytes() for path in DOCUMENTS] == before
 

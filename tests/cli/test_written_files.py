@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+import cocoa_engine
 from cocoa_engine import CocoaEngine, RiskCalibrator
 from cocoa_engine.cli.app import app
 from cocoa_engine.cli.export import reserved
@@ -123,6 +125,90 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
 
 
 # --- every writer
+
+OTHER_WRITERS = {
+    "cocoa_engine/cli/app.py": "a missing stdout or stderr becomes /dev/null",
+    "cocoa_engine/execution/native/build.py": "threads may build the kernels at the same time: each has a draft",
+    "cocoa_integrations/evaluation/folder.py": "lines are appended",
+}
+
+
+def writes(call: ast.Call) -> bool:
+    """Whether a call opens a file for writing, or writes one."""
+    name = getattr(call.func, "attr", None) or getattr(call.func, "id", "")
+    values = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+    modes = [value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+    return name in ("write_text", "write_bytes") or (
+        name in ("open", "fdopen") and any(set(mode) & set("wax") and set(mode) <= set("rwaxbt+") for mode in modes)
+    )
+
+
+def test_files_are_written_by_output_files_alone() -> None:
+    """Other ways leave half a file after an interruption."""
+    root = Path(cocoa_engine.__file__).parents[1]
+    found = set()
+    for package in ("cocoa_engine", "cocoa_integrations"):
+        for path in (root / package).rglob("*.py"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            # what is opened there is a draft
+            drafts = {
+                id(call)
+                for block in ast.walk(tree)
+                if isinstance(block, ast.With) and "draft_of" in ast.dump(block.items[0])
+                for item in block.items
+                for call in ast.walk(item)
+            }
+            if any(isinstance(node, ast.Call) and writes(node) and id(node) not in drafts for node in ast.walk(tree)):
+                found.add(path.relative_to(root).as_posix())
+    assert found - {"cocoa_engine/output_files.py"} == set(OTHER_WRITERS)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_scored_rows_replace_a_file_when_all_are_scored(
+    cocoa: Cocoa, tiny: CocoaEngine, labelled: Path, tmp_path: Path, suffix: str, monkeypatch: Any
+) -> None:
+    out, scored = tmp_path / f"out.{suffix}", []
+    out.write_text("kept")
+
+    def score_then_ctrl_c(*args: Any, **options: Any) -> Any:
+        if scored:
+            raise KeyboardInterrupt
+        scored.append(args)
+        return CocoaEngine.score(tiny, *args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tiny, "score", score_then_ctrl_c)
+        assert cocoa("score", "--rows", str(labelled), "--out", str(out)).exit_code == 130
+    assert out.read_text() == "kept"
+    incomplete = tmp_path / "out.jsonl.incomplete"
+    assert incomplete.exists() == (suffix == "jsonl")
+    assert suffix == "parquet" or len(incomplete.read_text().splitlines()) == 1
+    assert not list(tmp_path.glob(".*"))
+    assert cocoa("score", "--rows", str(labelled), "--out", str(out)).exit_code == 0
+    assert out.read_bytes() != b"kept"
+
+
+def test_the_file_that_is_read_is_not_written(cocoa: Cocoa, labelled: Path, tmp_path: Path) -> None:
+    given, link = labelled.read_text(), tmp_path / "link"
+    link.symlink_to(labelled)
+    for arguments in (
+        ("score", "--rows", str(labelled), "--out", str(labelled)),
+        ("score", "--rows", str(labelled), "--out", str(link)),
+        ("claims", "--data", str(labelled), "--out", str(labelled)),
+        (*ASK, "--svg", str(tmp_path / "a"), "--html", str(tmp_path / "a")),
+    ):
+        refused = cocoa(*arguments)
+        assert refused.exit_code == 2
+        assert "name a new file" in " ".join(refused.stderr.split())
+    assert labelled.read_text() == given
+
+
+def test_a_table_of_claims_is_replaced_with_a_note(cocoa: Cocoa, labelled: Path, tmp_path: Path) -> None:
+    out = tmp_path / "claims.csv"
+    out.write_text("old")
+    result = cocoa("claims", "--data", str(labelled), "--out", str(out), "--draws", "20")
+    assert result.exit_code == 0, result.output
+    assert f"{out} is replaced" in " ".join(result.stderr.split())
 
 
 def test_a_page_is_whole_or_missing(cocoa: Cocoa, tiny: CocoaEngine, tmp_path: Path, monkeypatch: Any) -> None:

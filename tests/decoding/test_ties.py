@@ -10,6 +10,9 @@ import torch
 
 from cocoa_engine import METHODS, CocoaEngine, Generation, NonFiniteLogitsError, Runtime
 from cocoa_engine.decoding.next_tokens import next_tokens
+from cocoa_engine.execution.backends import KINDS
+from cocoa_engine.model.language_model import LanguageModel
+from tests.helpers.backends import WANTED, made
 from tests.helpers.rivals import config_of
 from tests.helpers.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 
@@ -61,6 +64,23 @@ def test_equal_logits_are_ranked_by_id(method: str, tmp_path: Path) -> None:
             assert top == sorted(top, key=lambda pair: (-pair[1], pair[0]))
 
 
+@pytest.mark.parametrize("linears", LINEARS)
+def test_equal_logits_of_given_texts_are_ranked_by_id(linears: Any) -> None:
+    engine = CocoaEngine(with_ties(), tiny_tokenizer(), runtime=Runtime(linears=linears))
+    prompt, texts = [5, 6, 7], [[11, 12, 13], [11, 14, 15, 16]]
+    alone = [engine.score(prompt, text, top_logprobs=COPIES + 2) for text in texts]
+    together = engine.score(prompt, texts, top_logprobs=COPIES + 2)
+    for answer, text in zip([*alone, *together], texts * 2, strict=True):
+        tops = [top for span in answer.spans for top in span.top_log_probs or ()]
+        assert len(tops) == len(text)
+        for top in tops:
+            highest = [token_id for token_id, _ in top[:COPIES]]
+            assert highest == [highest[0] + copy * VOCAB_SIZE // COPIES for copy in range(COPIES)]
+            assert [token_id for token_id, _ in top[COPIES:]] == [top[COPIES][0], top[COPIES][0] + VOCAB_SIZE // COPIES]
+            assert top == sorted(top, key=lambda pair: (-pair[1], pair[0]))
+    assert ids(alone[0]) + ids(alone[1]) == ids(together[0]) + ids(together[1])
+
+
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_last_of_the_most_probable_tokens_is_the_lowest_id_among_equals(native: bool, dtype: torch.dtype) -> None:
@@ -73,17 +93,49 @@ def test_the_last_of_the_most_probable_tokens_is_the_lowest_id_among_equals(nati
     assert [row and row.token_ids for row in rows] == [(3, 399, 0, 1), (5, 9, 300), (100, 101, 102, 103)]
 
 
-@pytest.mark.parametrize("linears", LINEARS)
-@pytest.mark.parametrize("part", ["embed_tokens", "down_proj", "v_proj", "gate_proj"])
-def test_an_overflow_is_an_error(part: str, linears: Any) -> None:
-    """The states are finite, but their mean square is not: torch's norm makes them 0, and all logits equal."""
-    model = tiny_model("llama")
+RUNTIMES: dict[str, dict[str, Any]] = {
+    "native": {"linears": "native"},
+    "stock": {"linears": "stock"},
+    "modules": {"forward": "modules"},
+}
+
+
+def overflowing(kind: str, part: str) -> Any:
+    model = tiny_model(kind)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if part in name:
                 weight.mul_(1e20)
-    engine = CocoaEngine(model, tiny_tokenizer(), runtime=Runtime(linears=linears))
+    return model
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("part", ["embed_tokens", "down_proj", "v_proj", "gate_proj"])
+def test_an_overflow_is_an_error(part: str, runtime: str) -> None:
+    """The states are finite, but their mean square is not: torch's norm makes them 0, and all logits equal."""
+    engine = CocoaEngine(overflowing("llama", part), tiny_tokenizer(), runtime=Runtime(**RUNTIMES[runtime]))
     with pytest.raises(NonFiniteLogitsError):
         engine.generate([5, 6, 7, 20, 30], max_new_tokens=4)
     with pytest.raises(NonFiniteLogitsError):
         next(engine.stream([5, 6]))
+    with pytest.raises(NonFiniteLogitsError, match="token 2 of the sequence"):
+        engine.score([5, 6], [7, 8])
+    with pytest.raises(NonFiniteLogitsError):
+        engine.score([5, 6], [[7, 8], [9]])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "static_lean"])
+def test_an_overflow_is_noticed_by_each_backend(kind: str) -> None:
+    backend = made(overflowing("llama", "embed_tokens"), kind, "stock").backend
+    (tree,) = backend.open([[5, 6, 7]], 4, WANTED)
+    assert next_tokens(backend.prefill(tree)[None], 3) == [None]
+    assert next_tokens(backend.step([(tree, [(8,), (9,)])])[0].logits, 3) == [None, None]
+
+
+def test_an_overflow_at_one_token_spoils_that_token_only() -> None:
+    model = LanguageModel(tiny_model("llama"))
+    with torch.no_grad():
+        model.model.get_input_embeddings().weight[9] *= 1e20
+        logits = model.forward(torch.tensor([[5, 6, 9]]), logits_to_keep=2).logits
+    assert logits.isnan().all(-1).tolist() == [[False, True]]
+    assert logits[0, 0].isfinite().all()

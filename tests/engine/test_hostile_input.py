@@ -5,15 +5,18 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import struct
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig
+import typer
+from transformers import AutoConfig, GenerationConfig
 
 from cocoa_engine import (
     CalibrationError,
@@ -29,12 +32,15 @@ from cocoa_engine import (
     Runtime,
 )
 from cocoa_engine.calibration import CalibrationWarning
-from cocoa_engine.cli.terminal import print_note
+from cocoa_engine.cli.terminal import describe_error, print_json, print_note
 from cocoa_engine.datasets import files, read_labelled
 from cocoa_engine.datasets.records import LabelledSpan, LabelledText, checked
 from cocoa_engine.messages import unknown
-from cocoa_engine.model.loading import load_pretrained, load_tokenizer
+from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
+from cocoa_engine.output_files import require_writable, write_file
+from cocoa_integrations.evaluation.folder import open_folder
 from tests.helpers.made_up_risk import fitted
+from tests.helpers.tiny_gguf import write_tiny_gguf
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
 SHORT = 1000  # characters
@@ -147,6 +153,16 @@ def test_a_nul_character_in_a_path(tiny: CocoaEngine, tmp_path: Path) -> None:
     message_of(ConfigError, lambda: tiny.generate("a", method="decore", decore_heads=path))
     message_of(DataError, lambda: read_labelled(path + ".jsonl"))
     message_of(DataError, lambda: files.read_text(Path(path)))
+    message_of(ConfigError, lambda: fitted().save(path))
+    message_of(ConfigError, lambda: write_file(Path(path), "text"))
+    message_of(ConfigError, lambda: require_writable(Path(path)))
+    with ExitStack() as stack:
+        message_of(ConfigError, lambda: stack.enter_context(open_folder(Path(path), {})))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_calibrator_is_not_saved_as_a_folder(tmp_path: Path) -> None:
+    assert "cannot be written" in message_of(ConfigError, lambda: fitted().save(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -225,6 +241,42 @@ def test_a_compressed_file_may_not_inflate_without_limit(tmp_path: Path, monkeyp
     message_of(DataError, lambda: files.read_text(file))
 
 
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_parquet_file_may_not_inflate_without_limit(
+    repeated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages are compressed, and a repeated value is stored once."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    text = ["a" * 2**15] * 96 if repeated else ["a" * 3 * 2**20]
+    file = tmp_path / "bomb.parquet"
+    parquet.write_table(pyarrow.table({"text": text}), file, compression="zstd", use_dictionary=repeated)
+    assert file.stat().st_size < 2**17
+    monkeypatch.setattr(files, "INFLATED_LIMIT", 2**20)
+    message = message_of(DataError, lambda: list(files.read_parquet(file)))
+    assert message.startswith(f"{file} is larger than 1 MiB")
+    monkeypatch.setattr(files, "INFLATED_LIMIT", 2**22)
+    assert [row["text"] for _, row in files.read_parquet(file)] == text
+
+
+def test_a_parquet_file_of_countless_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    file = tmp_path / "nulls.parquet"
+    parquet.write_table(pyarrow.table({"text": pyarrow.nulls(10**5, pyarrow.string())}), file)
+    assert file.stat().st_size < 2**12
+    monkeypatch.setattr(files, "INFLATED_LIMIT", 2**20)
+    assert "1 MiB" in message_of(DataError, lambda: list(files.read_parquet(file)))
+
+
+def test_stop_texts_are_limited() -> None:
+    assert len(CocoaConfig(stop=[f"{n:010000}" for n in range(256)]).stop) == 256
+    assert "at most 256 stop texts" in message_of(ConfigError, lambda: CocoaConfig(stop=[str(n) for n in range(257)]))
+    assert "may have 10000 characters" in message_of(ConfigError, lambda: CocoaConfig(stop="a" * 10_001))
+
+
 def with_parts(count: int) -> LabelledText:
     parts = tuple(LabelledSpan(2 * n, 2 * n + 1) for n in range(count))
     return LabelledText("1", "p", "ab" * count, "p", True, parts, "p")
@@ -245,16 +297,43 @@ def test_labelled_parts_are_limited() -> None:
     assert "may have 10000" in message_of(DataError, lambda: checked([with_parts(10_001)], "f"))
 
 
+def refuse_to_build_configs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*_: object, **__: object) -> Any:
+        pytest.fail("a config is built")
+
+    for name in ("from_pretrained", "for_model"):
+        monkeypatch.setattr(AutoConfig, name, build)
+
+
 @pytest.mark.parametrize("layers", [10**9, 1001, "many"])
-def test_more_layers_than_any_model_has(layers: Any, tmp_path: Path) -> None:
-    tiny_model("llama").save_pretrained(tmp_path)
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
+def test_more_layers_than_any_model_has(
+    kind: str, layers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some configs build a list of that length."""
+    tiny_model(kind).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config.pop("layer_types", None)
-    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
+    field = "n_layer" if kind == "gpt2" else "num_hidden_layers"
+    (tmp_path / "config.json").write_text(json.dumps({**config, field: layers}))
+    refuse_to_build_configs(monkeypatch)
     message = message_of(CocoaError, lambda: load_pretrained(str(tmp_path)))
-    if isinstance(layers, int):
-        assert "at most 1000" in message
+    assert read_context_window(tmp_path) is None
+    assert f"{field} must be a whole number of at most 1000" in message
+
+
+def test_a_gguf_file_of_more_layers_than_any_model_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "model.gguf"
+    write_tiny_gguf(file)
+    data, field = file.read_bytes(), b"llama.block_count" + struct.pack("<I", 4)  # the type: uint32
+    assert data.count(field) == 1
+    at = data.index(field) + len(field)
+    file.write_bytes(data[:at] + struct.pack("<I", 10**9) + data[at + 4 :])
+    refuse_to_build_configs(monkeypatch)
+    for kept in (False, True):
+        message = message_of(CocoaError, lambda kept=kept: load_pretrained(str(file), keeps_blocks=lambda: kept))
+        assert "llama.block_count must be a whole number of at most 1000" in message
 
 
 @pytest.mark.parametrize(
@@ -309,6 +388,24 @@ def test_control_characters_of_files_are_shown(tmp_path: Path, tiny: CocoaEngine
 def test_control_characters_in_notes_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
     print_note(f"KeyError: {ESCAPE}")
     assert capsys.readouterr().err == "cocoa: KeyError: ␛[31m\ufffd2J<U+202E>␇\n"
+
+
+def test_control_characters_in_json_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    value = {"text\x85": [f"{ESCAPE}\x7f\x80\x9f\u061c\u200e\u200f\u202a\u2066\u2069", "é\u200d\U0001f600\\u009b"]}
+    print_json(json.dumps(value, ensure_ascii=False))
+    printed = capsys.readouterr().out.removesuffix("\n")
+    assert json.loads(printed) == value
+    assert all(character.isprintable() or character == "\u200d" for character in printed)
+    assert r"\u001b[31m\u009b2J\u202e" in printed
+    assert "é\u200d\U0001f600" in printed
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ConfigError, typer.BadParameter])
+def test_errors_of_commands_are_bounded(error: type[Exception]) -> None:
+    message, _ = describe_error(error("much " + ESCAPE * 10**5 + " too long"))
+    assert len(message) <= SHORT
+    assert "much ␛[31m" in message
+    assert "too long" in message
 
 
 @pytest.mark.slow

@@ -133,7 +133,7 @@ def test_a_failed_write_leaves_the_old_file(monkeypatch: pytest.MonkeyPatch) -> 
     def refuse(*_: Any) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr("cocoa_engine.methods.retrieval_heads.os.replace", refuse)
+    monkeypatch.setattr("cocoa_engine.output_files.os.replace", refuse)
     with pytest.raises(OSError, match="disk is full"):
         keep(found_in(model, [0.1, 0.2]), LanguageModel(model))
     assert file.read_text() == before

@@ -25,7 +25,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
-from cocoa_engine.model import embedded, gguf_model
+from cocoa_engine.model import embedded, gguf_model, gguf_tokenizer
 from cocoa_engine.model.gguf_files import locate
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import NEEDED, WINDOW_FIELDS, context_window_of, require_decoder_only
@@ -200,9 +200,10 @@ def _load(
                 )
             if gguf_model.has_scaled_positions(file) and file.metadata.get("general.architecture") != "gpt-oss":
                 raise ModelLoadError(
-                    f"{file.path} has scaled rotary embeddings, which are only read from Llama, Qwen2 and Qwen3 files "
-                    "on a CPU with the kernels, without a dtype and with factors by frequency or linear scaling; use "
-                    "the model's checkpoint instead"
+                    f"{file.path} has scaled rotary embeddings, which are only read where the weights stay in their "
+                    f"blocks ({why or 'options ask for another form'}): on a CPU with the kernels and without a dtype, "
+                    "with factors by frequency, a linear scaling, or Phi-3's factors by length; use the model's "
+                    "checkpoint instead"
                 )
         logger.info("%s is unpacked by transformers: it has %s", file.path, why or "options that ask for it")
     trust = {"trust_remote_code": options["trust_remote_code"]}
@@ -246,7 +247,7 @@ def _load_blocks(
     if tokenizer_name is not None:
         tokenizer = load_tokenizer(_name(tokenizer_name, "tokenizer"), tokenizer_options)
     else:
-        tokenizer = gguf_model.load_tokenizer(file)
+        tokenizer = gguf_tokenizer.load(file)
     return gguf_model.load(file), tokenizer
 
 

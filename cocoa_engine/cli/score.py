@@ -78,7 +78,7 @@ def score(
     runner = runner_of("score", ray, actors=actors, num_cpus=num_cpus, num_gpus=num_gpus)
     if ray and rows is None:
         raise ConfigError("--ray is for many rows: give --rows and --out")
-    check_writable(jsonl, html=html, out=out)
+    check_writable(rows, html=html, out=out)
     engine = None if runner is not None else load_engine(model, loading, calibrator)
     if rows is not None and out is not None:
         if runner is not None:

@@ -31,8 +31,7 @@ def locate(name: str) -> Location:
         file of a model that was split is its first part.
 
     Raises:
-        ModelLoadError: there is no such file, a folder has several GGUF files and nothing else, or the file is one part
-            of a split model on the Hub.
+        ModelLoadError: there is no such file, or a folder has several GGUF files and nothing else.
     """
     path = Path(name).expanduser()
     if name.lower().endswith(SUFFIX):
@@ -57,12 +56,7 @@ def _on_the_hub(name: str, path: Path) -> Location:
         raise ModelLoadError(
             f"there is no file {path}; name a GGUF file, or one in a repository of the Hub: owner/model/file{SUFFIX}"
         )
-    if len(of := parts(name)) > 1:
-        raise ModelLoadError(
-            f"{name} is one of {len(of)} parts of a model, which are not read from the Hub; download all of them, and "
-            "name the local file of the first"
-        )
-    return Location("/".join(words[:2]), "/".join(words[2:]))
+    return Location("/".join(words[:2]), parts("/".join(words[2:]))[0])
 
 
 def parts(file: str) -> list[str]:

@@ -26,8 +26,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
-from cocoa_engine.model import embedded, gguf_model
-from cocoa_engine.model.gguf_files import locate
+from cocoa_engine.model import embedded, gguf_files, gguf_model, gguf_tokenizer
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import (
     NEEDED,
@@ -152,8 +151,8 @@ def read_context_window(
             return next((options[name] for name in WINDOW_FIELDS if name in options), embedded.CONTEXT_WINDOW)
         if config is None or isinstance(config, str):
             name, options = _with_gguf_file(os.path.expanduser(config or os.fspath(model_name or "")), options)
-            if (file := Path(name) / options.get("gguf_file", "")).is_file():
-                return gguf_model.context_window(GgufFile(file))
+            if "gguf_file" in options:
+                return gguf_model.context_window(GgufFile(_gguf_path(name, {**options, "local_files_only": True})))
             kept = _pick(options, (*SOURCE_OPTIONS, *WINDOW_FIELDS, "trust_remote_code"))
             config = _read_config(name, kept)
         return context_window_of(config)
@@ -220,9 +219,9 @@ def _load(
         name = str(Path(name).expanduser())
         with _clear_errors("model", name):
             _check_folder(Path(name), options)
-    if "gguf_file" in options and Path(name).is_dir():
+    if "gguf_file" in options:
         with _clear_errors("model", name):
-            file = GgufFile(Path(name) / options.get("subfolder", "") / options["gguf_file"])
+            file = GgufFile(_gguf_path(name, options))
             gguf_model.require_few_layers(file)
             why = gguf_model.obstacle(file)
             if why is None and _may_stay_in_blocks(options) and keeps_blocks():
@@ -235,9 +234,10 @@ def _load(
                 )
             if gguf_model.has_scaled_positions(file) and file.metadata.get("general.architecture") != "gpt-oss":
                 raise ModelLoadError(
-                    f"{file.path} has scaled rotary embeddings, which are only read from Llama, Qwen2 and Qwen3 files "
-                    "on a CPU with the kernels, without a dtype and with factors by frequency or linear scaling; use "
-                    "the model's checkpoint instead"
+                    f"{file.path} has scaled rotary embeddings, which are only read where the weights stay in their "
+                    f"blocks ({why or 'options ask for another form'}): on a CPU with the kernels and without a dtype, "
+                    "with factors by frequency, a linear scaling, or Phi-3's factors by length; use the model's "
+                    "checkpoint instead"
                 )
         logger.info("%s is unpacked by transformers: it has %s", file.path, why or "options that ask for it")
     trust = {"trust_remote_code": options["trust_remote_code"]}
@@ -269,9 +269,21 @@ def _load(
     return model, tokenizer
 
 
+def _gguf_path(name: str, options: Mapping[str, Any]) -> Path:
+    """The GGUF file of a folder or, downloaded into the cache if it is not there yet, of a repository of the Hub."""
+    from huggingface_hub import hf_hub_download
+
+    folder, file = options.get("subfolder", ""), options["gguf_file"]
+    if Path(name).is_dir():
+        return Path(name) / folder / file
+    access = _pick(options, ("token", "cache_dir", "local_files_only", "force_download", "revision"))
+    found = [hf_hub_download(name, part, subfolder=folder or None, **access) for part in gguf_files.parts(file)]
+    return Path(found[0])
+
+
 def _may_stay_in_blocks(options: dict[str, Any]) -> bool:
     """Whether no option asks for another form of the weights of a GGUF file."""
-    neutral = {"gguf_file", "trust_remote_code", "use_safetensors", "dtype", "device_map"}
+    neutral = {"gguf_file", "trust_remote_code", "use_safetensors", "dtype", "device_map", "revision", *ACCESS_OPTIONS}
     return options.keys() <= neutral and options["dtype"] == "auto" and options["device_map"] in (None, "cpu")
 
 
@@ -281,7 +293,7 @@ def _load_blocks(
     if tokenizer_name is not None:
         tokenizer = load_tokenizer(_name(tokenizer_name, "tokenizer"), tokenizer_options)
     else:
-        tokenizer = gguf_model.load_tokenizer(file)
+        tokenizer = gguf_tokenizer.load(file)
     return gguf_model.load(file), tokenizer
 
 
@@ -326,7 +338,7 @@ def _with_gguf_file(name: str, options: dict[str, Any]) -> tuple[str, dict[str, 
     """Where a model is, and the options with the GGUF file that its name means."""
     if "gguf_file" in options or "subfolder" in options:
         return name, options
-    source, file = locate(name)
+    source, file = gguf_files.locate(name)
     return source, options if file is None else {**options, "gguf_file": file}
 
 

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from cocoa_engine import CocoaEngine, ModelLoadError
 from cocoa_engine.cli.app import app
+from cocoa_engine.execution.native import trial
+from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.gguf_files import Location, locate
 from cocoa_engine.model.loading import read_context_window
 from cocoa_integrations.langchain import CocoaLLM
@@ -62,6 +64,28 @@ def test_file_in_a_repository_of_the_hub() -> None:
         CocoaEngine.from_pretrained("owner/model/small-q8_0.gguf")
 
 
+@pytest.mark.parametrize("below", ["", "quantised/"])
+def test_file_in_the_cache_of_the_hub(file: Path, answer: str, tmp_path: Path, below: str) -> None:
+    """A download of before: the weights stay in the blocks of the cached file, of the revision that is asked for."""
+    repository = tmp_path / "models--owner--model"
+    for reference, commit in (("main", "1" * 40), ("old", "2" * 40)):
+        (repository / "refs").mkdir(parents=True, exist_ok=True)
+        (repository / "refs" / reference).write_text(commit)
+        (repository / "snapshots" / commit / below).mkdir(parents=True)
+    target = Path(f"snapshots/{'1' * 40}") / below / "small.gguf"
+    (repository / target).symlink_to(file)
+    name = f"owner/model/{below}small.gguf"
+    engine = CocoaEngine.from_pretrained(name, cache_dir=str(tmp_path), local_files_only=True)
+    assert engine.generate("he", max_new_tokens=6).text == answer
+    if trial.obstacle() is None:
+        assert any(isinstance(parameter, BlockTensor) for parameter in engine.model.parameters())
+    assert engine.info().model_name == name
+    assert read_context_window(name, model_kwargs={"cache_dir": str(tmp_path)}) == 128
+    for options in ({"revision": "old"}, {"revision": "none"}):
+        with pytest.raises(ModelLoadError, match="neither a local folder nor in the Hub's cache"):
+            CocoaEngine.from_pretrained(name, cache_dir=str(tmp_path), local_files_only=True, **options)
+
+
 @pytest.mark.parametrize("name", ["no.gguf", "./a/b/no.gguf", "/a/b/no.gguf", "tests/model/no.gguf", "~/a/b/no.gguf"])
 def test_file_that_is_not_there(name: str) -> None:
     with pytest.raises(ModelLoadError, match=r"there is no file .*no\.gguf; name a GGUF file, or one in a repository"):
@@ -91,5 +115,5 @@ def test_part_of_a_model(tmp_path: Path) -> None:
     (tmp_path / "other.gguf").touch()
     with pytest.raises(ModelLoadError, match="has 3 GGUF files"):
         locate(str(tmp_path))
-    with pytest.raises(ModelLoadError, match=r"one of 2 parts of a model, which are not read from the Hub"):
-        CocoaEngine.from_pretrained("owner/model/small-00002-of-00002.gguf")
+    in_a_repository = locate("owner/model/small-00002-of-00002.gguf")
+    assert in_a_repository == Location("owner/model", "small-00001-of-00002.gguf")

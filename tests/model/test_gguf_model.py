@@ -18,15 +18,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBa
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.errors import CocoaError, ModelLoadError
 from cocoa_engine.execution.native import trial
-from cocoa_engine.model import gguf_model
+from cocoa_engine.model import gguf_model, gguf_tokenizer
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.embedded import find_embedded_file
+from cocoa_engine.model.gguf_families import FAMILIES
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained, read_context_window
 from tests.helpers.tiny_gguf import write_tiny_gguf
 
 needs_kernels = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
 TOKENS = ["<unk>", "<s>", "</s>", "<|turn|>", "<added>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "12"]
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 
 def write(
@@ -65,7 +67,7 @@ def write(
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_eot_token_id(3)
-    names = {ours: theirs for theirs, ours in gguf_model._TENSORS.items()}
+    names = {ours: theirs for theirs, ours in FAMILIES["qwen3"].layer.items()}
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight" and tied:
             continue
@@ -102,7 +104,7 @@ def write(
     return model.eval()
 
 
-@pytest.mark.parametrize("architecture", gguf_model.ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("kind", "tied"), [("Q8_0", True), ("Q4_1", False), ("F16", True), ("F32", False)])
 def test_the_model_is_that_of_the_file(tmp_path: Path, architecture: str, kind: str, tied: bool) -> None:
     with torch.no_grad():
@@ -122,7 +124,7 @@ def test_the_model_is_that_of_the_file(tmp_path: Path, architecture: str, kind: 
 
 
 @needs_kernels
-@pytest.mark.parametrize("architecture", gguf_model.ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("forward", ["auto", "modules"])
 def test_the_engine_decodes_from_blocks_as_from_float32(tmp_path: Path, architecture: str, forward: str) -> None:
     with torch.no_grad():
@@ -197,14 +199,14 @@ def test_scaled_positions_that_would_be_lost_are_refused(tmp_path: Path, scaling
 
 def test_files_of_other_kinds_are_left_to_transformers(tmp_path: Path) -> None:
     with torch.no_grad():
-        write(tmp_path / "model.gguf", "llama", "Q8_0", pre="tekken")
-    assert gguf_model.obstacle(GgufFile(tmp_path / "model.gguf")) == "tokenizer 'gpt2', 'tekken'"
+        write(tmp_path / "model.gguf", "llama", "Q8_0", pre="poro-chat")
+    assert gguf_model.obstacle(GgufFile(tmp_path / "model.gguf")) == "tokenizer 'gpt2', 'poro-chat'"
 
 
 def test_special_and_added_tokens(tmp_path: Path) -> None:
     with torch.no_grad():
         write(tmp_path / "model.gguf", "qwen2", "Q8_0", pre="llama-bpe")
-    tokenizer = gguf_model.load_tokenizer(GgufFile(tmp_path / "model.gguf"))
+    tokenizer = gguf_tokenizer.load(GgufFile(tmp_path / "model.gguf"))
     assert tokenizer("he<added>12<|turn|>")["input_ids"] == [1, TOKENS.index("he"), 4, TOKENS.index("12"), 3]
     assert tokenizer.decode([1, TOKENS.index("he"), 4, 3], skip_special_tokens=True) == "he<added>"
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("<s>", "</s>")
@@ -215,7 +217,7 @@ def read_tokenizer() -> PreTrainedTokenizerBase:
     file = find_embedded_file()
     if file is None:
         pytest.skip("the embedded model is not installed")
-    return gguf_model.load_tokenizer(GgufFile(file.path))
+    return gguf_tokenizer.load(GgufFile(file.path))
 
 
 @pytest.mark.slow

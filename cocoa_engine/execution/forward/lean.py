@@ -1,4 +1,4 @@
-"""A lean forward pass of the Llama family (Llama, Mistral, Phi-3, Qwen2, Qwen3) on the model's own weights.
+"""A lean forward pass of Llama and the models built like it, on the model's own weights.
 
 It computes the same as Hugging Face's modules with less overhead: projections that read the same input are one matrix
 product, rotary tables are computed once, and masks are built only where they are needed.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -26,11 +27,28 @@ from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
-FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+FAMILY = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Phi3ForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "GraniteForCausalLM",
+    "Olmo2ForCausalLM",
+)
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # cos and sin depend on the position alone
 _IDLE_HOOKS = (
     "transformers.utils.output_capturing"  # hooks that remain after output_hidden_states=True and then do nothing
 )
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+_LOCAL, _GLOBAL = "sliding_attention", "full_attention"  # kinds of layers with rotary tables of their own (Gemma 3)
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``(layer, q [heads, T, head_dim], k, v [kv_heads, T, head_dim]) -> [T, heads * head_dim]``; stores k and v."""
@@ -41,18 +59,29 @@ class Layer:
     """The weights of one decoder layer.
 
     Attributes:
-        attention_norm, mlp_norm: ``[d]``.
-        q_norm, k_norm: ``[head_dim]`` (Qwen3), or ``None``.
+        attention_norm, mlp_norm: ``[d]``, or ``None`` (OLMo2).
+        q_norm, k_norm: ``[head_dim]`` (Qwen3, Gemma 3), of all heads together (OLMo2), or ``None``.
+        attention_after, mlp_after: norms of what a part of the layer adds, ``[d]`` (Gemma, OLMo2), or ``None``.
+        local: the layer has the rotary tables of windowed layers (Gemma 3).
     """
 
-    attention_norm: Tensor
+    attention_norm: Tensor | None
     qkv: FastLinear
     q_norm: Tensor | None
     k_norm: Tensor | None
     out: FastLinear
-    mlp_norm: Tensor
+    mlp_norm: Tensor | None
     gate_up: FastLinear
     down: FastLinear
+    attention_after: Tensor | None = None
+    mlp_after: Tensor | None = None
+    local: bool = False
+
+    @property
+    def norms(self) -> tuple[Tensor | None, ...]:
+        """The weights of all norms."""
+        inside = (self.q_norm, self.k_norm)
+        return (self.attention_norm, *inside, self.mlp_norm, self.attention_after, self.mlp_after)
 
 
 class Lean(Forward):
@@ -84,12 +113,21 @@ class Lean(Forward):
             self.kv_heads = attention.k_proj.out_features // self.head_dim
             self.heads = attention.q_proj.out_features // self.head_dim
         self.scale = float(attention.scaling)
+        self.softcap: float | None = getattr(attention, "attn_logit_softcapping", None) if _is_gemma_2(model) else None
         self.eps = float(config.rms_norm_eps)
+        self.activation = _ACTIVATIONS[_activation(config)]
         self.embedding: Tensor = model.model.get_input_embeddings().weight.detach()  # [V, d]
-        self.norm: Tensor = decoder.norm.weight.detach()  # type: ignore[union-attr, operator]
+        scale = getattr(config, "embedding_multiplier", 1.0)
+        self.embedding_scale = config.hidden_size**0.5 if _is_gemma(model) else float(scale)
+        self.residual_scale = float(getattr(config, "residual_multiplier", 1.0))
+        self.logits_scale = float(getattr(config, "logits_scaling", 1.0))
+        self.logits_cap: float | None = getattr(config, "final_logit_softcapping", None)
+        self.norm = cast(Tensor, _norm_weight(decoder.norm))
         self.head = fast_linear([model.model.get_output_embeddings()], linear_backend)
         self.layers = [_layer(layer, linear_backend) for layer in model.layers]
-        self.rotary = _RotaryTable(cast(nn.Module, decoder.rotary_emb), self.norm)
+        rotary = cast(nn.Module, decoder.rotary_emb)
+        self.local_rotary = _RotaryTable(rotary, self.norm, _LOCAL) if hasattr(rotary, f"{_LOCAL}_inv_freq") else None
+        self.rotary = _RotaryTable(rotary, self.norm, None if self.local_rotary is None else _GLOBAL)
         self.kernels = self._kernels()
 
     def padding_rows(self, rows: int) -> int:
@@ -99,8 +137,13 @@ class Lean(Forward):
         device = self.embedding.device
         token_ids = torch.tensor([token_id for segment in segments for token_id in segment.token_ids], device=device)
         positions = torch.tensor([position for segment in segments for position in segment.positions], device=device)
-        self.rotary.reserve(1 + max(position for segment in segments for position in segment.positions))
+        length = 1 + max(position for segment in segments for position in segment.positions)
+        self.rotary.reserve(length)
         cos, sin = self.rotary(positions)
+        local = None
+        if self.local_rotary is not None:
+            self.local_rotary.reserve(length)
+            local = self.local_rotary(positions)
 
         def attention(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             window, rows, start = self.windows[layer], [], 0
@@ -108,7 +151,17 @@ class Lean(Forward):
                 end = start + segment.width
                 segment.store.write(layer, segment.start, keys[:, start:end], values[:, start:end])
                 own_query = query[:, start:end]
-                rows.append(attend(segment, layer, own_query, scale=self.scale, window=window, native=self.native))
+                rows.append(
+                    attend(
+                        segment,
+                        layer,
+                        own_query,
+                        scale=self.scale,
+                        window=window,
+                        softcap=self.softcap,
+                        native=self.native,
+                    )
+                )
                 start = end
             return rows[0] if len(rows) == 1 else torch.cat(rows)
 
@@ -118,33 +171,47 @@ class Lean(Forward):
             x = self._embedded(token_ids)
             last, states, early, source, passages = self.kernels(x, cos, sin, leaves, capture)
         else:
-            last, states, early = self.decode(token_ids, cos, sin, attention, capture)
+            last, states, early = self.decode(token_ids, cos, sin, attention, capture, local)
             probes = [(segment.source, segment.width) for segment in segments]
             source, passages = of_segments(probes), passages_of_segments(probes)
         if capture is None:
             ends = torch.tensor([segment.width for segment in segments]).cumsum(0) - 1
-            return PassOutput(self.head(last[ends]), None)
+            return PassOutput(self.logits(last[ends]), None)
         if not early:
-            return PassOutput(self.head(last), states, source=source, passages=passages)
+            return PassOutput(self.logits(last), states, source=source, passages=passages)
         early_logits = self.head(torch.cat(early)).float().view(len(early), len(token_ids), -1)
-        return PassOutput(self.head(last), states, early_logits, source, passages)
+        return PassOutput(self.logits(last), states, early_logits, source, passages)
+
+    def logits(self, last: Tensor) -> Tensor:
+        """The logits of states after the last norm, ``[T, V]``."""
+        logits = self.head(last)
+        if self.logits_scale != 1:
+            logits = logits / self.logits_scale
+        if self.logits_cap is not None:
+            logits = self.logits_cap * torch.tanh(logits / self.logits_cap)
+        return logits
 
     def decode(
-        self, token_ids: Tensor, cos: Tensor, sin: Tensor, attention: Attend, capture: CaptureSpec | None
+        self,
+        token_ids: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        attention: Attend,
+        capture: CaptureSpec | None,
+        local: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         """Run all layers over T tokens.
 
         Args:
             token_ids: ``[T]``.
             cos, sin: ``[T, head_dim]``; ``sin`` carries the sign of rotate_half.
+            local: both for windowed layers, if these have their own.
 
         Returns:
             The last layer's states after the norm, ``[T, d]``; the requested states, ``[N + 1, T, d]`` float32; and the
             states of each early layer, ``[T, d]``.
         """
-        count = token_ids.shape[0]
         x = self._embedded(token_ids)  # [T, d]
-        split = [self.heads, self.kv_heads, self.kv_heads]
         states: list[Tensor] = []
         early: list[Tensor] = []
         for number, layer in enumerate(self.layers):
@@ -152,23 +219,13 @@ class Lean(Forward):
                 states.append(x)
             if capture is not None and number in capture.early:
                 early.append(x)
-            h = F.rms_norm(x, x.shape[-1:], layer.attention_norm, self.eps)
-            qkv = layer.qkv(h).view(count, -1, self.head_dim).transpose(0, 1)  # heads first
-            query, keys, values = torch.split(qkv, split)
-            if layer.q_norm is not None:
-                query = F.rms_norm(query, query.shape[-1:], layer.q_norm, self.eps)
-                keys = F.rms_norm(keys, keys.shape[-1:], layer.k_norm, self.eps)
-                turned = torch.cat((query, keys))
-            else:
-                turned = qkv[: self.heads + self.kv_heads]
-            rolled = turned.roll(self.head_dim // 2, -1)  # contiguous, and reused for the contiguous result
-            turned = torch.addcmul(turned * cos, rolled, sin, out=rolled)
+            tables = local if layer.local and local is not None else (cos, sin)
+            turned, values = self._turned(layer, self._normed(x, layer.attention_norm), *tables)
             mixed = attention(number, turned[: self.heads], turned[self.heads :], values)
-            x = x + layer.out(mixed)
-            h = F.rms_norm(x, x.shape[-1:], layer.mlp_norm, self.eps)
-            gate, up = layer.gate_up(h).chunk(2, dim=-1)
-            mixed = torch.mul(F.silu(gate), up, out=x.new_empty(gate.shape))
-            x = x + layer.down(mixed)
+            x = self._added(x, layer.out(mixed), layer.attention_after)
+            gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, dim=-1)
+            mixed = torch.mul(self.activation(gate), up, out=x.new_empty(gate.shape))
+            x = self._added(x, layer.down(mixed), layer.mlp_after)
         last = F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
         # a mean square that overflows makes every state 0, and all tokens equally probable
         last = last.masked_fill(x.float().square().sum(-1, keepdim=True).isinf(), torch.nan)
@@ -179,17 +236,45 @@ class Lean(Forward):
             states.append(final)
         return last, torch.stack([*states, final]).float(), early
 
+    def _turned(self, layer: Layer, h: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys with their rotary embeddings, ``[heads + kv_heads, T, head_dim]``, and the values."""
+        count, split = h.shape[0], [self.heads, self.kv_heads, self.kv_heads]
+        qkv = layer.qkv(h)
+        if layer.q_norm is not None and layer.q_norm.shape[0] != self.head_dim:  # of all heads together
+            query, keys, values = torch.split(qkv, [part * self.head_dim for part in split], dim=-1)
+            qkv = torch.cat((self._normed(query, layer.q_norm), self._normed(keys, layer.k_norm), values), dim=-1)
+        qkv = qkv.view(count, -1, self.head_dim).transpose(0, 1)  # heads first
+        query, keys, values = torch.split(qkv, split)
+        if layer.q_norm is not None and layer.q_norm.shape[0] == self.head_dim:
+            turned = torch.cat((self._normed(query, layer.q_norm), self._normed(keys, layer.k_norm)))
+        else:
+            turned = qkv[: self.heads + self.kv_heads]
+        rolled = turned.roll(self.head_dim // 2, -1)  # contiguous, and reused for the contiguous result
+        return torch.addcmul(turned * cos, rolled, sin, out=rolled), values
+
+    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        return x if weight is None else F.rms_norm(x, x.shape[-1:], weight, self.eps)
+
+    def _added(self, x: Tensor, update: Tensor, norm: Tensor | None) -> Tensor:
+        """The states after a part of a layer, which adds its normed and scaled output to them."""
+        update = self._normed(update, norm)
+        return x + (update if self.residual_scale == 1 else update * self.residual_scale)
+
     def _embedded(self, token_ids: Tensor) -> Tensor:
         if self.native and isinstance(self.embedding, BlockTensor) and can_multiply([self.embedding]):
-            return unpack(self.embedding, token_ids)
-        return F.embedding(token_ids, self.embedding)
+            x = unpack(self.embedding, token_ids)
+        else:
+            x = F.embedding(token_ids, self.embedding)
+        return x if self.embedding_scale == 1 else x * self.embedding_scale
 
     def _kernels(self) -> KernelLayers | None:
         """All layers in one kernel call, if the native kernels can run their linear layers and read their norms."""
-        if not is_readable(self.norm):
+        if not is_readable(self.norm) or self.activation is not F.silu or self.residual_scale != 1:
             return None
         layers = []
         for number, layer in enumerate(self.layers):
+            if layer.attention_norm is None or layer.mlp_norm is None or layer.attention_after is not None:
+                return None
             norms = (layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm)
             qkv, out, gate_up, down = (each.native for each in (layer.qkv, layer.out, layer.gate_up, layer.down))
             if not (qkv and out and gate_up and down) or not all(norm is None or is_readable(norm) for norm in norms):
@@ -227,14 +312,20 @@ def lean_obstacle(model: LanguageModel) -> str | None:
     kind = type(model.model).__name__
     if kind not in FAMILY or not type(model.model).__module__.startswith("transformers."):
         return f"{kind} is not of the Llama family"
-    config = model.config
-    rope = config.rope_parameters.get("rope_type", "default")
-    if config.hidden_act not in ("silu", "swish"):
-        return f"activation {config.hidden_act!r}"
-    if rope not in _STATIC_ROPE:
-        return f"rotary embeddings of type {rope!r} depend on the length"
-    if 2 * cast(Any, model.decoder).rotary_emb.inv_freq.shape[0] != cast(Any, model.layers[0]).self_attn.head_dim:
+    config, rotary = model.config, cast(Any, model.decoder).rotary_emb
+    if _activation(config) not in _ACTIVATIONS:
+        return f"activation {_activation(config)!r}"
+    tables = [config.rope_parameters.get(kind) for kind in (_GLOBAL, _LOCAL)]
+    for rope in tables if all(tables) else [config.rope_parameters]:
+        if rope.get("rope_type", "default") not in _STATIC_ROPE:
+            return f"rotary embeddings of type {rope['rope_type']!r} depend on the length"
+    frequencies = getattr(rotary, f"{_GLOBAL}_inv_freq" if all(tables) else "inv_freq", None)
+    if frequencies is None or 2 * frequencies.shape[0] != cast(Any, model.layers[0]).self_attn.head_dim:
         return "rotary embeddings of a part of each head"
+    if getattr(config, "use_bidirectional_attention", None):
+        return "attention to later tokens"
+    if _is_gemma(model) and model.dtype != torch.float32:
+        return "norms that are computed in float32"
     for module in model.model.modules():
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if any(getattr(hook, "__module__", None) != _IDLE_HOOKS for hook in hooks) or "forward" in module.__dict__:
@@ -249,30 +340,61 @@ def lean_obstacle(model: LanguageModel) -> str | None:
     return None
 
 
+def _activation(config: Any) -> str:
+    return str(getattr(config, "hidden_activation", None) or config.hidden_act)
+
+
+def _is_gemma(model: LanguageModel) -> bool:
+    return type(model.model).__name__.startswith("Gemma")
+
+
+def _is_gemma_2(model: LanguageModel) -> bool:
+    return type(model.model).__name__ == "Gemma2ForCausalLM"  # Gemma 3 has the setting too and does not use it
+
+
+def _norm_weight(norm: Any) -> Tensor | None:
+    """What a norm multiplies by. Gemma's weights are less 1, so theirs is a copy."""
+    if norm is None:
+        return None
+    weight: Tensor = norm.weight.detach()
+    return weight + 1 if type(norm).__name__.startswith("Gemma") else weight
+
+
 def _layer(layer: Any, linear_backend: LinearBackend) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
-    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-    q_norm, k_norm = (None if norm is None else norm.weight.detach() for norm in norms)
     joined = hasattr(attention, "qkv_proj")  # Phi-3
+    after_attention = getattr(layer, "post_attention_layernorm", None)
+    before_mlp, after_mlp = (getattr(layer, f"{where}_feedforward_layernorm", None) for where in ("pre", "post"))
+    if after_mlp is None:  # Llama's norm before the second part has the name of a norm after the first
+        before_mlp, after_attention = after_attention, None
     return Layer(
-        attention_norm=layer.input_layernorm.weight.detach(),
+        attention_norm=_norm_weight(getattr(layer, "input_layernorm", None)),
         qkv=fast_linear(
             [attention.qkv_proj] if joined else [attention.q_proj, attention.k_proj, attention.v_proj], linear_backend
         ),
-        q_norm=q_norm,
-        k_norm=k_norm,
+        q_norm=_norm_weight(getattr(attention, "q_norm", None)),
+        k_norm=_norm_weight(getattr(attention, "k_norm", None)),
         out=fast_linear([attention.o_proj], linear_backend),
-        mlp_norm=layer.post_attention_layernorm.weight.detach(),
+        mlp_norm=_norm_weight(before_mlp),
         gate_up=fast_linear([mlp.gate_up_proj] if joined else [mlp.gate_proj, mlp.up_proj], linear_backend),
         down=fast_linear([mlp.down_proj], linear_backend),
+        attention_after=_norm_weight(after_attention),
+        mlp_after=_norm_weight(after_mlp),
+        local=getattr(attention, "is_sliding", False),
     )
 
 
 class _RotaryTable:
-    """cos and sin by position, computed by the model's own rotary module and extended on demand."""
+    """cos and sin by position, computed by the model's own rotary module and extended on demand.
 
-    def __init__(self, module: nn.Module, like: Tensor) -> None:
-        self.module = module
+    Args:
+        module: the rotary module.
+        like: a tensor of the device and dtype of the tables.
+        kind: the kind of layers that they are for, if the module has several.
+    """
+
+    def __init__(self, module: nn.Module, like: Tensor, kind: str | None = None) -> None:
+        self.module = module if kind is None else partial(module, layer_type=kind)
         self.like = like
         self.cos = self.sin = like.new_empty(0, 0)
 

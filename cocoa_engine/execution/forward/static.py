@@ -65,6 +65,8 @@ class StaticLean(Lean):
 
     def __init__(self, model: LanguageModel, linear_backend: LinearBackend) -> None:
         super().__init__(model, linear_backend)
+        if self.softcap is not None or self.local_rotary is not None:
+            raise NotImplementedError("no static steps with soft caps of scores or several rotary tables")
         self.device = self.embedding.device
         self.captures = self.device.type == "cuda"
         self.shared = _shared_by(self)
@@ -331,7 +333,7 @@ class Step:
             token_ids, self.cos[positions], self.sin[positions], attention, self.shape.capture
         )
         assert states is not None
-        self.logits.copy_(lean.head(last))
+        self.logits.copy_(lean.logits(last))
         self.hidden.copy_(states)
         if masses:
             self.masses.copy_(torch.stack(masses).sum(dim=0) / len(source_heads))
@@ -426,9 +428,7 @@ _all_lock = free_in_child(threading.Lock())
 
 def _shared_by(lean: Lean) -> _Shared:
     """The shared state of a model's steps, replaced if the weights are not those of the captured graphs."""
-    norms = [
-        norm for layer in lean.layers for norm in (layer.attention_norm, layer.mlp_norm, layer.q_norm, layer.k_norm)
-    ]
+    norms = [norm for layer in lean.layers for norm in layer.norms]
     linears = [linear for layer in lean.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
     built_from = (
         *(id(linear) for linear in (lean.head, *linears)),

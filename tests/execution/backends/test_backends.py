@@ -37,7 +37,11 @@ LINEAR_BACKENDS: list[LinearBackend] = ["packed", "transposed", "stock"]
 if trial.obstacle() is None:
     LINEAR_BACKENDS.insert(0, "native")
 
-LEAN = ["llama", "mistral", "mistral-sliding", "phi3", "qwen2", "qwen3"]
+LEAN = [
+    *("llama", "mistral", "mistral-sliding", "phi3", "qwen2", "qwen3"),
+    *("gemma2", "gemma3_text", "granite", "olmo2"),
+]
+CAPPED = {"gemma2": {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}}
 COPIED = [*RECURRENT, "gpt_neo"]  # those whose cache cannot hold branches
 FORWARDS = {**dict.fromkeys(LEAN, "lean"), "falcon": "masked_modules", **dict.fromkeys(COPIED, "plain")}
 
@@ -88,7 +92,7 @@ def test_alibi_positions_need_their_own_caches() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", [*LEAN, "gemma2", "gemma3_text", "gpt2", "qwen3_next"])
+@pytest.mark.parametrize("architecture", [*LEAN, "gpt2", "qwen3_next"])
 def test_all_backends_agree(architecture: str) -> None:
     model = tiny_model(architecture)
     backends = [("copied_cache", "stock"), ("recompute", "stock")]
@@ -302,7 +306,10 @@ def test_hidden_states_are_returned_of_steps_not_of_prompts(kind: str) -> None:
 def test_the_lean_pass_gives_the_modules_logits_and_states(
     architecture: str, final: FinalLayer, window: tuple[int, int]
 ) -> None:
-    model = tiny_model(architecture)
+    model = tiny_model(architecture, **CAPPED.get(architecture, {}))
+    for name, weight in model.named_parameters():
+        if name.endswith("norm.weight"):  # they are all alike in a new model
+            weight.data += torch.rand_like(weight) - 0.5
     outputs = []
     for kind in ("lean", "modules"):
         backend = shared(model, kind)

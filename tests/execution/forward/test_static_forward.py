@@ -29,7 +29,7 @@ from tests.helpers.in_threads import together
 from tests.helpers.inside import use_backend
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
-FAMILY = ["llama", "qwen3", "mistral-sliding", "qwen2", "phi3"]
+FAMILY = ["llama", "qwen3", "mistral-sliding", "qwen2", "phi3", "granite", "olmo2"]
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 

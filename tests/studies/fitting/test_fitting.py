@@ -299,7 +299,7 @@ def test_folds_have_both_classes_and_no_prompt_twice() -> None:
     """Also with versions of scikit-learn that no longer stratify when they shuffle."""
     prompts = [f"prompt {number}" for number in range(14)]
     items = LabelledFeatures(["nothing"], np.zeros((14, 1)), np.arange(14) % 2 == 1, prompts)
-    divided = [_folds(items, 2, seed) for seed in range(5)]
+    divided = [folds_of(items, 2, seed) for seed in range(5)]
     for folds in divided:
         assert sorted(int(items.labels[fold].sum()) for _, fold in folds) == [3, 4]
         for rest, fold in folds:

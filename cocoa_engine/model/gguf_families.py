@@ -1,0 +1,272 @@
+"""What the GGUF files of each family call their settings and tensors, and how these differ from transformers'.
+
+It covers the families that were compared with transformers' models. A family is one entry of a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from cocoa_engine.model.embedded import LAYER_TENSORS, MODEL_TENSORS
+from cocoa_engine.model.gguf_reader import GgufFile
+
+HEAD = "output.weight"
+ROPE_FACTORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+
+_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_NORMS_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+_NORMS_AROUND = {**_NORMS_AFTER, "ffn_norm": "pre_feedforward_layernorm"}  # before and after, in Gemma
+_JOINED_IN_PHI3 = ("attn_q", "attn_k", "attn_v", "ffn_gate")
+_LOCAL_ROPE_BASE = 10000.0  # of Gemma 3's windowed layers, unless the file says otherwise
+
+Fields = Callable[["Metadata"], dict[str, Any]]
+
+
+class Metadata:
+    """The settings of a file's architecture, by their names without the architecture."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self.file = file
+        self.architecture = str(file.metadata.get("general.architecture"))
+
+    def __contains__(self, name: str) -> bool:
+        return f"{self.architecture}.{name}" in self.file.metadata
+
+    def __getitem__(self, name: str) -> Any:
+        return self.file.metadata[f"{self.architecture}.{name}"]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A setting, or the default where the file has none."""
+        return self.file.metadata.get(f"{self.architecture}.{name}", default)
+
+    def number(self, name: str) -> Any:
+        """A number of the file. One stored as float32 is rounded: 9.999999747378752e-06 means 1e-05."""
+        value = self[name]
+        return float(f"{value:.7g}") if isinstance(value, float) else value
+
+    @property
+    def scaling(self) -> str | None:
+        """How the rotary embeddings are scaled, other than by the factors of a tensor."""
+        kind = self.get("rope.scaling.type", "none")
+        return None if kind == "none" else str(kind)
+
+
+@dataclass(frozen=True)
+class Family:
+    """How the files of one architecture are read.
+
+    Attributes:
+        model_type: transformers' name of the architecture.
+        layer: the tensors of a layer -> transformers' modules.
+        fields: settings of transformers' config beside those that all families have.
+        keys: settings that are taken over if the file has them: the name in the config -> the name in the file.
+        norm_offset: what the file adds to the weights of the norms.
+        pairs: the rows of query and key projections are in llama.cpp's rotary layout (adjacent pairs).
+        biases: layers may have biases.
+        scalings: the scaled rotary embeddings that are known.
+    """
+
+    model_type: str
+    layer: Mapping[str, str]
+    fields: Fields = lambda metadata: {}
+    keys: Mapping[str, str] = field(default_factory=dict)
+    norm_offset: float = 0.0
+    pairs: bool = False
+    biases: bool = False
+    scalings: tuple[str, ...] = ("linear",)
+
+
+def family_of(file: GgufFile) -> Family | None:
+    """The family of a file, or ``None`` if it is not known."""
+    metadata = Metadata(file)
+    if metadata.architecture == "llama" and metadata.get("attention.sliding_window"):
+        return _MISTRAL
+    return FAMILIES.get(metadata.architecture)
+
+
+def path_of(family: Family, tensor: str) -> str | None:
+    """transformers' name of a tensor."""
+    if tensor in MODEL_TENSORS:
+        return MODEL_TENSORS[tensor]
+    if tensor == HEAD:
+        return "lm_head.weight"
+    parts = tensor.split(".")
+    if len(parts) != 4 or parts[0] != "blk" or parts[2] not in family.layer or parts[3] not in ("weight", "bias"):
+        return None
+    if parts[3] == "bias" and not family.biases:
+        return None
+    return f"model.layers.{parts[1]}.{family.layer[parts[2]]}.{parts[3]}"
+
+
+def config_options(family: Family, file: GgufFile) -> dict[str, Any]:
+    """The options of transformers' config.
+
+    Raises:
+        KeyError, TypeError, ValueError, ZeroDivisionError: the metadata is incomplete or wrong.
+    """
+    metadata, tokens = Metadata(file), file.metadata
+    heads = metadata["attention.head_count"]
+    common = {
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "hidden_size": metadata["embedding_length"],
+        "intermediate_size": metadata["feed_forward_length"],
+        "num_hidden_layers": metadata["block_count"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.get("attention.head_count_kv", heads),
+        "max_position_embeddings": metadata["context_length"],
+        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": _rope(metadata),
+        "tie_word_embeddings": HEAD not in file.tensors,
+        "bos_token_id": tokens.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": tokens.get("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": tokens.get("tokenizer.ggml.padding_token_id"),
+        "dtype": "float32",
+    }
+    stated = {name: metadata.number(key) for name, key in family.keys.items() if key in metadata}
+    return common | stated | family.fields(metadata)
+
+
+def _rope(metadata: Metadata) -> dict[str, Any]:
+    rope = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base", 10000.0)}
+    if metadata.scaling == "linear":
+        rope |= {"rope_type": "linear", "factor": metadata["rope.scaling.factor"]}
+    return rope
+
+
+def _head_dim(metadata: Metadata) -> dict[str, Any]:
+    width = metadata.get("rope.dimension_count", metadata["embedding_length"] // metadata["attention.head_count"])
+    return {"head_dim": metadata.get("attention.key_length", width)}
+
+
+def _gemma(metadata: Metadata, *, largest: int) -> dict[str, Any]:
+    """The size of a head, and what the scores are divided by: the root of it, and of the width for each head in the
+    largest model, which is known by its number of layers."""
+    heads = metadata["embedding_length"] // metadata["attention.head_count"]
+    size = metadata["attention.key_length"]
+    return {"head_dim": size, "query_pre_attn_scalar": heads if metadata["block_count"] == largest else size}
+
+
+def _gemma3(metadata: Metadata) -> dict[str, Any]:
+    windowed = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", _LOCAL_ROPE_BASE)}
+    base = metadata.get("rope.freq_base", 1_000_000.0)
+    rope = {"full_attention": {**_rope(metadata), "rope_theta": base}, "sliding_attention": windowed}
+    return {**_gemma(metadata, largest=62), "rope_parameters": rope}
+
+
+def _phi3(metadata: Metadata) -> dict[str, Any]:
+    size = metadata["embedding_length"] // metadata["attention.head_count"]
+    rope = {**_rope(metadata), "partial_rotary_factor": metadata.get("rope.dimension_count", size) / size}
+    file, options = metadata.file, {}
+    trained = metadata.get("rope.scaling.original_context_length")
+    if trained is not None:
+        options["original_max_position_embeddings"] = trained
+    if LONG_FACTORS in file.tensors:
+        rope |= {
+            "rope_type": "longrope",
+            "original_max_position_embeddings": trained,
+            "long_factor": file.floats(LONG_FACTORS).flatten().tolist(),
+            "short_factor": file.floats(SHORT_FACTORS).flatten().tolist(),
+        }
+        if "rope.scaling.attn_factor" in metadata:
+            rope["attention_factor"] = metadata.number("rope.scaling.attn_factor")
+    return {**options, "rope_parameters": rope, "sliding_window": metadata.get("attention.sliding_window") or None}
+
+
+def _granite(metadata: Metadata) -> dict[str, Any]:
+    size = metadata["embedding_length"] // metadata["attention.head_count"]
+    scale = metadata.number("attention.scale") if metadata.get("attention.scale") else size**-0.5
+    return {"attention_multiplier": scale}
+
+
+_LLAMA = Family("llama", LAYER_TENSORS, _head_dim, pairs=True)
+_MISTRAL = Family("mistral", LAYER_TENSORS, _head_dim, {"sliding_window": "attention.sliding_window"}, pairs=True)
+
+FAMILIES: dict[str, Family] = {
+    "llama": _LLAMA,  # Mistral's files too
+    "qwen2": Family("qwen2", LAYER_TENSORS, biases=True),
+    "qwen3": Family("qwen3", {**LAYER_TENSORS, **_HEAD_NORMS}, _head_dim),
+    "phi3": Family(
+        "phi3",
+        {
+            **{
+                name: path for name, path in LAYER_TENSORS.items() if name.startswith(("attn_norm", "attn_out", "ffn_"))
+            },
+            "attn_qkv": "self_attn.qkv_proj",
+            "ffn_up": "mlp.gate_up_proj",
+        },
+        _phi3,
+        scalings=("longrope",),
+    ),
+    "gemma2": Family(
+        "gemma2",
+        {**LAYER_TENSORS, **_NORMS_AROUND},
+        lambda metadata: _gemma(metadata, largest=46),
+        {
+            "attn_logit_softcapping": "attn_logit_softcapping",
+            "final_logit_softcapping": "final_logit_softcapping",
+            "sliding_window": "attention.sliding_window",
+        },
+        norm_offset=1.0,
+    ),
+    "gemma3": Family(
+        "gemma3_text",
+        {**LAYER_TENSORS, **_HEAD_NORMS, **_NORMS_AROUND},
+        _gemma3,
+        {"final_logit_softcapping": "final_logit_softcapping", "sliding_window": "attention.sliding_window"},
+        norm_offset=1.0,
+    ),
+    "granite": Family(
+        "granite",
+        LAYER_TENSORS,
+        _granite,
+        {
+            "embedding_multiplier": "embedding_scale",
+            "residual_multiplier": "residual_scale",
+            "logits_scaling": "logit_scale",
+        },
+        pairs=True,
+    ),
+    "olmo2": Family(
+        "olmo2",
+        {
+            **{name: path for name, path in LAYER_TENSORS.items() if not name.endswith("_norm")},
+            **_HEAD_NORMS,
+            **_NORMS_AFTER,
+        },
+    ),
+}
+
+
+def obstacle(family: Family, file: GgufFile) -> str | None:
+    """Why a file of a known family cannot be read, or ``None``. Its tokenizer and its types of blocks are not looked
+    at."""
+    metadata = Metadata(file)
+    if metadata.get("expert_count", 0):
+        return "a mixture of experts"
+    if metadata.scaling not in (None, *family.scalings):
+        return f"rotary embeddings scaled by {metadata.scaling!r}"
+    if metadata.architecture == "olmo2" and metadata.get("attention.sliding_window"):
+        return "sliding windows"  # OLMo 3
+    long = [name in file.tensors for name in (LONG_FACTORS, SHORT_FACTORS)]
+    if any(long) and (family.model_type != "phi3" or not all(long)):
+        return "rotary factors by length"
+    if ROPE_FACTORS in file.tensors and family.model_type == "gemma3_text":
+        return f"the tensor {ROPE_FACTORS}"
+    return next(
+        (f"the tensor {name}" for name in file.tensors if name not in TABLES and path_of(family, name) is None), None
+    )
+
+
+TABLES = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
+"""Tensors that are no weights of a module."""
+
+
+def unpaired(rows: Tensor, heads: int) -> Tensor:
+    """Reorder the rows of a query or key projection from llama.cpp's rotary layout to transformers'; a copy."""
+    count, size = rows.shape
+    return rows.view(heads, count // heads // 2, 2, size).transpose(1, 2).reshape(count, size)

@@ -1,0 +1,225 @@
+"""Random models of several families in GGUF files, with the names of the ``gguf`` package and llama.cpp's layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from tests.helpers.tiny_models import sentencepiece_like_tokenizer
+
+_WINDOW = 5
+_SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "initializer_range": 0.15,
+    "bos_token_id": 1,
+    "eos_token_id": 0,
+    "pad_token_id": 2,
+}
+_ROPE = {"rope_type": "default", "rope_theta": 20_000.0}
+_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 20_000.0,
+    "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+    "short_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5],
+    "original_max_position_embeddings": 8,
+    "attention_factor": 1.25,
+}
+
+Settings = Callable[[GGUFWriter, Any], None]
+
+
+def _head_dim(writer: GGUFWriter, config: Any) -> None:
+    writer.add_key_length(config.head_dim)
+
+
+def _window(writer: GGUFWriter, config: Any) -> None:
+    writer.add_sliding_window(config.sliding_window or 0)
+
+
+def _phi3(writer: GGUFWriter, config: Any) -> None:
+    rope = config.rope_parameters
+    writer.add_rope_dimension_count(int(16 * rope.get("partial_rotary_factor", 1.0)))
+    writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+    _window(writer, config)
+    if rope["rope_type"] == "longrope":
+        writer.add_rope_scaling_attn_factors(rope["attention_factor"])
+        writer.add_tensor("rope_factors_long.weight", np.array(rope["long_factor"], dtype=np.float32))
+        writer.add_tensor("rope_factors_short.weight", np.array(rope["short_factor"], dtype=np.float32))
+
+
+def _gemma2(writer: GGUFWriter, config: Any) -> None:
+    _head_dim(writer, config)
+    _window(writer, config)
+    writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def _gemma3(writer: GGUFWriter, config: Any) -> None:
+    _head_dim(writer, config)
+    _window(writer, config)
+    rope = config.rope_parameters["full_attention"]
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+
+
+def _granite(writer: GGUFWriter, config: Any) -> None:
+    writer.add_attention_scale(config.attention_multiplier)
+    writer.add_embedding_scale(config.embedding_multiplier)
+    writer.add_residual_scale(config.residual_multiplier)
+    writer.add_logit_scale(config.logits_scaling)
+
+
+_GRANITE = {
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+}
+_GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": _WINDOW}
+
+FAMILIES: dict[str, tuple[MODEL_ARCH, dict[str, Any], Settings | None]] = {
+    "mistral": (MODEL_ARCH.LLAMA, {"head_dim": 16, "sliding_window": None}, _head_dim),
+    "mistral-window": (MODEL_ARCH.LLAMA, {"head_dim": 16, "sliding_window": _WINDOW}, _window),
+    "phi3": (MODEL_ARCH.PHI3, {"sliding_window": _WINDOW}, _phi3),
+    "phi3-part": (
+        MODEL_ARCH.PHI3,
+        {"sliding_window": None, "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5}},
+        _phi3,
+    ),
+    "phi3-long": (
+        MODEL_ARCH.PHI3,
+        {"sliding_window": None, "rope_parameters": _LONG, "original_max_position_embeddings": 8},
+        _phi3,
+    ),
+    "gemma2": (
+        MODEL_ARCH.GEMMA2,
+        {
+            **_GEMMA,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},  # its files do not say it
+        },
+        _gemma2,
+    ),
+    "gemma3": (
+        MODEL_ARCH.GEMMA3,
+        {
+            **_GEMMA,
+            "num_hidden_layers": 7,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 20_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            },
+        },
+        _gemma3,
+    ),
+    "granite": (MODEL_ARCH.GRANITE, _GRANITE, _granite),
+    "granite-plain": (MODEL_ARCH.GRANITE, {"attention_multiplier": 0.25}, None),
+    "olmo2": (MODEL_ARCH.OLMO2, {}, None),
+}
+"""By name: gguf's architecture, the settings beside the common ones, and what writes them."""
+
+_MODEL_TYPES = {"gemma3": "gemma3_text"}
+_PAIRS = (MODEL_ARCH.LLAMA, MODEL_ARCH.GRANITE)  # query and key rows in llama.cpp's rotary layout
+_OFFSET = (MODEL_ARCH.GEMMA2, MODEL_ARCH.GEMMA3)  # weights of norms stored with 1 added
+
+
+def write_family(path: Path, name: str, kind: str, *, tied: bool = True, **overrides: Any) -> PreTrainedModel:
+    """Write a model as llama.cpp's converter does, and return it with the numbers that the file holds.
+
+    Args:
+        path: the file.
+        name: one of :data:`FAMILIES`.
+        kind: gguf's type of the matrices.
+        tied: the output layer has the embeddings' weights. It always has in Gemma 2.
+        overrides: further fields of the model's config.
+    """
+    architecture, settings, add = FAMILIES[name]
+    tokenizer = sentencepiece_like_tokenizer()
+    options = {**_SIZES, "rope_parameters": dict(_ROPE), **settings, **overrides}
+    options |= {"vocab_size": len(tokenizer), "tie_word_embeddings": tied or name == "gemma2"}
+    model_type = name.partition("-")[0]
+    config = AutoConfig.for_model(_MODEL_TYPES.get(model_type, model_type), **options)
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+    writer = GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if architecture != MODEL_ARCH.GEMMA2:
+        rope = config.rope_parameters
+        writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if add is not None:
+        add(writer, config)
+    _write_tokenizer(writer, tokenizer)
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    for path_of, parameter in model.named_parameters():
+        with torch.no_grad():
+            if path_of.endswith("norm.weight"):
+                nn.init.uniform_(parameter, -0.5, 0.5)
+                parameter += architecture not in _OFFSET
+            module, _, attribute = path_of.rpartition(".")
+            heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+            heads_of = heads.get(module.rpartition(".")[2]) if architecture in _PAIRS else None
+            exact = _add_tensor(
+                writer,
+                f"{names.get_name(module)}.{attribute}",
+                parameter.numpy() + (path_of.endswith("norm.weight") and architecture in _OFFSET),
+                kind,
+                heads_of,
+            )
+            if parameter.dim() == 2:
+                parameter.copy_(torch.from_numpy(exact))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model  # type: ignore[no-any-return]
+
+
+def _add_tensor(writer: GGUFWriter, name: str, weight: np.ndarray, kind: str, heads: int | None) -> np.ndarray:
+    """Add a tensor, and return its numbers as the file holds them."""
+    if heads is not None:
+        weight = weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+    weight = np.ascontiguousarray(weight, dtype=np.float32)
+    if weight.ndim == 1 or kind == "F32":
+        writer.add_tensor(name, weight)
+    else:
+        of = GGMLQuantizationType[kind]
+        packed = gguf.quants.quantize(weight, of)
+        writer.add_tensor(name, packed, raw_dtype=of)
+        weight = gguf.quants.dequantize(packed, of)
+    if heads is not None:
+        weight = weight.reshape(heads, -1, 2, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+    return np.ascontiguousarray(weight)
+
+
+def _write_tokenizer(writer: GGUFWriter, tokenizer: Any) -> None:
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([-float(number) for number in range(len(tokens))])
+    writer.add_token_types([3, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(0)
+    writer.add_pad_token_id(2)

@@ -1,0 +1,256 @@
+"""Tokenizers of GGUF files, beside slow references and those of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerBase
+
+from cocoa_engine.model import gguf_tokenizer
+from cocoa_engine.model.gguf_reader import GgufFile
+
+BYTES = [f"<0x{number:02X}>" for number in range(256)]
+CORPUS = "the theme of the other thing is that they are there; inner dinners, 2024 and 1999.\n\nIt's it, isn't it? " * 3
+TEXTS = st.text() | st.text(alphabet="theinrs .,;'\n\t1290<[/]é日🙂") | st.sampled_from([CORPUS, " the", "", "  a  b"])
+OFTEN = settings(deadline=None, max_examples=150)
+
+
+def learned() -> list[str]:
+    """Some longer tokens, in the order in which they were learned."""
+    trainer = trainers.BpeTrainer(vocab_size=120, show_progress=False)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer.train_from_iterator([CORPUS], trainer)
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    return sorted((token for token in vocabulary if len(token) > 1), key=vocabulary.__getitem__)
+
+
+def write(
+    path: Path,
+    architecture: str,
+    tokens: list[str],
+    kinds: list[int],
+    *,
+    scores: list[float] | None = None,
+    pre: str | None = None,
+    merges: list[str] | None = None,
+    prefix: bool | None = None,
+    begins: bool | None = None,
+) -> GgufFile:
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(128)
+    writer.add_tokenizer_model("gpt2" if pre else "llama")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    if scores is not None:
+        writer.add_token_scores(scores)
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
+    if merges is not None:
+        writer.add_token_merges(merges)
+    if prefix is not None:
+        writer.add_add_space_prefix(prefix)
+    if begins is not None:
+        writer.add_add_bos_token(begins)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return GgufFile(path)
+
+
+def sentencepiece_file(path: Path, architecture: str) -> GgufFile:
+    """A vocabulary as llama.cpp's converter writes it.
+
+    Gemma's runs of spaces are added tokens, written as spaces. The order of the others is not that of their scores.
+    """
+    is_gemma = architecture.startswith("gemma")
+    runs = ["  ", "   ", "    "] if is_gemma else []
+    long = learned()
+    letters = sorted({*"▁ abcdefghijklmnopqrstuvwxyzI.,;?'0123456789é\n"} - {" "})
+    tokens = ["<unk>", "<s>", "</s>", "<|user|>", "[INST]", *runs, *BYTES, *long, *letters]
+    kinds = [2, 3, 3, 3, 4] + [4] * len(runs) + [6] * 256 + [1] * (len(long) + len(letters))
+    before = 5 + len(runs) + 256
+    scores = [0.0] * before + [-float(number) for number in range(len(long) + len(letters))]
+    if not is_gemma:
+        tokens[before:], scores[before:] = tokens[: before - 1 : -1], scores[: before - 1 : -1]
+    return write(path, architecture, tokens, kinds, scores=scores, prefix=False if is_gemma else None)
+
+
+def joined(text: str, tokens: list[str], kinds: list[int], scores: list[float]) -> list[int]:
+    """SentencePiece's BPE, written out: join the neighbours that make the best token, the leftmost of equals."""
+    best = {token: score for token, kind, score in zip(tokens, kinds, scores, strict=True) if kind == 1}
+    pieces = list(text.replace(" ", "▁"))
+    while True:
+        pairs = [(best.get(a + b), -at) for at, (a, b) in enumerate(pairwise(pieces))]
+        found = max((pair for pair in pairs if pair[0] is not None), default=None)
+        if found is None:
+            break
+        at = -found[1]
+        pieces[at : at + 2] = [pieces[at] + pieces[at + 1]]
+    ids = []
+    for piece in pieces:
+        whole = [tokens.index(piece)] if piece in best else None
+        ids += whole or [tokens.index(f"<0x{byte:02X}>") for byte in piece.encode()]
+    return ids
+
+
+ARCHITECTURES = ["llama", "phi3", "gemma2", "gemma3"]
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GgufFile:
+    return sentencepiece_file(tmp_path_factory.mktemp("tokenizer") / "model.gguf", request.param)
+
+
+@pytest.fixture(scope="module")
+def read(file: GgufFile) -> PreTrainedTokenizerBase:
+    assert gguf_tokenizer.obstacle(file) is None
+    return gguf_tokenizer.load(file)
+
+
+@OFTEN
+@given(TEXTS.filter(lambda text: "  " not in text and "[INST]" not in text))
+def test_sentencepiece_tokens_are_joined_by_score(file: GgufFile, read: PreTrainedTokenizerBase, text: str) -> None:
+    found = file.metadata
+    prefix = " " if text and found.get("tokenizer.ggml.add_space_prefix", True) else ""
+    names = ("tokens", "token_type", "scores")
+    expected = joined(prefix + text, *(found[f"tokenizer.ggml.{name}"] for name in names))
+    ids = read(text)["input_ids"]
+    assert ids == [1, *expected]
+    if "▁" not in text:
+        assert read.decode(ids, skip_special_tokens=True) == text
+
+
+@OFTEN
+@given(TEXTS)
+def test_sentencepiece_tokens_are_those_of_transformers(
+    file: GgufFile, read: PreTrainedTokenizerBase, text: str
+) -> None:
+    reference = by_transformers(file)
+    if file.metadata["general.architecture"] == "llama":
+        text = text.lstrip(" ▁")  # it leaves the prefix out before a space
+    assert read(text, add_special_tokens=False)["input_ids"] == reference.encode(text, add_special_tokens=False).ids
+
+
+def by_transformers(file: GgufFile) -> Tokenizer:
+    mapping = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
+    architecture, found, _ = mapping.get_gguf_tokenizer(str(file.path))
+    tokenizer, _ = mapping.convert_gguf_tokenizer(architecture, found)
+    return tokenizer  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_added_tokens(tmp_path: Path, architecture: str) -> None:
+    tokenizer = gguf_tokenizer.load(sentencepiece_file(tmp_path / "model.gguf", architecture))
+    user, added = tokenizer.convert_tokens_to_ids(["<|user|>", "[INST]"])
+    assert (user, added) == (3, 4)
+    ids = tokenizer("<|user|> the[INST] the")["input_ids"]
+    assert [token for token in ids if token in (user, added)] == [user, added]
+    written = "" if architecture == "phi3" else " "  # Phi-3's added tokens take the spaces after them
+    assert tokenizer.decode(ids, skip_special_tokens=True).replace(" ", "") == "the[INST]the"
+    plain = tokenizer(f"{written}the", add_special_tokens=False)["input_ids"]
+    assert ids == [1, user, *plain, added, *plain]
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token) == ("<s>", "</s>", "<unk>")
+
+
+def test_runs_of_spaces_in_gemma(tmp_path: Path) -> None:
+    tokenizer = gguf_tokenizer.load(sentencepiece_file(tmp_path / "model.gguf", "gemma3"))
+    for count in (2, 3, 4):
+        ids = tokenizer(" " * count, add_special_tokens=False)["input_ids"]
+        assert ids == [3 + count]
+        assert tokenizer.decode(ids) == " " * count
+
+
+def test_texts_begin_as_the_file_says(tmp_path: Path) -> None:
+    tokens, kinds = ["<unk>", "<s>", "</s>", *BYTES, "▁", "a"], [2, 3, 3] + [6] * 256 + [1, 1]
+    for begins in (None, True, False):
+        file = write(tmp_path / "model.gguf", "llama", tokens, kinds, scores=[0.0] * len(tokens), begins=begins)
+        expected = [259, 260] if begins is False else [1, 259, 260]
+        assert gguf_tokenizer.load(file)("a")["input_ids"] == expected
+    file = write(tmp_path / "model.gguf", "llama", [*tokens, "▁a"], [*kinds, 1], merges=["▁ a"])
+    assert gguf_tokenizer.load(file)("a")["input_ids"] == [1, 261]  # with the merges of the file
+
+
+@pytest.mark.slow
+def test_tokens_are_those_of_sentencepiece(tmp_path: Path) -> None:
+    """Where that package is installed."""
+    spm = pytest.importorskip("sentencepiece")
+    options: dict[str, Any] = {"vocab_size": 330, "model_type": "bpe", "byte_fallback": True}
+    options |= {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "split_digits": True}
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter([CORPUS]), model_prefix=str(tmp_path / "small"), hard_vocab_limit=False, **options
+    )
+    model = spm.SentencePieceProcessor(model_file=str(tmp_path / "small.model"))
+    numbers = range(model.vocab_size())
+    tokens, scores = [model.id_to_piece(n) for n in numbers], [model.get_score(n) for n in numbers]
+    kinds = [2 if model.is_unknown(n) else 3 if model.is_control(n) else 6 if model.is_byte(n) else 1 for n in numbers]
+    read = gguf_tokenizer.load(write(tmp_path / "model.gguf", "llama", tokens, kinds, scores=scores))
+
+    @OFTEN
+    @given(TEXTS.filter(lambda text: "\0" not in text))
+    def check(text: str) -> None:
+        assert read(text, add_special_tokens=False)["input_ids"] == model.encode(text)
+
+    check()
+
+
+RULES = sorted(gguf_tokenizer.PRE_TOKENIZERS)
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+@pytest.fixture(scope="module")
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], GgufFile]:
+    """A file with a vocabulary of whole words and runs, so that the rule alone decides what is one token."""
+    folder = tmp_path_factory.mktemp("bytes")
+    merges = [f"{a} {b}" for a in "Ġ1290the'sTHn/." for b in "Ġ1290the'sTHn/."]
+    tokens = ["<unk>", "<s>", "</s>", *ALPHABET, *(merge.replace(" ", "") for merge in merges)]
+    kinds = [3, 3, 3] + [1] * (len(tokens) - 3)
+    return lambda pre: write(folder / f"{pre}.gguf", "llama", tokens, kinds, pre=pre, merges=merges, begins=False)
+
+
+@pytest.mark.parametrize("pre", RULES)
+def test_byte_level_rules_are_those_of_transformers(byte_level: Callable[[str], GgufFile], pre: str) -> None:
+    """For the rules that it knows; it does not compose characters as Qwen's tokenizer does, nor skip merges."""
+    pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
+    file = byte_level(pre)
+    reference, read = by_transformers(file), gguf_tokenizer.load(file).backend_tokenizer
+    read.normalizer = reference.normalizer
+    read.model.ignore_merges = False
+    if pre in ("smollm", "starcoder", "refact"):
+        reference.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), reference.pre_tokenizer]
+        )
+
+    @settings(deadline=None, max_examples=60)
+    @given(TEXTS | st.text(alphabet="theTHnés'/. 1290\n\r日ÅǅA\u0301"))
+    def check(text: str) -> None:
+        assert read.encode(text).ids == reference.encode(text).ids
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        ("gpt-2", ["It", "'s", "Ġ2024", "/", "5", "Ġok"]),
+        ("smollm", ["It", "'s", "Ġ", "2", "0", "2", "4", "/", "5", "Ġok"]),
+        ("qwen2", ["It", "'s", "Ġ", "2", "0", "2", "4", "/", "5", "Ġok"]),
+        ("llama-bpe", ["It", "'s", "Ġ", "202", "4", "/", "5", "Ġok"]),
+        ("gpt-4o", ["It's", "Ġ", "202", "4", "/", "5", "Ġok"]),
+        ("tekken", ["It", "'s", "Ġ", "2", "0", "2", "4", "/", "5", "Ġok"]),
+    ],
+)
+def test_how_the_rules_cut(byte_level: Callable[[str], GgufFile], pre: str, expected: list[str]) -> None:
+    rule = gguf_tokenizer.load(byte_level(pre)).backend_tokenizer.pre_tokenizer
+    assert [piece for piece, _ in rule.pre_tokenize_str("It's 2024/5 ok")] == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,8 @@ LLAMA_CPP_TESTS = (
     "or json_schema or test_completion_without_tool_call_fast or server_start_simple or server_models"
 )
 LLAMA_CPP_KEY = "sk-this-is-the-secret-key"
+
+LITELLM_CHECKS = "litellm_checks.py"
 
 SCHEMATHESIS_SECONDS = 300
 
@@ -61,10 +64,21 @@ def schemathesis(tools: Tools) -> str:
     return output.partition("Test cases:\n")[2].partition("\n")[0].strip()
 
 
+def litellm(tools: Tools) -> str:
+    """What litellm keeps of the risk."""
+    folder = tools.folder / "litellm"
+    folder.mkdir(exist_ok=True)
+    shutil.copy(Path(__file__).parent / LITELLM_CHECKS, folder)  # away from the project's own tests and their settings
+    with served() as address:
+        settings = {"COCOA_URL": f"{address}/v1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+        return tools.pytest("litellm", folder, LITELLM_CHECKS, "--rootdir", ".", "-c", "/dev/null", **settings)
+
+
 SUITES: dict[str, Callable[[Tools], str]] = {
     "openai-python": openai_python,
     "llama-cpp": llama_cpp,
     "schemathesis": schemathesis,
     "lm-eval": harness.run_harness,
+    "litellm": litellm,
     "npm": npm.run_npm,
 }

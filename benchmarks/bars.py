@@ -17,6 +17,7 @@ from benchmarks.measure import (
     NO_DRAFTS,
     RATIO_SETUPS,
 )
+from benchmarks.serving.names import AT_ONCE, OURS, OURS_SIG, RIVAL, RIVAL_BATCHES
 from cocoa_engine.studies.timing import Spread, ratio
 
 Record = Mapping[str, Any]
@@ -111,6 +112,28 @@ def _file_memory(record: Record) -> Spread:
 
 def _first_token(record: Record) -> Spread:
     return Spread.of(record["process"]["processes"]["first_token"]["values"])
+
+
+def _served(count: int, ours: str, other: str) -> Callable[[Record], Spread]:
+    def find(record: Record) -> Spread:
+        servers = record["rival"]["at_once"][str(count)]
+        return Spread.of([servers[ours]["tokens_per_second"] / servers[other]["tokens_per_second"]])
+
+    return find
+
+
+def _overhead(record: Record) -> Spread:
+    return Spread(**{name: 1 + value for name, value in record["load"]["overhead"].items()})
+
+
+def _without_errors(record: Record) -> Spread:
+    long = record["load"]["long"]
+    return Spread.of([long["answers"] / (long["answers"] + long["failures"])])
+
+
+def _equal_texts(record: Record) -> Spread:
+    long = record["load"]["long"]
+    return Spread.of([1 - long["other_texts"] / long["answers"]])
 
 
 def _hundred(record: Record) -> Record:
@@ -212,6 +235,15 @@ BARS = (
     ),
     Bar("GGUF file: memory after loading, less that of torch / size of the file", 1.30, "gguf", _file_memory),
     Bar("GGUF file: seconds from the start of a process to the first span", 3.0, "gguf", _first_token),
+    *(
+        Bar(f"{ours}: times as fast as {other}, {count} at once", 2.0, "serving", _served(count, ours, other), True)
+        for other in (RIVAL, RIVAL_BATCHES)
+        for ours in (OURS, OURS_SIG)
+        for count in AT_ONCE
+    ),
+    Bar("64 streams: cocoa serve / engine without a server, time per token", 1.05, "serving", _overhead),
+    Bar("64 streams: share of answers without an error; 429 is none", 1.0, "serving", _without_errors, True),
+    Bar("64 streams: share of answers with the text of the request alone", 1.0, "serving", _equal_texts, True),
 )
 
 

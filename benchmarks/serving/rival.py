@@ -11,16 +11,12 @@ from typing import Any
 
 from benchmarks.serving.client import Streamed, ask_all
 from benchmarks.serving.load import USAGE, timed_round
+from benchmarks.serving.names import AT_ONCE, OURS, OURS_SIG, RIVAL, RIVAL_BATCHES
 from benchmarks.serving.processes import Server, cocoa_serve, free_port, load_average, running, transformers_serve
 from benchmarks.serving.requests import PROMPTS, bodies
 
-OURS, RIVAL, RIVAL_BATCHES = "cocoa serve, greedy", "transformers serve", "transformers serve, continuous batching"
-OURS_SIG = "cocoa serve, cocoa-sig"
 
-
-def measure(
-    rounds: int, tokens: int, threads: int, folder: Path, at_once: Sequence[int] = (1, 8, 32)
-) -> dict[str, Any]:
+def measure(rounds: int, tokens: int, threads: int, folder: Path, at_once: Sequence[int] = AT_ONCE) -> dict[str, Any]:
     """Measure.
 
     Args:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.markdown import state, table
+from benchmarks.serving.names import OURS, OURS_SIG, RIVAL, RIVAL_BATCHES
 from cocoa_engine.studies.machine import one_line
 
 Records = Mapping[str, Any]
@@ -71,6 +72,25 @@ def rival(records: Records) -> str:
     return f"{table(headings, iter(rows))}{not_run}\n\n{_when(part)}"
 
 
+def rival_in_words(records: Records) -> str:
+    """How many times as fast each decoder is as each of the other servers, in two sentences."""
+    counts: Mapping[str, Any] = records["serving"]["rival"]["at_once"]
+    names = {RIVAL: "`transformers serve` as it starts by default", RIVAL_BATCHES: "its continuous batching"}
+    decoders = {OURS: "greedy decoding", OURS_SIG: "CoCoA-SIG"}
+    sentences = []
+    for other, described in names.items():
+        compared: list[str] = []
+        for ours, decoder in decoders.items():
+            both = {count: names for count, names in counts.items() if ours in names and other in names}
+            times = (one[ours]["tokens_per_second"] / one[other]["tokens_per_second"] for one in both.values())
+            if both:
+                at_once = "" if compared else f" with {' / '.join(both)} requests at once"
+                compared.append(f"{decoder} is {' / '.join(f'{one:.1f}' for one in times)} times as fast{at_once}")
+        if compared:
+            sentences.append(f"Against {described}, {', and '.join(compared)}.")
+    return " ".join(sentences)
+
+
 def faults(records: Records) -> str:
     """A killed server, and clients that do not read."""
     kill, readers = records["serving"]["kill"], records["serving"]["readers"]
@@ -99,5 +119,6 @@ def _yes(found: bool) -> str:
 TABLES: dict[str, Callable[[Records], str]] = {
     "serving_load": load,
     "serving_rival": rival,
+    "serving_rival_in_words": rival_in_words,
     "serving_faults": faults,
 }

@@ -62,6 +62,7 @@ from benchmarks.report import (
     written,
 )
 from benchmarks.serving.__main__ import main as measure_serving
+from benchmarks.serving.names import OURS, OURS_SIG, RIVAL, RIVAL_BATCHES
 from benchmarks.settings import DOCS, MEASUREMENTS, RESULTS, Settings
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.studies.timing import Spread, ratio
@@ -260,11 +261,17 @@ def serving(machine: Any) -> dict[str, Any]:
         "between": times,
     }
     sizes = {"streams": 64, "places": 8, "threads": 2}
-    one = {"tokens_per_second": 10.0, "to_first": 1.0, "tokens": 64, "failures": 0}
-    servers = {"transformers serve": one, "cocoa serve": {**one, "tokens_per_second": 25.0}}
+    one = {"to_first": 1.0, "tokens": 64, "failures": 0}
+    speeds = {OURS: 25.0, OURS_SIG: 20.0, RIVAL: 10.0, RIVAL_BATCHES: 12.0}
+    servers = {name: {**one, "tokens_per_second": speed} for name, speed in speeds.items()}
+    at_once = dict.fromkeys(["1", "8", "32"], servers)
     return {
         "load": {**common, **sizes, "long": long, "overhead": overhead, "processor_overhead": overhead},
-        "rival": {**common, "not_run": {"other serve": "no memory"}, "at_once": {"1": servers}},
+        "rival": {
+            **common,
+            "not_run": {"other serve": "no memory"},
+            "at_once": at_once,
+        },
         "kill": {**common, "streams": 16, "saw_an_error": 16, "seconds_to_ready": 9.0, "served_after": True},
         "readers": {
             **common,
@@ -354,8 +361,14 @@ def test_tables_show_the_values(records: dict[str, Any]) -> None:
     assert "| +4% (-1% – +6%) |" in load
     assert "Load average before and after: 0.5, 2.0." in load
     rival = written("serving_rival", records)
-    assert "| 1 | cocoa serve | 25.0 | 2.5 | 1.00 | 64 | 0 |" in rival
+    assert "| 1 | cocoa serve, greedy | 25.0 | 2.5 | 1.00 | 64 | 0 |" in rival
     assert "other serve did not run." in rival
+    assert written("serving_rival_in_words", records) == (
+        "Against `transformers serve` as it starts by default, greedy decoding is 2.5 / 2.5 / 2.5 times as fast with "
+        "1 / 8 / 32 requests at once, and CoCoA-SIG is 2.0 / 2.0 / 2.0 times as fast. Against its continuous batching, "
+        "greedy decoding is 2.1 / 2.1 / 2.1 times as fast with 1 / 8 / 32 requests at once, and CoCoA-SIG is 1.7 / 1.7 "
+        "/ 1.7 times as fast."
+    )
     assert "| 0; **no** |" in written("serving_faults", records)
     speed = written("gguf_speed", records)
     assert "| cocoa-sig, blocks | 11.0 | 1.10 |" in speed
@@ -422,10 +435,12 @@ def test_bars_are_checked(records: dict[str, Any]) -> None:
         "CoCoA-SIG / CoCoA engine greedy, questions on which nothing was tuned, float32, no drafts",
         "CoCoA-SIG / CoCoA engine greedy, questions on which nothing was tuned, bfloat16 copy",
         "CoCoA-SIG / CoCoA engine greedy, questions on which nothing was tuned, bfloat16 copy, no drafts",
+        *(f"cocoa serve, cocoa-sig: times as fast as {RIVAL_BATCHES}, {count} at once" for count in (1, 8, 32)),  # 1.67
+        "64 streams: share of answers with the text of the request alone",  # 1 of 1200 has another
     }
     table = written("bars", records)
-    assert table.count("**no**") == 7
-    assert table.count("| yes |") == len(BARS) - 7
+    assert table.count("**no**") == 11
+    assert table.count("| yes |") == len(BARS) - 11
 
 
 def test_limits_of_the_bars() -> None:
@@ -467,6 +482,21 @@ def test_limits_of_the_bars() -> None:
         "GGUF file: CoCoA-SIG / CoCoA engine greedy, both on blocks": (1.35, False),
         "GGUF file: memory after loading, less that of torch / size of the file": (1.30, False),
         "GGUF file: seconds from the start of a process to the first span": (3.0, False),
+        "cocoa serve, greedy: times as fast as transformers serve, 1 at once": (2.0, True),
+        "cocoa serve, greedy: times as fast as transformers serve, 8 at once": (2.0, True),
+        "cocoa serve, greedy: times as fast as transformers serve, 32 at once": (2.0, True),
+        "cocoa serve, cocoa-sig: times as fast as transformers serve, 1 at once": (2.0, True),
+        "cocoa serve, cocoa-sig: times as fast as transformers serve, 8 at once": (2.0, True),
+        "cocoa serve, cocoa-sig: times as fast as transformers serve, 32 at once": (2.0, True),
+        "cocoa serve, greedy: times as fast as transformers serve, continuous batching, 1 at once": (2.0, True),
+        "cocoa serve, greedy: times as fast as transformers serve, continuous batching, 8 at once": (2.0, True),
+        "cocoa serve, greedy: times as fast as transformers serve, continuous batching, 32 at once": (2.0, True),
+        "cocoa serve, cocoa-sig: times as fast as transformers serve, continuous batching, 1 at once": (2.0, True),
+        "cocoa serve, cocoa-sig: times as fast as transformers serve, continuous batching, 8 at once": (2.0, True),
+        "cocoa serve, cocoa-sig: times as fast as transformers serve, continuous batching, 32 at once": (2.0, True),
+        "64 streams: cocoa serve / engine without a server, time per token": (1.05, False),
+        "64 streams: share of answers without an error; 429 is none": (1.0, True),
+        "64 streams: share of answers with the text of the request alone": (1.0, True),
     }
     assert all(bar.met(Spread(bar.limit, bar.limit, bar.limit)) for bar in BARS)
     for bar in BARS:
@@ -505,7 +535,7 @@ def test_report_in_another_folder_does_not_change_the_documents(records: dict[st
     before = [path.read_bytes() for path in DOCUMENTS]
     table = write_report(folder(tmp_path, records), in_place=False)
     assert len(table.splitlines()) == 2 + len(BARS)
-    assert table.count("| **no** |") == 7
+    assert table.count("| **no** |") == 11
     assert NOT_MEASURED not in (tmp_path / PERFORMANCE.name).read_text(encoding="utf-8")
     assert [path.read_bytes() for path in DOCUMENTS] == before
 

@@ -1,10 +1,20 @@
-"""Comparing the reports that callbacks collect with those of answers."""
+"""Comparing the reports that callbacks collect, and those that come over HTTP, with those of answers."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from cocoa_engine import Generation
+from cocoa_integrations._shared.metadata import risk_report
+
 
 def without_run(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The reports without the id of their run, which only callbacks, collectors and events know."""
     return [{name: value for name, value in report.items() if name != "run_id"} for report in reports]
+
+
+def wire_report(generation: Generation) -> dict[str, Any]:
+    """The adapters' report, with what the server adds."""
+    report = risk_report(generation)
+    report["spans"] = [{**span, "index": number} for number, span in enumerate(report["spans"])]
+    return {**report, "finish_reason": generation.finish_reason, "verdict": generation.verdict}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from cocoa_engine import Generation
-from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations.server import ServerSettings, create_app
+from tests.helpers.reports import wire_report
 from tests.helpers.served import HELLO, Exchange, Speaker, chat, chunks, gated, happens, post, speaker
 
 LIMIT = 24
@@ -26,21 +26,14 @@ def expected(tiny: Speaker) -> Generation:
     return generation
 
 
-def report_of(generation: Generation) -> dict[str, Any]:
-    """The adapters' report, with what the wire adds."""
-    report = risk_report(generation)
-    report["spans"] = [{**span, "index": number} for number, span in enumerate(report["spans"])]
-    return {**report, "finish_reason": generation.finish_reason, "verdict": generation.verdict}
-
-
 async def test_the_report_is_the_adapters_in_both_places(tiny: Speaker, expected: Generation) -> None:
     [choice] = (await chat(tiny, max_tokens=LIMIT))["choices"]
-    assert choice["message"]["cocoa_risk"] == report_of(expected)
-    assert choice["logprobs"] == {"content": None, "refusal": None, "cocoa_risk": report_of(expected)}
+    assert choice["message"]["cocoa_risk"] == wire_report(expected)
+    assert choice["logprobs"] == {"content": None, "refusal": None, "cocoa_risk": wire_report(expected)}
 
 
 async def test_each_chunk_has_its_span_and_the_last_one_the_report(tiny: Speaker, expected: Generation) -> None:
-    report = report_of(expected)
+    report = wire_report(expected)
     first, *spans, last = [event["choices"][0] for event in await chunks(tiny, max_tokens=LIMIT)]
     assert first["logprobs"] is None
     for choice, span in zip(spans, report["spans"], strict=True):

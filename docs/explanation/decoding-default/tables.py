@@ -1,6 +1,6 @@
 """The tables of the rules for the end of an answer, from the measures of every answer in answers.csv.gz.
 
-    python docs/explanation/decoding-default/tables.py
+python docs/explanation/decoding-default/tables.py
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def quality() -> Iterator[str]:
         cells = [_quality(found[task, name], found[task, BASELINE], task) for task in SETS]
         rejected = [int(row["rejected"]) for row in found[TEXT, name].values()]
         lost = sum(
-            row["empty"] > found[task, BASELINE][key]["empty"] for task in SETS for key, row in found[task, name].items()
+            row["empty"] > found[task, BASELINE][key]["empty"]
+            for task in SETS
+            for key, row in found[task, name].items()
         )
         yield f"| {name} | {' | '.join(cells)} | {100 * sum(rejected) / len(rejected):.1f} % | {lost} |"
 

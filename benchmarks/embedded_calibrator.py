@@ -3,10 +3,11 @@
     python -m benchmarks.embedded_calibrator measure --cache CACHE --xsum xsum_token --diasumfact annotations.json ...
     python -m benchmarks.embedded_calibrator fit --cache CACHE --out cocoa_engine/calibration/embedded.json
     python -m benchmarks.embedded_calibrator compare --cache CACHE --out docs/explanation/signal/data
+    python -m benchmarks.embedded_calibrator parts --cache CACHE --xsum xsum_token
 
 ``measure`` writes the features of a few prompts at a time to the cache, and continues where it was stopped. ``fit``
 uses the data sets whose licence (MIT) allows it, and short_questions.jsonl, which was written for it. ``compare`` fits
-on each set, and tests on the others.
+on each set, and tests on the others. ``parts`` prints how well source attention ranks the spans of parts of XSum.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Generation, RiskCalibrator
 from cocoa_engine.calibration.features import PROBE_FEATURE, SPAN_FEATURES, span_features
@@ -51,7 +53,7 @@ STYLES = {
     "short_plain": "short questions, without an instruction",
 }
 """Short questions without a passage are asked with a system message, with the request of a calibrator, and alone."""
-PROMPTS = {"xsum": 300, "nq": 320, "nq_swap": 450}
+PROMPTS = {"nq": 320, "nq_swap": 450}
 """The number of prompts of the largest sets; of the others, all are used."""
 
 CHUNKS = {"xsum": 10, "diasumfact": 10, "faithbench": 4, "mushroom": 50, "nq": 16, "nq_swap": 8} | dict.fromkeys(
@@ -235,10 +237,11 @@ def compare(cache: Path, out: Path, draws: int) -> None:
             "fMLDS": columns["f_mlds"],
         }
         for score, values in scores.items():
-            rows.append(["no fit", score, name, *_auroc(bootstrap, values, items), ""])
+            rows.append(["no fit", "", score, name, *_auroc(bootstrap, values, items), ""])
         for features in FEATURES:
             risks, folds = left_out(_columns(items, features), isotonic=False)
-            rows.append([name, features, name, *_auroc(bootstrap, risks, items, folds), _ece(risks, items)])
+            found = _auroc(bootstrap, risks, items, folds)
+            rows.append([name, found[0], features, name, *found, _ece(risks, items)])
     for fitted_on in (
         *[(name,) for name in sets],
         EMBEDDED_SPANS,
@@ -247,17 +250,74 @@ def compare(cache: Path, out: Path, draws: int) -> None:
     ):
         if not set(fitted_on) <= set(sets) or fitted_on == ("mushroom",):
             continue
+        fitted_prompts = sum(len(set(sets[name].groups)) for name in fitted_on)
         for features in FEATURES:
             model = fit_only(LabelledFeatures.pooled([_columns(sets[name], features) for name in fitted_on]))
             for name, items in sets.items():
                 if name not in fitted_on:
                     risks = model(_columns(items, features))
                     found = _auroc(Bootstrap(items.groups, draws, 0), risks, items)
-                    rows.append([" and ".join(fitted_on), features, name, *found, _ece(risks, items)])
+                    rows.append([" and ".join(fitted_on), fitted_prompts, features, name, *found, _ece(risks, items)])
     with (out / "source-attention-and-probe.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["fitted_on", "features", "tested_on", "prompts", "spans", "auroc", "low", "high", "ece"])
+        header = [
+            "fitted_on",
+            "fitted_prompts",
+            "features",
+            "tested_on",
+            "prompts",
+            "spans",
+            "auroc",
+            "low",
+            "high",
+            "ece",
+        ]
+        writer.writerow(header)
         writer.writerows(rows)
+
+
+def parts(cache: Path, path: Path) -> None:
+    """Print the AUROC of -source attention on parts of XSum: by sample, by length of the article, by system."""
+    items = load(cache, "xsum", "span")
+    records = read_labelled(path)
+    order = {name: number for number, name in enumerate(dict.fromkeys(items.groups))}
+    article = np.array([order[name] for name in items.groups])
+    words = {record.group: len(record.prompt.split()) for record in records}
+    length = np.array([words[name] for name in items.groups])
+    of_articles = [words[name] for name in order]
+    ends = np.quantile(of_articles, [0.25, 0.5, 0.75])
+    quarter = np.searchsorted(ends, length)
+    system = _systems(items, records)
+    found = {f"first {count} articles": article < count for count in (96, 291) if count < len(order)}
+    found |= {
+        f"articles {start + 1} to {start + 100}": article // 100 == start // 100 for start in range(0, len(order), 100)
+    }
+    found |= {
+        f"quarter {number + 1} by length, up to {end:.0f} words": quarter == number
+        for number, end in enumerate([*ends, max(of_articles)])
+    }
+    found |= {str(name): system == name for name in dict.fromkeys(system.tolist())}
+    for name, chosen in found.items():
+        part = items.only(chosen)
+        values = -part.columns["source_attention"]
+        prompts, spans, *ends_of = _auroc(Bootstrap(part.groups, 1000, 0), values, part)
+        print(f"{name}: {prompts} articles, {spans} spans, {ends_of[0]} ({ends_of[1]} - {ends_of[2]})")
+
+
+def _systems(items: LabelledFeatures, records: Sequence[LabelledText]) -> NDArray[np.str_]:
+    """The system that wrote each span of XSum. The answers to an article are in the order of the records."""
+    of_article: dict[str, list[str]] = {}
+    for record in records:
+        of_article.setdefault(record.group, []).append(record.id.split("/")[0])
+    position, systems, answer, before = items.columns["log_position"], [], 0, ""
+    for number, group in enumerate(items.groups):
+        if group != before:
+            answer = 0
+        elif position[number] < position[number - 1]:  # the next answer to the same article
+            answer += 1
+        systems.append(of_article[group][answer])
+        before = group
+    return np.array(systems)
 
 
 def _auroc(bootstrap: Bootstrap, values: Any, items: LabelledFeatures, folds: Any = None) -> list[object]:
@@ -273,9 +333,9 @@ def _ece(risks: Any, items: LabelledFeatures) -> str:
 
 
 def main() -> None:
-    """Run one of the three commands."""
+    """Run one of the commands."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.embedded_calibrator", description=__doc__)
-    parser.add_argument("command", choices=["measure", "fit", "compare"])
+    parser.add_argument("command", choices=["measure", "fit", "compare", "parts"])
     parser.add_argument("--cache", type=Path, required=True, help="folder of the measured features")
     parser.add_argument("--out", type=Path, help="fit: the calibrator's file; compare: the folder of the table")
     parser.add_argument(
@@ -288,6 +348,9 @@ def main() -> None:
     given.cache.mkdir(parents=True, exist_ok=True)
     if given.command == "compare":
         compare(given.cache, given.out, given.draws)
+        return
+    if given.command == "parts":
+        parts(given.cache, given.xsum)
         return
     engine = CocoaEngine.from_pretrained(dtype="float32", config=CocoaConfig())
     if given.command == "fit":

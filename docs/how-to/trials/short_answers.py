@@ -10,6 +10,10 @@ question, or alone. To try questions about a passage, give a file such as NQ wit
 and 200 are taken. They are asked to be answered in a few words.
 
     python docs/how-to/trials/short_answers.py nq-open-oracle.jsonl.gz
+
+The answers are those of the default settings. Others can be given; a risk that does not apply to them is not shown.
+
+    python docs/how-to/trials/short_answers.py nq-open-oracle.jsonl.gz --limit 96 --method greedy --max-new-tokens 24
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from random import Random
 from sklearn.metrics import roc_auc_score
 
 from cocoa_engine import CocoaEngine, Generation
+from cocoa_engine.config import MethodName
 from cocoa_engine.datasets import Question, read_questions
 from cocoa_engine.studies.fitting.validation import expected_calibration_error, reliability
 
@@ -36,15 +41,16 @@ TRIALS: dict[str, tuple[float, ...]] = {
 }
 
 
-def main(path: Path, ask: str) -> None:
+def main(path: Path, ask: str, limit: int, method: MethodName, max_new_tokens: int | None) -> None:
     """Answer the questions and print, for each value, how it ranks them and what thresholds let pass and stop."""
     questions = read_questions(path)
     if path != QUESTIONS:
         Random(5).shuffle(questions)
-        questions = questions[:200]
+    questions = questions[:limit]
     engine = CocoaEngine.from_pretrained()
     prompts = [engine.encode_chat(messages(one, ask)) for one in questions]
-    answers = engine.generate_batch(prompts, max_new_tokens=48 if ask == "plain" else 32)
+    tokens = max_new_tokens or (48 if ask == "plain" else 32)
+    answers = engine.generate_batch(prompts, method=method, max_new_tokens=tokens)
     right = [question.is_right(answer.text) for question, answer in zip(questions, answers, strict=True)]
     outside = sum(answer.answer_out_of_domain for answer in answers)
     print(f"{sum(right)} of {len(right)} answers are right; {outside} are out of the domain of answer_risk")
@@ -52,9 +58,12 @@ def main(path: Path, ask: str) -> None:
         [not one for one in right],
         {"answer_risk": answers[0].answer_threshold, "risk": answers[0].threshold},
     )
-    risks = [answer.answer_risk or 0.0 for answer in answers]
-    print(f"answer_risk      ECE {expected_calibration_error(reliability(risks, wrong)):.3f}")
+    risks = [answer.answer_risk for answer in answers if answer.answer_risk is not None]
+    if risks:
+        print(f"answer_risk      ECE {expected_calibration_error(reliability(risks, wrong)):.3f}")
     for name, thresholds in TRIALS.items():
+        if name == "answer_risk" and not risks:
+            continue
         values = [value_of(answer, name) for answer in answers]
         print(f"{name:16} AUROC {roc_auc_score(wrong, values):.3f}")
         default = defaults.get(name)
@@ -97,5 +106,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("file", nargs="?", type=Path, default=QUESTIONS, help="other questions")
     parser.add_argument("--ask", choices=["sentence", "words", "plain"], default="sentence", help="how to ask them")
+    parser.add_argument("--limit", type=int, default=200, help="the number of questions")
+    parser.add_argument("--method", choices=["cocoa-sig", "cocoa", "greedy"], default="cocoa-sig")
+    parser.add_argument("--max-new-tokens", type=int, help="default: 32, or 48 without an instruction")
     given = parser.parse_args()
-    main(given.file, given.ask)
+    main(given.file, given.ask, given.limit, given.method, given.max_new_tokens)

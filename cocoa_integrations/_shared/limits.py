@@ -148,6 +148,13 @@ def highest(spans: Sequence[dict[str, Any]], metric: Metric, unit: UnitLevel = "
     return max((one["value"] for one in measured_units(spans, metric, unit)), default=0.0)
 
 
+def has_answer_risk(report: dict[str, Any]) -> bool:
+    """Whether a calibrator measured the answer as a whole. A risk that is not a finite number is `None` in a report."""
+    if report["answer_risk"] is not None:
+        return True
+    return report.get("answer_threshold") is not None and any(not is_reasoning(one) for one in report["spans"])
+
+
 @dataclass(frozen=True)
 class Limit:
     """A threshold for answers. An answer is too risky if one of its units, or the answer as a whole, reaches it.
@@ -158,7 +165,8 @@ class Limit:
     Attributes:
         threshold: in the unit of the metric. `None` is the threshold that the report of the answer has: the
             calibrator's, or the measured default of its ``risk_source``.
-        metric: the value that is compared. ``risk`` and ``answer_risk`` are in [0, 1].
+        metric: the value that is compared. ``risk`` and ``answer_risk`` are in [0, 1]. `None` is ``answer_risk`` where
+            a report has one, and otherwise ``risk``; with a threshold or another unit than the span it is ``risk``.
         unit: the parts of the answer that are compared: ``span``, ``claim`` or ``sentence``.
 
     Raises:
@@ -167,14 +175,18 @@ class Limit:
     """
 
     threshold: float | None = None
-    metric: GateMetric = "risk"
+    metric: GateMetric | None = None
     unit: UnitLevel = "span"
 
     def __post_init__(self) -> None:
         require_unit(self.unit)
+        if self.metric is None:
+            if self.threshold is None and self.unit == "span":
+                return
+            object.__setattr__(self, "metric", "risk")
         if self.metric == "answer_risk" and self.unit != "span":
             raise ConfigError(f"answer_risk is the risk of the answer as a whole; leave unit={self.unit!r} out")
-        require_metric(self.metric, GateMetric)
+        require_metric(str(self.metric), GateMetric)
         if self.threshold is None:
             if not self._in_unit_interval:
                 raise ConfigError(f"metric={self.metric!r} has no default threshold; give one")
@@ -188,21 +200,32 @@ class Limit:
                 "the measured default, or give metric='f_mlds' to compare the raw MLDS"
             )
 
+    def metric_for(self, report: dict[str, Any]) -> GateMetric:
+        """The value of an answer that is compared."""
+        if self.metric is not None:
+            return self.metric
+        return "answer_risk" if has_answer_risk(report) else "risk"
+
     def risky(self, spans: Sequence[dict[str, Any]], report: dict[str, Any] | None = None) -> list[dict[str, Any]]:
         """The spans, claims or sentences that reach the threshold; none if the metric is that of whole answers.
+
+        Without a metric they are the spans that reach their own default threshold.
 
         Args:
             spans: entries of ``cocoa_spans``.
             report: the report of the answer, whose default threshold applies to claims and sentences.
         """
-        if self.unit == "span" or self.metric == "answer_risk":
+        if self.metric == "answer_risk":
+            return []
+        if self.unit == "span":
             return [span for span in visible_spans(spans) if self._reached_by(span)]
         threshold = self.threshold
         if threshold is None and report is not None:
             threshold = self.threshold_for(report)
         if threshold is None:
             return []
-        return [one for one in measured_units(spans, self.metric, self.unit) if reaches(one["value"], threshold)]
+        metric = self._metric_of_spans
+        return [one for one in measured_units(spans, metric, self.unit) if reaches(one["value"], threshold)]
 
     def reached(self, report: dict[str, Any]) -> bool:
         """Whether an answer is too risky.
@@ -211,7 +234,7 @@ class Limit:
             ConfigError: the report has no such risk, no default threshold, or a risk on another scale.
         """
         threshold = self.threshold_for(report)
-        if self.metric == "answer_risk":
+        if self.metric_for(report) == "answer_risk":
             return reaches(self.value(report), threshold)
         return bool(self.risky(report["spans"], report))
 
@@ -221,10 +244,9 @@ class Limit:
         Raises:
             ConfigError: the report has no risk of the answer as a whole.
         """
-        if self.metric != "answer_risk":
-            return highest(report["spans"], self.metric, self.unit)
-        known = report.get("answer_threshold") is not None and any(not is_reasoning(one) for one in report["spans"])
-        if report["answer_risk"] is None and not known:
+        if self.metric_for(report) != "answer_risk":
+            return highest(report["spans"], self._metric_of_spans, self.unit)
+        if not has_answer_risk(report):
             raise ConfigError(
                 "this answer has no answer_risk, because its model has no calibrator for answers; fit one with `cocoa "
                 "calibrate --questions`, or compare metric='risk', the risk of its spans"
@@ -237,49 +259,53 @@ class Limit:
         Raises:
             ConfigError: there is no default, or the risks of the answer are on another scale.
         """
-        source = report.get("risk_source")
-        if self.metric == "risk" and source in ("f_mlds", "con_mlds"):
+        source, metric = report.get("risk_source"), self.metric_for(report)
+        if metric == "risk" and source in ("f_mlds", "con_mlds"):
             raise ConfigError(
                 f"the risk of this answer is its raw MLDS, because risk={source!r} was set; give metric={source!r} "
                 "and a threshold that was measured for this model"
             )
         if self.threshold is not None:
             return self.threshold
-        default = report.get("answer_threshold" if self.metric == "answer_risk" else "threshold")
+        default = report.get("answer_threshold" if metric == "answer_risk" else "threshold")
         if default is None and report["spans"]:
             raise ConfigError(
-                f"this report has no threshold of {self.metric}, because another version wrote it or answers with "
+                f"this report has no threshold of {metric}, because another version wrote it or answers with "
                 "different sources of risk are joined in it; give a number here"
             )
         return math.inf if default is None else float(default)
 
     def error(self, report: dict[str, Any]) -> HallucinationRiskError:
         """The error for an answer that is too risky."""
-        value, threshold = self.value(report), self.threshold_for(report)
+        value, threshold, metric = self.value(report), self.threshold_for(report), self.metric_for(report)
         named, source = "the answer", ""
-        if self.metric != "answer_risk":
-            worst = max(measured_units(report["spans"], self.metric, self.unit), key=lambda one: one["value"])
+        if metric != "answer_risk":
+            units = measured_units(report["spans"], self._metric_of_spans, self.unit)
+            worst = max(units, key=lambda one: one["value"])
             named = repr(worst["text"]) if "text" in worst else f"characters {worst['start']} to {worst['end']}"
-        if self.metric == "risk" and (known := SOURCES.get(report.get("risk_source") or "")):
+        if metric == "risk" and (known := SOURCES.get(report.get("risk_source") or "")):
             source = f" ({known})"
         return HallucinationRiskError(
-            f"{self.metric} of {named} is {value:.4g}{source}, which reaches the threshold of {threshold:.4g}",
+            f"{metric} of {named} is {value:.4g}{source}, which reaches the threshold of {threshold:.4g}",
             report=report,
             value=value,
             threshold=threshold,
-            metric=self.metric,
+            metric=metric,
         )
 
     @property
     def _in_unit_interval(self) -> bool:
         return self.metric in ("risk", "answer_risk")
 
+    @property
+    def _metric_of_spans(self) -> Metric:
+        """The value of a span that is compared where the answer has none as a whole."""
+        return "risk" if self.metric is None or self.metric == "answer_risk" else self.metric
+
     def _reached_by(self, span: dict[str, Any]) -> bool:
-        if self.metric == "answer_risk":
-            return False
         if self.threshold is None:
             return bool(span.get("flagged"))
-        return reaches(metric_of(span, self.metric), self.threshold)
+        return reaches(metric_of(span, self._metric_of_spans), self.threshold)
 
     def with_marks(
         self, text: str, spans: Sequence[dict[str, Any]], mark: Mark, report: dict[str, Any] | None = None
@@ -311,7 +337,7 @@ class Limit:
         before, _, after = one["text"].partition(core)
         value = 0.0 if self.metric == "answer_risk" else one.get("value", 0.0)
         if "value" not in one and self.metric != "answer_risk":
-            value = metric_of(one, self.metric)
+            value = metric_of(one, self._metric_of_spans)
         marked = mark.format(text=core, value=value) if isinstance(mark, str) else mark(core, one)
         return f"{before}{marked}{after}"
 

@@ -23,13 +23,15 @@ class Tries(Generic[AnswerT]):
 
     Args:
         limit: the value from which a risk is too high.
-        measure: the risk to compare.
+        measure: the risk to compare; `None`: that of the answer where the report has one, and otherwise the highest of
+            the spans.
     """
 
-    def __init__(self, limit: Limit, measure: Measure) -> None:
+    def __init__(self, limit: Limit, measure: Measure | None) -> None:
         self._limit, self._measure = limit, measure
         self._answers: list[AnswerT] = []
         self._history: list[dict[str, Any]] = []
+        self._passed: int | None = None
 
     def add(self, answer: AnswerT, report: dict[str, Any] | None, /, **entry: Any) -> bool:
         """Add an attempt, and return whether its risk is below the threshold.
@@ -39,15 +41,33 @@ class Tries(Generic[AnswerT]):
         risk = None if report is None else finite(self._risk(report))
         self._answers.append(answer)
         self._history.append({**entry, RISK_KEY: report, "risk": risk, "chosen": False})
-        return report is not None and risk is not None and not reaches(risk, self._limit.threshold_for(report))
+        passed = report is not None and risk is not None and not reaches(risk, self._limit.threshold_for(report))
+        if passed and self._passed is None:
+            self._passed = len(self._answers) - 1
+        return passed
 
     def _risk(self, report: dict[str, Any]) -> float:
-        return self._limit.value(report) if self._measure == "answer_risk" else severity(report[self._measure])
+        measure = self._measure_of(report)
+        return self._limit.value(report) if measure == "answer_risk" else severity(report[measure])
+
+    def _measure_of(self, report: dict[str, Any]) -> Measure:
+        if self._measure is not None:
+            return self._measure
+        return "answer_risk" if self._limit.metric_for(report) == "answer_risk" else "max_risk"
 
     def best(self) -> tuple[AnswerT, list[dict[str, Any]]]:
-        """The first of the least risky answers, and the history of all attempts."""
-        risks = [severity(one["risk"]) for one in self._history]
-        number = min(range(len(risks)), key=risks.__getitem__)
+        """The first answer below the threshold, or else the first of the least risky, and the history of all attempts.
+
+        The risk of an answer and that of a span are different probabilities: only answers whose risk is of the same
+        kind as the first one that was measured are compared.
+        """
+        reports = [one[RISK_KEY] for one in self._history]
+        kinds = [None if report is None else self._measure_of(report) for report in reports]
+        first = next((kind for kind in kinds if kind is not None), None)
+        risks = [
+            severity(one["risk"] if kind == first else None) for one, kind in zip(self._history, kinds, strict=True)
+        ]
+        number = min(range(len(risks)), key=risks.__getitem__) if self._passed is None else self._passed
         self._history[number]["chosen"] = True
         return self._answers[number], self._history
 
@@ -61,10 +81,12 @@ def limit_of_tries(threshold: float | None, max_tries: Any, measure: Any) -> Lim
     """
     if isinstance(max_tries, bool) or not isinstance(max_tries, int) or max_tries < 1:
         raise ConfigError(f"max_tries must be a whole number, at least 1 (got {max_tries!r}).")
-    if measure not in get_args(Measure):
+    if measure is not None and measure not in get_args(Measure):
         raise ConfigError(f"measure must be one of {', '.join(map(repr, get_args(Measure)))} (got {measure!r}).")
     if measure == "mean_risk" and threshold is None:
         raise ConfigError("measure='mean_risk' has no default threshold; give one.")
+    if measure is None:
+        return Limit(threshold)
     return Limit(threshold, "answer_risk" if measure == "answer_risk" else "risk")
 
 

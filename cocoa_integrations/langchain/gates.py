@@ -28,13 +28,13 @@ ABSTENTION = "I don't know."
 def risk_gate(
     threshold: float | None = None,
     *,
-    metric: GateMetric = "risk",
+    metric: GateMetric | None = None,
     unit: UnitLevel = "span",
     on_risk: OnRisk = "raise",
     mark: Mark = MARK,
     answer: str = ABSTENTION,
 ) -> RiskGate:
-    """A runnable that passes an answer on unless one of its spans reaches the threshold.
+    """A runnable that passes an answer on unless its risk, or that of one of its spans, reaches the threshold.
 
     Input and output are a message of ``ChatCocoa``, a generation, or the ``{"text", "risk"}`` of
     ``CocoaLLM.with_risk()`` and :class:`RiskOutputParser`. Put parsers that drop the risk after the gate. If the gate
@@ -47,13 +47,14 @@ def risk_gate(
     onwards is passed on at the end. Dicts of text and risk are passed on at the end.
 
     Args:
-        threshold: the value from which an answer is too risky. Default: ``threshold`` of the report, which is the
-            calibrator's threshold, or a measured default of the report's ``risk_source``. `cocoa threshold` shows what
-            other values would stop on your own prompts.
-        metric: the value to compare: ``risk``, in [0, 1]; ``answer_risk``, the probability that the answer is wrong as
-            a whole (needs a calibrator for answers); ``con_mlds`` or ``f_mlds``, the raw MLDS, which have no default
-            threshold; or ``self_information`` (-log p of the span, in nats). Spans that contain only whitespace, and
-            end-of-sequence tokens, do not count.
+        threshold: the value from which an answer is too risky. Default: ``answer_threshold`` or ``threshold`` of the
+            report, which is the calibrator's threshold, or a measured default of the report's ``risk_source``. `cocoa
+            threshold` shows what other values would stop on your own prompts.
+        metric: the value to compare: ``risk`` of a span, in [0, 1]; ``answer_risk``, the probability that the answer is
+            wrong as a whole (needs a calibrator for answers); ``con_mlds`` or ``f_mlds``, the raw MLDS, which have no
+            default threshold; or ``self_information`` (-log p of the span, in nats). Spans that contain only
+            whitespace, and end-of-sequence tokens, do not count. Default: ``answer_risk`` where the report has one, and
+            otherwise ``risk``; always ``risk`` with a threshold, with another ``unit`` or with ``on_risk="mark"``.
         unit: what is compared with the threshold, and marked: each ``span``; each ``claim``, a name, number, date,
             short quotation or content word, with the highest value of its spans; or each ``sentence``, with the mean
             of its three riskiest claims. With ``claim`` and ``sentence``, streams are passed on at the end.
@@ -84,13 +85,13 @@ class RiskGate(Runnable[Any, Any]):
         self,
         threshold: float | None = None,
         *,
-        metric: GateMetric = "risk",
+        metric: GateMetric | None = None,
         unit: UnitLevel = "span",
         on_risk: OnRisk = "raise",
         mark: Mark = MARK,
         answer: str = ABSTENTION,
     ) -> None:
-        self.limit = Limit(threshold, metric, unit)
+        self.limit = limit_of(threshold, metric, unit, on_risk)
         if on_risk not in get_args(OnRisk):
             raise ConfigError(unknown([on_risk], get_args(OnRisk), what="on_risk"))
         if on_risk == "mark" and metric == "answer_risk":
@@ -167,12 +168,17 @@ class RiskGate(Runnable[Any, Any]):
         """The answer with an entry in its report about the action; by default that of the gate."""
         gate = {
             "action": action or self.on_risk,
-            "metric": self.limit.metric,
+            "metric": self.limit.metric_for(report),
             **({} if self.limit.unit == "span" else {"unit": self.limit.unit}),
             "threshold": finite(self.limit.threshold_for(report)),
             "value": finite(self.limit.value(report)),
         }
         return _with_report(answer, {**report, "gate": gate})
+
+
+def limit_of(threshold: float | None, metric: GateMetric | None, unit: UnitLevel, on_risk: str) -> Limit:
+    """The limit of a gate. By default ``mark`` compares spans, because an answer as a whole cannot be marked."""
+    return Limit(threshold, "risk" if metric is None and on_risk == "mark" else metric, unit)
 
 
 class _Stream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from operator import add
 from typing import Annotated, Any, Literal, get_args
@@ -23,7 +24,7 @@ from cocoa_engine.messages import unknown
 from cocoa_integrations._shared.finite import finite
 from cocoa_integrations._shared.limits import GateMetric, Limit, Mark
 from cocoa_integrations._shared.settings import refuse_unknown
-from cocoa_integrations.langchain.gates import ABSTENTION, MARK, RiskGate, with_text
+from cocoa_integrations.langchain.gates import ABSTENTION, MARK, RiskGate, limit_of, with_text
 from cocoa_integrations.langchain.gates import OnRisk as GateAction
 from cocoa_integrations.langchain.options import FRAMEWORK, PER_CALL, TOOL_DETAILS, TOOLS
 from cocoa_integrations.langchain.review import Chosen, review
@@ -40,7 +41,8 @@ class RiskState(AgentState[Any]):
 
     - ``report``: the ``cocoa_risk`` report of the chosen answer; ``None`` if its model does not measure risk. If the
       report is compact, the lists that the message has (``spans``, ``tool_calls``, ``fields``) are left out;
-    - ``value``: the highest value of its spans; ``None`` without a report, or if it is not a finite number;
+    - ``value``: the value that was compared, by default ``answer_risk`` where the report has one, and otherwise the
+      highest risk of its spans; ``None`` without a report, or if it is not a finite number;
     - ``action``: ``none`` if the answer is below the threshold, otherwise ``keep``, ``mark`` or ``abstain``, or what a
       person decided: ``accept``, ``edit`` or ``abstain``;
     - ``attempts``: the value of each attempt, including the first, in order.
@@ -52,9 +54,10 @@ class RiskState(AgentState[Any]):
 class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
     """Checks the risk of every answer of an agent's model, retries risky answers, and acts on the remaining risk.
 
-    An answer is too risky if one of its spans reaches the threshold. The models and settings of ``retry_with`` are then
-    tried in turn until an answer is below the threshold. If none is, the least risky answer is chosen, and ``on_risk``
-    determines what happens to it. The state of the agent records every call; see :class:`RiskState`.
+    An answer is too risky if its risk, or that of one of its spans, reaches the threshold. The models and settings of
+    ``retry_with`` are then tried in turn until an answer is below the threshold. If none is, the least risky answer is
+    chosen among those whose value is of the same kind as that of the first one, and ``on_risk`` determines what happens
+    to it. The state of the agent records every call; see :class:`RiskState`.
 
     **Streams.** With ``on_risk="keep"`` and no ``retry_with``, the chunks of the model are streamed as usual. Otherwise
     ``stream_mode="messages"`` yields the chosen answer in one piece, and nothing of the rejected ones.
@@ -97,7 +100,7 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         self,
         threshold: float | None = None,
         *,
-        metric: GateMetric = "risk",
+        metric: GateMetric | None = None,
         unit: UnitLevel = "span",
         retry_with: Retry | Sequence[Retry] = (),
         on_risk: OnRisk = "keep",
@@ -108,7 +111,7 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         self.tools = []
         if on_risk not in get_args(OnRisk):
             raise ConfigError(unknown([on_risk], get_args(OnRisk), what="on_risk"))
-        self.limit = Limit(threshold, metric, unit)
+        self.limit = limit_of(threshold, metric, unit, on_risk)
         action: GateAction = "raise" if on_risk == "keep" else "abstain" if on_risk == "interrupt" else on_risk
         gate = RiskGate(threshold, metric=metric, unit=unit, on_risk=action, mark=mark, answer=answer)
         self.on_risk = on_risk
@@ -128,7 +131,7 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         """A name that depends on the options: several middlewares of an agent need different names."""
         threshold = "default" if self.limit.threshold is None else self.limit.threshold
         unit = "" if self.limit.unit == "span" else f" by {self.limit.unit}"
-        return f"{type(self).__name__}[{self.limit.metric}{unit} {threshold}, {self.on_risk}]"
+        return f"{type(self).__name__}[{self.limit.metric or 'risk'}{unit} {threshold}, {self.on_risk}]"
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
@@ -217,6 +220,8 @@ class _Trial:
     def __init__(self, limit: Limit) -> None:
         self._limit = limit
         self._values: list[float | None] = []
+        self._metric: GateMetric | None = None
+        self._lowest = math.inf
         self._best: tuple[ModelResponse[Any], dict[str, Any] | None] | None = None
 
     def accept(self, response: ModelResponse[Any]) -> bool:
@@ -226,10 +231,15 @@ class _Trial:
         report = find_risk(message) if self._values else get_risk(message)
         value = None if report is None else self._limit.value(report)
         passes = report is None or not self._limit.reached(report)
-        lowest = min((known for known in self._values if known is not None), default=None)
         self._values.append(value)
-        if passes or lowest is None or (value is not None and value < lowest):
+        if self._best is None and report is not None:
+            self._metric = self._limit.metric_for(report)
+        # the risk of an answer and that of a span are different probabilities: neither is below the other
+        comparable = report is not None and value is not None and self._limit.metric_for(report) == self._metric
+        if passes or self._best is None or (comparable and value is not None and value < self._lowest):
             self._best = (response, report)
+        if comparable and value is not None:
+            self._lowest = min(self._lowest, value)
         return passes
 
     def chosen(self) -> Chosen:

@@ -42,7 +42,7 @@ def with_risk_retry(
     settings: Sequence[Mapping[str, Any]] | None = None,
     top_k_growth: float | None = None,
     second_retriever: Retriever | None = None,
-    measure: Measure = "max_risk",
+    measure: Measure | None = None,
     question: str = "question",
     context: str = "context",
     format_documents: Callable[[list[Document]], Any] = join_documents,
@@ -78,7 +78,9 @@ def with_risk_retry(
         top_k_growth: the factor by which the number of documents grows with each further attempt, for retrievers that
             have one (``k``, or ``search_kwargs`` of a vector store). Default: 2, or 1 with a second retriever.
         second_retriever: its documents are added to those of ``retriever`` from the second attempt on.
-        measure: the risk to compare, ``"max_risk"``, ``"mean_risk"`` or ``"answer_risk"`` of the report.
+        measure: the risk to compare, ``"max_risk"``, ``"mean_risk"`` or ``"answer_risk"`` of the report. Default:
+            ``"answer_risk"`` where the report has one, and otherwise ``"max_risk"``; always ``"max_risk"`` with a
+            threshold.
         question: the variable of the prompt, and key of the input, that holds the question.
         context: the variable of the prompt that holds the documents.
         format_documents: makes the value of ``context`` from the documents.

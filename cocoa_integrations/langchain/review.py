@@ -30,13 +30,14 @@ class ReviewRequest(TypedDict):
     tool_calls: list[dict[str, Any]]
     """The name, the arguments and the id of each tool call of the answer."""
     spans: list[dict[str, Any]]
-    """The spans that reach the threshold."""
+    """The spans that reach the threshold. Where the risk of the answer was compared by default, those that reach the
+    default threshold of spans; none with ``metric="answer_risk"``."""
     report: dict[str, Any]
     """The ``cocoa_risk`` report."""
     metric: str
     threshold: float
     value: float | None
-    """The highest value of the metric in the answer; ``None`` if it is not a finite number."""
+    """The highest value of the spans, or the risk of the answer; ``None`` if it is not a finite number."""
     decisions: list[DecisionType]
     """The decisions that are possible. A structured answer cannot be edited."""
     error: NotRequired[str]
@@ -123,7 +124,7 @@ def review(chosen: Chosen, limit: Limit) -> Mapping[str, Any]:
         tool_calls=[{key: call[key] for key in ("name", "args", "id")} for call in chosen.message.tool_calls],
         spans=limit.risky(chosen.spans, chosen.entry["report"]),
         report=chosen.required_report(),
-        metric=limit.metric,
+        metric=limit.metric_for(chosen.required_report()),
         threshold=limit.threshold_for(chosen.required_report()),
         value=chosen.entry["value"],
         decisions=decisions,

@@ -99,7 +99,7 @@ class RiskyToolCalls:
             f"{name}{'' if name.startswith(ROOT) else '=' + repr(tool_call['args'].get(name))} ({value:.2f})"
             for name, value in values.items()
         )
-        metric = self.limit.metric.replace("_", " ")
+        metric = self._metric.replace("_", " ")
         report = _report_of(state, tool_call["id"])
         threshold = "" if report is None else f" {self.threshold_for(report):.3g}"
         return f"the {metric} of these arguments reaches{threshold}: {listed}"

@@ -52,7 +52,9 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         top_k_growth: the factor by which ``similarity_top_k`` of the retriever grows with each further attempt.
             Default: 2, or 1 with a second retriever.
         second_retriever: its nodes are added to those of ``retriever`` from the second attempt on.
-        measure: the risk to compare, ``"max_risk"``, ``"mean_risk"`` or ``"answer_risk"`` of the report.
+        measure: the risk to compare, ``"max_risk"``, ``"mean_risk"`` or ``"answer_risk"`` of the report. Default:
+            ``"answer_risk"`` where the report has one, and otherwise ``"max_risk"``; always ``"max_risk"`` with a
+            threshold.
         context_lift: as for :class:`RiskQueryEngine`.
         **options: options of ``RetrieverQueryEngine.from_args``, such as ``response_mode``, ``text_qa_template`` and
             ``node_postprocessors``.
@@ -72,7 +74,7 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         alphas: Sequence[float] | None = None,
         top_k_growth: float | None = None,
         second_retriever: BaseRetriever | None = None,
-        measure: Measure = "max_risk",
+        measure: Measure | None = None,
         context_lift: bool = False,
         **options: Any,
     ) -> None:

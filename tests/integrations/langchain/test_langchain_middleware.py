@@ -12,7 +12,9 @@ from langchain_core.messages import AIMessage
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import ConfigError, MissingExtraError
 from cocoa_integrations import langchain as cocoa_langchain
+from cocoa_integrations._shared.metadata import risk_report
 from cocoa_integrations.langchain import ChatCocoa, HallucinationRiskError, get_risk, get_risk_callback, max_risk
+from tests.helpers.made_up_answers import generation
 
 agents = pytest.importorskip("langchain.agents")
 
@@ -78,6 +80,52 @@ async def test_settings_are_tried_in_turn(
         [entry] = state["cocoa_risks"]
         assert entry["attempts"] == [risky, risky, safer]  # not the last one: the third passed
         assert (entry["value"], entry["action"], entry["report"]) == (safer, "none", get_risk(safer_answer))
+
+
+class Reported(FakeListChatModel):
+    """Answers with the given reports."""
+
+    reports: list[dict[str, Any]]
+
+    def _generate(self, *args: Any, **options: Any) -> Any:
+        number = self.i
+        result = super()._generate(*args, **options)
+        result.generations[0].message.response_metadata = {"cocoa_risk": self.reports[number]}
+        return result
+
+
+def reported(text: str, span_risk: float, **more: Any) -> dict[str, Any]:
+    answer = generation((text, span_risk))
+    report = risk_report(answer)
+    flagged = span_risk >= 0.6
+    return {**report, "spans": [{**one, "flagged": flagged} for one in report["spans"]], "threshold": 0.6, **more}
+
+
+def test_by_default_the_risk_of_the_answer_is_compared_where_there_is_one() -> None:
+    answered = {"answer_risk": 0.8, "answer_threshold": 0.7}
+    first = Reported(responses=["no"], reports=[reported("no", 0.1, **answered)])
+    [entry] = agent_of(first, RiskMiddleware()).invoke(asked("?"))["cocoa_risks"]
+    assert (entry["value"], entry["action"]) == (0.8, "keep")
+    spans = Reported(responses=["no"], reports=[reported("no", 0.5)])
+    [entry] = agent_of(spans, RiskMiddleware()).invoke(asked("?"))["cocoa_risks"]
+    assert (entry["value"], entry["action"]) == (0.5, "none")
+    marked = Reported(responses=["no"], reports=[reported("no", 0.65, **answered)])
+    state = agent_of(marked, RiskMiddleware(on_risk="mark")).invoke(asked("?"))
+    assert (state["messages"][-1].text, state["cocoa_risks"][-1]["value"]) == ("[[no]]", 0.65)
+
+
+def test_the_risks_of_answers_and_of_spans_are_not_compared_with_each_other() -> None:
+    answered = {"answer_risk": 0.8, "answer_threshold": 0.7}
+    first = Reported(responses=["first"], reports=[reported("first", 0.1, **answered)])
+    worse = Reported(responses=["worse"], reports=[reported("worse", 0.75)])  # 0.75 of a span, and above its threshold
+    better = Reported(responses=["better"], reports=[reported("better", 0.9, **{**answered, "answer_risk": 0.75})])
+    state = agent_of(first, RiskMiddleware(retry_with=worse)).invoke(asked("?"))
+    assert (state["messages"][-1].text, state["cocoa_risks"][-1]["attempts"]) == ("first", [0.8, 0.75])
+    state = agent_of(first, RiskMiddleware(retry_with=[worse, better])).invoke(asked("?"))
+    assert (state["messages"][-1].text, state["cocoa_risks"][-1]["value"]) == ("better", 0.75)
+    passes = Reported(responses=["passes"], reports=[reported("passes", 0.55)])
+    state = agent_of(first, RiskMiddleware(retry_with=passes)).invoke(asked("?"))
+    assert (state["messages"][-1].text, state["cocoa_risks"][-1]["action"]) == ("passes", "none")
 
 
 def test_a_safe_answer_is_not_tried_again(quick_chat: ChatCocoa, question: str, spy: Any) -> None:
@@ -211,7 +259,7 @@ def test_two_of_them_agree_on_the_state(quick_chat: ChatCocoa, question: str) ->
         ({"on_risk": "keeep"}, "keep"),
         ({"threshold": "half"}, "finite number"),
         ({"metric": "max_risk"}, "risk"),
-        ({"metric": None}, "unknown metric None"),
+        ({"metric": "none"}, "unknown metric 'none'"),
         ({"retry_with": {"gama": 0.1}}, "did you mean 'gamma'"),
         ({"retry_with": "gpt-5"}, "chat models and dicts"),
         ({"retry_with": [None]}, "chat models and dicts"),

@@ -17,8 +17,21 @@ from tests.helpers.made_up_answers import generation
 ANSWER = generation(("The Seine", 0.6), (" is", 0.9), (" long", 0.2), (".", 0.99))
 
 
-def message() -> AIMessage:
-    return AIMessage(ANSWER.text, response_metadata={"cocoa_risk": {**risk_report(ANSWER), "threshold": 0.5}})
+def message(**more: Any) -> AIMessage:
+    return AIMessage(ANSWER.text, response_metadata={"cocoa_risk": {**risk_report(ANSWER), "threshold": 0.5, **more}})
+
+
+def test_a_gate_compares_the_risk_of_the_answer_where_there_is_one() -> None:
+    low, high = (message(answer_risk=risk, answer_threshold=0.7) for risk in (0.6, 0.7))
+    assert risk_gate().invoke(low) is low
+    with pytest.raises(HallucinationRiskError, match="answer_risk of the answer"):
+        risk_gate().invoke(high)
+    gate = risk_gate(on_risk="abstain").invoke(high).response_metadata["cocoa_risk"]["gate"]
+    assert gate == {"action": "abstain", "metric": "answer_risk", "threshold": 0.7, "value": 0.7}
+    for spans in (risk_gate(0.9), risk_gate(unit="claim"), risk_gate(metric="risk", threshold=0.9)):
+        with pytest.raises(HallucinationRiskError, match=r"^risk of"):
+            spans.invoke(low)
+    assert risk_gate(0.9, on_risk="mark").invoke(low).text == "The Seine [[is]] long[[.]]"
 
 
 def test_a_full_stop_stops_no_answer_by_claim() -> None:

@@ -9,6 +9,7 @@ import pytest
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations._shared.limits import Limit, covering
 from cocoa_integrations._shared.metadata import report_of
+from cocoa_integrations._shared.tries import Tries, limit_of_tries
 
 
 @pytest.mark.parametrize("tag", ["</think>", "ink>", ">"])
@@ -68,6 +69,51 @@ def test_the_answer_as_a_whole() -> None:
     assert Limit(None, "answer_risk").reached(report([0.0], answer_risk=0.8, answer_threshold=0.7))
     with pytest.raises(ConfigError, match="no calibrator for answers"):
         limit.reached(report([0.9]))
+
+
+def test_without_a_metric_the_risk_of_the_answer_is_compared_where_there_is_one() -> None:
+    limit, whole = Limit(), {"answer_risk": 0.75, "answer_threshold": 0.7}
+    assert limit.reached(report([0.1], threshold=0.6, **whole))
+    assert limit.error(report([0.1], threshold=0.6, **whole)).metric == "answer_risk"
+    assert not limit.reached(report([0.9], threshold=0.6, **{**whole, "answer_risk": 0.5}))
+    assert limit.value(report([0.9], threshold=0.6, **whole)) == 0.75
+    assert len(limit.risky(report([0.9, 0.1], threshold=0.6, **whole)["spans"])) == 1  # of spans, still by their own
+    assert limit.metric_for(report([0.9], threshold=0.6)) == "risk"
+    assert limit.error(report([0.9], threshold=0.6)).metric == "risk"
+    assert limit.reached(report([0.1], threshold=0.6, answer_risk=float("nan"), answer_threshold=0.7))
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [Limit(0.6), Limit(unit="claim"), Limit(metric="risk")],
+    ids=["threshold", "unit", "metric"],
+)
+def test_a_number_a_unit_or_a_metric_chooses_the_risk_of_spans(limit: Limit) -> None:
+    assert limit.metric == "risk"
+    assert not limit.reached(report([0.1], threshold=0.6, answer_risk=0.9, answer_threshold=0.7))
+
+
+@pytest.mark.parametrize(
+    ("measure", "threshold", "passes"), [(None, None, False), (None, 0.7, True), ("max_risk", None, True)]
+)
+def test_retries_compare_the_risk_of_the_answer_by_default(measure: Any, threshold: Any, passes: bool) -> None:
+    tries = Tries[str](limit_of_tries(threshold, 3, measure), measure)
+    first = report([0.3], threshold=0.6, answer_risk=0.8, answer_threshold=0.7)
+    assert tries.add("first", first) is passes
+    assert tries.best()[1][0]["risk"] == (0.3 if passes else 0.8)
+
+
+def test_a_retry_is_compared_with_its_like_and_one_that_passes_is_chosen() -> None:
+    whole = {"threshold": 0.6, "answer_threshold": 0.7}
+    tries = Tries[str](limit_of_tries(None, 3, None), None)
+    tries.add("nothing", None)
+    tries.add("first", report([0.3], answer_risk=0.8, **whole))
+    tries.add("span", report([0.75], threshold=0.6))
+    assert tries.best()[0] == "first"
+    tries.add("lower", report([0.3], answer_risk=0.72, **whole))
+    assert tries.best()[0] == "lower"
+    assert tries.add("passes", report([0.5], threshold=0.6))
+    assert tries.best()[0] == "passes"
 
 
 @pytest.mark.parametrize("metric", ["risk", "answer_risk"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
@@ -11,6 +13,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations._shared.citations import find_in
+from cocoa_integrations._shared.limits import Limit
 from cocoa_integrations._shared.tries import TRIES_KEY, Measure, Tries, growth_of, limit_of_tries
 from cocoa_integrations.langchain.chat import ChatCocoa
 from cocoa_integrations.langchain.cocoa_chat import CocoaChat
@@ -122,66 +125,144 @@ def with_risk_retry(
             raise ConfigError("context_lift is measured on a model in this process, with a ChatCocoa; leave it out.")
         answering = with_context_lift(prompt, chat, context=context)
 
-    def plan(number: int, options: Mapping[str, Any]) -> tuple[list[Retriever], dict[str, Any], dict[str, Any]]:
-        """The retrievers of an attempt, its options of a call, and what its history says about it."""
-        grown = with_top_k(retriever, growth**number)
-        more = [second_retriever] if number and second_retriever is not None else []
-        called = {**options, **steps[number]}
-        alpha = chat.with_options(called).alpha
-        return [grown, *more], called, {"settings": dict(steps[number]), "alpha": alpha, "top_k": top_k_of(grown)}
+    plan = _Plan(
+        retriever=retriever,
+        second_retriever=second_retriever,
+        growth=growth,
+        steps=steps,
+        limit=limit,
+        measure=measure,
+        question=question,
+        context=context,
+        format_documents=format_documents,
+        return_documents=return_documents,
+    )
 
-    def values_of(given: str | Mapping[str, Any]) -> dict[str, Any]:
-        values = dict(given) if isinstance(given, Mapping) else {question: given}
-        if not isinstance(values.get(question), str):
-            raise ConfigError(f"the input needs a text under {question!r}, the question to retrieve documents for.")
+    # LangChain finds the runnables of a chain among the variables that these functions name
+    def answer(given: str | Mapping[str, Any], config: RunnableConfig, **options: Any) -> Any:
+        return _run(_calls(plan, prompt, chat, answering, given, config, options))
+
+    async def aanswer(given: str | Mapping[str, Any], config: RunnableConfig, **options: Any) -> Any:
+        return await _arun(_calls(plan, prompt, chat, answering, given, config, options))
+
+    return cast(Runnable[str | Mapping[str, Any], Any], RunnableLambda(answer, aanswer, name="with_risk_retry"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What the attempts of a chain are made of. The fields are arguments of :func:`with_risk_retry`, checked.
+
+    Attributes:
+        growth: the factor by which the number of documents grows with each attempt.
+        steps: the options of a call for each attempt.
+        limit: the value from which a risk is too high.
+    """
+
+    retriever: Retriever
+    second_retriever: Retriever | None
+    growth: float
+    steps: list[Mapping[str, Any]]
+    limit: Limit
+    measure: Measure
+    question: str
+    context: str
+    format_documents: Callable[[list[Document]], Any]
+    return_documents: bool
+
+    def values(self, given: str | Mapping[str, Any]) -> dict[str, Any]:
+        """The variables of the prompt, without the documents.
+
+        Raises:
+            ConfigError: the input has no question.
+        """
+        values = dict(given) if isinstance(given, Mapping) else {self.question: given}
+        if not isinstance(values.get(self.question), str):
+            raise ConfigError(
+                f"the input needs a text under {self.question!r}, the question to retrieve documents for."
+            )
         return values
 
-    def result(tries: Tries[tuple[AIMessage, list[Document]]], values: dict[str, Any]) -> Any:
+    def attempt(
+        self, number: int, chat: CocoaChat, options: Mapping[str, Any]
+    ) -> tuple[list[Retriever], dict[str, Any], dict[str, Any]]:
+        """The retrievers of an attempt, its options of a call, and what its history says about it."""
+        grown = with_top_k(self.retriever, self.growth**number)
+        more = [self.second_retriever] if number and self.second_retriever is not None else []
+        called = {**options, **self.steps[number]}
+        alpha = chat.with_options(called).alpha
+        return [grown, *more], called, {"settings": dict(self.steps[number]), "alpha": alpha, "top_k": top_k_of(grown)}
+
+    def result(self, tries: Tries[tuple[AIMessage, list[Document]]], values: dict[str, Any]) -> Any:
+        """What the chain returns: the best answer, with the history of all attempts."""
         (message, documents), history = tries.best()
         metadata = {**message.response_metadata, TRIES_KEY: history}
         message = message.model_copy(update={"response_metadata": metadata})
-        return {**values, context: documents, "answer": message} if return_documents else message
+        return {**values, self.context: documents, "answer": message} if self.return_documents else message
 
-    def add(
-        tries: Tries[tuple[AIMessage, list[Document]]], message: AIMessage, found: list[Document], entry: dict[str, Any]
-    ) -> bool:
-        return tries.add((message, found), get_risk(message), **entry, documents=len(found), answer=message.text)
 
-    def answer(given: str | Mapping[str, Any], config: RunnableConfig, **options: Any) -> Any:
-        values, tries = values_of(given), Tries[tuple[AIMessage, list[Document]]](limit, measure)
-        for number in range(max_tries):
-            retrievers, called, entry = plan(number, options)
-            found = without_duplicates(*[one.invoke(values[question], config) for one in retrievers])
-            filled = {**values, context: format_documents(found)}
-            if answering is not None:
-                message = answering.invoke(filled, config, **called)
-            else:
-                asked = prompt.invoke(filled, config)
-                model = chat.with_options(called)
-                passages = in_prompt_of(model, model.prompt_text(asked), found)
-                message = chat.invoke(asked, config, **called, **passages)
-            if add(tries, message, found, entry):
-                break
-        return result(tries, values)
+class _Call(NamedTuple):
+    """A call that the chain makes, in both forms."""
 
-    async def aanswer(given: str | Mapping[str, Any], config: RunnableConfig, **options: Any) -> Any:
-        values, tries = values_of(given), Tries[tuple[AIMessage, list[Document]]](limit, measure)
-        for number in range(max_tries):
-            retrievers, called, entry = plan(number, options)
-            found = without_duplicates(*[await one.ainvoke(values[question], config) for one in retrievers])
-            filled = {**values, context: format_documents(found)}
-            if answering is not None:
-                message = await answering.ainvoke(filled, config, **called)
-            else:
-                asked = await prompt.ainvoke(filled, config)
-                model = chat.with_options(called)
-                passages = in_prompt_of(model, await model.aprompt_text(asked), found)
-                message = await chat.ainvoke(asked, config, **called, **passages)
-            if add(tries, message, found, entry):
-                break
-        return result(tries, values)
+    run: Callable[[], Any]
+    arun: Callable[[], Awaitable[Any]]
 
-    return cast(Runnable[str | Mapping[str, Any], Any], RunnableLambda(answer, aanswer, name="with_risk_retry"))
+
+def _invoke(runnable: Runnable[Any, Any], given: Any, config: RunnableConfig, **options: Any) -> _Call:
+    return _Call(
+        partial(runnable.invoke, given, config, **options), partial(runnable.ainvoke, given, config, **options)
+    )
+
+
+def _calls(
+    plan: _Plan,
+    prompt: Runnable[Any, Any],
+    chat: CocoaChat,
+    answering: Runnable[Any, Any] | None,
+    given: str | Mapping[str, Any],
+    config: RunnableConfig,
+    options: Mapping[str, Any],
+) -> Generator[_Call, Any, Any]:
+    """The calls of one answer, in order. The result of each is sent back; what is returned is the chain's result."""
+    values, tries = plan.values(given), Tries[tuple[AIMessage, list[Document]]](plan.limit, plan.measure)
+    for number in range(len(plan.steps)):
+        retrievers, called, entry = plan.attempt(number, chat, options)
+        retrieved = []
+        for one in retrievers:
+            retrieved.append((yield _invoke(one, values[plan.question], config)))
+        found = without_duplicates(*retrieved)
+        filled = {**values, plan.context: plan.format_documents(found)}
+        if answering is not None:
+            message = yield _invoke(answering, filled, config, **called)
+        else:
+            asked = yield _invoke(prompt, filled, config)
+            model = chat.with_options(called)
+            text = yield _Call(partial(model.prompt_text, asked), partial(model.aprompt_text, asked))
+            message = yield _invoke(chat, asked, config, **called, **in_prompt_of(model, text, found))
+        if tries.add((message, found), get_risk(message), **entry, documents=len(found), answer=message.text):
+            break
+    return plan.result(tries, values)
+
+
+def _run(calls: Generator[_Call, Any, Any]) -> Any:
+    """Make calls one after the other, and return the result of the generator."""
+    result = None
+    while True:
+        try:
+            call = calls.send(result)
+        except StopIteration as end:
+            return end.value
+        result = call.run()
+
+
+async def _arun(calls: Generator[_Call, Any, Any]) -> Any:
+    """The same, awaited."""
+    result = None
+    while True:
+        try:
+            call = calls.send(result)
+        except StopIteration as end:
+            return end.value
+        result = await call.arun()
 
 
 def _settings(chat: CocoaChat, given: Sequence[Mapping[str, Any]] | None, max_tries: int) -> list[Mapping[str, Any]]:

@@ -1,0 +1,73 @@
+"""``cocoa calibrate --out``: fits a calibrator on labelled answers, and writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.text import Text
+
+from cocoa_engine.calibration.features import Level
+from cocoa_engine.calibration.fitted_risk import Rule
+from cocoa_engine.cli.labelled_features import LabelledAnswers
+from cocoa_engine.cli.terminal import print_json, print_note
+from cocoa_engine.cli.validation_report import ValidationReport, risk_table
+from cocoa_engine.config import CocoaConfig
+
+if TYPE_CHECKING:
+    from cocoa_engine import CocoaEngine
+
+
+def fit_and_save(
+    engine: CocoaEngine,
+    config: CocoaConfig,
+    answers: LabelledAnswers,
+    level: Level | None,
+    out: Path,
+    report: ValidationReport,
+    *,
+    probe: bool,
+    isotonic: bool,
+    threshold: tuple[Rule, float] | None,
+    folds: int,
+    draws: int,
+) -> None:
+    """Fit a calibrator, write it, and show how well it does on prompts left out of the fit.
+
+    Args:
+        engine: the engine with the model.
+        config: the settings that it is fitted for.
+        answers: the labelled answers.
+        level: the only risk to fit.
+        out: its file.
+        report: shows the validation.
+        probe, isotonic, threshold, folds, draws: as for :meth:`.RiskCalibrator.fit`.
+
+    Raises:
+        CalibrationError: too little is labelled.
+        Exit: a risk is poor, and ``report.strict``.
+    """
+    from cocoa_engine.studies.fitting.fit import fit_levels
+    from cocoa_engine.studies.fitting.fit_calibrator import calibrator_of, notes
+    from cocoa_engine.studies.fitting.verdict import verdict
+
+    engine = engine.without_calibrator()
+    found, about = answers.measured(engine, config, level, states=probe)
+    fitted = fit_levels(
+        found, about, isotonic=isotonic, folds=folds, draws=draws, seed=answers.seed, threshold=threshold
+    )
+    calibrator = calibrator_of(engine, config, fitted, probe=probe)
+    calibrator.save(out)
+    drawn = report.draw({one: risk.validation for one, risk in fitted.risks.items()})
+    verdicts = {one: verdict(risk.validation, one) for one, risk in fitted.risks.items()}
+    if report.json:
+        print_json(calibrator.model_dump_json())
+    else:
+        parts: list[Group | Text] = [risk_table(risk, one) for one, risk in fitted.risks.items()]
+        parts += map(Text, notes(calibrator, fitted))
+        report.show(parts, [out, *drawn])
+    for one in verdicts.values():
+        if one.finding != "holds":
+            print_note(f"warning: {out} was written, but do not rely on it. {one.sentence}")
+    report.exit_if_poor(verdicts)

@@ -1,0 +1,116 @@
+"""The answers that a calibrator is fitted or evaluated on: read from files or made, then measured with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cocoa_engine.calibration.features import Level
+from cocoa_engine.cli.dataset_options import progress, read, read_documents, teacher_forced
+from cocoa_engine.config import CocoaConfig
+from cocoa_engine.datasets import LabelledText, Question, read_questions, sample
+from cocoa_engine.errors import CalibrationError
+
+if TYPE_CHECKING:
+    from cocoa_engine import CocoaEngine
+    from cocoa_engine.studies.fitting.fit import LabelledFeatures
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledAnswers:
+    """Where labelled answers come from. At least one source is named.
+
+    Attributes:
+        data: a file or folder of labelled answers.
+        records: what was read from it.
+        questions: a file of questions with known answers, for the model to answer.
+        asked: what was read from it.
+        self_made: whether the model answers questions about invented passages, and about ``texts``.
+        texts: the documents to ask about.
+        count: the number of questions of that kind; `None`: the default.
+        chat: whether given answers follow a chat prompt.
+        seed: chooses prompts and makes questions.
+    """
+
+    data: Path | None
+    records: list[LabelledText]
+    questions: Path | None
+    asked: Sequence[Question]
+    self_made: bool
+    texts: Sequence[str]
+    count: int | None
+    chat: bool
+    seed: int
+
+    @classmethod
+    def read(
+        cls,
+        *,
+        data: Path | None,
+        format: str | None,
+        questions: Path | None,
+        self_made: bool,
+        documents: Path | None,
+        prompts: int | None,
+        chat: bool,
+        seed: int,
+    ) -> LabelledAnswers:
+        """Read the files. The arguments are options of ``cocoa calibrate``.
+
+        Raises:
+            DataError: a file cannot be read, or has no usable records.
+        """
+        return cls(
+            data=data,
+            records=[] if data is None else read(data, format, prompts, seed),
+            questions=questions,
+            asked=[] if questions is None else sample(read_questions(questions), prompts, seed),
+            self_made=self_made,
+            texts=[] if documents is None else read_documents(documents),
+            count=prompts,
+            chat=chat,
+            seed=seed,
+        )
+
+    def measured(
+        self, engine: CocoaEngine, config: CocoaConfig, level: Level | None, *, states: bool
+    ) -> tuple[dict[Level, LabelledFeatures], dict[Level, str]]:
+        """The features of the answers, and a description of their source, by level.
+
+        Args:
+            engine: the engine with the model.
+            config: the settings.
+            level: the only level to return; `None`: all that are labelled.
+            states: whether hidden states are kept, for a probe.
+
+        Raises:
+            CalibrationError: nothing is labelled by this level.
+        """
+        from cocoa_engine.studies.fitting.fit_self import about as about_self_made
+        from cocoa_engine.studies.fitting.measured import labelled_features, own_answers
+        from cocoa_engine.studies.fitting.self_made import QUESTIONS, made_questions, self_made_features
+        from cocoa_engine.studies.signal.indicators import Layers
+
+        Layers.of(config, engine.num_layers)  # refuse bad settings before the work
+        found: dict[Level, LabelledFeatures] = {}
+        about: dict[Level, str] = {}
+        if self.data is not None:
+            with teacher_forced(engine, self.records, config, chat=self.chat) as answers:
+                found = labelled_features(answers, config, engine.num_layers, states=states)
+            how = "as a chat" if self.chat else "plain prompts"
+            about = dict.fromkeys(found, f"{self.data.name}, {len(self.records)} given answers, {how}")
+        if self.questions is not None:
+            with progress("Answering questions", len(self.asked)) as advance:
+                found["answer"] = own_answers(engine, self.asked, config, advance=advance)
+            about["answer"] = f"{self.questions.name}, the model's own answers to {len(self.asked)} questions"
+        if self.self_made:
+            made = made_questions(self.texts, self.count or QUESTIONS, self.seed)
+            with progress("Answering questions", len(made)) as advance:
+                found = self_made_features(engine, made, config, chat=self.chat, seed=self.seed, advance=advance)
+            about = about_self_made(found, len(made), len(self.texts))
+        found = {one: items for one, items in found.items() if level in (None, one)}
+        if not found:
+            raise CalibrationError(f"the data has no labels{f' by {level}' if level else ''}.")
+        return found, about

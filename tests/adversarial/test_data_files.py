@@ -197,6 +197,29 @@ def test_parquet(folder: Path) -> None:
     check()
 
 
+def test_parquet_rows_to_score(folder: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
+    rows = [{"prompt": "The source. Why?", "text": "So it is.", "source": "The source."}, {"prompt": "a", "text": "b"}]
+    written, out = io.BytesIO(), folder / "scored.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(rows), written, compression="none")
+
+    def score(path: Path) -> list[Any]:
+        score_rows(engine, path, out, CocoaConfig())
+        return list(parquet.read_table(out).to_pylist())
+
+    assert all("risk" in row for row in read_with(folder, score, "rows.parquet", written.getvalue()))
+
+    @fuzz()
+    @given(broken(written.getvalue()))
+    def check(data: bytes) -> None:
+        scored = read_with(folder, score, "rows.parquet", data)
+        assert isinstance(scored, DataError) or all(row.get("risk") or row.get("error") for row in scored)
+
+    check()
+
+
 def test_rows_to_score(folder: Path) -> None:
     """A row that cannot be scored gets an error, and the others their risk."""
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())

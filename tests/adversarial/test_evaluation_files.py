@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,26 @@ def test_data_of_tables(folder: Path) -> None:
     def check(data: bytes) -> None:
         file.write_bytes(data)
         assert isinstance(outcome(lambda: load_samples("truthfulqa_gen", file)), (list, CocoaError))
+
+    check()
+
+
+def test_data_in_parquet(folder: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    written, file = io.BytesIO(), folder / "data.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist([RECORDS["nq_swap"]]), written, compression="none")
+
+    def loaded(data: bytes) -> Any:
+        file.write_bytes(data)
+        return load_samples("nq_swap", file)
+
+    assert len(loaded(written.getvalue())) == 1
+
+    @fuzz()
+    @given(broken(written.getvalue()))
+    def check(data: bytes) -> None:
+        assert isinstance(outcome(lambda: loaded(data)), (list, CocoaError))
 
     check()
 

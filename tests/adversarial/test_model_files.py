@@ -17,7 +17,8 @@ from cocoa_engine.calibration.settings import Settings
 from cocoa_engine.execution.native import build
 from cocoa_engine.methods import retrieval_heads
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, known_heads
-from cocoa_engine.model import embedded
+from cocoa_engine.model import embedded, gguf_model
+from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
 from tests.helpers.made_up_risk import fitted
 from tests.helpers.model_folders import save_model
@@ -153,6 +154,29 @@ def test_gguf_files(gguf_file: Path, folder: Path, monkeypatch: pytest.MonkeyPat
     check()
 
 
+def test_gguf_files_in_blocks(gguf_file: Path, folder: Path) -> None:
+    """A file that this package reads itself."""
+    good = gguf_file.read_bytes()
+    header = 9000  # metadata and the list of tensors
+    bad = folder / "blocks.gguf"
+
+    def loaded(data: bytes) -> Any:
+        bad.write_bytes(data)
+        if gguf_model.obstacle(GgufFile(bad)) is None:
+            return load_pretrained(bad, keeps_blocks=lambda: True)
+        return None
+
+    assert loaded(good) is not None
+
+    @fuzz(60)
+    @given(st.one_of(mutated(good[:header]).map(lambda start: start + good[header:]), broken(good)))
+    def check(data: bytes) -> None:
+        found = outcome(lambda: loaded(data))
+        assert found is None or isinstance(found, (tuple, CocoaError))
+
+    check()
+
+
 def test_manifests_of_the_converted_model(gguf_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken manifest is found, and the model converted again."""
     monkeypatch.setenv("COCOA_CACHE_DIR", str(folder / "manifests"))
@@ -213,6 +237,31 @@ def test_configs_of_models(name: str, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+def test_indexes_of_divided_weights(folder: Path) -> None:
+    source = folder / "divided"
+    save_model(source)
+    weights, index = source / "model.safetensors", source / "model.safetensors.index.json"
+    weights.unlink()
+    tiny_model("llama").save_pretrained(source, max_shard_size="40KB")
+    good = json.loads(index.read_text())
+    assert len(set(good["weight_map"].values())) > 1
+
+    def loaded(data: bytes) -> Any:
+        index.write_bytes(data)
+        return load_pretrained(source)
+
+    assert isinstance(loaded(json.dumps(good).encode()), tuple)
+
+    @fuzz(20)
+    @given(broken_json(good))
+    def check(data: bytes) -> None:
+        assert isinstance(outcome(lambda: loaded(data)), (tuple, CocoaError))
+
+    check()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 def test_tokenizer_files(folder: Path) -> None:
     source = folder / "tokenizer"
     save_model(source)
@@ -246,6 +295,33 @@ def test_checksums_of_the_kernels(folder: Path) -> None:
         checksum.write_bytes(data)
         library.write_bytes(code)
         assert build._is_intact(library) == (data == hashlib.sha256(code).hexdigest().encode())
+
+    check()
+
+
+# --- keys of the server
+
+
+def test_files_of_api_keys(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fastapi")
+    from cocoa_integrations.server.command import KEYS_VARIABLE, given_keys
+    from cocoa_integrations.server.settings import ServerSettings
+
+    monkeypatch.delenv(KEYS_VARIABLE, raising=False)
+    file = folder / "keys"
+    good = b"# of the team\nfirst-key\n\n  second-key\n"
+
+    def keys(data: bytes) -> Any:
+        file.write_bytes(data)
+        return [key.get_secret_value() for key in ServerSettings(api_keys=tuple(given_keys([], file))).api_keys]
+
+    assert keys(good) == ["first-key", "second-key"]
+
+    @fuzz(50)
+    @given(broken(good))
+    def check(data: bytes) -> None:
+        found = outcome(lambda: keys(data))
+        assert isinstance(found, CocoaError) or (found and all(key.strip() for key in found))
 
     check()
 

@@ -116,6 +116,7 @@ $(BIN)/python:
 		> "$$(.venv-ray/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/below.pth"
 	.venv-ray/bin/python -m pip install -qq --disable-pip-version-check -c $(PINS) -e ".[ray]"
 	.venv-ray/bin/python -m pip install -qq --disable-pip-version-check -r tests/integrations/ray/requirements.txt
+	.venv-ray/bin/python -m pip install -qq --disable-pip-version-check --no-deps kserve==0.21.0  # its fields are read
 	touch $@
 
 .venv-release/.release: $(PINS)

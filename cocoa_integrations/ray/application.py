@@ -18,6 +18,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message
 
 from cocoa_engine.errors import EngineBusyError
+from cocoa_integrations.ray.drain import Drain
 from cocoa_integrations.ray.gateway import Board, Replicas, gateway
 from cocoa_integrations.ray.relay import Ask, Forwarded, ReplicaLostError
 from cocoa_integrations.ray.replica import Replica
@@ -136,11 +137,21 @@ class Gateway:
     def __init__(self, engine: DeploymentHandle, settings: RaySettings) -> None:
         self._board = Board(max_age=5 * settings.metrics_interval_s)
         replicas = Replicas(_asking(engine), _Running().count, self._board)
-        self.checked = gateway(replicas, _of_gateway(settings), retries=settings.retries)
+        self._drain = Drain(settings.server.retry_after)
+        self.checked = gateway(replicas, _of_gateway(settings), retries=settings.retries, drain=self._drain)
 
     def keep(self, replica: str, metrics: Sequence[Metric]) -> None:
         """Take the metrics of a replica."""
         self._board.keep(replica, metrics)
+
+    async def drain(self) -> int:
+        """Refuse further requests with status 503. Returns the number of those that run."""
+        self._drain.begin()
+        return len(self._drain)
+
+    async def end(self) -> None:
+        """End the requests that run; streams with an error."""
+        self._drain.end()
 
 
 def _of_gateway(settings: RaySettings) -> ServerSettings:

@@ -12,6 +12,10 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.model.load_options import LoadOptions
 from cocoa_engine.optional import need
 
+PATIENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
+"""For Ray Serve in a new cluster. It gives up if the process that listens does not start within 5 seconds, its default,
+and a busy machine needs more."""
+
 
 @contextmanager
 def connected(what: str) -> Iterator[bool]:
@@ -40,6 +44,8 @@ def connected(what: str) -> Iterator[bool]:
         own = True
         with suppress(Exception):
             ray.shutdown()
+        for name, value in PATIENT.items():  # its processes inherit them
+            os.environ.setdefault(name, value)
         ray.init(address="local", include_dashboard=False, **options)
     try:
         yield own

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cocoa_integrations.ray.drain import Drain
 from cocoa_integrations.ray.relay import Ask, Relay
 from cocoa_integrations.server.errors import SERVER, ApiError, response_of
 from cocoa_integrations.server.middleware import BodyLimit, Keys, TrustedHosts, UnexpectedErrors
@@ -63,19 +64,25 @@ class Replicas:
     board: Board
 
 
-def gateway(replicas: Replicas, settings: ServerSettings, *, retries: int = 2) -> ASGIApp:
+def gateway(replicas: Replicas, settings: ServerSettings, *, retries: int = 2, drain: Drain | None = None) -> ASGIApp:
     """The ASGI app of a gateway.
 
     Args:
         replicas: what answers.
         settings: who may use the server, and the limits of a request.
         retries: how often a request begins anew because its replica ended.
+        drain: says when the gateway stops. By default it never does.
     """
+    drain = Drain(settings.retry_after) if drain is None else drain
 
     async def live(request: Request) -> Response:
         return JSONResponse({"status": "ready"})
 
     async def health(request: Request) -> Response:
+        try:
+            drain.require_open()
+        except ApiError as error:
+            return response_of(error)
         if count := await replicas.ready():
             return JSONResponse({"status": "ok", "replicas": count})
         message = "no replica takes calls; try again later"
@@ -89,7 +96,13 @@ def gateway(replicas: Replicas, settings: ServerSettings, *, retries: int = 2) -
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(registry), headers={"content-type": content_type})
 
-    relay = Relay(replicas.ask, retries=retries, retry_after=settings.retry_after, log_prompts=settings.log_prompts)
+    relay = Relay(
+        replicas.ask,
+        retries=retries,
+        retry_after=settings.retry_after,
+        log_prompts=settings.log_prompts,
+        drain=drain,
+    )
     routes = [
         Route(LIVE, live),
         *(Route(path, health) for path in READY),

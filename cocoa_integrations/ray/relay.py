@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from cocoa_engine.errors import CocoaError
+from cocoa_integrations.ray.drain import Drain
 from cocoa_integrations.ray.session import session_of
 from cocoa_integrations.server.errors import SERVER, ApiError, api_error, log_unexpected, response_of
 from cocoa_integrations.server.streaming import error_event
@@ -61,15 +62,30 @@ class Relay:
         retries: how often a request begins anew because its replica ended.
         retry_after: seconds after which a refused client should try again.
         log_prompts: also write messages of unexpected errors to the log, which may quote a prompt.
+        drain: says when the gateway stops.
     """
 
-    def __init__(self, ask: Ask, *, retries: int = 2, retry_after: int = 1, log_prompts: bool = False) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        *,
+        retries: int = 2,
+        retry_after: int = 1,
+        log_prompts: bool = False,
+        drain: Drain | None = None,
+    ) -> None:
         self._ask, self._retries, self._retry_after, self._log_prompts = ask, retries, retry_after, log_prompts
+        self._drain = Drain(retry_after) if drain is None else drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. The replica's work ends when the client goes."""
+        try:
+            self._drain.require_open()
+        except ApiError as error:
+            await response_of(error)(scope, receive, send)
+            return
         request = Forwarded(_plain(scope), await _body(receive))
-        work = asyncio.ensure_future(self._answer(request, scope, receive, send))
+        work = asyncio.ensure_future(self._until_the_end(request, scope, receive, send))
         left = asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -82,9 +98,15 @@ class Relay:
                 with suppress(asyncio.CancelledError):
                     await work
 
-    async def _answer(self, request: Forwarded, scope: Scope, receive: Receive, send: Send) -> None:
-        session = session_of(Headers(raw=request.scope["headers"]), request.body)
+    async def _until_the_end(self, request: Forwarded, scope: Scope, receive: Receive, send: Send) -> None:
         shown = _Shown(scope, receive, send)
+        try:
+            await self._drain.run(self._answer(request, shown))
+        except ApiError as error:
+            await shown.fail(error)
+
+    async def _answer(self, request: Forwarded, shown: _Shown) -> None:
+        session = session_of(Headers(raw=request.scope["headers"]), request.body)
         for attempt in range(self._retries + 1):
             try:
                 async with aclosing(self._ask(request, session)) as messages:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.cli.terminal import print_note
@@ -19,8 +21,19 @@ from cocoa_integrations.ray.settings import RaySettings
 from cocoa_integrations.server.draining import listening
 from cocoa_integrations.server.settings import ServerSettings
 
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+logger = logging.getLogger("cocoa_integrations.ray")
+
 NAME = "cocoa"
 """Of the application in Ray Serve."""
+
+PATIENCE = 5.0
+"""Seconds in which gateways must answer."""
+
+POLL = 0.2
+"""Seconds between questions whether requests still run."""
 
 
 def serve(load: LoadOptions, config: CocoaConfig, server: ServerSettings, **of_ray: Any) -> None:
@@ -55,7 +68,7 @@ def serve(load: LoadOptions, config: CocoaConfig, server: ServerSettings, **of_r
 def _serve(settings: RaySettings, stopped: _Stopped, own: bool) -> None:
     from ray import serve
 
-    from cocoa_integrations.ray.application import ENGINE, app
+    from cocoa_integrations.ray.application import ENGINE, GATEWAY, app
 
     address = {"host": settings.server.host, "port": settings.server.port}
     serve.start(http_options=address)
@@ -70,12 +83,40 @@ def _serve(settings: RaySettings, stopped: _Stopped, own: bool) -> None:
             raise CocoaError(f"the replicas could not start: {last_line(told)}") from None
         print_note(f"serving on http://{address['host']}:{address['port']} (Ctrl-C stops)")
         stopped.wait()
+        drain(serve.get_deployment_handle(GATEWAY, NAME), settings.server.shutdown_timeout)
     finally:
         if own:
             serve.delete(NAME)  # waits for running answers
             serve.shutdown()
         else:
             serve.delete(NAME)
+
+
+def drain(gateways: DeploymentHandle, timeout: float) -> None:
+    """Let gateways refuse new requests, wait until those that run have ended, and end the others.
+
+    Without this, Ray Serve would answer new requests with a plain 404 as soon as the application is deleted.
+
+    Args:
+        gateways: the handle of all gateways.
+        timeout: seconds that running requests have.
+    """
+    deadline = time.monotonic() + timeout
+    try:
+        while any(_all(gateways, "drain")) and time.monotonic() < deadline:
+            time.sleep(POLL)
+    finally:  # also if a second signal does not wait
+        _all(gateways, "end")
+        time.sleep(POLL)  # the errors are sent
+
+
+def _all(gateways: DeploymentHandle, method: str) -> list[Any]:
+    """What a method of every gateway returns; an exception if one does not answer."""
+    try:
+        return list(gateways.broadcast(method).results(timeout_s=PATIENCE, return_exceptions=True))
+    except Exception as error:  # of Ray, whose cluster may be busy or about to end
+        logger.warning("gateways do not answer: %s", error)
+        return [error]
 
 
 class _Stopped:

@@ -115,6 +115,16 @@ def api_error(error: Exception, *, retry_after: int = 1) -> ApiError:
     return ApiError(500, f"internal error ({type(error).__name__}); the server's log has more", kind=SERVER)
 
 
+def shutting_down(retry_after: int | None = None) -> ApiError:
+    """The error of a request that comes, or still runs, while the server shuts down.
+
+    Args:
+        retry_after: seconds after which the client should try again.
+    """
+    message = "the server is shutting down; try again later"
+    return ApiError(503, message, kind=SERVER, code="shutting_down", retry_after=retry_after)
+
+
 def body_of(error: ApiError) -> dict[str, Any]:
     """The JSON of an error."""
     fields = {"message": str(error), "type": error.kind, "param": error.param, "code": error.code}

@@ -13,7 +13,7 @@ from typing import Literal, cast
 from fastapi import FastAPI, Request
 
 from cocoa_engine import CocoaEngine
-from cocoa_integrations.server.errors import SERVER, ApiError
+from cocoa_integrations.server.errors import SERVER, ApiError, shutting_down
 from cocoa_integrations.server.metrics import Metrics
 from cocoa_integrations.server.settings import ServerSettings
 from cocoa_integrations.server.work import Call, Calls
@@ -25,7 +25,6 @@ Loader = Callable[[], CocoaEngine]
 
 _MESSAGES: dict[Phase, str] = {
     "loading": "the model is being loaded; try again later",
-    "draining": "the server is shutting down; try again later",
     "failed": "the model could not be loaded; the server's log has the reason",
 }
 
@@ -74,11 +73,12 @@ class ServerState:
         Raises:
             ApiError: the model is not loaded, or the server shuts down.
         """
+        retry_after = max(1, self.settings.retry_after)
+        if self.phase == "draining":
+            raise shutting_down(retry_after)
         if self.phase != "ready":
-            code = "shutting_down" if self.phase == "draining" else f"model_{self.phase}"
-            raise ApiError(
-                503, _MESSAGES[self.phase], kind=SERVER, code=code, retry_after=max(1, self.settings.retry_after)
-            )
+            message = _MESSAGES[self.phase]
+            raise ApiError(503, message, kind=SERVER, code=f"model_{self.phase}", retry_after=retry_after)
 
     def open_call(self, request: Request, answers: int = 1) -> AbstractAsyncContextManager[Call]:
         """A call of the engine within the context; see :meth:`Calls.opened`.

@@ -10,7 +10,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from cocoa_engine import Cancellation, CocoaEngine
 from cocoa_engine.errors import EngineBusyError, RequestCancelledError
 from cocoa_integrations._shared.workers import in_worker
-from cocoa_integrations.server.errors import SERVER, ApiError, at_most
+from cocoa_integrations.server.errors import ApiError, at_most, shutting_down
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -65,7 +65,7 @@ class Call:
     def cancelled(self) -> ApiError:
         """The error of a cancelled call."""
         if self.ended_by == "shutdown":
-            return ApiError(503, "the server is shutting down; try again later", kind=SERVER, code="shutting_down")
+            return shutting_down()
         return ApiError(499, "the client closed the connection", code="client_closed_request")
 
     async def watch(self, receive: Receive) -> None:

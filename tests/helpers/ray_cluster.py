@@ -17,6 +17,7 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from cocoa_integrations.ray.cluster import PATIENT
 from tests.helpers.reasoning_models import PLAIN
 from tests.helpers.served import CHAT
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
@@ -24,8 +25,11 @@ from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 TOKEN = secrets.token_hex(32)
 """Of all clusters of this process: Ray reads a token once."""
 
-LIMIT = 60.0
-"""Seconds after which a request is taken to be stuck."""
+LIMIT = 180.0
+"""Seconds after which a request is taken to be stuck. A cluster beside other work on few cores needs a minute."""
+
+STUCK = 900
+"""Seconds after which a test is taken to be stuck: its cluster starts first, and then its replicas."""
 
 
 def endless_model(folder: Path) -> str:
@@ -61,6 +65,7 @@ def cluster(folder: Path, *, num_cpus: int = 4) -> Iterator[None]:
     token.chmod(0o600)
     os.environ.update(
         RAY_AUTH_TOKEN_PATH=str(token),
+        **PATIENT,
         OMP_NUM_THREADS="1",
         RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S="10",  # on a busy machine a session would go elsewhere
     )

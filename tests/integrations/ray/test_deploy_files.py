@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,34 @@ def test_the_predictor_of_kserve_is_a_pod() -> None:
     pod = {name: value for name, value in service["spec"]["predictor"].items() if name not in OF_KSERVE}
     whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "cocoa"}, "spec": pod}
     validator.validate(whole, validator.latest_version(), strict=True)
+
+
+def fields_of_kserve(model: str) -> dict[str, str]:
+    """The fields of one of KServe's objects and their types, as its package has them. The package is not imported."""
+    try:
+        (file,) = [one for one in files("kserve") or () if one.name == f"v1beta1_{model}.py"]
+    except PackageNotFoundError:
+        pytest.skip("kserve is not installed")
+    (described,) = [one for one in ast.parse(file.read_text()).body if isinstance(one, ast.ClassDef)]
+    tables = {
+        target.id: ast.literal_eval(one.value)
+        for one in described.body
+        if isinstance(one, ast.Assign)
+        for target in one.targets
+        if isinstance(target, ast.Name)
+    }
+    return {tables["attribute_map"][name]: kind for name, kind in tables["openapi_types"].items()}
+
+
+def test_kserve_has_its_own_fields_with_these_types() -> None:
+    (service,) = read("kserve.yaml")
+    assert set(service) - {"apiVersion", "kind", "metadata"} == {"spec"}
+    assert service["spec"].keys() <= fields_of_kserve("inference_service_spec").keys()
+    known, predictor = fields_of_kserve("predictor_spec"), service["spec"]["predictor"]
+    assert predictor.keys() <= known.keys()
+    assert predictor.keys() >= OF_KSERVE
+    types = {"int": int, "str": str}
+    assert all(type(predictor[name]) is types[known[name]] for name in OF_KSERVE)
 
 
 def test_compose_accepts_its_services() -> None:

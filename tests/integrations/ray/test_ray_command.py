@@ -12,17 +12,25 @@ import httpx
 import psutil
 import pytest
 
-from tests.helpers.ray_cluster import LIMIT, free_port
+from tests.helpers.ray_cluster import LIMIT, STUCK, Deployed, Reader, eventually, free_port
+from tests.helpers.served import error_of
 
 pytest.importorskip("ray")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(STUCK)]
 
-STARTS = 200.0
+STARTS = 400.0
 """Seconds after which a cluster that does not answer is taken to be stuck."""
 
 
-def test_the_server_starts_answers_and_ends_with_its_cluster(tmp_path: Path) -> None:
+STORY = {
+    "messages": [{"role": "user", "content": "Tell a long story about a dragon."}],
+    "max_tokens": 300,
+    "stream": True,
+}
+
+
+def test_the_server_starts_answers_and_drains_and_ends_with_its_cluster(tmp_path: Path) -> None:
     port = free_port()
     environment = {
         **os.environ,
@@ -31,7 +39,7 @@ def test_the_server_starts_answers_and_ends_with_its_cluster(tmp_path: Path) -> 
         "RAY_TMPDIR": "/tmp",
     }
     (tmp_path / "token").write_text("a" * 64, encoding="utf-8")
-    options = ["--ray", "--replicas", "1", "--port", str(port), "--max-batch-size", "2", "--shutdown-timeout", "5"]
+    options = ["--ray", "--replicas", "1", "--port", str(port), "--max-batch-size", "2", "--shutdown-timeout", "120"]
     command = [sys.executable, "-m", "cocoa_engine.cli", "serve", *options]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=log, stderr=log)
@@ -57,7 +65,16 @@ def test_the_server_starts_answers_and_ends_with_its_cluster(tmp_path: Path) -> 
         assert message["cocoa_risk"]["spans"]
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) > 3
+        reader = Reader(Deployed(url), STORY, **key)
+        eventually(lambda: len(reader.events) > 2)
         process.send_signal(signal.SIGTERM)
+        eventually(lambda: httpx.get(f"{url}/health", timeout=LIMIT).status_code == 503)
+        refused = httpx.post(f"{url}/v1/chat/completions", json=asked, headers=key, timeout=LIMIT)
+        assert not reader.ended
+        assert (refused.status_code, error_of(refused)["code"]) == (503, "shutting_down")
+        assert int(refused.headers["retry-after"]) >= 1
+        reader.finish()
+        assert (reader.error, reader.events[-1]) == (None, "[DONE]")
         assert process.wait(LIMIT) == 0, (tmp_path / "log").read_text()
         _, alive = psutil.wait_procs(children, timeout=LIMIT)
         assert alive == []

@@ -16,14 +16,14 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.model.load_options import LoadOptions
 from cocoa_integrations.evaluation import TASKS, Arm, evaluate, load_samples
 from tests.helpers.in_threads import start
-from tests.helpers.ray_cluster import eventually
+from tests.helpers.ray_cluster import STUCK, eventually
 
 pytest.importorskip("ray")
 
 from cocoa_integrations.ray import eval_runner, score_runner
 from cocoa_integrations.ray.pool import Pool
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(STUCK), pytest.mark.usefixtures("ray_cluster")]
 
 HALVES = {"actors": 2, "num_cpus": 0.5}  # of a logical core: the replicas of other tests may have the others
 

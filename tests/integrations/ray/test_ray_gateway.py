@@ -13,13 +13,14 @@ from starlette.datastructures import Headers
 from starlette.types import Message
 
 from cocoa_engine.errors import EngineBusyError
+from cocoa_integrations.ray.drain import Drain
 from cocoa_integrations.ray.gateway import Board, Replicas, gateway
 from cocoa_integrations.ray.relay import Forwarded, Relay, ReplicaLostError
 from cocoa_integrations.ray.replica import Replica
 from cocoa_integrations.ray.session import session_of
 from cocoa_integrations.server import ServerSettings
 from tests.helpers.inside import sequences_running
-from tests.helpers.served import CHAT, HELLO, Exchange, Speaker, error_of, happens, speaker
+from tests.helpers.served import CHAT, HELLO, Exchange, Speaker, error_of, gated, happens, speaker
 
 SAYS = {"messages": HELLO, "max_tokens": 40}
 
@@ -165,6 +166,41 @@ async def test_a_client_that_goes_ends_the_work_of_the_replica() -> None:
     await exchange.ended()
     await happens(lambda: sequences_running(engine) == 0)
     assert "[DONE]" not in exchange.body.decode()
+
+
+async def test_a_gateway_that_stops_takes_no_calls_and_lets_those_that_run_end() -> None:
+    drain, engine = Drain(retry_after=7), speaker("Yes, it is.", prefix_cache_mb=0)
+    app = gateway(Replicas(Handle(Replica(engine, ServerSettings())), _ready, Board(60)), ServerSettings(), drain=drain)
+    with gated(engine) as gate:
+        exchange = Exchange(app, {**SAYS, "stream": True})
+        await happens(lambda: gate.reached > 0)
+        assert len(drain) == 1
+        drain.begin()
+        for refused in (await ask(app), await ask(app, None, "/health")):
+            assert (refused.status_code, error_of(refused)["code"]) == (503, "shutting_down")
+            assert refused.headers["retry-after"] == "7"
+        assert (await ask(app, None, "/health/live")).status_code == 200
+        gate.open()
+        await exchange.ended()
+    assert exchange.events[-1] == "data: [DONE]"
+    assert len(drain) == 0
+
+
+async def test_calls_that_run_too_long_end_with_an_error() -> None:
+    drain, engine = Drain(), speaker(ends=False, prefix_cache_mb=0)
+    app = gateway(Replicas(Handle(Replica(engine, ServerSettings())), _ready, Board(60)), ServerSettings(), drain=drain)
+    asked = {"messages": HELLO, "max_tokens": 4000}
+    whole = asyncio.ensure_future(ask(app, asked))
+    exchange = Exchange(app, {**asked, "stream": True})
+    await happens(lambda: len(exchange.events) > 2 and len(drain) == 2)
+    drain.end()
+    await exchange.ended()
+    last = json.loads(exchange.events[-1].removeprefix("data: "))
+    assert (last["error"]["type"], last["error"]["code"]) == ("server_error", "shutting_down")
+    refused = await whole
+    assert (refused.status_code, error_of(refused)["code"]) == (503, "shutting_down")
+    await happens(lambda: sequences_running(engine) == 0)
+    assert len(drain) == 0
 
 
 async def test_keys_bodies_and_hosts_are_those_of_the_server(tiny: Speaker) -> None:

@@ -12,12 +12,12 @@ import pytest
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_integrations.server import create_app
 from tests.helpers.in_threads import start, together
-from tests.helpers.ray_cluster import Deployed, Reader, eventually, replicas
+from tests.helpers.ray_cluster import LIMIT, STUCK, Deployed, Reader, eventually, replicas
 from tests.helpers.served import HELLO, error_of, post
 
 pytest.importorskip("ray")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(STUCK)]
 
 LONG = {"messages": HELLO, "max_tokens": 400, "stream": True}
 
@@ -145,7 +145,7 @@ def test_a_call_whose_replica_is_killed_begins_anew(deployed: Deployed) -> None:
     eventually(lambda: deployed.running == 1)
     max(replicas(), key=lambda one: one.cpu_percent(0.3)).kill()
     assert not answers
-    thread.join(60)
+    thread.join(LIMIT)
     assert answers[0].status_code == 200, answers[0].text
     eventually(lambda: len(deployed.values("cocoa:num_requests_running").keys() & there) == 1)
     (survivor,) = deployed.values("cocoa:num_requests_running").keys() & there

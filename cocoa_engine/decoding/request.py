@@ -24,7 +24,7 @@ from cocoa_engine.model.generation_config import eos_token_ids, logits_processor
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.passages import Source, passage_positions, sources_of_batch
-from cocoa_engine.model.prompts import Prompt, prompt_ids
+from cocoa_engine.model.prompts import ChatTokens, Prompt, prompt_ids
 from cocoa_engine.timeline import Timeline
 
 Callables = Callable[..., Any] | Sequence[Callable[..., Any]] | None
@@ -101,6 +101,7 @@ class Request:
         cancellation: cancels the request.
         passages: the positions of the passages of the prompt whose attention mass is measured.
         timeline: records when the phases of the call begin and end.
+        question_tokens: the length of the prompt without the earlier exchange of a chat; `None` without one.
     """
 
     prompt: list[int]
@@ -110,6 +111,7 @@ class Request:
     cancellation: Cancellation = field(default_factory=Cancellation)
     passages: tuple[range, ...] = ()
     timeline: Timeline = field(default_factory=Timeline)
+    question_tokens: int | None = None
 
 
 def make_request(
@@ -194,7 +196,15 @@ def make_request(
     branches = min(config.max_candidates, model.vocab_size) if branching else 0
     span = config.max_span_tokens if left is None else min(config.max_span_tokens, left)
     reserve = config.max_new_tokens + min(branches * span, SPARE_SLOTS)
-    return Request(ids, rules, capture, reserve, Cancellation() if cancellation is None else cancellation, passages)
+    return Request(
+        ids,
+        rules,
+        capture,
+        reserve,
+        Cancellation() if cancellation is None else cancellation,
+        passages,
+        question_tokens=prompt.question_tokens if isinstance(prompt, ChatTokens) else None,
+    )
 
 
 def _for_prompt(processor: Callable[..., Any], prompt: list[int]) -> Callable[..., Any]:

@@ -10,6 +10,11 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.results import Generation
 from cocoa_engine.text_matching import normalized, support, token_f1
+from cocoa_engine.units import Check
+from cocoa_engine.units.unit import DISAGREE
+
+SUPPORTED = 0.5
+"""The samples disagree with a claim whose support is lower."""
 
 SAME_F1 = 0.5
 """Two answers agree if the F1 score of their words is at least this."""
@@ -41,6 +46,29 @@ class Consistency(BaseModel):
             content words.
         """
         return support(text, [sample.text for sample in self.samples])
+
+    def check_these(self, most: int = 3) -> list[Check]:
+        """The claims of the answer to check first, as :meth:`.Generation.check_these`, with what the samples say.
+
+        A claim has the further reason ``samples disagree`` if less than half of its words are supported
+        (:meth:`support`).
+
+        Args:
+            most: the largest number of claims.
+
+        Raises:
+            ConfigError: the answer was given as a mere text.
+            ValueError: ``most`` is negative.
+        """
+        if self.generation is None:
+            raise ConfigError("the answer was given as a text, without the risk of its claims; give the Generation")
+        return [self._with_samples(check) for check in self.generation.check_these(most)]
+
+    def _with_samples(self, check: Check) -> Check:
+        supported = self.support(check.text)
+        if supported is None or supported >= SUPPORTED:
+            return check
+        return check.model_copy(update={"reasons": [*check.reasons, DISAGREE]})
 
 
 def same_answer(sample: str, answer: str) -> bool:

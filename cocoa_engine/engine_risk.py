@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 from cocoa_engine.calibration import CalibrationWarning, RiskCalibrator, embedded_calibrator
@@ -13,7 +14,7 @@ from cocoa_engine.decoding.task import measures_source
 from cocoa_engine.errors import CalibrationError
 from cocoa_engine.execution.backends import Backend
 from cocoa_engine.execution.session import Session
-from cocoa_engine.methods.retrieval_heads import heads_of_model, source_heads
+from cocoa_engine.methods.retrieval_heads import are_spread, heads_of_model, source_heads
 from cocoa_engine.model.language_model import dtype_name
 from cocoa_engine.results import Generation
 
@@ -96,12 +97,13 @@ class EngineRisk:
         calibrator, model = self.applying(config, backend), self._session.model
         if given and self._automatic and calibrator is not None:
             calibrator = calibrator.spans_only()
-        heads = heads_of_model(config.decore_heads, model)
+        found = heads = heads_of_model(config.decore_heads, model)
         fitted = None if calibrator is None else calibrator.heads
-        measured = source_heads(config.decore_heads, model)
-        if fitted is not None and set(measured) != set(source_heads(config.decore_heads, model, fitted)):
+        measured = source_heads(config.decore_heads, model, fitted)
+        if fitted is not None and set(measured) != set(source_heads(config.decore_heads, model)):
             heads = None  # the calibrator's heads are measured, and the reference distribution is of others
-        return risk_measure(config, calibrator, heads, has_source=bool(source))
+        measure = risk_measure(config, calibrator, heads, has_source=bool(source))
+        return replace(measure, spread=are_spread(measured, found, model))
 
     def warn_of_domain(self, *answers: object) -> None:
         """Warn, once for each engine, of an answer that is unlike those that the calibrator was fitted on."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cocoa_engine.errors import ChatTemplateError
 from cocoa_engine.execution.session import Session
 from cocoa_engine.info import ModelInfo
 from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.generation_config import eos_token_ids
-from cocoa_engine.model.prompts import Messages
+from cocoa_engine.model.prompts import ChatTokens, Messages, without_history
 from cocoa_engine.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -120,4 +121,12 @@ class LoadedModel:
 
     def encode_chat(self, messages: Messages, **template_kwargs: Any) -> list[int]:
         """Token ids of :meth:`render_chat`. Special tokens come from the template."""
-        return self.encode(self.render_chat(messages, **template_kwargs), add_special_tokens=False)
+        ids = self.encode(self.render_chat(messages, **template_kwargs), add_special_tokens=False)
+        question = without_history(messages)
+        if question is None:
+            return ids
+        try:
+            alone = self.encode(self.render_chat(question, **template_kwargs), add_special_tokens=False)
+        except ChatTemplateError:  # such as of a template that wants the call of a tool before its answer
+            return ids
+        return ChatTokens(ids, len(alone))

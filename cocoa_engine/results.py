@@ -59,6 +59,17 @@ class Generation(BaseModel):
         description="Whether the answer is unlike those that the calibrator was fitted on: as a whole, or in more than "
         "a tenth of its spans, and at least two. Its risks may be meaningless.",
     )
+    source_heads: Literal["spread"] | None = Field(
+        None,
+        description="`spread`: the source attention of the spans is that of heads spread over the layers, because the "
+        "model's retrieval heads are not known (`cocoa heads` finds them). `None` otherwise, and where no source "
+        "attention was measured.",
+    )
+    question_tokens: int | None = Field(
+        None,
+        description="The number of tokens that the prompt of a chat has without its earlier exchange: with the system "
+        "messages and the longest message of the user. `None` without one.",
+    )
     processed: bool = Field(
         False,
         description="Whether logits processors, such as a repetition penalty, changed the model's distribution. The "
@@ -88,8 +99,13 @@ class Generation(BaseModel):
 
     @property
     def closed_book(self) -> bool:
-        """Whether the prompt holds no passage: it has at most 64 tokens, and no passage was named (``source``)."""
-        return self.usage.prompt_tokens <= CLOSED_BOOK_TOKENS and not any(one.passage_attention for one in self.spans)
+        """Whether the prompt holds no passage: it has at most 64 tokens, and no passage was named (``source``).
+
+        The earlier exchange of a chat does not count: neither the answers in it, nor all messages of the user but the
+        longest.
+        """
+        counted = self.usage.prompt_tokens if self.question_tokens is None else self.question_tokens
+        return counted <= CLOSED_BOOK_TOKENS and not any(one.passage_attention for one in self.spans)
 
     @property
     def max_risk(self) -> float:

@@ -89,7 +89,8 @@ class SpanEntry(TypedDict):
     ]
     passage_attention: Annotated[
         NotRequired[list[float | None]],
-        "Only where the passages of the prompt were given: the same for each passage, in their order.",
+        "Only where the passages of the prompt were given: the same for each passage, in their order. In a response of "
+        "LlamaIndex for each of its `source_nodes`, and `None` for one that was not in the prompt of the answer.",
     ]
     reaches_max_risk: Annotated[
         NotRequired[bool],
@@ -260,6 +261,11 @@ class RiskSummary(TypedDict):
         NotRequired[bool],
         "Only if true: the answer is unlike those that the calibrator was fitted on, as a whole or in more than a "
         "tenth of its spans (at least two), and its risks may be meaningless.",
+    ]
+    source_heads: Annotated[
+        NotRequired[Literal["spread"]],
+        "Only where the model's retrieval heads are not known: `source_attention` of the spans is that of heads spread "
+        "over the layers. `cocoa heads` finds the model's own.",
     ]
     risk_points: Annotated[int, "Number of spans of kind `risk_point` of the answer, without reasoning."]
     reasoning: Annotated[NotRequired[ReasoningEntry], "Only where the model reasoned: the risk of its reasoning."]

@@ -32,9 +32,7 @@ def main(question: str = QUESTION) -> None:
     print(f"question: {question}")
     for number, tried in enumerate(response.metadata["cocoa_tries"], 1):
         kept = "   <- kept" if tried["chosen"] else ""
-        print(
-            f"try {number}: {tried['top_k']} passages, alpha {tried['alpha']:g}, highest risk {tried['risk']:.3f}{kept}"
-        )
+        print(f"try {number}: {tried['top_k']} passages, alpha {tried['alpha']:g}, risk {tried['risk']:.3f}{kept}")
         print(f"  {tried['answer']}")
     print("sources of the answer: " + ", ".join(source.node.metadata["file"] for source in response.source_nodes))
 

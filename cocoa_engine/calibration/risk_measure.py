@@ -47,12 +47,14 @@ class RiskMeasure:
         calibrator: the calibrator of the call, which may estimate the risk of spans, of answers, or of both.
         heads: the model's retrieval heads, whose reference distribution ranks source attention.
         otherwise: what the risk of a span is computed from if ``source`` was not measured for it; `None`: it has none.
+        spread: whether the source attention is that of heads that were not searched for (:func:`.spread_heads`).
     """
 
     source: RiskSource
     calibrator: RiskCalibrator | None = None
     heads: RetrievalHeads | None = None
     otherwise: RiskSource | None = None
+    spread: bool = False
 
     def __call__(self, span: SpanStatistics) -> RiskOfSpan:
         """The risk of a span."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markdown import Markdown
 
-from cocoa_engine.cli.dataset_options import Chat, DataPath, Draws, Format, Prompts, Seed, read, teacher_forced
+from cocoa_engine.cli.dataset_options import Cache, Chat, DataPath, Draws, Format, Prompts, Seed, read, teacher_forced
 from cocoa_engine.cli.export import check_writable, write
 from cocoa_engine.cli.loading import load_engine
 from cocoa_engine.cli.options import LoadOptions, Model, NoColor, with_options
 from cocoa_engine.cli.terminal import output
 from cocoa_engine.config import CocoaConfig
+
+if TYPE_CHECKING:
+    from cocoa_engine.studies.signal.segments import TeacherForced
 
 
 @with_options("gamma", "max_candidates")
@@ -26,6 +29,7 @@ def claims(
     chat: Chat = False,
     draws: Draws = 1000,
     seed: Seed = 0,
+    cache: Cache = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Also write the table as CSV.")
     ] = None,
@@ -36,10 +40,24 @@ def claims(
     records = read(data, format, prompts, seed)
     check_writable(data, out=out)
     engine = load_engine(model, loading)
-    from cocoa_engine.studies.claims import TokenValues, measure_claims, to_csv, to_markdown
+    from cocoa_engine.studies.answer_cache import AnswerCache
+    from cocoa_engine.studies.claims import TokenValues, cached_values, measure_claims, to_csv, to_markdown
+    from cocoa_engine.studies.fitting.measured import span_risks
 
-    with teacher_forced(engine, records, config, chat=chat) as answers:
-        rows = measure_claims(map(TokenValues.of, answers), draws=draws, seed=seed)
+    calibrator = engine.calibrator_for(config)
+    fitted = calibrator if calibrator is not None and calibrator.span is not None and calibrator.probe is None else None
+
+    def values_of(forced: TeacherForced) -> TokenValues:
+        # after a prompt of one token there is no source
+        if fitted is None or (fitted.heads and not forced.profile.source_attention):
+            return TokenValues.of(forced)
+        return TokenValues.of(forced, span_risks(forced, fitted, config, engine.num_layers))
+
+    kept = None if cache is None else AnswerCache(cache, "claims", engine, config, {"chat": chat})
+    missing = records if kept is None else [one for one in records if kept.get(one) is None]
+    with teacher_forced(engine, missing, config, chat=chat, kept=None if kept is None else kept.file) as answers:
+        values = map(values_of, answers) if kept is None else cached_values(answers, records, kept, values_of)
+        rows = measure_claims(values, draws=draws, seed=seed)
     if out is not None:
         write(out, to_csv(rows))
     console, text = output(no_color), to_markdown(rows)

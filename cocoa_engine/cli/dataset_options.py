@@ -34,6 +34,16 @@ Prompts = Annotated[
     int | None, typer.Option(min=2, help="Use the answers to this many prompts, drawn at random. Default: all.")
 ]
 Chat = Annotated[bool, typer.Option("--chat", help="Use the model's chat template instead of a plain-text prompt.")]
+Cache = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        metavar="FOLDER",
+        file_okay=False,
+        help="Keep what is measured of each answer in this folder, and continue there after an interruption.",
+        show_default=False,
+    ),
+]
 Draws = Annotated[int, typer.Option(min=20, help="Number of bootstrap draws.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of all random draws.")]
 
@@ -74,19 +84,23 @@ def teacher_forced(
     *,
     chat: bool,
     without_source: bool = False,
+    kept: Path | None = None,
 ) -> Iterator[Iterator[TeacherForced]]:
-    """Feed answers as :func:`~cocoa_engine.studies.signal.segments.force` does, with a progress bar on stderr."""
+    """Feed answers as :func:`~cocoa_engine.studies.signal.segments.force` does, with a progress bar on stderr.
+
+    ``kept`` is the file in which the caller keeps what it measures.
+    """
     from cocoa_engine.studies.signal.segments import force
 
-    with progress("Feeding answers", len(records)) as advance:
+    with progress("Feeding answers", len(records), kept=kept) as advance:
         yield force(engine, records, config, chat=chat, without_source=without_source, advance=advance)
 
 
 @contextmanager
-def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+def progress(what: str, total: int, *, kept: Path | None = None) -> Iterator[Callable[[int], None]]:
     """A progress bar on stderr if that is a terminal. Yields a function that advances it.
 
-    After Ctrl-C, a note says how much was measured and is lost.
+    After Ctrl-C, a note says how much was measured, and whether it is lost or kept in a file.
     """
     done = 0
 
@@ -95,8 +109,9 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
         done += count
         bar.advance(task, count)
 
-    lost = on_interrupt(lambda: f"{what.lower()}: {done} of {total} were done; they are lost, and nothing was written")
-    with lost, Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    fate = "they are lost, and nothing was written" if kept is None else f"they are kept in {kept}"
+    note = on_interrupt(lambda: f"{what.lower()}: {done} of {total} were done; {fate}")
+    with note, Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(what, total=total)
         yield advance
 

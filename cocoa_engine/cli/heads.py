@@ -59,13 +59,16 @@ def heads(
         raise ConfigError(f"--lengths takes whole numbers above 0, such as 256,512 (got {lengths!r})")
     with reserved(*([] if out is None else [out]), overwrite=overwrite):
         engine = load_engine(model, loading)
-        from cocoa_engine.methods.retrieval_heads import heads_per_layer, keep, spread_heads
+        from cocoa_engine.methods.retrieval_heads import keep, spread_heads_of
         from cocoa_engine.studies.retrieval_heads import find_retrieval_heads  # imports torch
         from cocoa_engine.studies.source_reference import with_reference
 
         with Progress(console=Console(stderr=True)) as progress, on_interrupt("nothing was written"):
             if spread:
-                found = spread_heads(engine.model_name, engine.num_layers, heads_per_layer(engine.session.model))
+                spread_over = spread_heads_of(engine.session.model)
+                if spread_over is None:
+                    raise ConfigError("this model has no layer that attends to the whole prompt")
+                found = spread_over.model_copy(update={"model_name": engine.model_name})
             else:
                 task = progress.add_task("needles", total=None)
                 found = find_retrieval_heads(

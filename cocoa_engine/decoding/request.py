@@ -25,7 +25,7 @@ from cocoa_engine.model.generation_config import eos_token_ids, logits_processor
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.passages import Source, passage_positions, sources_of_batch
-from cocoa_engine.model.prompts import Prompt, prompt_ids
+from cocoa_engine.model.prompts import ChatTokens, Prompt, prompt_ids
 from cocoa_engine.timeline import Timeline
 
 T = TypeVar("T")
@@ -122,6 +122,7 @@ class Request:
         cancellation: cancels the request.
         passages: the positions of the passages of the prompt whose attention mass is measured.
         timeline: records when the phases of the call begin and end.
+        question_tokens: the length of the prompt without the earlier exchange of a chat; `None` without one.
     """
 
     prompt: list[int]
@@ -131,6 +132,7 @@ class Request:
     cancellation: Cancellation = field(default_factory=Cancellation)
     passages: tuple[range, ...] = ()
     timeline: Timeline = field(default_factory=Timeline)
+    question_tokens: int | None = None
 
 
 def make_request(
@@ -222,6 +224,7 @@ def make_request(
         cancellation=Cancellation() if cancellation is None else cancellation,
         passages=passages,
         timeline=Timeline() if timeline is None else timeline,
+        question_tokens=prompt.question_tokens if isinstance(prompt, ChatTokens) else None,
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 from cocoa_engine.calibration import RiskCalibrator
 from cocoa_engine.calibration.risk_measure import RiskMeasure, reaches
 from cocoa_engine.config import CocoaConfig
@@ -21,6 +24,7 @@ class ResultBuilder:
         prompt_tokens: length of the prompt.
         model_name: the model name to store in the result.
         measure: computes the risk of the spans and of the answer.
+        question_tokens: length of the prompt without the earlier exchange of a chat; `None` without one.
     """
 
     def __init__(
@@ -29,8 +33,10 @@ class ResultBuilder:
         prompt_tokens: int,
         model_name: str | None,
         measure: RiskMeasure,
+        question_tokens: int | None = None,
     ) -> None:
         self._config = config
+        self._question_tokens = question_tokens
         self._prompt_tokens = prompt_tokens
         self._model_name = model_name
         self._measure = measure
@@ -68,6 +74,8 @@ class ResultBuilder:
             model_name=self._model_name,
             processed=bool(decoder.rules.processors),
             threshold=self._measure.threshold_of(self._spans[0].risk_source) if self._spans else None,
+            source_heads=source_heads_of(self._spans, self._measure),
+            question_tokens=self._question_tokens,
         )
         return with_answer_risk(generation, self._measure.calibrator)
 
@@ -127,6 +135,11 @@ def _token_ends(decided: DecidedSpan, start: int, end: int) -> list[int]:
         return []
     ends = [min(max(at, start), end) for at in decided.token_ends[: len(decided.token_ids)]]
     return [*ends[:-1], end]
+
+
+def source_heads_of(spans: Sequence[Span], measure: RiskMeasure) -> Literal["spread"] | None:
+    """What the heads of the spans' source attention are, for :attr:`.Generation.source_heads`."""
+    return "spread" if measure.spread and any(span.token_source_attention for span in spans) else None
 
 
 def with_answer_risk(generation: Generation, calibrator: RiskCalibrator | None) -> Generation:

@@ -104,7 +104,9 @@ class DecodeTask:
             measure=measure,
             states=StateReader.of(request.capture, measure.calibrator),
         )
-        self._builder = ResultBuilder(config, len(request.prompt), session.model_name, measure)
+        self._builder = ResultBuilder(
+            config, len(request.prompt), session.model_name, measure, question_tokens=request.question_tokens
+        )
         self._loop: Generator[FeedRequest, StepOutput, None] | None = None
         self._request, self._backend, self._scheduler, self._contrasts = request, backend, scheduler, contrasts
         self.work: Work | None = self._new_work(None)

@@ -113,14 +113,23 @@ SOURCE_HEADS = 20
 """The number of retrieval heads whose attention on the source is measured."""
 
 
-def spread_heads(model_name: str, num_layers: int, num_heads: int) -> RetrievalHeads:
+def spread_heads(
+    model_name: str, num_layers: int, num_heads: int, attending: Sequence[int] | None = None
+) -> RetrievalHeads:
     """Heads that stand in for retrieval heads that were not searched for: 20 heads, evenly spread over the layers from
     L/2 to 5L/6, where retrieval heads of language models usually are.
 
     On the embedded model they separate hallucinated spans about as well as the heads that were found; other models were
     not measured.
+
+    Args:
+        model_name: the name of the model.
+        num_layers, num_heads: the model's number of layers, and of heads per layer.
+        attending: the layers that attend to the whole prompt, if others do not. Where none of them is between L/2 and
+            5L/6, all of them are taken.
     """
-    layers = range(num_layers // 2, max(num_layers // 2 + 1, round(num_layers * 5 / 6)))
+    middle: Sequence[int] = range(num_layers // 2, max(num_layers // 2 + 1, round(num_layers * 5 / 6)))
+    layers = middle if attending is None else [layer for layer in middle if layer in attending] or attending
     known = [(layer, head) for layer in layers for head in range(num_heads)]
     count = min(SOURCE_HEADS, len(known))
     chosen = [known[round(number * (len(known) - 1) / max(1, count - 1))] for number in range(count)]
@@ -157,8 +166,8 @@ def source_heads(
 ) -> tuple[tuple[int, int], ...]:
     """The heads whose attention on the source is measured.
 
-    There are none if the model's retrieval heads are not known, or if tensor parallelism divides its heads among
-    processes.
+    If the model's retrieval heads are not known, they are those of :func:`spread_heads`. There are none if the model
+    has no attention, or if tensor parallelism divides its heads among processes.
 
     Args:
         path: as for :func:`known_heads`.
@@ -168,10 +177,36 @@ def source_heads(
     Raises:
         ConfigError: as for :func:`known_heads`.
     """
+    if model.is_divided:
+        return ()
     if path is None and fitted is not None:
-        return () if model.is_divided else tuple(fitted)
-    found = heads_of_model(path, model)
-    return () if found is None or model.is_divided else found.best(SOURCE_HEADS)
+        return tuple(fitted)
+    found = heads_of_model(path, model) or spread_heads_of(model)
+    return () if found is None else found.best(SOURCE_HEADS)
+
+
+def are_spread(heads: Sequence[tuple[int, int]], found: RetrievalHeads | None, model: LanguageModel) -> bool:
+    """Whether heads of :func:`source_heads` were not searched for, but spread over the layers.
+
+    Args:
+        heads: the (layer, head) pairs.
+        found: the model's retrieval heads, if they are known.
+        model: the model.
+    """
+    if found is not None and found.samples:
+        return False
+    spread = spread_heads_of(model)
+    return bool(heads) and spread is not None and set(heads) == set(spread.best(SOURCE_HEADS))
+
+
+def spread_heads_of(model: LanguageModel) -> RetrievalHeads | None:
+    """The :func:`spread_heads` of a loaded model; `None` if it has no attention to the whole prompt."""
+    count = heads_per_layer(model)
+    kinds = list(getattr(model.config, "layer_types", None) or ())
+    attending = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"] if kinds else None
+    if count == 0 or attending == []:
+        return None
+    return spread_heads(str(getattr(model.config, "name_or_path", "")), model.num_layers, count, attending)
 
 
 def heads_of_model(path: str | None, model: LanguageModel) -> RetrievalHeads | None:

@@ -23,6 +23,31 @@ Messages = Sequence[Mapping[str, Any]]
 """Chat messages, each with ``role`` and ``content``."""
 
 
+class ChatTokens(list[int]):
+    """Token ids of chat messages that hold an earlier exchange.
+
+    Attributes:
+        question_tokens: the number of tokens that the prompt would have without it: with the system messages and the
+            longest message of the user only.
+    """
+
+    def __init__(self, ids: Sequence[int], question_tokens: int) -> None:
+        super().__init__(ids)
+        self.question_tokens = question_tokens
+
+
+def without_history(messages: Messages) -> list[Mapping[str, Any]] | None:
+    """The system messages, and the longest of the others that the model did not write; `None` without a history.
+
+    A passage may be in any message of the user, or in the answer of a tool, so the longest is the one that counts.
+    """
+    system = [one for one in messages if one.get("role") in ("system", "developer")]
+    asked = [one for one in messages if one.get("role") not in ("system", "developer", "assistant")]
+    if len(system) + len(asked) == len(messages) or not asked:
+        return None
+    return [*system, max(asked, key=lambda one: len(str(one.get("content"))))]
+
+
 def prompt_ids(model: LanguageModel, tokens: Tokens, prompt: Any, what: str = "prompt") -> list[int]:
     """Token ids of a prompt given as text or as ids.
 

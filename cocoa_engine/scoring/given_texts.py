@@ -12,7 +12,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.decoding.answer_history import AnswerHistory
 from cocoa_engine.decoding.branch import DecidedSpan
 from cocoa_engine.decoding.request import capture_spec
-from cocoa_engine.decoding.result_builder import make_span, with_answer_risk
+from cocoa_engine.decoding.result_builder import make_span, source_heads_of, with_answer_risk
 from cocoa_engine.decoding.task import require_ability
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.execution.session import Session
@@ -211,6 +211,7 @@ class _Scorer:
             config=self._config,
             model_name=self._session.model_name,
             threshold=self._measure.threshold_of(spans[0].risk_source),
+            source_heads=source_heads_of(spans, self._measure),
         )
         return with_answer_risk(generation, self._calibrator)
 

@@ -1,14 +1,15 @@
 """How well the risk of claims and sentences points at labelled errors; the implementation of ``cocoa claims``.
 
-Every rule that makes the risk of a unit from its spans is measured beside the spans themselves. The scores need no fit:
-less source attention, and 1 - p of the least probable token. "Leads to the error" is the share of answers with an error
+Every rule that makes the risk of a unit from its spans is measured beside the spans themselves. Two scores need no fit:
+less source attention, and 1 - p of the least probable token. The third is the calibrated risk, where the engine has a
+calibrator of spans. "Leads to the error" is the share of answers with an error
 in which one of the three riskiest claims has a part of it, beside three claims drawn at random.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -17,6 +18,7 @@ import numpy as np
 from cocoa_engine.datasets import LabelledText
 from cocoa_engine.equations import improbability
 from cocoa_engine.errors import DataError
+from cocoa_engine.studies.answer_cache import AnswerCache
 from cocoa_engine.studies.signal.ranking import Bootstrap, Interval, Ranked, interval
 from cocoa_engine.studies.signal.segments import TeacherForced, begins_span
 from cocoa_engine.units.claims import claim_ranges
@@ -24,8 +26,9 @@ from cocoa_engine.units.measuring import mean_of_riskiest
 from cocoa_engine.units.sentences import sentence_ranges
 from cocoa_engine.units.words import Range
 
-Score = Literal["source attention", "least probable token"]
-SCORES: tuple[Score, ...] = ("source attention", "least probable token")
+Score = Literal["source attention", "least probable token", "calibrated risk"]
+SCORES: tuple[Score, ...] = ("source attention", "least probable token", "calibrated risk")
+_PLAIN = ("ends", "log_probs", "source_attention", "starts", "risks")
 SHOWN = 3
 """The number of claims that a reader is shown."""
 
@@ -40,6 +43,7 @@ class TokenValues:
         log_probs: log p of each token.
         source_attention: of each token; empty if it was not measured.
         starts: the numbers of the tokens at which spans begin.
+        risks: the calibrated risk of each span; empty if there is none.
     """
 
     record: LabelledText
@@ -47,13 +51,41 @@ class TokenValues:
     log_probs: Sequence[float]
     source_attention: Sequence[float]
     starts: Sequence[int]
+    risks: Sequence[float] = ()
 
     @classmethod
-    def of(cls, forced: TeacherForced) -> TokenValues:
-        """The values of a teacher-forced answer."""
+    def of(cls, forced: TeacherForced, risks: Mapping[int, float] | None = None) -> TokenValues:
+        """The values of a teacher-forced answer.
+
+        Args:
+            forced: the answer.
+            risks: the calibrated risk of each visible span, by its first token (:func:`.span_risks`).
+        """
         profile = forced.profile
         starts = [at for at in range(len(forced.ends)) if at == 0 or begins_span(profile, at)]
-        return cls(forced.record, forced.ends, profile.log_probs, profile.source_attention, starts)
+        of_spans = [] if risks is None else [risks.get(at, 0.0) for at in starts]
+        return cls(forced.record, forced.ends, profile.log_probs, profile.source_attention, starts, of_spans)
+
+
+def cached_values(
+    answers: Iterable[TeacherForced],
+    records: Sequence[LabelledText],
+    cache: AnswerCache,
+    values_of: Callable[[TeacherForced], TokenValues],
+) -> list[TokenValues]:
+    """The values of all records: those in the cache, and those of the others, which are added to it.
+
+    Args:
+        answers: the teacher-forced answers of the records that are not in the cache.
+        records: all records, in the order of the result.
+        cache: the cache.
+        values_of: measures an answer.
+    """
+    for forced in answers:
+        values = values_of(forced)
+        cache.add(forced.record, {name: list(getattr(values, name)) for name in _PLAIN})
+    known = [(record, cache.get(record)) for record in records]
+    return [TokenValues(record, **values) for record, values in known if values is not None]
 
 
 class Row(NamedTuple):
@@ -122,9 +154,11 @@ def _add(answer: TokenValues, columns: dict[tuple[str, str, Score], _Column], hi
     for score in SCORES:
         if score == "source attention" and not answer.source_attention:
             continue
-        of_tokens = _token_scores(answer, score)
+        if score == "calibrated risk" and not answer.risks:
+            continue
+        of_tokens = [] if score == "calibrated risk" else _token_scores(answer, score)
         combine = _mean if score == "source attention" else max
-        of_spans = [combine(of_tokens[first:last]) for first, last in spans]
+        of_spans = [combine(of_tokens[first:last]) for first, last in spans] if of_tokens else list(answer.risks)
         span_ranges = [Range(tokens[first].start, tokens[last - 1].end) for first, last in spans]
 
         def add(units: str, rule: str, unit: Range, value: float, score: Score = score) -> None:
@@ -136,12 +170,14 @@ def _add(answer: TokenValues, columns: dict[tuple[str, str, Score], _Column], hi
                 add("span", "itself", span, value)
         by_claim = []
         for claim in claims:
-            shared, own = _shared(claim, span_ranges, of_spans), _shared(claim, tokens, of_tokens)
+            shared = _shared(claim, span_ranges, of_spans)
+            own = _shared(claim, tokens, of_tokens) if of_tokens else []
             highest = max((value for value, _ in shared), default=math.nan)
             by_claim.append(highest)
-            if shared and own:
+            if shared:
                 add("claim", "highest span", claim, highest)
                 add("claim", "mean of spans", claim, _weighted(shared))
+            if own:
                 add("claim", "own tokens", claim, combine([value for value, _ in own]))
         for sentence in sentences:
             shared = _shared(sentence, span_ranges, of_spans)

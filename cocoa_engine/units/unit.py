@@ -14,6 +14,7 @@ NOT_IN_SOURCE = "not in the source"
 LITTLE_ATTENTION = "little attention to the source"
 UNSURE = "the model was unsure"
 COMPETING = "competing"
+DISAGREE = "samples disagree"
 
 
 class Unit(BaseModel):
@@ -31,7 +32,8 @@ class Unit(BaseModel):
         description="Why it may be wrong: `not in the source` (little attention to the prompt, and its words are not "
         "there), `little attention to the source` (its words are there), both only where the prompt may hold a "
         "passage; `the model was unsure` (a token has a "
-        "probability below 0.5), `competing: ...` (what other candidates say instead).",
+        "probability below 0.5), `competing: ...` (what other candidates say instead); from "
+        ":meth:`.Consistency.check_these` also `samples disagree` (fewer than half of the samples support it).",
     )
     spans: list[int] = Field(default_factory=list, description="Numbers of the spans that share a character with it.")
 

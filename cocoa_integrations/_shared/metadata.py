@@ -76,6 +76,8 @@ def risk_report(generation: Generation, split: Split | None = None) -> dict[str,
     )
     if answered.out_of_domain:
         report["out_of_domain"] = True
+    if generation.source_heads is not None:
+        report["source_heads"] = generation.source_heads
     return {**report, **unit_entries(generation, split)}
 
 

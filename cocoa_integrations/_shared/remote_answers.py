@@ -56,6 +56,7 @@ def generation_of(
             "threshold": report["threshold"],
             "answer_threshold": report["answer_threshold"],
             "out_of_domain": report.get("out_of_domain", False),
+            "source_heads": report.get("source_heads"),
         }
     )
 

@@ -163,7 +163,7 @@ class _Plan:
     growth: float
     steps: list[Mapping[str, Any]]
     limit: Limit
-    measure: Measure
+    measure: Measure | None
     question: str
     context: str
     format_documents: Callable[[list[Document]], Any]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from llama_index.core.schema import MetadataMode, NodeWithScore
@@ -23,6 +24,7 @@ from cocoa_integrations._shared.metadata import REPORTS_KEY, RISK_KEY, add_conte
 from cocoa_integrations._shared.reasoning import Split
 from cocoa_integrations.llama_index.callbacks import RiskCollector, Start
 from cocoa_integrations.llama_index.context_lift import lift_of
+from cocoa_integrations.llama_index.retrieved import Retrieval, by_source_node
 from cocoa_integrations.llama_index.shown_text import Part, merged_report, parts_of, text_of
 
 _END: Any = object()
@@ -36,6 +38,7 @@ class Answered(NamedTuple):
     """One answer, the function that repeats its request, the number of the request, and its report.
 
     ``start_of_answer`` is the offset in the generated text at which the answer begins, after any reasoning.
+    ``node_ids`` are the retrieved nodes in its prompt.
     """
 
     generation: Generation
@@ -43,6 +46,7 @@ class Answered(NamedTuple):
     request: int
     report: dict[str, Any]
     start_of_answer: int
+    node_ids: Sequence[str]
 
 
 class Answers(RiskCollector):
@@ -58,6 +62,17 @@ class Answers(RiskCollector):
         super().__init__()
         self._lift, self._cite, self._by = lift, cite, by
         self._answers: list[Answered] = []
+        self.retrieval = Retrieval()
+
+    def __enter__(self) -> list[dict[str, Any]]:
+        self.retrieval.__enter__()
+        return super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        self.retrieval.__exit__(kind, error, traceback)
 
     def take(
         self,
@@ -68,12 +83,13 @@ class Answers(RiskCollector):
         run_id: str | None = None,
         split: Split | None = None,
         report: Mapping[str, Any] | None = None,
+        node_ids: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Add an answer and return its report."""
         report = super().take(generation, start, request=request, run_id=run_id, split=split, report=report)
         begin = 0 if split is None else split.answer_start
         # with its report: threads may interleave
-        self._answers.append(Answered(generation, start, request, report, begin))
+        self._answers.append(Answered(generation, start, request, report, begin, tuple(node_ids)))
         return report
 
     def write(self, metadata: dict[str, Any], text: str, nodes: Sequence[NodeWithScore]) -> None:
@@ -109,6 +125,7 @@ class Answers(RiskCollector):
         only = reports[parts[0].answer] if len(parts) == 1 else None
         report = only if only is not None and text_of(only) == text else merged_report(parts, reports)
         metadata[RISK_KEY] = report
+        _sort_by_source_node(report, parts, answers, nodes)
         if (self._lift or self._cite is not None) and any(answers[part.answer].start is None for part in parts):
             _warn(
                 "no context lift and no citations: they are measured on a model in this process, with a CocoaLLM; the "
@@ -180,6 +197,19 @@ class Answers(RiskCollector):
     async def awrite(self, metadata: dict[str, Any], text: str, nodes: Sequence[NodeWithScore]) -> None:
         """Like :meth:`write`, without blocking the event loop."""
         await asyncio.to_thread(self.write, metadata, text, nodes)
+
+
+def _sort_by_source_node(
+    report: dict[str, Any], parts: Sequence[Part], answers: Sequence[Answered], nodes: Sequence[NodeWithScore]
+) -> None:
+    """Order the attention of the spans by the source nodes of the response, which all its answers have in common."""
+    entries = iter(report["spans"])
+    for part in parts:
+        node_ids = answers[part.answer].node_ids
+        for entry in [next(entries) for _ in part.spans]:
+            measured = entry.pop("passage_attention", None)
+            if measured and (values := by_source_node(measured, node_ids, nodes)) is not None:
+                entry["passage_attention"] = values
 
 
 def _by_node(part: Part, answer: Answered, nodes: Sequence[NodeWithScore]) -> list[list[float | None]]:

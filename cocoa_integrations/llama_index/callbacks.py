@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from copy import deepcopy
 from types import TracebackType
@@ -101,6 +101,7 @@ class RiskCollector:
         run_id: str | None = None,
         split: Split | None = None,
         report: Mapping[str, Any] | None = None,
+        node_ids: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Add an answer and return its report.
 
@@ -111,6 +112,7 @@ class RiskCollector:
             run_id: the id of LlamaIndex's span of the call.
             split: separates the reasoning of the answer.
             report: the report of a server. Default: that of the generation.
+            node_ids: the retrieved nodes that its ``passage_attention`` is of.
         """
         report = _report(generation, split, run_id, report)  # one for each collector, which may change it
         with self._lock:
@@ -154,6 +156,7 @@ class Observers:
         split: Split | None = None,
         parts: Mapping[str, Any] | None = None,
         report: Mapping[str, Any] | None = None,
+        node_ids: Sequence[str] = (),
     ) -> None:
         """Report the complete answer.
 
@@ -162,12 +165,19 @@ class Observers:
             split: separates its reasoning.
             parts: what is added to its reports: the risk of its tool calls or fields.
             report: the report of a server. Default: that of the generation.
+            node_ids: the retrieved nodes that its ``passage_attention`` is of.
         """
         run_id, added = self._llama_index_span, dict(parts or {})
         self._trace.record(generation if split is None else split.answered)
         for collector in self._collectors:
             taken = collector.take(
-                generation, self._start, request=self._request, run_id=run_id, split=split, report=report
+                generation,
+                self._start,
+                request=self._request,
+                run_id=run_id,
+                split=split,
+                report=report,
+                node_ids=node_ids,
             )
             taken.update(deepcopy(added))
         told = {**_report(generation, split, run_id, report), **deepcopy(added)}

@@ -57,6 +57,7 @@ from cocoa_integrations.llama_index.responses import (
     Response,
     complete_answer,
 )
+from cocoa_integrations.llama_index.retrieved import PassagesOfCall
 from cocoa_integrations.llama_index.tools import ChatReader, split_tools
 
 if TYPE_CHECKING:
@@ -351,6 +352,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
     def _completion(self, prompt: str, formatted: bool, options: Mapping[str, Any]) -> tuple[CompletionReader, Start]:
         """The object that makes responses of the answer, and the function that starts it."""
         delivery, options = self._delivery(options)
+        reader = CompletionReader(delivery)
 
         def start(edit: Callable[[str], str] | None = None) -> SpanStream:
             self._follow_options()
@@ -359,9 +361,9 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
             require_unicode(prompt, "prompt")
             text = prompt if edit is None else edit(prompt)
             wrapped = text if formatted else self._extend_prompt(self.completion_to_prompt(text))
-            return self._begin(wrapped, decoding)
+            return self._begin(wrapped, decoding, reader.passages)
 
-        return CompletionReader(delivery), start
+        return reader, start
 
     def _conversation(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> tuple[ChatReader, Start]:
         """The object that parses the answer, and the function that starts it."""
@@ -380,7 +382,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
             if not self._formats_messages:
                 chat, template_kwargs = reader.plan.prompt(to_entries(opened))
                 prompt = self._engine.encode_chat(chat, **template_kwargs)
-                return self._begin(prompt, decoding, reader.plan.processors())
+                return self._begin(prompt, decoding, reader.passages, reader.plan.processors())
             if request:
                 raise ConfigError("tools and response_format need the chat template; leave out messages_to_prompt.")
             if given := given_options(template):
@@ -388,7 +390,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
             assert self.messages_to_prompt is not None
             text = self.messages_to_prompt(opened)
             reader.plan.inside_reasoning = text_ends_inside_reasoning(text)
-            return self._begin(text, decoding)
+            return self._begin(text, decoding, reader.passages)
 
         return reader, start
 
@@ -408,9 +410,13 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
         return current.updated(self.generate_kwargs).updated(options)
 
     def _begin(
-        self, prompt: str | list[int], decoding: DecodeOptions, processors: Sequence[Processor] = ()
+        self,
+        prompt: str | list[int],
+        decoding: DecodeOptions,
+        passages: PassagesOfCall,
+        processors: Sequence[Processor] = (),
     ) -> SpanStream:
-        config = decoding.config
+        config, source = decoding.config, None
         if prompt:  # the engine refuses an empty one
             prompt = self._token_ids(prompt) if isinstance(prompt, str) else prompt
             remaining = self.context_window - len(prompt)
@@ -420,9 +426,11 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
                     f"left for an answer. Shorten the prompt by at least {1 - remaining} tokens."
                 )
             config = config.replace(max_new_tokens=min(config.max_new_tokens, remaining))
+            source = passages.source(self._engine, prompt)
         return self._engine.stream(
             prompt,
             config=config,
+            source=source,
             logits_processor=[*decoding.logits_processors(), *processors],
             stopping_criteria=decoding.stopping_criteria(),
         )
@@ -486,7 +494,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
         assert generation is not None  # the stream has been read to its end
         split = reader.split(generation)
         content, parts = reader.parts(generation, split)
-        observers.answer_complete(generation, split, parts)
+        observers.answer_complete(generation, split, parts, node_ids=reader.passages.node_ids)
         answer = complete_answer(
             generation, self._engine, reader.delivery, split, streamed=streamed, content=content, parts=parts
         )

@@ -15,6 +15,7 @@ from cocoa_engine import ConfigError
 from cocoa_integrations._shared.metadata import REPORTS_KEY, RISK_KEY
 from cocoa_integrations.llama_index.answers import Answers
 from cocoa_integrations.llama_index.response_modes import require_reportable
+from cocoa_integrations.llama_index.retrieved import add_nodes
 
 
 class RiskQueryEngine(BaseQueryEngine):
@@ -32,6 +33,9 @@ class RiskQueryEngine(BaseQueryEngine):
     is available when the stream has been read to its end. Until then ``cocoa_risk`` is ``None``. It stays ``None``,
     with a :class:`MissingRiskWarning`, if no CocoaLLM answered, or if something changed the text after it was
     generated.
+
+    The nodes whose text is in the prompt as it is are the sources of the answer: each of its spans has
+    ``passage_attention``, the attention on each of ``source_nodes`` (``None`` for those that were not in the prompt).
 
     Make it the outermost engine: a response that is used as a node adds its metadata to the next prompt.
 
@@ -71,6 +75,7 @@ class RiskQueryEngine(BaseQueryEngine):
         """The response of the inner engine to given nodes, with its risk."""
         answers = self._collector()
         with answers:
+            add_nodes(nodes)
             response = self._inner.synthesize(query_bundle, nodes, additional_source_nodes)
         return self._reported(response, answers)
 
@@ -83,6 +88,7 @@ class RiskQueryEngine(BaseQueryEngine):
         """Like :meth:`synthesize`, asynchronously."""
         answers = self._collector()
         with answers:
+            add_nodes(nodes)
             response = await self._inner.asynthesize(query_bundle, nodes, additional_source_nodes)
         return await self._areported(response, answers)
 

@@ -20,6 +20,7 @@ from cocoa_integrations._shared.detail import Detail, Stored, compact_report, re
 from cocoa_integrations._shared.logprobs import TokenLogprobs
 from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY, risk_report, span_metadata
 from cocoa_integrations._shared.reasoning import Part, ReasoningSplitter, Split
+from cocoa_integrations.llama_index.retrieved import PassagesOfCall
 
 Response = TypeVar("Response", CompletionResponse, ChatResponse)
 
@@ -112,12 +113,18 @@ class Answer:
 class Reader(ABC, Generic[Response]):
     """Converts the answers of one call, or the partial answers of a stream, into responses.
 
+    Create it inside the call.
+
     Args:
         delivery: what the responses carry besides their text.
+
+    Attributes:
+        passages: the retrieved nodes in the prompt of the call.
     """
 
     def __init__(self, delivery: Delivery) -> None:
         self.delivery = delivery
+        self.passages = PassagesOfCall()
 
     def splitter(self) -> ReasoningSplitter | None:
         """The object that separates the reasoning of a stream; ``None`` if responses have all of the text."""

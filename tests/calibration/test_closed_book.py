@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from cocoa_engine import CocoaConfig, CocoaEngine, RiskCalibrator
+from cocoa_engine.model.prompts import ChatTokens
 from cocoa_engine.spans import CLOSED_BOOK_TOKENS
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
 from tests.helpers.rivals import heads_file
@@ -48,6 +49,40 @@ def test_a_named_passage_is_one_however_short(tmp_path: Path) -> None:
     engine = CocoaEngine(model, tiny_tokenizer(), config=CONFIG.replace(decore_heads=heads))
     assert engine.generate("abcd efgh ijkl").closed_book
     assert not engine.generate("abcd efgh ijkl", source=[(0, 4)]).closed_book
+
+
+HISTORY = [
+    {"role": "user", "content": "I want to practise for a quiz. Will you help me?"},
+    {"role": "assistant", "content": "Of course. Ask me what you like, and I will answer. " * 4},
+]
+QUESTION = {"role": "user", "content": "What is the capital of France?"}
+PASSAGE = {"role": "user", "content": " ".join(f"The {n}th street of the town is called Elm {n}." for n in range(12))}
+
+
+def test_the_history_of_a_chat_is_no_passage_but_may_hold_one(engine: CocoaEngine) -> None:
+    short = engine.encode_chat([QUESTION])
+    assert type(short) is list
+    asked = engine.encode_chat([*HISTORY, QUESTION])
+    assert isinstance(asked, ChatTokens)
+    assert len(asked) > CLOSED_BOOK_TOKENS
+    assert asked.question_tokens == len(engine.encode_chat([HISTORY[0]]))  # the longer of the two of the user
+    answer = engine.generate(asked, max_new_tokens=8)
+    assert answer.question_tokens == asked.question_tokens
+    same = engine.chat([*HISTORY, QUESTION], max_new_tokens=8)
+    assert (same.text, same.question_tokens, same.calibrated_on) == (
+        answer.text,
+        answer.question_tokens,
+        answer.calibrated_on,
+    )
+    assert answer.closed_book
+    assert "short questions" in str(answer.calibrated_on)
+    assert not engine.generate(list(asked), max_new_tokens=8).closed_book  # bare ids do not tell
+    for chat in (
+        [PASSAGE, HISTORY[1], QUESTION],
+        [{**PASSAGE, "role": "system"}, *HISTORY, QUESTION],
+        [*HISTORY, PASSAGE],
+    ):
+        assert not engine.chat(chat, max_new_tokens=4).closed_book
 
 
 def test_it_is_stored_and_left_out_with_the_risk_of_answers(calibrator: RiskCalibrator) -> None:

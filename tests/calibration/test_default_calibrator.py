@@ -88,4 +88,5 @@ def test_other_settings_or_heads_are_measured_without_it(monkeypatch: pytest.Mon
     other = one.generate(PROMPT, gamma=0.2)
     assert not other.calibrated
     assert other == one.without_calibrator().generate(PROMPT, gamma=0.2)
-    assert not other.spans[0].token_source_attention  # no calibrator needs the heads
+    assert other.source_heads == "spread"  # the heads of the calibrator are not needed
+    assert one.generate(PROMPT).source_heads is None

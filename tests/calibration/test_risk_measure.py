@@ -84,7 +84,7 @@ def test_where_source_attention_is_not_measured(tiny: CocoaEngine, engine: Cocoa
         tiny.generate(PROMPT, risk="source_attention")
     assert tiny.generate(PROMPT, source=["ring"], **SHORT).risk_source == "token_probability"
     heads = known_heads(None, engine.num_layers, engine.model.config.num_attention_heads)
-    unmeasured = tiny.score(PROMPT, "a thing").spans[0]
+    unmeasured = tiny.score(PROMPT, "a thing").spans[0].model_copy(update={"token_source_attention": []})
     auto = risk_measure(CocoaConfig(), heads=heads, has_source=True)
     assert auto(unmeasured).source == "token_probability"
     assert risk_measure(CocoaConfig(risk="source_attention"), heads=heads)(unmeasured).value is None

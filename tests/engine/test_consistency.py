@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cocoa_engine import CocoaConfig, CocoaEngine, Consistency, Generation
+from cocoa_engine.consistency import compare
 from cocoa_engine.datasets.questions import Question
 from cocoa_engine.errors import ConfigError, PromptError
 from cocoa_engine.studies.consistency import SCORES, measure, summarise
@@ -166,3 +167,18 @@ def test_the_study_ranks_wrong_answers_by_disagreement() -> None:
     assert (values["agreement"].estimate, values["f1"].estimate) == (1.0, 0.5)
     assert differences["agreement"].estimate == pytest.approx(1 - values["mean_log_prob"].estimate)
     assert (differences["agreement"].low or 0) > 0
+
+
+def test_the_claims_that_the_samples_do_not_support() -> None:
+    answer = generation(("Frank Herbert", 0.4), (" wrote it in ", 0.1), ("1950", 0.6), (".", 0.9))
+    samples = [generation((text, 0.1)) for text in ("Frank Herbert, in 1965.", "Herbert wrote Dune in 1965.", "1950?")]
+    found = compare(answer, samples)
+    checks = {check.text: check.reasons for check in found.check_these()}
+    assert list(checks) == [check.text for check in answer.check_these()]
+    disagreed = {text for text, reasons in checks.items() if "samples disagree" in reasons}
+    assert disagreed == {text for text in checks if (found.support(text) or 0) < 0.5} != set()
+    assert "1950" in disagreed
+    assert "Frank Herbert" not in disagreed
+    assert len(found.check_these(1)) == 1
+    with pytest.raises(ConfigError, match="given as a text"):
+        compare("Frank Herbert", samples).check_these()

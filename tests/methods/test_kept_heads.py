@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from cocoa_engine import CocoaEngine
 from cocoa_engine.cache_directory import CACHE_VARIABLE
+from cocoa_engine.errors import ConfigError
 from cocoa_engine.methods.retrieval_heads import (
     SOURCE_HEADS,
     RetrievalHeads,
@@ -24,7 +25,9 @@ from cocoa_engine.methods.retrieval_heads import (
     keep,
     kept_file,
     known_heads,
+    source_heads,
     spread_heads,
+    spread_heads_of,
 )
 from cocoa_engine.model.language_model import LanguageModel
 from cocoa_engine.model.weight_samples import model_digest
@@ -53,10 +56,12 @@ def found_in(model: Any, reference: list[float] | None = None) -> RetrievalHeads
 def test_an_engine_finds_the_heads_that_were_kept() -> None:
     model = tiny_model("llama")
     engine = CocoaEngine(model, tiny_tokenizer())
-    assert engine.generate(PROMPTS[0], max_new_tokens=4).spans[0].source_attention is None
+    before = engine.generate(PROMPTS[0], max_new_tokens=4)
     file = keep(found_in(model), engine.session.model)
     assert heads_of_model(None, LanguageModel(model)) == found_in(model)
-    assert engine.generate(PROMPTS[0], max_new_tokens=4).spans[0].source_attention is not None
+    after = engine.generate(PROMPTS[0], max_new_tokens=4)
+    assert after.spans[0].source_attention != before.spans[0].source_attention
+    assert (before.source_heads, after.source_heads) == ("spread", None)
     # a copy of the model has them; another model of the same shape does not
     assert heads_of_model(None, LanguageModel(tiny_model("llama"))) is not None
     assert heads_of_model(None, LanguageModel(tiny_model("llama", seed=1))) is None
@@ -211,6 +216,44 @@ def test_spread_heads_are_in_the_layers_after_the_middle() -> None:
         spread = spread_heads("m", layers, count).best(SOURCE_HEADS)
         assert 1 <= len(spread) == len(set(spread)) <= 20
         assert all(layer >= layers // 2 for layer, _ in spread)
+
+
+def test_models_without_known_heads_have_the_source_attention_of_spread_heads() -> None:
+    model = tiny_model("llama")
+    engine = CocoaEngine(model, tiny_tokenizer())
+    decoded, given = engine.generate(PROMPTS[0], max_new_tokens=4), engine.score(PROMPTS[0], "abc")
+    spread = spread_heads_of(LanguageModel(model))
+    assert spread is not None
+    assert source_heads(None, LanguageModel(model)) == spread.best(SOURCE_HEADS)
+    with pytest.raises(ConfigError, match="retrieval heads"):
+        engine.generate(PROMPTS[0], method="decore")
+    keep(spread, engine.session.model)  # what `cocoa heads --spread --prompts 0` writes
+    for answer, kept in (
+        (decoded, engine.generate(PROMPTS[0], max_new_tokens=4)),
+        (given, engine.score(PROMPTS[0], "abc")),
+    ):
+        assert answer.spans[0].source_attention is not None
+        assert answer.spans[0].token_source_attention == pytest.approx(kept.spans[0].token_source_attention)
+        assert answer.source_heads == kept.source_heads == "spread"
+        assert answer.risk_source == "token_probability"
+    named = engine.generate("ab cd ef", max_new_tokens=4, source=[(0, 2)])
+    assert named.risk_source == "token_probability"  # there is no reference distribution of these heads
+    assert named.spans[0].passage_attention
+    with pytest.raises(ConfigError, match="reference distribution"):
+        engine.generate(PROMPTS[0], risk="source_attention")
+
+
+def test_spread_heads_are_in_layers_that_attend_to_the_whole_prompt() -> None:
+    model = LanguageModel(tiny_model("llama"))
+    layers = model.num_layers
+    model.config.layer_types = ["full_attention", *["sliding_attention"] * (layers - 1)]
+    found = spread_heads_of(model)
+    assert found is not None
+    assert {one.layer for one in found.heads} == {0}  # no other layer sees all of it
+    model.config.layer_types = ["linear_attention"] * layers
+    assert spread_heads_of(model) is None
+    assert source_heads(None, model) == ()
+    assert {one.layer for one in spread_heads("m", 30, 9, attending=range(3, 30, 4)).heads} == {15, 19, 23}
 
 
 def test_spread_heads_can_be_kept() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cocoa_engine.calibration.calibrator import RiskCalibrator
 from cocoa_engine.calibration.features import (
     ANSWER_FEATURES,
     PROBE_FEATURE,
@@ -25,6 +26,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import Question
 from cocoa_engine.decoding.answer_history import preceding
 from cocoa_engine.equations import mean_pooled
+from cocoa_engine.errors import CalibrationError
 from cocoa_engine.methods import METHODS
 from cocoa_engine.model.prompts import Prompt
 from cocoa_engine.results import Generation
@@ -79,6 +81,30 @@ def labelled_features(
                 )
                 found["span"].add(_span_features(segment, layers, branches), segment.hallucinated > 0, group, state)
     return {level: rows.labelled(level) for level, rows in found.items() if rows.labels}
+
+
+def span_risks(
+    forced: TeacherForced, calibrator: RiskCalibrator, config: CocoaConfig, num_layers: int
+) -> dict[int, float]:
+    """The calibrated risk of every visible span of a given answer, by the number of its first token.
+
+    Args:
+        forced: the teacher-forced answer.
+        calibrator: a calibrator with a risk of spans, and without a probe.
+        config: the settings of the features.
+        num_layers: the number of layers of the model.
+
+    Raises:
+        CalibrationError: a feature that the calibrator needs was not measured, or it has no risk of spans.
+    """
+    if calibrator.span is None:
+        raise CalibrationError("this calibrator was fitted on whole answers: it has no risk of a span.")
+    layers, branches = Layers.of(config, num_layers), METHODS[config.method].branches
+    risks = {}
+    for segment in spans(forced):
+        values = dict(zip(SPAN_FEATURES, _span_features(segment, layers, branches), strict=True))
+        risks[segment.start] = calibrator.span([values[name] for name in calibrator.span.features])
+    return risks
 
 
 def own_answers(

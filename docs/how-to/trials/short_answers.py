@@ -11,7 +11,8 @@ and 200 are taken. They are asked to be answered in a few words.
 
     python docs/how-to/trials/short_answers.py nq-open-oracle.jsonl.gz
 
-The answers are those of the default settings. Others can be given; a risk that does not apply to them is not shown.
+`--history` puts an earlier exchange before the question, which makes the prompt longer than 64 tokens. The answers are
+those of the default settings. Others can be given; a risk that does not apply to them is not shown.
 
     python docs/how-to/trials/short_answers.py nq-open-oracle.jsonl.gz --limit 96 --method greedy --max-new-tokens 24
 """
@@ -25,15 +26,29 @@ from random import Random
 
 from sklearn.metrics import roc_auc_score
 
-from cocoa_engine import CocoaEngine, Generation
+from cocoa_engine import CocoaEngine, Generation, RiskCalibrator
+from cocoa_engine.calibration.risk_measure import RANK_THRESHOLD, TOKEN_THRESHOLD, token_risk
 from cocoa_engine.config import MethodName
 from cocoa_engine.datasets import Question, read_questions
+from cocoa_engine.methods.retrieval_heads import RetrievalHeads, heads_of_model
 from cocoa_engine.studies.fitting.validation import expected_calibration_error, reliability
 
 QUESTIONS = Path(__file__).with_name("questions.jsonl")
+HISTORY = (
+    {"role": "user", "content": "I want to practise for a quiz. Will you help me?"},
+    {
+        "role": "assistant",
+        "content": "Of course. Ask me whatever you like, from geography, history, science, literature or sport, and I "
+        "will answer as well as I can. If you are not sure about something, tell me, and we will look at it together.",
+    },
+)
 TRIALS: dict[str, tuple[float, ...]] = {
     "answer_risk": (0.4, 0.5, 0.6, 0.7),
+    "short fit": (),
+    "passage fit": (),
     "risk": (0.4, 0.5, 0.6, 0.7),
+    "token_probability": (0.8, TOKEN_THRESHOLD, 0.95, 0.98),
+    "source_attention": (0.8, RANK_THRESHOLD, 0.95, 0.98),
     "self_information": (2.0, 3.0, 4.0),
     "f_mlds": (0.5, 0.9, 0.95, 1.0),
     "-mean log p": (),
@@ -41,64 +56,83 @@ TRIALS: dict[str, tuple[float, ...]] = {
 }
 
 
-def main(path: Path, ask: str, limit: int, method: MethodName, max_new_tokens: int | None) -> None:
+def main(path: Path, ask: str, limit: int, method: MethodName, max_new_tokens: int | None, history: bool) -> None:
     """Answer the questions and print, for each value, how it ranks them and what thresholds let pass and stop."""
     questions = read_questions(path)
     if path != QUESTIONS:
         Random(5).shuffle(questions)
     questions = questions[:limit]
     engine = CocoaEngine.from_pretrained()
-    prompts = [engine.encode_chat(messages(one, ask)) for one in questions]
+    prompts = [engine.encode_chat(messages(one, ask, history)) for one in questions]
     tokens = max_new_tokens or (48 if ask == "plain" else 32)
     answers = engine.generate_batch(prompts, method=method, max_new_tokens=tokens)
     right = [question.is_right(answer.text) for question, answer in zip(questions, answers, strict=True)]
     outside = sum(answer.answer_out_of_domain for answer in answers)
     print(f"{sum(right)} of {len(right)} answers are right; {outside} are out of the domain of answer_risk")
-    wrong, defaults = (
-        [not one for one in right],
-        {"answer_risk": answers[0].answer_threshold, "risk": answers[0].threshold},
-    )
-    risks = [answer.answer_risk for answer in answers if answer.answer_risk is not None]
-    if risks:
-        print(f"answer_risk      ECE {expected_calibration_error(reliability(risks, wrong)):.3f}")
+    wrong, calibrated = [not one for one in right], answers[0].answer_risk is not None
+    heads = heads_of_model(None, engine.session.model)
     for name, thresholds in TRIALS.items():
-        if name == "answer_risk" and not risks:
+        if not calibrated and name in ("answer_risk", "short fit", "passage fit", "risk"):
             continue
-        values = [value_of(answer, name) for answer in answers]
-        print(f"{name:16} AUROC {roc_auc_score(wrong, values):.3f}")
-        default = defaults.get(name)
-        for threshold in sorted({*thresholds, *([] if default is None else [default])}):
+        values = [value_of(answer, name, engine.calibrator, heads) for answer in answers]
+        print(f"{name:17} AUROC {roc_auc_score(wrong, values):.3f}")
+        if name in ("answer_risk", "short fit", "passage fit"):
+            print(f"{name:17} ECE {expected_calibration_error(reliability(values, wrong)):.3f}")
+        defaults = {} if not calibrated else default_thresholds(answers[0], engine.calibrator)
+        for threshold in sorted({*thresholds, *defaults.get(name, ())}):
             show(name, values, right, threshold)
+        passing = sorted(value for value, is_right in zip(values, right, strict=True) if is_right)
+        show(name, values, right, passing[round(0.8 * len(passing))], "  <- 80 % of the right answers pass")
 
 
-def messages(question: Question, ask: str) -> list[dict[str, str]]:
+def messages(question: Question, ask: str, history: bool) -> list[dict[str, str]]:
     """The chat that asks a question."""
+    before = list(HISTORY) if history else []
     if question.context is not None or ask == "words":
-        return [{"role": "user", "content": question.request}]
+        return [*before, {"role": "user", "content": question.request}]
     system = [{"role": "system", "content": "Answer in one short sentence."}] if ask == "sentence" else []
-    return [*system, {"role": "user", "content": question.text}]
+    return [*system, *before, {"role": "user", "content": question.text}]
 
 
-def value_of(answer: Generation, name: str) -> float:
+def default_thresholds(answer: Generation, calibrator: RiskCalibrator | None) -> dict[str, tuple[float, ...]]:
+    """The thresholds that apply without a number."""
+    assert calibrator is not None
+    fits = {"short fit": calibrator.closed_book, "passage fit": calibrator.answer}
+    known = {
+        name: (fit.threshold.value,) for name, fit in fits.items() if fit is not None and fit.threshold is not None
+    }
+    return {"answer_risk": (answer.answer_threshold or 0.0,), "risk": (answer.threshold or 0.0,), **known}
+
+
+def value_of(answer: Generation, name: str, calibrator: RiskCalibrator | None, heads: RetrievalHeads | None) -> float:
     """The value of an answer that a threshold is compared with; of spans the highest."""
     if name == "answer_risk":
         return answer.answer_risk or 0.0
+    if name in ("short fit", "passage fit"):  # the length of the prompt chooses between them
+        assert calibrator is not None
+        usage = answer.usage.model_copy(update={"prompt_tokens": 1 if name == "short fit" else 1000})
+        return calibrator.answer_risk(answer.model_copy(update={"usage": usage}))
     log_probs = [value for span in answer.spans for value in span.token_log_probs]
     if name == "-mean log p":
         return -sum(log_probs) / len(log_probs)
     if name == "-min log p":
         return -min(log_probs)
     spans = [span for span in answer.spans if span.text.strip()]
+    if name == "token_probability":
+        return max((token_risk(span.token_log_probs) for span in spans), default=0.0)
+    if name == "source_attention":
+        assert heads is not None
+        return max((heads.rank(span.source_attention) or 0.0 for span in spans), default=0.0)
     return max((getattr(span, name) for span in spans), default=0.0)
 
 
-def show(name: str, values: Sequence[float], right: Sequence[bool], threshold: float) -> None:
+def show(name: str, values: Sequence[float], right: Sequence[bool], threshold: float, note: str = "") -> None:
     """Print what a threshold would let pass and stop."""
     passed = sum(value < threshold for value, is_right in zip(values, right, strict=True) if is_right)
     stopped = sum(value >= threshold for value, is_right in zip(values, right, strict=True) if not is_right)
     print(
-        f"{name:16} {threshold:5.3f}  right answers passed {passed}/{sum(right)}, "
-        f"wrong answers stopped {stopped}/{len(right) - sum(right)}"
+        f"{name:17} {threshold:5.3f}  right answers passed {passed}/{sum(right)}, "
+        f"wrong answers stopped {stopped}/{len(right) - sum(right)}{note}"
     )
 
 
@@ -109,5 +143,6 @@ if __name__ == "__main__":
     parser.add_argument("--limit", type=int, default=200, help="the number of questions")
     parser.add_argument("--method", choices=["cocoa-sig", "cocoa", "greedy"], default="cocoa-sig")
     parser.add_argument("--max-new-tokens", type=int, help="default: 32, or 48 without an instruction")
+    parser.add_argument("--history", action="store_true", help="put an earlier exchange before the question")
     given = parser.parse_args()
-    main(given.file, given.ask, given.limit, given.method, given.max_new_tokens)
+    main(given.file, given.ask, given.limit, given.method, given.max_new_tokens, given.history)

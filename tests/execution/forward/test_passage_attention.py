@@ -134,10 +134,14 @@ def test_the_prefix_cache_and_other_methods(tmp_path: Path) -> None:
         check(model, PROMPT, engine.generate(PROMPT, method=method, source=Passages(RANGES)), RANGES)
 
 
-def test_without_known_heads_there_are_none() -> None:
+def test_without_known_heads_it_is_that_of_heads_spread_over_the_layers() -> None:
     engine = CocoaEngine(tiny_model("llama"), tiny_tokenizer())
     answer = engine.generate(PROMPT, max_new_tokens=4, source=Passages(RANGES))
-    assert all(span.passage_attention == [] for span in answer.spans)
+    assert answer.source_heads == "spread"
+    for span in answer.spans:
+        assert len(span.passage_attention) == len(RANGES)
+        assert span.source_attention is not None
+        assert 0 < max(span.passage_attention) <= span.source_attention
 
 
 def test_segments_without_passages_get_zeros() -> None:

@@ -89,11 +89,6 @@ def test_backends_that_do_not_see_it_leave_it_out(kind: str, tmp_path: Path) -> 
     assert all(span.token_source_attention == [] and span.source_attention is None for span in answer.spans)
 
 
-def test_without_known_heads_it_is_left_out() -> None:
-    answer = CocoaEngine(tiny_model("llama"), tiny_tokenizer()).generate(PROMPT, max_new_tokens=4)
-    assert measured(answer) == []
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", SEEN)
 def test_given_texts(architecture: str, tmp_path: Path) -> None:
@@ -160,7 +155,7 @@ def test_the_best_heads_of_the_embedded_model() -> None:
     embedded = known_heads(None, 30, 9)
     assert embedded is not None
     assert len(set(embedded.best(SOURCE_HEADS))) == SOURCE_HEADS
-    assert source_heads(None, LanguageModel(tiny_model("llama"))) == ()
+    assert source_heads(None, LanguageModel(tiny_model("llama"))) != ()  # those that spread_heads takes
 
 
 def test_heads_that_are_divided_among_processes_are_not_measured(tmp_path: Path) -> None:

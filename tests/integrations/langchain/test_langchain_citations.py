@@ -17,6 +17,7 @@ from langchain_core.runnables import RunnableLambda
 from pydantic import TypeAdapter
 
 from cocoa_engine import CocoaEngine, ConfigError
+from cocoa_engine.methods import retrieval_heads
 from cocoa_integrations.langchain import (
     ChatCocoa,
     get_risk,
@@ -173,7 +174,8 @@ def test_documents_that_the_prompt_changes_are_not_cited_by_attention(seeing_cha
     assert {one["source"] for one in message.response_metadata["cocoa_citations"]} == {2}
 
 
-def test_attention_that_is_not_known(quick_chat: ChatCocoa) -> None:
+def test_attention_that_cannot_be_measured(quick_chat: ChatCocoa, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrieval_heads, "spread_heads_of", lambda model: None)  # as of a model without attention
     with pytest.raises(ConfigError, match="need the model's retrieval heads"):
         with_citations(PROMPT, quick_chat, by="attention").invoke(VALUES)
     with pytest.raises(ConfigError, match="unknown value 'atention'"):

@@ -17,6 +17,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from pydantic import TypeAdapter
 
 from cocoa_engine import CocoaEngine, ConfigError, passage_attention
+from cocoa_engine.methods import retrieval_heads
 from cocoa_integrations.llama_index import CocoaLLM, RiskCitationQueryEngine, RiskQueryEngine
 from cocoa_integrations.schema import CitationEntry, RiskReport
 from tests.helpers.reasoning_models import Says, reasoning_engine
@@ -116,7 +117,8 @@ async def test_citations_by_attention(how: str, quick: CocoaEngine, tmp_path: Pa
     ]
 
 
-def test_attention_that_is_not_known(quick_llm: CocoaLLM) -> None:
+def test_attention_that_cannot_be_measured(quick_llm: CocoaLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrieval_heads, "spread_heads_of", lambda model: None)  # as of a model without attention
     with pytest.raises(ConfigError, match="need the model's retrieval heads"):
         RiskCitationQueryEngine(over(quick_llm), by="attention").query(QUESTION)
     with pytest.raises(ConfigError, match="by: unknown value"):

@@ -93,6 +93,47 @@ async def test_query_engine(how: str, streaming: bool, llm: CocoaLLM, retriever:
     assert "context_lift" not in response.metadata["cocoa_risk"]["spans"][0]
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("mode", [ResponseMode.COMPACT, ResponseMode.REFINE, ResponseMode.ACCUMULATE])
+async def test_the_retrieved_nodes_are_the_passages(
+    mode: ResponseMode, streaming: bool, llm: CocoaLLM, retriever: BM25Retriever
+) -> None:
+    if streaming and mode is ResponseMode.ACCUMULATE:
+        return  # refused
+    inner = RetrieverQueryEngine.from_args(retriever, llm=llm, response_mode=mode, streaming=streaming)
+    _, response = await asked(RiskQueryEngine(inner), "query" if streaming else "aquery")
+    assert len(response.source_nodes) == 2
+    spans = [
+        [value is not None for value in one["passage_attention"]] for one in response.metadata["cocoa_risk"]["spans"]
+    ]
+    seen = {tuple(one) for one in spans}
+    # the prompt has both nodes; each answer was written from one; the last answer was refined by the second node
+    expected = {
+        ResponseMode.COMPACT: {(True, True)},
+        ResponseMode.ACCUMULATE: {(True, False), (False, True)},
+        ResponseMode.REFINE: {(False, True)},
+    }
+    assert seen == expected[mode]
+
+
+def test_passages_of_given_nodes_and_of_none(llm: CocoaLLM, retriever: BM25Retriever) -> None:
+    engine = RiskQueryEngine(RetrieverQueryEngine.from_args(retriever, llm=llm))
+    found = list(reversed(retriever.retrieve(QUESTION)))
+    response = engine.synthesize(QueryBundle(QUESTION), found)
+    [risk] = [response.metadata["cocoa_risk"]]  # type: ignore[index]
+    assert all(None not in one["passage_attention"] for one in risk["spans"])
+    with collect_risk() as reports:
+        llm.complete("The lighthouse is old, and ")
+        RetrieverQueryEngine.from_args(retriever, llm=llm).query(QUESTION)  # nothing collects its nodes
+    assert not any("passage_attention" in span for report in reports for span in report["spans"])
+
+
+def test_a_chat_engine_has_the_passages_too(llm: CocoaLLM, retriever: BM25Retriever) -> None:
+    engine = RiskChatEngine(ContextChatEngine.from_defaults(retriever=retriever, llm=llm))
+    response = engine.chat(QUESTION)
+    assert {len(one["passage_attention"]) for one in response.metadata["cocoa_risk"]["spans"]} == {2}
+
+
 async def test_a_stream_has_its_risk_at_its_end_only(llm: CocoaLLM, retriever: BM25Retriever) -> None:
     inner = RetrieverQueryEngine.from_args(retriever, llm=llm, streaming=True)
     stream = RiskQueryEngine(inner).query(QUESTION)

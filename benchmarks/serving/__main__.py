@@ -12,8 +12,8 @@ import torch
 
 from benchmarks.measure import write
 from benchmarks.probe import probe
-from benchmarks.report import write_report
-from benchmarks.serving import faults, load, rival
+from benchmarks.report import PARTS, write_report
+from benchmarks.serving import faults, first_text, load, memory, rival
 from benchmarks.settings import RESULTS
 from cocoa_engine.studies.machine import describe
 
@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0, help="how long 64 streams go on")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64, help="max_tokens of a request")
+    parser.add_argument("--steps", type=int, default=12, help="how often 100 answers are asked for, for the memory")
     parser.add_argument("--threads", type=int, default=2, help="threads of each process")
     parser.add_argument("--places", type=int, default=8, help="--max-batch-size under 64 streams")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of serving.json")
@@ -39,6 +40,8 @@ def main() -> None:
         measures: dict[str, Any] = {
             "load": lambda: load.measure(options.minutes, options.rounds, tokens, threads, options.places, folder),
             "rival": lambda: rival.measure(options.rounds, tokens, threads, folder),
+            "first_text": lambda: first_text.measure(threads, folder),
+            "memory": lambda: memory.measure(options.steps, tokens, threads, folder),
             "kill": lambda: faults.kill(tokens, threads, folder),
             "readers": lambda: faults.readers(tokens, threads, folder),
         }

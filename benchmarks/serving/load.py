@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 import threading
 import time
@@ -31,6 +32,13 @@ def percentile(values: Sequence[float], share: float) -> float:
     """The value below which a share of the values is."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def fifths(values: Sequence[float]) -> list[float]:
+    """The median of each fifth of a run."""
+    bounds = [round(number * len(values) / 5) for number in range(6)]
+    parts = [values[start:end] for start, end in itertools.pairwise(bounds)]
+    return [round(statistics.median(part), 1) for part in parts if part]
 
 
 def spread_of(values: Sequence[float]) -> dict[str, float]:
@@ -129,7 +137,7 @@ def _long(server: Server, asked: Sequence[Mapping[str, Any]], minutes: float, al
     failures = [one.failure for one in answers if one.failure is not None]
     complete = [one for one in answers if one.failure is None]
     memory = [one["unique_mib"] for one in samples]
-    fifth = max(1, len(memory) // 5)
+    parts = fifths(memory)
     return {
         "seconds": round(seconds, 1),
         "answers": len(complete),
@@ -142,8 +150,9 @@ def _long(server: Server, asked: Sequence[Mapping[str, Any]], minutes: float, al
         "client_cores": round(own / seconds, 3),
         "server_cores": round((server.usage()["processor_seconds"] - before["processor_seconds"]) / seconds, 3),
         "memory_mib": {
-            "first_fifth": round(statistics.median(memory[:fifth]), 1),
-            "last_fifth": round(statistics.median(memory[-fifth:]), 1),
+            "fifths": parts,
+            "first_fifth": parts[0],
+            "last_fifth": parts[-1],
             "highest": max(memory),
         },
         **latencies(complete),

@@ -54,13 +54,13 @@ def measure(rounds: int, tokens: int, threads: int, folder: Path, at_once: Seque
             command = transformers_serve(port, model, *options)
             try:
                 servers[name] = stack.enter_context(running(command, port, threads, folder / f"{len(servers)}.log"))
-                warmed = asyncio.run(ask_all(servers[name].url, [_body(0, tokens, fields[name])], 1))
+                warmed = asyncio.run(ask_all(servers[name].url, [body_of(0, tokens, fields[name])], 1))
                 if (failure := warmed[0].failure) is not None:
                     raise RuntimeError(failure)
             except RuntimeError as error:
                 failed[name] = str(error)[-500:]
                 servers.pop(name, None)
-        asyncio.run(ask_all(servers[OURS].url, [_body(0, tokens, fields[OURS])], 1))
+        asyncio.run(ask_all(servers[OURS].url, [body_of(0, tokens, fields[OURS])], 1))
         number = 1
         for count in at_once:
             of_count: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
@@ -69,7 +69,7 @@ def measure(rounds: int, tokens: int, threads: int, folder: Path, at_once: Seque
                 number = chosen.stop
                 for name, server in servers.items():
                     first = 0 if name != OURS_SIG else 1000 * PROMPTS  # it has the cached prompts of the other method
-                    asked = [_body(first + one, tokens, fields[name]) for one in chosen]
+                    asked = [body_of(first + one, tokens, fields[name]) for one in chosen]
                     answers, seconds = timed_round(server, asked, count)
                     of_count[name].append(_figures(answers, seconds, tokenizer))
             found[str(count)] = of_count
@@ -82,7 +82,7 @@ def measure(rounds: int, tokens: int, threads: int, folder: Path, at_once: Seque
     }
 
 
-def _body(number: int, tokens: int, fields: Mapping[str, Any]) -> dict[str, Any]:
+def body_of(number: int, tokens: int, fields: Mapping[str, Any]) -> dict[str, Any]:
     """A request that shares its beginning with no other: the other server keeps no prompts, so ours must not gain."""
     every = bodies(tokens, **fields)
     body = every[number % len(every)]

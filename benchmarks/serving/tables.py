@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -91,6 +92,41 @@ def rival_in_words(records: Records) -> str:
     return " ".join(sentences)
 
 
+def first_text(records: Records) -> str:
+    """Why the first text comes when it comes, in a sentence."""
+    part: Mapping[str, Any] = records["serving"]["first_text"]
+    kinds = ("tokens", "passes")
+    greedy, sig, other = (
+        {kind: f"{statistics.mean(part[name][kind]):.1f}" for kind in kinds} for name in (OURS, OURS_SIG, RIVAL)
+    )
+    return (
+        "The first text of `cocoa serve` is a decided span, and that of `transformers serve` a token: in these "
+        f"requests the span has {greedy['tokens']} tokens on average with greedy decoding and {sig['tokens']} with "
+        f"CoCoA-SIG, and comes {greedy['passes']} and {sig['passes']} forward passes after the prompt's own, since its "
+        f"risk needs the pass over its last token; the other's {other['tokens']} token comes after {other['passes']}."
+    )
+
+
+def memory(records: Records) -> str:
+    """Memory after every 100 answers, and what it is made of."""
+    part = records["serving"]["memory"]
+    curves: Mapping[str, Any] = part["curves"]
+    names = ("unique_mib", "prefix_cache_mib", "handed_out_mib", "free_mib")
+    rows = []
+    for size, points in curves.items():
+        rows += [[size, f"{one['answers']:,}", *(f"{one[name]:,.0f}" for name in names)] for one in points]
+    headings = [
+        "prefix cache at most",
+        "answers",
+        "memory of the server, MiB",
+        "prefix cache, MiB",
+        "in use by the allocator's callers, MiB",
+        "freed, and kept by the allocator, MiB",
+    ]
+    asked = f"{part['streams']} streams, `max_tokens` {part['max_tokens']}, threads: {part['threads']}"
+    return f"{table(headings, iter(rows))}\n\n{asked}. {one_line(part['machine'])}."
+
+
 def faults(records: Records) -> str:
     """A killed server, and clients that do not read."""
     kill, readers = records["serving"]["kill"], records["serving"]["readers"]
@@ -120,5 +156,7 @@ TABLES: dict[str, Callable[[Records], str]] = {
     "serving_load": load,
     "serving_rival": rival,
     "serving_rival_in_words": rival_in_words,
+    "serving_first_text": first_text,
+    "serving_memory": memory,
     "serving_faults": faults,
 }

@@ -272,6 +272,23 @@ def serving(machine: Any) -> dict[str, Any]:
             "not_run": {"other serve": "no memory"},
             "at_once": at_once,
         },
+        "first_text": {
+            "machine": machine,
+            OURS: {"passes": [2, 3], "tokens": [2, 4]},
+            OURS_SIG: {"passes": [1, 3], "tokens": [2, 5]},
+            RIVAL: {"passes": [0, 0], "tokens": [1, 1]},
+        },
+        "memory": {
+            "machine": machine,
+            "streams": 64,
+            "max_tokens": 16,
+            "threads": 1,
+            "curves": {
+                "256 MiB": [
+                    {"answers": 1100, "unique_mib": 1234.5, "prefix_cache_mib": 70, "handed_out_mib": 3, "free_mib": 4}
+                ]
+            },
+        },
         "kill": {**common, "streams": 16, "saw_an_error": 16, "seconds_to_ready": 9.0, "served_after": True},
         "readers": {
             **common,
@@ -369,6 +386,11 @@ def test_tables_show_the_values(records: dict[str, Any]) -> None:
         "greedy decoding is 2.1 / 2.1 / 2.1 times as fast with 1 / 8 / 32 requests at once, and CoCoA-SIG is 1.7 / 1.7 "
         "/ 1.7 times as fast."
     )
+    assert "| 256 MiB | 1,100 | 1,234 | 70 | 3 | 4 |" in written("serving_memory", records)
+    first = written("serving_first_text", records)
+    assert "3.0 tokens on average with greedy decoding and 3.5 with CoCoA-SIG" in first
+    assert "2.5 and 2.0 forward passes after the prompt's own" in first
+    assert "the other's 1.0 token comes after 0.0." in first
     assert "| 0; **no** |" in written("serving_faults", records)
     speed = written("gguf_speed", records)
     assert "| cocoa-sig, blocks | 11.0 | 1.10 |" in speed

@@ -7,7 +7,9 @@ from fastapi import FastAPI, Response
 from fastapi.responses import StreamingResponse
 
 from benchmarks.serving.client import PATH, Streamed, ask_all
-from benchmarks.serving.load import percentile
+from benchmarks.serving.first_text import before_first_text
+from benchmarks.serving.load import fifths, percentile
+from benchmarks.serving.memory import is_flat
 from benchmarks.serving.requests import PROMPTS, bodies, prompts
 from cocoa_integrations.server import create_app
 from tests.helpers.live_server import served
@@ -58,3 +60,29 @@ def test_percentile(share: float, expected: int) -> None:
 
 def test_requests_differ() -> None:
     assert len(set(prompts())) == len(bodies(5)) == PROMPTS
+
+
+def test_passes_before_the_first_text() -> None:
+    """The span is the one that a stream begins with, and the pass over its last token was needed."""
+    engine = speaker("Yes, it is.")
+    with engine.stream_chat(HELLO, config=engine.config.replace(max_new_tokens=24)) as stream:
+        span = next(stream)
+    counted = before_first_text(engine, {"messages": HELLO, "max_tokens": 24}, engine.config.method)
+    assert span.text
+    assert counted["tokens"] == len(span.token_ids)
+    assert 1 <= counted["passes"] <= counted["tokens"]
+    assert engine.session.scheduler.observers == []
+
+
+def test_fifths_of_a_run() -> None:
+    assert fifths([float(value) for value in range(10)]) == [0.5, 2.5, 4.5, 6.5, 8.5]
+    assert fifths([1.0, 2.0]) == [1.0, 2.0]
+
+
+def test_memory_is_flat_when_it_has_not_changed_for_some_steps() -> None:
+    def points(*values: float) -> list[dict[str, float]]:
+        return [{"unique_mib": value} for value in values]
+
+    assert not is_flat(points(100, 100, 100, 100))
+    assert is_flat(points(50, 100, 101, 100, 102, 100))
+    assert not is_flat(points(100, 100, 103, 100, 100))

@@ -28,8 +28,11 @@ TOKEN = secrets.token_hex(32)
 LIMIT = 180.0
 """Seconds after which a request is taken to be stuck. A cluster beside other work on few cores needs a minute."""
 
-STUCK = 900
-"""Seconds after which a test is taken to be stuck: its cluster starts first, and then its replicas."""
+STARTS = 600.0
+"""Likewise for a cluster or a replica that starts: its processes import much."""
+
+STUCK = 1800
+"""Likewise for a test: its cluster starts first, and then its replicas."""
 
 
 def endless_model(folder: Path) -> str:
@@ -94,9 +97,15 @@ def replicas() -> list[psutil.Process]:
     return found
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for something that the cluster does. It is asked seldom, since asking costs it time."""
-    for _ in range(int(LIMIT / 0.2)):
+def eventually(condition: Callable[[], bool], limit: float = LIMIT) -> None:
+    """Wait for something that the cluster does. It is asked seldom, since asking costs it time.
+
+    Args:
+        condition: what is waited for.
+        limit: seconds.
+    """
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
         if condition():
             return
         time.sleep(0.2)

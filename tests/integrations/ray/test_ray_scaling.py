@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.helpers.in_threads import start
-from tests.helpers.ray_cluster import LIMIT, STUCK, Deployed, eventually, served
+from tests.helpers.ray_cluster import LIMIT, STARTS, STUCK, Deployed, eventually, served
 
 pytest.importorskip("ray")
 
@@ -58,7 +58,7 @@ def test_the_load_decides_how_many_replicas_run(ray_cluster: Path, tiny_folder: 
 
         threads = [start(partial(load, number)) for number in range(4)]
         try:
-            eventually(lambda: deployed.count == 2)
+            eventually(lambda: deployed.count == 2, STARTS)
             eventually(lambda: list(map(bool, deployed.values("cocoa:request_success_total").values())) == [True] * 2)
         finally:
             over.set()

@@ -12,7 +12,7 @@ import pytest
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_integrations.server import create_app
 from tests.helpers.in_threads import start, together
-from tests.helpers.ray_cluster import LIMIT, STUCK, Deployed, Reader, eventually, replicas
+from tests.helpers.ray_cluster import LIMIT, STARTS, STUCK, Deployed, Reader, eventually, replicas
 from tests.helpers.served import HELLO, error_of, post
 
 pytest.importorskip("ray")
@@ -30,9 +30,9 @@ def _idle(request: pytest.FixtureRequest) -> Iterator[None]:
     def idle() -> bool:
         return deployed.count == 2 and deployed.running == 0
 
-    eventually(idle)
+    eventually(idle, STARTS)
     yield
-    eventually(idle)
+    eventually(idle, STARTS)
 
 
 def conversation(word: str) -> list[dict[str, str]]:

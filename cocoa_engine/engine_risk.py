@@ -20,7 +20,7 @@ from cocoa_engine.results import Generation
 
 UNLIKE = (
     "an answer is unlike those that the calibrator was fitted on (out_of_domain). Its risks may be meaningless. Fit a "
-    "calibrator on answers like yours (cocoa calibrate)."
+    "calibrator on answers like yours (cocoa calibrate), or use none (calibrator=None)."
 )
 """The warning of answers outside the calibrator's domain."""
 
@@ -107,7 +107,7 @@ class EngineRisk:
 
     def warn_of_domain(self, *answers: object) -> None:
         """Warn, once for each engine, of an answer that is unlike those that the calibrator was fitted on."""
-        if self._automatic or "domain" in self._warned:
+        if "domain" in self._warned:
             return
         if any(isinstance(one, Generation) and one.out_of_domain for one in answers):
             self._warned.add("domain")

@@ -12,12 +12,12 @@ import torch
 
 from benchmarks.measure import write
 from benchmarks.probe import probe
-from benchmarks.report import PARTS, write_report
+from benchmarks.report import write_report
 from benchmarks.serving import faults, first_text, load, memory, rival
 from benchmarks.settings import RESULTS
 from cocoa_engine.studies.machine import describe
 
-PARTS = ("load", "rival", "kill", "readers")
+PARTS = ("load", "rival", "first_text", "memory", "kill", "readers")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The default calibrator: it costs, refuses and warns of nothing where it does not apply."""
+"""The default calibrator: where it does not apply, it costs, refuses and warns of nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cocoa_engine import CalibrationError, CocoaConfig, CocoaEngine, RiskCalibrator, engine_risk
+from cocoa_engine import CalibrationError, CalibrationWarning, CocoaConfig, CocoaEngine, RiskCalibrator, engine_risk
 from tests.helpers.backends import PROMPTS, made
 from tests.helpers.inside import use_backend
 from tests.helpers.made_up_risk import fitted
@@ -29,11 +29,14 @@ def default(
     return CocoaEngine(tiny_model("llama"), tiny_tokenizer(), model_name="tiny", config=CONFIG), known
 
 
-def test_where_it_applies_it_says_what_is_out_of_domain_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_applies_it_warns_once_of_what_is_out_of_domain(monkeypatch: pytest.MonkeyPatch) -> None:
     one, known = default(monkeypatch)
+    with pytest.warns(CalibrationWarning, match="out_of_domain"):
+        generation = one.generate(PROMPT)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        generation, scored = one.generate(PROMPT), one.score(PROMPT, "abcd efgh", divide=True)
+        scored = one.score(PROMPT, "abcd efgh", divide=True)
+        one.generate(PROMPT)
     assert one.calibrator_for(CONFIG) is known
     assert generation.calibrated
     assert generation.out_of_domain
@@ -49,7 +52,7 @@ def test_where_it_applies_it_says_what_is_out_of_domain_without_a_warning(monkey
 def test_parts_of_answers_have_no_risk_of_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     one, known = default(monkeypatch)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", CalibrationWarning)
         of_spans = one.without_answer_risk().generate(PROMPT)
         assert one.with_calibrator(known).without_answer_risk().score(PROMPT, "abcd").answer_risk is None
     assert of_spans.calibrated

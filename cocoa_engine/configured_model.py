@@ -16,6 +16,7 @@ from cocoa_engine.engine_risk import EngineRisk
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.execution.session import Session
 from cocoa_engine.loaded_model import LoadedModel
+from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.load_options import DeviceMap
 from cocoa_engine.runtime import Runtime
 
@@ -41,6 +42,8 @@ class ConfiguredModel(LoadedModel):
         calibrator: RiskCalibrator | str | Path | None = "auto",
     ) -> None:
         runtime = Runtime() if runtime is None else _checked(runtime, Runtime)
+        if runtime.weights != "stored" and not any(isinstance(weight, BlockTensor) for weight in model.parameters()):
+            raise ConfigError(f"weights={runtime.weights!r} applies to from_pretrained, not to a model that is loaded")
         super().__init__(Session(model, tokenizer, runtime, model_name))
         self.config = CocoaConfig() if config is None else _checked(config, CocoaConfig)
         self._risk = EngineRisk(self._session, calibrator)
@@ -96,6 +99,7 @@ class ConfiguredModel(LoadedModel):
             trust_remote_code=trust_remote_code,
             allow_pickle=allow_pickle,
             keeps_blocks=partial(reads_blocks, "auto" if runtime is None else runtime.linears),
+            weights="stored" if runtime is None else runtime.weights,
             model_kwargs=dict(model_kwargs or {}),
             tokenizer_kwargs=dict(tokenizer_kwargs or {}),
             **more_model_kwargs,

@@ -1,4 +1,4 @@
-"""Settings of how a model is run. They affect speed and memory. Only ``linears="bfloat16"`` changes answers."""
+"""Settings of how a model is run. They affect speed and memory. Only narrower weights change answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from cocoa_engine.messages import explain, unknown
 class Runtime(BaseModel):
     """Settings of speed and memory. Immutable.
 
-    All choices except ``linears="bfloat16"`` give the same text, up to rounding in the last digits of the logits.
+    All choices except ``linears="bfloat16"`` and ``weights`` give the same text, up to rounding in the last digits of
+    the logits.
 
     Raises:
         ConfigError: settings are unknown or out of range. The message names each of them.
@@ -36,6 +37,12 @@ class Runtime(BaseModel):
         "the weights in oneDNN's layout; transposed: the model's own weights, multiplied in transposed form; stock: "
         "torch's linear layers. auto: native for float32 weights if the kernels can be compiled, otherwise packed if "
         "memory is ample. bfloat16: a bfloat16 copy of float32 weights, which changes some answers.",
+    )
+    weights: Literal["stored", "q8_0", "q4_k"] = Field(
+        "stored",
+        description="What from_pretrained makes of a safetensors checkpoint on a CPU. stored: nothing; q8_0, q4_k: its "
+        "matrices are quantised to GGUF's blocks while they are read, to about 8.5 and 4.5 bits for each weight, which "
+        "changes answers.",
     )
     max_batch_size: int = Field(8, ge=1, le=4096, description="Maximum number of sequences in a forward pass.")
     max_queue: int = Field(

@@ -108,21 +108,24 @@ def load(file: GgufFile) -> PreTrainedModel:
 def fill_buffers(model: PreTrainedModel) -> None:
     """Compute the buffers of a model that was made on the meta device: rotary frequencies, the embeddings' scale.
 
-    Its parameters must still be on the meta device.
+    Its parameters must still be on the meta device. Buffers that a checkpoint holds are left there too.
 
     Raises:
         ModelLoadError: transformers does not compute one of them by itself.
     """
     for module in model.modules():
-        own = {name: buffer for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta}
-        for name, buffer in own.items():
-            unset = torch.nan if buffer.is_floating_point() else 0
-            setattr(module, name, torch.full(buffer.shape, unset, dtype=buffer.dtype, device="cpu"))
+        made = {name: module._buffers[name] for name in module._non_persistent_buffers_set}
+        own = {name: buffer for name, buffer in made.items() if buffer is not None and buffer.is_meta}
         if not own:
             continue
-        model._init_weights(module)
-        for name in own:
-            if getattr(module, name).isnan().any():
+        found = []
+        for unset in (0, 1):  # what is not computed differs
+            for name, buffer in own.items():
+                setattr(module, name, torch.full(buffer.shape, unset, dtype=buffer.dtype, device="cpu"))
+            model._init_weights(module)
+            found.append([getattr(module, name) for name in own])
+        for name, one, other in zip(own, *found, strict=True):
+            if not torch.equal(one, other):
                 raise ModelLoadError(f"{type(module).__name__}.{name} is not known without a checkpoint")
 
 

@@ -26,7 +26,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
-from cocoa_engine.model import embedded, gguf_files, gguf_model, gguf_tokenizer
+from cocoa_engine.model import embedded, gguf_files, gguf_model, gguf_tokenizer, quantised_weights
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import (
     NEEDED,
@@ -60,6 +60,7 @@ def load_pretrained(
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
     keeps_blocks: Callable[[], bool] = lambda: False,
+    weights: Literal["stored", "q8_0", "q4_k"] = "stored",
     model_kwargs: Mapping[str, Any] | None = None,
     tokenizer_kwargs: Mapping[str, Any] | None = None,
     **more_model_kwargs: Any,
@@ -77,6 +78,7 @@ def load_pretrained(
         allow_pickle: read weights from pickle files (``.bin``, ``.pt``) if there are no safetensors.
         keeps_blocks: asked for a GGUF file that is loaded on the CPU with ``dtype="auto"``: whether its weights stay in
             their blocks, if this package knows its architecture and its tokenizer.
+        weights: quantise the matrices of a safetensors checkpoint to blocks of this kind while loading.
         model_kwargs, more_model_kwargs: further options of transformers' ``from_pretrained`` (``revision``,
             ``quantization_config``, ``attn_implementation``, ``gguf_file``, ...). They override the arguments above.
         tokenizer_kwargs: options of the tokenizer's ``from_pretrained``.
@@ -112,15 +114,15 @@ def load_pretrained(
 
     if model_name is not None:
         name = _name(model_name, "model")
-        return *_load(name, tokenizer_name, options, tokenizer_options, keeps_blocks), name
+        return *_load(name, tokenizer_name, options, tokenizer_options, keeps_blocks, weights), name
     if embedded.find_embedded_file() is not None:
         folder = str(embedded.embedded_model_path())
         with _no_progress_bars():
-            model, tokenizer = _load(folder, tokenizer_name, options, tokenizer_options)
+            model, tokenizer = _load(folder, tokenizer_name, options, tokenizer_options, keeps_blocks, weights)
         model.config.name_or_path = model.name_or_path = embedded.MODEL_NAME
         return model, tokenizer, embedded.MODEL_NAME
     try:
-        return *_load(HUB_ID, tokenizer_name, options, tokenizer_options), HUB_ID
+        return *_load(HUB_ID, tokenizer_name, options, tokenizer_options, keeps_blocks, weights), HUB_ID
     except ModelLoadError as error:
         raise ModelLoadError(
             f"no model was named, the embedded model is not installed, and {HUB_ID} cannot be loaded from the Hub; run "
@@ -211,10 +213,13 @@ def _load(
     options: dict[str, Any],
     tokenizer_options: dict[str, Any],
     keeps_blocks: Callable[[], bool] = lambda: False,
+    weights: Literal["stored", "q8_0", "q4_k"] = "stored",
 ) -> tuple[Any, Any]:
     """Load config, tokenizer and weights, in this order, so that cheap failures come first."""
     with _clear_errors("model", name):
         name, options = _with_gguf_file(name, options)
+    if weights != "stored":
+        _require_quantisable(weights, options, keeps_blocks)
     if _is_path(name):
         name = str(Path(name).expanduser())
         with _clear_errors("model", name):
@@ -258,6 +263,10 @@ def _load(
         inherited = {**_pick(options, ACCESS_OPTIONS), **trust}
         tokenizer = load_tokenizer(_name(tokenizer_name, "tokenizer"), {**inherited, **tokenizer_options})
 
+    if weights != "stored":
+        with _clear_errors("model", name):
+            access = _pick(options, (*ACCESS_OPTIONS, "revision", "subfolder"))
+            return quantised_weights.load(name, config, weights, access), tokenizer
     with _clear_errors("model", name):
         model, report = AutoModelForCausalLM.from_pretrained(name, **{**options, "output_loading_info": True})
     missing = sorted(set(report["missing_keys"]) & {parameter for parameter, _ in model.named_parameters()})
@@ -267,6 +276,23 @@ def _load(
             + (f" and {len(missing) - 3} more weights" if len(missing) > 3 else "")
         )
     return model, tokenizer
+
+
+def _require_quantisable(weights: str, options: Mapping[str, Any], keeps_blocks: Callable[[], bool]) -> None:
+    """Check that a checkpoint may be quantised while it is loaded.
+
+    Raises:
+        ConfigError: another option does not go with it, or the kernels cannot run.
+    """
+    if "gguf_file" in options:
+        raise ConfigError(f"weights={weights!r} is for safetensors; a GGUF file keeps the blocks that it has")
+    known = {"trust_remote_code", "use_safetensors", "dtype", "device_map", *SOURCE_OPTIONS}
+    if others := sorted(options.keys() - known):
+        raise ConfigError(f"weights={weights!r} cannot be combined with {', '.join(others)}")
+    if options["dtype"] not in ("auto", torch.float32) or options["device_map"] not in (None, "cpu"):
+        raise ConfigError(f"weights={weights!r} needs dtype 'auto' or 'float32', and no device_map but 'cpu'")
+    if not keeps_blocks():
+        raise ConfigError(f"weights={weights!r} needs the CPU kernels, and linears='auto' or 'native'")
 
 
 def _gguf_path(name: str, options: Mapping[str, Any]) -> Path:

@@ -1,0 +1,256 @@
+"""Loads a safetensors checkpoint with its matrices quantised to GGUF's blocks, one tensor at a time."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import mmap
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+from cocoa_engine.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from cocoa_engine.model.blocks import BlockTensor, block_size
+from cocoa_engine.model.gguf_model import fill_buffers
+
+logger = logging.getLogger(__name__)
+
+WeightKind = Literal["q8_0", "q4_k"]
+
+_AT_ONCE = 2**18  # numbers that are quantised at a time
+_TRIES = 9  # steps of the search for the scale of 32 numbers
+
+
+def load(name: str, config: Any, kind: WeightKind, access: Mapping[str, Any]) -> PreTrainedModel:
+    """Load a model whose matrices are quantised while they are read. The float32 model is never in memory as a whole.
+
+    Args:
+        name: a local folder or a Hub id.
+        config: the model's config.
+        kind: ``"q8_0"``, or ``"q4_k"`` for the linear layers in rows of whole blocks of 256, without the output layer;
+            ``"q8_0"`` for the others and the embeddings. Rows that are no multiple of 32 stay float32.
+        access: transformers' options of where the files are.
+
+    Returns:
+        The model in float32, in evaluation mode on the CPU.
+
+    Raises:
+        ModelLoadError: there are no safetensors, or a tensor has another shape than the config says.
+        UnsupportedModelError: weights are missing.
+        ConfigError: the checkpoint is quantised already, or transformers converts its weights while loading.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    if getattr(config, "quantization_config", None) is not None:
+        raise ConfigError(f"{name} is quantised already; load it without weights={kind!r}")
+    files = _files(name, access)
+    config.dtype = torch.float32
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    fill_buffers(model)
+    mapping = get_model_conversion_mapping(model)
+    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
+    converters = [each for each in mapping if isinstance(each, WeightConverter)]
+    places, matrices = model.state_dict(), _matrices(model)
+    unknown = []
+    for file in files:
+        for key, weight in _tensors(file):
+            path, converted = rename_source_key(key, renamings, converters, model.base_model_prefix, places)
+            if converted is not None:
+                raise ConfigError(
+                    f"transformers converts {key} of {name} while loading, as in a mixture of experts; load it without "
+                    f"weights={kind!r}"
+                )
+            if path not in places:
+                unknown.append(key)
+                continue
+            shape = weight.get_shape()
+            if shape != (expected := list(places[path].shape)):
+                raise ModelLoadError(f"{name}: {key} has the shape {shape}, not {expected}")
+            is_matrix = path in matrices and len(shape) == 2
+            block = _kind(kind, shape[1], is_inside=matrices[path]) if is_matrix else None
+            _put(model, path, _whole(weight) if block is None else quantised(weight, block))
+            _release_free_memory()
+    model.tie_weights()
+    missing = [path for path, tensor in model.state_dict().items() if tensor.is_meta]
+    if missing:
+        raise UnsupportedModelError(f"{name} is not a complete causal language model: it lacks {missing[0]}")
+    ignored = "|".join(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ("(?!)",))
+    if unknown := [key for key in unknown if not re.search(ignored, key)]:
+        logger.warning("%s has %d tensors that the model does not have, such as %s", name, len(unknown), unknown[0])
+    try:
+        model.generation_config = GenerationConfig.from_pretrained(name, **access)
+    except OSError:
+        logger.debug("%s has no generation config", name)
+    loaded: PreTrainedModel = model.eval()
+    return loaded
+
+
+def quantised(weight: Any, kind: str) -> Tensor:
+    """A matrix in blocks.
+
+    Args:
+        weight: a tensor ``[out, in]`` of any floating dtype on the CPU, or what safetensors slices it from.
+        kind: ``"Q8_0"`` or ``"Q4_K"``.
+
+    Returns:
+        A :class:`BlockTensor`; float32 if a number is not finite.
+
+    Raises:
+        ValueError: the rows do not consist of whole blocks.
+    """
+    count, columns = weight.shape if isinstance(weight, Tensor) else weight.get_shape()
+    numbers, size = block_size(kind)
+    width = columns // numbers * size
+    # pages of its own: between the tensors that are read and freed, it would leave gaps that none of them fits
+    blocks = torch.frombuffer(mmap.mmap(-1, count * width), dtype=torch.uint8).view(-1, width)
+    rows = max(1, _AT_ONCE // columns)
+    for start in range(0, count, rows):
+        part = weight[start : start + rows].float()
+        if not part.isfinite().all():
+            return _whole(weight)
+        blocks[start : start + rows] = _PACK[kind](part)
+    return BlockTensor(blocks, kind)
+
+
+def _whole(weight: Any) -> Tensor:
+    whole: Tensor = weight[:]
+    return whole.float() if whole.is_floating_point() else whole
+
+
+def _files(name: str, access: Mapping[str, Any]) -> list[Path]:
+    from transformers.utils import cached_file
+
+    def find(file: str) -> Path | None:
+        found = cached_file(name, file, **access, _raise_exceptions_for_missing_entries=False)
+        return None if found is None else Path(found)
+
+    whole, index = find("model.safetensors"), find("model.safetensors.index.json")
+    if whole is not None:
+        return [whole]
+    if index is None:
+        raise ModelLoadError(f"{name} has no model.safetensors to quantise")
+    shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    files = [find(shard) for shard in shards]
+    if None in files:
+        raise ModelLoadError(f"{name} has no {shards[files.index(None)]}")
+    return [file for file in files if file is not None]
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, Any]]:
+    """The tensors of a file, as what their rows can be sliced from."""
+    from safetensors import safe_open
+
+    with safe_open(file, framework="pt") as tensors:
+        for key in tensors.keys():  # noqa: SIM118
+            yield key, tensors.get_slice(key)
+
+
+def _matrices(model: PreTrainedModel) -> dict[str, bool]:
+    """The paths of the weights that may be quantised -> whether they are linear layers inside the model."""
+    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
+    found = {}
+    for path, module in model.named_modules():
+        if any(module is end for end in ends):
+            found[f"{path}.weight"] = False
+        elif type(module) is nn.Linear:
+            found[f"{path}.weight"] = True
+    return found
+
+
+def _kind(kind: WeightKind, size: int, *, is_inside: bool) -> str | None:
+    """The type of blocks for rows of a size."""
+    if kind == "q4_k" and is_inside and size % 256 == 0:
+        return "Q4_K"
+    return "Q8_0" if size % 32 == 0 else None
+
+
+def _release_free_memory() -> None:
+    """Give memory that was freed back to the system: glibc does not use gaps again for torch's aligned tensors."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
+def _put(model: nn.Module, path: str, tensor: Tensor) -> None:
+    owner, _, attribute = path.rpartition(".")
+    module = model.get_submodule(owner)
+    is_parameter = attribute in module._parameters
+    setattr(module, attribute, nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor)
+
+
+def _q8_0(weight: Tensor) -> Tensor:
+    from gguf import GGMLQuantizationType
+    from gguf.quants import quantize
+
+    return torch.from_numpy(quantize(weight.contiguous().numpy(), GGMLQuantizationType.Q8_0))
+
+
+def _q4_k(weight: Tensor) -> Tensor:
+    """Blocks of 256 numbers: 8 groups of 32, each with a scale and a minimum of 6 bits, and 4 bits for each number."""
+    groups = weight.reshape(-1, 8, 32)
+    scale, low = _scales(groups)
+    # both are multiples of a float16 number of the block, 0 to 63
+    step, low_step = (part.amax(1, keepdim=True).div(63).half().float() for part in (scale, low))
+    scale, low = (_rounded(part, unit, 63) for part, unit in ((scale, step), (low, low_step)))
+    numbers = _rounded(groups + (low * low_step)[..., None], (scale * step)[..., None], 15).to(torch.uint8)
+    scale, low = scale.to(torch.uint8), low.to(torch.uint8)
+    first, second = (part[:, :4] | (part[:, 4:] >> 4 << 6) for part in (scale, low))
+    third = (scale[:, 4:] & 15) | (low[:, 4:] << 4)
+    numbers = numbers.view(-1, 4, 2, 32)  # groups 2j and 2j + 1 share their bytes
+    nibbles = numbers[:, :, 0] | (numbers[:, :, 1] << 4)
+    halves = torch.cat((step, low_step), 1).half().view(torch.uint8)
+    blocks = torch.cat((halves, first, second, third, nibbles.flatten(1)), 1)
+    return blocks.view(weight.shape[0], -1)
+
+
+def _scales(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale s and minimum m of each group, so that s * q - m with q in 0..15 is close to its numbers.
+
+    Of some scales beside that of the group's range, each with the s and m of least squares for its q, the best is
+    taken. Larger numbers count more.
+
+    Args:
+        groups: ``[N, 8, 32]`` float32.
+
+    Returns:
+        Each ``[N, 8]``, not negative.
+    """
+    low, high = groups.amin(-1, keepdim=True).clamp(max=0), groups.amax(-1, keepdim=True)
+    span = (high - low).clamp(min=1e-30)
+    weights = groups.square().mean(-1, keepdim=True).sqrt() + groups.abs()
+    total, moment = weights.sum(-1), (weights * groups).sum(-1)
+    best_scale, best_low = (span / 15)[..., 0], -low[..., 0]
+    best_error = torch.full_like(best_scale, torch.inf)
+    for number in range(_TRIES):
+        levels = 14 + 2 * number / (_TRIES - 1)
+        q = ((groups - low) * (levels / span)).round_().clamp_(0, 15)
+        weighted = weights * q
+        q_sum, q_square, q_moment = weighted.sum(-1), (weighted * q).sum(-1), (weighted * groups).sum(-1)
+        determinant = total * q_square - q_sum.square()
+        scale = (total * q_moment - q_sum * moment) / determinant.clamp(min=1e-30)
+        minimum = (scale * q_sum - moment) / total.clamp(min=1e-30)
+        positive = minimum < 0  # a group of positive numbers has no minimum to take off
+        scale = torch.where(positive, q_moment / q_square.clamp(min=1e-30), scale)
+        minimum = minimum.clamp(min=0)
+        error = (weights * (scale[..., None] * q - minimum[..., None] - groups).square()).sum(-1)
+        better = (error < best_error) & (determinant > 0) & (scale > 0)
+        best_scale, best_low = torch.where(better, scale, best_scale), torch.where(better, minimum, best_low)
+        best_error = torch.where(better, error, best_error)
+    return best_scale, best_low
+
+
+def _rounded(values: Tensor, unit: Tensor, most: int) -> Tensor:
+    """Multiples of a unit, 0 to ``most``; 0 where the unit is 0."""
+    return (values / torch.where(unit == 0, torch.inf, unit)).round().clamp(0, most)
+
+
+_PACK = {"Q8_0": _q8_0, "Q4_K": _q4_k}

@@ -1,0 +1,201 @@
+"""Checkpoints quantised while they are read: the blocks of each matrix, and the model that they make."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType, quants
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from cocoa_engine import CocoaEngine, ConfigError, Runtime, UnsupportedModelError
+from cocoa_engine.execution.native import trial
+from cocoa_engine.model.blocks import BlockTensor
+from cocoa_engine.model.loading import load_pretrained
+from cocoa_engine.model.quantised_weights import quantised
+from tests.helpers.family_gguf import write_family
+from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
+
+needs_kernels = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
+IDS = torch.randint(3, 300, (1, 20), generator=torch.Generator().manual_seed(0))
+ARCHITECTURES = [
+    "llama",
+    "qwen2",
+    "phi3",
+    "gemma2",
+    "gemma3_text",
+    "granite",
+    "olmo2",
+    "phi",
+    "gpt2",
+    "gpt_neox",
+    "opt",
+]
+
+
+def unpacked(weight: BlockTensor) -> torch.Tensor:
+    return torch.from_numpy(quants.dequantize(weight.blocks.numpy(), GGMLQuantizationType[weight.kind]))
+
+
+def save(model: Any, folder: Path, **options: Any) -> Path:
+    model.save_pretrained(folder, **options)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def load(folder: Path, weights: Any) -> Any:
+    return load_pretrained(folder, weights=weights, keeps_blocks=lambda: True)[0]
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_model_is_that_of_the_blocks(tmp_path: Path, architecture: str, dtype: torch.dtype) -> None:
+    save(tiny_model(architecture).to(dtype), tmp_path, max_shard_size="40KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    model, exact = load(tmp_path, "q8_0"), AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    linears = {name for name, module in exact.named_modules() if type(module) is nn.Linear}
+    count = 0
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, BlockTensor):
+            count += 1
+            place = exact.get_parameter(name).detach()
+            assert float((unpacked(parameter) - place).abs().max()) < 0.01 * float(place.abs().max())
+            place.copy_(unpacked(parameter))
+        else:
+            assert name.removesuffix(".weight") not in linears
+            assert torch.equal(parameter, exact.get_parameter(name))
+    assert count == len(linears) + (not model.config.tie_word_embeddings)
+    assert (model.dtype, model.training) == (torch.float32, False)
+    assert model.generation_config == exact.generation_config
+    torch.testing.assert_close(logits(model), logits(exact), atol=1e-4, rtol=1e-4)
+
+
+def test_which_matrices_take_four_bits(tmp_path: Path) -> None:
+    """Rows in whole blocks of 256; the embeddings and the output layer keep eight bits."""
+    model = tiny_model("llama", hidden_size=256, intermediate_size=96, head_dim=64)
+    save(model, tmp_path)
+    read = load(tmp_path, "q4_k")
+    layer = read.model.layers[0]
+    linears = (layer.self_attn.q_proj, layer.mlp.up_proj, layer.mlp.down_proj, read.lm_head, read.model.embed_tokens)
+    assert [module.weight.kind for module in linears] == ["Q4_K", "Q4_K", "Q8_0", "Q8_0", "Q8_0"]
+    before, after = layer.mlp.up_proj.weight, model.model.layers[0].mlp.up_proj.weight
+    assert float((unpacked(before) - after).square().mean().sqrt() / after.std()) < 0.08
+
+
+def test_rows_of_no_whole_blocks_stay_float32(tmp_path: Path) -> None:
+    save(tiny_model("llama", hidden_size=48, intermediate_size=64, head_dim=12), tmp_path)
+    layer = load(tmp_path, "q8_0").model.layers[0]
+    assert not isinstance(layer.mlp.up_proj.weight, BlockTensor)
+    assert isinstance(layer.mlp.down_proj.weight, BlockTensor)
+
+
+@needs_kernels
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt_neox"])
+def test_the_engine_decodes_from_the_blocks(tmp_path: Path, architecture: str) -> None:
+    save(tiny_model(architecture), tmp_path)
+    engine = CocoaEngine.from_pretrained(str(tmp_path), runtime=Runtime(weights="q8_0"))
+    exact = tiny_model(architecture)
+    for name, parameter in engine.model.named_parameters():
+        if isinstance(parameter, BlockTensor):
+            exact.get_parameter(name).data.copy_(unpacked(parameter))
+    plain = CocoaEngine(exact, engine.tokenizer)
+    for method in ("cocoa-sig", "greedy"):
+        found, expected = (each.generate([5, 6, 7], method=method, max_new_tokens=16) for each in (engine, plain))
+        assert found.token_ids == expected.token_ids
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(
+        st.one_of(st.just(0.0), st.floats(-1e-6, 1e-6), st.floats(-100, 100, width=32)), min_size=256, max_size=256
+    )
+)
+def test_four_bits_are_as_close_as_their_steps(numbers: list[float]) -> None:
+    """No number is further off than a step of its group of 32, and the steps are those of the group's range."""
+    weight = torch.tensor(numbers, dtype=torch.float32)[None]
+    found = unpacked(quantised(weight, "Q4_K"))
+    groups = weight.view(8, 32)
+    span = groups.amax(1).clamp(min=0) - groups.amin(1).clamp(max=0)
+    coarse = span.max() / 63  # scales and minimums have six bits for all groups together
+    assert ((found.view(8, 32) - groups).abs() <= (span / 7 + coarse)[:, None] + 1e-6).all()
+
+
+def test_four_bits_are_closer_than_those_of_the_package() -> None:
+    weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
+    ours = unpacked(quantised(weight, "Q4_K"))
+    plain = quants.dequantize(quants.quantize(weight.numpy(), GGMLQuantizationType.Q4_1), GGMLQuantizationType.Q4_1)
+    assert (ours - weight).square().mean() < 0.9 * (torch.from_numpy(plain) - weight).square().mean()
+
+
+def test_numbers_that_are_not_finite_stay() -> None:
+    weight = torch.ones(2, 256)
+    weight[1, 3] = torch.inf
+    assert torch.equal(quantised(weight, "Q8_0"), weight)
+
+
+def test_what_cannot_be_quantised_is_refused(tmp_path: Path) -> None:
+    folder = save(tiny_model("llama"), tmp_path / "model")
+    for options in ({"dtype": "bfloat16"}, {"device_map": "auto"}):
+        with pytest.raises(ConfigError, match=r"weights='q8_0' needs dtype 'auto' or 'float32', and no device_map"):
+            load_pretrained(folder, weights="q8_0", keeps_blocks=lambda: True, **options)
+    with pytest.raises(ConfigError, match=r"cannot be combined with attn_implementation"):
+        load_pretrained(folder, weights="q8_0", keeps_blocks=lambda: True, attn_implementation="eager")
+    with pytest.raises(ConfigError, match="needs the CPU kernels"):
+        load_pretrained(folder, weights="q8_0")
+    with pytest.raises(ConfigError, match="applies to from_pretrained, not to a model that is loaded"):
+        CocoaEngine(tiny_model("llama"), tiny_tokenizer(), runtime=Runtime(weights="q4_k"))
+    write_family(tmp_path / "model.gguf", "olmo2", "Q8_0")
+    with pytest.raises(ConfigError, match="a GGUF file keeps the blocks that it has"):
+        load_pretrained(tmp_path / "model.gguf", weights="q8_0", keeps_blocks=lambda: True)
+    with pytest.raises(ConfigError, match="as in a mixture of experts"):
+        load(save(tiny_model("qwen3_next"), tmp_path / "experts"), "q8_0")
+
+
+def test_incomplete_checkpoints_are_told(tmp_path: Path) -> None:
+    save(tiny_model("llama"), tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.norm.weight"]
+    save_file({**weights, "strange.weight": torch.ones(1)}, file, metadata={"format": "pt"})
+    with pytest.raises(UnsupportedModelError, match=r"it lacks model\.norm\.weight"):
+        load(tmp_path, "q8_0")
+
+
+_PEAK = """
+import pathlib, re, sys
+from transformers import LlamaConfig
+from cocoa_engine.model import quantised_weights
+model = quantised_weights.load(sys.argv[1], LlamaConfig.from_pretrained(sys.argv[1]), "q8_0", {})
+print(re.search(r"VmHWM:\\s+(\\d+) kB", pathlib.Path("/proc/self/status").read_text())[1])
+"""
+
+
+def peak(folder: Path) -> int:
+    """The memory of a process that loads a checkpoint at most, in bytes."""
+    done = subprocess.run([sys.executable, "-c", _PEAK, str(folder)], capture_output=True, check=True, text=True)
+    return 1024 * int(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_float32_model_is_never_in_memory(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 20, "num_attention_heads": 8}
+    model = tiny_model("llama", **sizes, num_key_value_heads=8, head_dim=64).to(torch.bfloat16)
+    large = save(model, tmp_path / "large", max_shard_size="20MB")
+    small = save(tiny_model("llama", num_hidden_layers=3), tmp_path / "small")
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    used = peak(large) - peak(small)
+    assert numbers < used < 2 * numbers  # float32 takes four bytes for each

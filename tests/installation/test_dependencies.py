@@ -45,7 +45,7 @@ INDIRECT = {"accelerate"}  # transformers imports it for device_map
 OF_TESTS = {"yaml": "pyyaml", "markdown-it": "markdown-it-py"}
 """The packages of modules of the tests, where the names differ."""
 
-ELSEWHERE = {"ray", "llama-cpp"}
+ELSEWHERE = {"ray", "llama-cpp", "litellm"}
 """What tests and benchmarks use only where it is installed, or in an environment of its own."""
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cocoa_engine.config import CocoaConfig
 from cocoa_engine.datasets import LabelledText
 from cocoa_engine.errors import ConfigError
+from cocoa_engine.output_files import write_file
 
 if TYPE_CHECKING:
     from cocoa_engine.engine import CocoaEngine
@@ -54,7 +55,7 @@ class AnswerCache:
             text = self.file.read_text(encoding="utf-8")
             if text and not text.endswith("\n"):  # a line that was cut off
                 text = text[: text.rfind("\n") + 1]
-                self.file.write_text(text, encoding="utf-8")
+                write_file(self.file, text)
         except (OSError, ValueError) as error:  # ValueError: not UTF-8
             raise ConfigError(f"the cache {self.file} cannot be used: {error}") from error
         for line in text.splitlines():

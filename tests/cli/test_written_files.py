@@ -129,6 +129,7 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
 OTHER_WRITERS = {
     "cocoa_engine/cli/app.py": "a missing stdout or stderr becomes /dev/null",
     "cocoa_engine/execution/native/build.py": "threads may build the kernels at the same time: each has a draft",
+    "cocoa_engine/studies/answer_cache.py": "lines are appended",
     "cocoa_integrations/evaluation/folder.py": "lines are appended",
 }
 

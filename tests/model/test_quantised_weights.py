@@ -185,7 +185,9 @@ print(re.search(r"VmHWM:\\s+(\\d+) kB", pathlib.Path("/proc/self/status").read_t
 
 def peak(folder: Path) -> int:
     """The memory of a process that loads a checkpoint at most, in bytes."""
-    done = subprocess.run([sys.executable, "-c", _PEAK, str(folder)], capture_output=True, check=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _PEAK, str(folder)], capture_output=True, check=True, text=True, timeout=300
+    )
     return 1024 * int(done.stdout)
 
 

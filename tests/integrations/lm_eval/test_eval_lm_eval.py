@@ -156,7 +156,8 @@ def test_every_setting_is_a_model_arg(engine: CocoaEngine, monkeypatch: pytest.M
 
     def from_pretrained(model_name: str | None = None, **options: Any) -> CocoaEngine:
         loaded.update(options, model_name=model_name)
-        return CocoaEngine(engine.model, engine.tokenizer, runtime=options["runtime"])
+        runtime = options["runtime"].model_copy(update={"weights": "stored"})  # its model is not loaded here
+        return CocoaEngine(engine.model, engine.tokenizer, runtime=runtime)
 
     monkeypatch.setattr(CocoaEngine, "from_pretrained", from_pretrained)
     values = {
@@ -167,7 +168,7 @@ def test_every_setting_is_a_model_arg(engine: CocoaEngine, monkeypatch: pytest.M
         "max_risk": 1.5,
         "max_new_tokens": 17, "temperature": 0.5, "top_k": 5, "top_p": 0.9, "seed": 3, "top_logprobs": 2, "stop": "###",
         "forward": "modules", "linears": "stock", "max_batch_size": 2, "max_queue": 9, "prefix_cache_mb": 1,
-        "draft_tokens": 0, "cuda_graphs": False,
+        "draft_tokens": 0, "cuda_graphs": False, "weights": "q8_0",
     }  # fmt: skip
     fields = {**CocoaConfig.model_fields, **Runtime.model_fields}
     assert values.keys() == fields.keys()
@@ -179,7 +180,7 @@ def test_every_setting_is_a_model_arg(engine: CocoaEngine, monkeypatch: pytest.M
     assert {name: getattr(lm.config, name) for name in CocoaConfig.model_fields} == {
         name: expected[name] for name in CocoaConfig.model_fields
     }
-    assert lm.engine.runtime == Runtime(**{name: values[name] for name in Runtime.model_fields})
+    assert loaded["runtime"] == Runtime(**{name: values[name] for name in Runtime.model_fields})
     assert lm.get_model_info()["cocoa_config"]["alpha"] == 1.5
     json.dumps(lm.get_model_info())
 

@@ -60,7 +60,7 @@ def declared_options(
         model_kwargs={"revision": options.revision} if options.revision else {},
         dtype=options.dtype,
         device_map=options.device_map,
-        runtime=Runtime(forward=options.forward, **of_runtime),
+        runtime=Runtime(forward=options.forward, weights=options.weights, **of_runtime),
         allow_pickle=options.allow_pickle,
         trust_remote_code=options.trust_remote_code,
         calibrator=_calibrator(calibrator),

@@ -81,6 +81,15 @@ class LoadOptions:
             rich_help_panel=LOADING,
         ),
     ] = "auto"
+    weights: Annotated[
+        str,
+        typer.Option(
+            metavar="stored|q8_0|q4_k",
+            help="q8_0, q4_k: quantise a safetensors checkpoint while it is loaded, to about 8.5 and 4.5 bits for each "
+            "weight. For a CPU; it changes answers.",
+            rich_help_panel=LOADING,
+        ),
+    ] = "stored"
     threads: Annotated[
         int | None,
         typer.Option(min=1, help="Number of CPU threads. Default: torch's choice.", rich_help_panel=LOADING),

@@ -109,7 +109,8 @@ def evaluate(
             out,
             config=config,
             # without --forward, --threads and --device-map, which change results only by rounding
-            model={"name": model or MODEL_NAME, "dtype": loading.dtype},
+            model={"name": model or MODEL_NAME, "dtype": loading.dtype}
+            | ({} if loading.weights == "stored" else {"weights": loading.weights}),
             data=describe_data(data, shuffle=shuffle),
             limit=limit,
             paper_model=paper_model,

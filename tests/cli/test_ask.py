@@ -175,7 +175,7 @@ def test_loading_options_reach_the_loader(
     monkeypatch.setattr("torch.set_num_threads", threads.append)
     result = cocoa(
         *("ask", QUESTION, *SHORT, "--model", "some/model", "--dtype", "bfloat16", "--device-map", "cuda:0"),
-        *("--threads", "3", "--forward", "modules", "--allow-pickle", "--trust-remote-code"),
+        *("--threads", "3", "--forward", "modules", "--weights", "q8_0", "--allow-pickle", "--trust-remote-code"),
     )
     assert result.exit_code == 0
     assert loads == [
@@ -189,7 +189,7 @@ def test_loading_options_reach_the_loader(
                 "allow_pickle": True,
                 "model_kwargs": {},
                 "tokenizer_kwargs": {},
-                "runtime": Runtime(forward="modules"),
+                "runtime": Runtime(forward="modules", weights="q8_0"),
                 "calibrator": "auto",
             },
         )

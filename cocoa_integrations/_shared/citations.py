@@ -25,8 +25,8 @@ CitedBy = Literal["lift", "attention"]
 the source that the model's retrieval heads attended to most while it wrote the part."""
 
 CANNOT_ATTEND = (
-    "citations by attention need the model's retrieval heads, and a backend that sees its attention. Find the heads "
-    'once with `cocoa heads NAME`, or cite with by="lift".'
+    "citations by attention need a model with attention over the whole prompt, and a backend that sees it; this model "
+    'runs without. Cite with by="lift".'
 )
 
 VALUES: dict[CitedBy, str] = {"lift": "source_lifts", "attention": "source_attentions"}

@@ -78,8 +78,8 @@ def with_citations(
         chat: the model, in this process or, with ``by="attention"``, a remote one.
         context: the variable of the input that holds the list of documents.
         format_documents: makes the value of that variable in the prompt.
-        by: what finds the source of a part. ``"attention"`` needs the model's retrieval heads (``cocoa heads``), and
-            the text of each document in the prompt as it is.
+        by: what finds the source of a part. ``"attention"`` needs a model whose attention can be seen, and the text
+            of each document in the prompt as it is. It was measured with the model's retrieval heads (``cocoa heads``).
         min_lift: the lowest lift of a cited part, in nats.
         min_attention: the lowest attention of a part on the document it cites, in [0, 1].
         markers: whether the text of the message gets the markers. A message with tool calls gets none.

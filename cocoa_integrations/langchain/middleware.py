@@ -131,7 +131,7 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
         """A name that depends on the options: several middlewares of an agent need different names."""
         threshold = "default" if self.limit.threshold is None else self.limit.threshold
         unit = "" if self.limit.unit == "span" else f" by {self.limit.unit}"
-        return f"{type(self).__name__}[{self.limit.metric or 'risk'}{unit} {threshold}, {self.on_risk}]"
+        return f"{type(self).__name__}[{self.limit.metric or 'default'}{unit} {threshold}, {self.on_risk}]"
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]

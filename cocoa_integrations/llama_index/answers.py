@@ -206,7 +206,8 @@ def _sort_by_source_node(
     entries = iter(report["spans"])
     for part in parts:
         node_ids = answers[part.answer].node_ids
-        for entry in [next(entries) for _ in part.spans]:
+        own = [next(entries) for _ in part.spans]
+        for entry in own if node_ids else ():  # without nodes, the caller named the sources
             measured = entry.pop("passage_attention", None)
             if measured and (values := by_source_node(measured, node_ids, nodes)) is not None:
                 entry["passage_attention"] = values

@@ -47,8 +47,8 @@ class RiskCitationQueryEngine(RiskQueryEngine):
 
     Args:
         inner: the query engine.
-        by: what finds the source of a part. ``"attention"`` needs the model's retrieval heads (``cocoa heads``), and
-            the text of each node in the prompt as it is.
+        by: what finds the source of a part. ``"attention"`` needs a model whose attention can be seen, and the text
+            of each node in the prompt as it is. It was measured with the model's retrieval heads (``cocoa heads``).
         min_lift: the lowest lift of a cited part, in nats.
         min_attention: the lowest attention of a part on the node it cites, in [0, 1].
         markers: whether the text of the response gets the markers.

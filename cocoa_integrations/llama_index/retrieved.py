@@ -77,8 +77,11 @@ def by_source_node(
         nodes: the source nodes of the response.
 
     Returns:
-        The values; ``None`` if the response has none of the nodes, because an engine made others of them.
+        The values; ``None`` if the response has none of the nodes, because an engine made others of them, or if the
+        span was measured on other texts than nodes.
     """
+    if len(measured) != len(node_ids):
+        return None
     places = {node.node.node_id: number for number, node in enumerate(nodes)}
     known = [(value, places[one]) for value, one in zip(measured, node_ids, strict=True) if one in places]
     if not known:

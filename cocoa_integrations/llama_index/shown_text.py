@@ -102,6 +102,10 @@ def merged_report(parts: Sequence[Part], reports: Sequence[dict[str, Any]]) -> d
         answer_threshold=used[0].get("answer_threshold") if len(used) == 1 else None,
         model_name=names.pop() if len(names) == 1 else None,
     )
+    if (heads := _common(used, "source_heads")) is not None:
+        report["source_heads"] = heads
+    if any(each.get("out_of_domain") for each in used):
+        report["out_of_domain"] = True
     if len(used) == 1 and "run_id" in used[0]:
         report["run_id"] = used[0]["run_id"]
     if reasoned := [each["reasoning"] for each in used if "reasoning" in each]:

@@ -47,6 +47,9 @@ class Drain:
         Raises:
             ApiError: the gateway ended it.
         """
+        if self._begun:  # it was being received when the gateway was told to stop
+            work.close()
+            self.require_open()
         task = asyncio.ensure_future(work)
         self._running.add(task)
         try:
@@ -57,7 +60,7 @@ class Drain:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
-        if task.cancelled():
+        if task.cancelled() and self._begun:
             raise shutting_down(self._retry_after)
         task.result()
 

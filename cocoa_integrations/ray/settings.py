@@ -77,7 +77,7 @@ class RaySettings(BaseModel):
         None,
         ge=1,
         description="Maximum number of requests that a gateway holds while every replica is full. Default: as many as "
-        "all replicas have free slots, since Ray Serve counts requests that it is about to hand on.",
+        "all replicas have slots, since Ray Serve counts requests that it is about to hand on.",
     )
     retries: int = Field(2, ge=0, description="How often a request begins anew because its replica ended.")
     health_check_period_s: float = Field(5.0, gt=0, description="Seconds between checks whether a replica lives.")

@@ -3,9 +3,9 @@
     python docs/how-to/trials/shading.py
 
 The embedded model answers questions.jsonl with the system message "Answer in one short sentence." Of each answer that
-contains no known answer, the script prints the question, the known answer, the answer, and the claims to check, which
-are those that are shaded, riskiest first. Where the error is, a person has to say: docs/explanation/risk-trial.md has
-this for the first 20.
+contains no known answer, the script prints the question, the known answer, the answer, and the claims to check,
+riskiest first; those with a risk of at least 0.25 are shaded. Where the error is, a person has to say:
+docs/explanation/risk-trial.md has this for the first 20.
 """
 
 from __future__ import annotations

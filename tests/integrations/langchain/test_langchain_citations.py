@@ -176,7 +176,7 @@ def test_documents_that_the_prompt_changes_are_not_cited_by_attention(seeing_cha
 
 def test_attention_that_cannot_be_measured(quick_chat: ChatCocoa, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrieval_heads, "spread_heads_of", lambda model: None)  # as of a model without attention
-    with pytest.raises(ConfigError, match="need the model's retrieval heads"):
+    with pytest.raises(ConfigError, match="need a model with attention over the whole prompt"):
         with_citations(PROMPT, quick_chat, by="attention").invoke(VALUES)
     with pytest.raises(ConfigError, match="unknown value 'atention'"):
         with_citations(PROMPT, quick_chat, by="atention")  # type: ignore[arg-type]

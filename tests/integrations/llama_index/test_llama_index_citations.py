@@ -119,7 +119,7 @@ async def test_citations_by_attention(how: str, quick: CocoaEngine, tmp_path: Pa
 
 def test_attention_that_cannot_be_measured(quick_llm: CocoaLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrieval_heads, "spread_heads_of", lambda model: None)  # as of a model without attention
-    with pytest.raises(ConfigError, match="need the model's retrieval heads"):
+    with pytest.raises(ConfigError, match="need a model with attention over the whole prompt"):
         RiskCitationQueryEngine(over(quick_llm), by="attention").query(QUESTION)
     with pytest.raises(ConfigError, match="by: unknown value"):
         RiskCitationQueryEngine(over(quick_llm), by="x")  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from cocoa_integrations.ray.relay import Forwarded, Relay, ReplicaLostError
 from cocoa_integrations.ray.replica import Replica
 from cocoa_integrations.ray.session import session_of
 from cocoa_integrations.server import ServerSettings
+from cocoa_integrations.server.errors import ApiError
 from tests.helpers.inside import sequences_running
 from tests.helpers.served import CHAT, HELLO, Exchange, Speaker, error_of, gated, happens, speaker
 
@@ -183,6 +184,19 @@ async def test_a_gateway_that_stops_takes_no_calls_and_lets_those_that_run_end()
         gate.open()
         await exchange.ended()
     assert exchange.events[-1] == "data: [DONE]"
+    assert len(drain) == 0
+
+
+async def test_a_call_that_was_being_received_when_the_gateway_stopped_is_refused() -> None:
+    drain, ran = Drain(), []
+
+    async def work() -> None:
+        ran.append(True)
+
+    drain.begin()
+    with pytest.raises(ApiError):
+        await drain.run(work())
+    assert not ran
     assert len(drain) == 0
 
 

@@ -126,7 +126,11 @@ def test_a_joint_report_has_those_of_its_answers() -> None:
     shown = f"A: {TEXT}\nB: Rome is old."
     parts = parts_of(shown, [first, second], [0, 1], [0, 0])
     assert parts is not None
-    joint = merged_report(parts, [first, second])
+    joint = merged_report(parts, [first | {"source_heads": "spread"}, second | {"out_of_domain": True}])
+    assert "source_heads" not in joint  # the second answer has other heads
+    assert joint["out_of_domain"]
+    both = [one | {"source_heads": "spread"} for one in (first, second)]
+    assert merged_report(parts, both)["source_heads"] == "spread"
     TypeAdapter(RiskReport).validate_python(joint)
     assert [shown[one["start"] : one["end"]] for one in joint["check"]] == ["Rome", "Seine", "ends"]
     assert [one["text"] for one in joint["check"]] == ["Rome", "Seine", "ends"]

@@ -257,7 +257,12 @@ def test_a_reliability_curve_is_not_overwritten(cocoa: Cocoa, labelled: Path, tm
 @pytest.fixture
 def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """Is pressed after the first given answer was fed."""
-    monkeypatch.setattr("cocoa_engine.studies.signal.segments.force", _one_then_ctrl_c)
+    # modules that are imported only now would keep the patched function
+    import cocoa_engine.studies.fitting.fit_calibrator
+    import cocoa_engine.studies.fitting.self_made  # noqa: F401
+
+    for module in ("signal.segments", "fitting.fit_calibrator", "fitting.self_made"):
+        monkeypatch.setattr(f"cocoa_engine.studies.{module}.force", _one_then_ctrl_c)
 
 
 def _one_then_ctrl_c(*_: object, advance: Callable[[int], None], **__: object) -> Iterator[Any]:

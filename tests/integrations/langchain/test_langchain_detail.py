@@ -26,7 +26,7 @@ from cocoa_integrations.langchain import (
 from tests.helpers.reasoning_models import PLAIN, reasoning_engine, saying
 from tests.helpers.reports import without_run
 
-COMPACT = {"start", "end", "kind", "con_mlds", "f_mlds", "log_prob", "risk"}
+COMPACT = {"start", "end", "kind", "con_mlds", "f_mlds", "log_prob", "risk", "source_attention"}
 
 
 @pytest.fixture(scope="module")

@@ -50,8 +50,8 @@ class Consistency(BaseModel):
     def check_these(self, most: int = 3) -> list[Check]:
         """The claims of the answer to check first, as :meth:`.Generation.check_these`, with what the samples say.
 
-        A claim has the further reason ``samples disagree`` if less than half of its words are supported
-        (:meth:`support`).
+        A claim has the further reason ``samples disagree`` if its words are, on average, in less than half
+        of the samples (:meth:`support`).
 
         Args:
             most: the largest number of claims.

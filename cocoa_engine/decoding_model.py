@@ -39,7 +39,7 @@ class DecodingModel(ConfiguredModel):
         if source is None:
             return self.encode_chat(messages, **(template_kwargs or {})), None
         text, tokens = self.render_chat(messages, **(template_kwargs or {})), self.session.tokens
-        token_ids = tokens.encode(text, add_special_tokens=False)
+        token_ids = self.encode_chat(messages, **(template_kwargs or {}))
         return token_ids, Passages(passage_positions(tokens, text, token_ids, source, add_special_tokens=False))
 
     def _generations(self, requests: Sequence[Request], configs: Sequence[CocoaConfig]) -> list[Generation]:

@@ -110,7 +110,7 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
             yield write
         except BaseException:
             if draft.is_file() and file.tell():
-                draft.replace(out.with_name(f"{out.name}.incomplete"))
+                draft.replace(draft.with_name(f"{out.name}.incomplete"))
             raise
 
 

@@ -142,7 +142,7 @@ def read_parquet(path: Path) -> Iterator[Row]:
             sizes = [_inflated_size(file.metadata.row_group(n)) for n in range(file.metadata.num_row_groups)]
             _check_inflated(path, sum(sizes))
             # a dictionary repeats a value at no cost, but no value is larger than its row group
-            rows_at_once = max(1, min(1024, INFLATED_LIMIT // max(1, *sizes)))
+            rows_at_once = max(1, min(1024, INFLATED_LIMIT // max([1, *sizes])))
             for batch in file.iter_batches(batch_size=rows_at_once):
                 size += batch.nbytes + _ROW_BYTES * batch.num_rows
                 _check_inflated(path, size)

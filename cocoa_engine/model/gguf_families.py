@@ -21,7 +21,6 @@ LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.we
 _HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _NORMS_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _NORMS_AROUND = {**_NORMS_AFTER, "ffn_norm": "pre_feedforward_layernorm"}  # before and after, in Gemma
-_JOINED_IN_PHI3 = ("attn_q", "attn_k", "attn_v", "ffn_gate")
 _LOCAL_ROPE_BASE = 10000.0  # of Gemma 3's windowed layers, unless the file says otherwise
 
 Fields = Callable[["Metadata"], dict[str, Any]]

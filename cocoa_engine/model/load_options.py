@@ -5,7 +5,7 @@ This module does not import torch or transformers, so that the command line star
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -72,7 +72,7 @@ def loading_arguments(options: LoadOptions) -> dict[str, Any]:
     return {**arguments, "device_map": resolve_device_map(options.device_map, options.model_kwargs)}
 
 
-def resolve_device_map(device_map: DeviceMap, model_kwargs: Container[str] = ()) -> DeviceMap:
+def resolve_device_map(device_map: DeviceMap, model_kwargs: Mapping[str, Any] | None = None) -> DeviceMap:
     """Where the layers go if ``device_map`` is ``"auto"``. Every other value is returned unchanged.
 
     It is `None` on a machine without a GPU, which is the CPU, and with tensor parallelism, which places the weights.
@@ -83,7 +83,8 @@ def resolve_device_map(device_map: DeviceMap, model_kwargs: Container[str] = ())
     """
     if device_map != "auto":
         return device_map
-    return None if not _has_gpu() or any(name in model_kwargs for name in TENSOR_PARALLELISM) else "auto"
+    parallel = any((model_kwargs or {}).get(name) is not None for name in TENSOR_PARALLELISM)
+    return None if parallel or not _has_gpu() else "auto"
 
 
 def default_of(name: str) -> Any:
@@ -103,4 +104,5 @@ def changed_options(options: LoadOptions | dict[str, Any]) -> list[str]:
 def _has_gpu() -> bool:
     import torch
 
-    return torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available()
+    # not Apple's, which has no float64: log-probabilities are computed in it
+    return torch.cuda.is_available() or torch.xpu.is_available()

@@ -219,6 +219,7 @@ def _load(
     with _clear_errors("model", name):
         name, options = _with_gguf_file(name, options)
     if weights != "stored":
+        options = _on_the_cpu(options)
         _require_quantisable(weights, options, keeps_blocks)
     if _is_path(name):
         name = str(Path(name).expanduser())
@@ -229,6 +230,9 @@ def _load(
             file = GgufFile(_gguf_path(name, options))
             gguf_model.require_few_layers(file)
             why = gguf_model.obstacle(file)
+            scaled = gguf_model.has_scaled_positions(file) and file.metadata.get("general.architecture") != "gpt-oss"
+            if why is None and (file.parts > 1 or scaled):  # transformers cannot read it onto a GPU
+                options = _on_the_cpu(options)
             if why is None and _may_stay_in_blocks(options) and keeps_blocks():
                 return _load_blocks(file, tokenizer_name, tokenizer_options)
             if file.parts > 1:
@@ -237,7 +241,7 @@ def _load(
                     f"({why or 'options ask for it'}), and it reads no parts; join them with llama.cpp's "
                     f"`llama-gguf-split --merge {file.path} model.gguf`"
                 )
-            if gguf_model.has_scaled_positions(file) and file.metadata.get("general.architecture") != "gpt-oss":
+            if scaled:
                 raise ModelLoadError(
                     f"{file.path} has scaled rotary embeddings, which are only read where the weights stay in their "
                     f"blocks ({why or 'options ask for another form'}): on a CPU with the kernels and without a dtype, "
@@ -278,6 +282,11 @@ def _load(
     return model, tokenizer
 
 
+def _on_the_cpu(options: dict[str, Any]) -> dict[str, Any]:
+    """The options with the CPU in place of the default ``device_map``; another one that was given stays."""
+    return {**options, "device_map": None} if options["device_map"] == "auto" else options
+
+
 def _require_quantisable(weights: str, options: Mapping[str, Any], keeps_blocks: Callable[[], bool]) -> None:
     """Check that a checkpoint may be quantised while it is loaded.
 
@@ -287,6 +296,8 @@ def _require_quantisable(weights: str, options: Mapping[str, Any], keeps_blocks:
     if "gguf_file" in options:
         raise ConfigError(f"weights={weights!r} is for safetensors; a GGUF file keeps the blocks that it has")
     known = {"trust_remote_code", "use_safetensors", "dtype", "device_map", *SOURCE_OPTIONS}
+    if options["trust_remote_code"]:
+        known -= {"trust_remote_code"}  # the model is made from the config, by transformers' own code
     if others := sorted(options.keys() - known):
         raise ConfigError(f"weights={weights!r} cannot be combined with {', '.join(others)}")
     if options["dtype"] not in ("auto", torch.float32) or options["device_map"] not in (None, "cpu"):

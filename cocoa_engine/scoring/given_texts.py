@@ -20,7 +20,7 @@ from cocoa_engine.methods import METHODS
 from cocoa_engine.model.detokenizer import Detokenizer
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.passages import Source, passage_positions
-from cocoa_engine.model.prompts import Prompt, Texts, is_many, prompt_ids, text_ids
+from cocoa_engine.model.prompts import ChatTokens, Prompt, Texts, is_many, prompt_ids, text_ids
 from cocoa_engine.results import Generation
 from cocoa_engine.scoring.candidates import CandidateGrower
 from cocoa_engine.scoring.rescoring import rescored
@@ -212,6 +212,7 @@ class _Scorer:
             model_name=self._session.model_name,
             threshold=self._measure.threshold_of(spans[0].risk_source),
             source_heads=source_heads_of(spans, self._measure),
+            question_tokens=self._prompt.question_tokens if isinstance(self._prompt, ChatTokens) else None,
         )
         return with_answer_risk(generation, self._calibrator)
 

@@ -36,6 +36,7 @@ class AnswerCache:
     def __init__(
         self, folder: Path, what: str, engine: CocoaEngine, config: CocoaConfig, more: Mapping[str, Any]
     ) -> None:
+        from cocoa_engine.methods.retrieval_heads import source_heads
         from cocoa_engine.model.language_model import dtype_name
         from cocoa_engine.model.weight_samples import model_digest
 
@@ -45,6 +46,8 @@ class AnswerCache:
             "dtype": dtype_name(model),
             "config": config.model_dump(mode="json"),
             "calibrator": None if calibrator is None else calibrator.model_dump(mode="json"),
+            "heads": source_heads(config.decore_heads, model, None if calibrator is None else calibrator.heads),
+            "linears": engine.runtime.linears,
             **more,
         }
         self.file = folder / f"{what}-{_digest(settings)[:16]}.jsonl"

@@ -33,7 +33,8 @@ class Unit(BaseModel):
         "there), `little attention to the source` (its words are there), both only where the prompt may hold a "
         "passage; `the model was unsure` (a token has a "
         "probability below 0.5), `competing: ...` (what other candidates say instead); from "
-        ":meth:`.Consistency.check_these` also `samples disagree` (fewer than half of the samples support it).",
+        ":meth:`.Consistency.check_these` also `samples disagree` (its words are, on average, in less than half of the "
+        "samples).",
     )
     spans: list[int] = Field(default_factory=list, description="Numbers of the spans that share a character with it.")
 

@@ -188,6 +188,9 @@ def test_parquet(folder: Path) -> None:
     written = io.BytesIO()
     parquet.write_table(pyarrow.Table.from_pylist([row]), written)
     assert len(read_with(folder, read_questions, "a.parquet", written.getvalue())) == 2
+    with io.BytesIO() as empty:
+        parquet.ParquetWriter(empty, pyarrow.schema([("question", pyarrow.string())])).close()
+        assert isinstance(read_with(folder, read_questions, "b.parquet", empty.getvalue()), (list, DataError))
 
     @fuzz()
     @given(broken(written.getvalue()))

@@ -75,6 +75,7 @@ def test_the_history_of_a_chat_is_no_passage_but_may_hold_one(engine: CocoaEngin
         answer.calibrated_on,
     )
     assert answer.closed_book
+    assert engine.score(asked, answer.text).closed_book
     assert "short questions" in str(answer.calibrated_on)
     assert not engine.generate(list(asked), max_new_tokens=8).closed_book  # bare ids do not tell
     for chat in (

@@ -189,6 +189,16 @@ def test_scaled_positions_are_read(tmp_path: Path) -> None:
     torch.testing.assert_close(linear, plain / 4)
 
 
+def test_what_transformers_cannot_read_stays_in_blocks_on_a_machine_with_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with torch.no_grad():
+        write(tmp_path / "scaled.gguf", "llama", "Q8_0", scaling="linear")
+    model, _, _ = load_pretrained(tmp_path / "scaled.gguf", keeps_blocks=lambda: True)
+    assert isinstance(model.model.layers[0].mlp.up_proj.weight.data, BlockTensor)
+
+
 @pytest.mark.parametrize(("scaling", "options"), [("yarn", {}), ("linear", {"dtype": "float32"})])
 def test_scaled_positions_that_would_be_lost_are_refused(tmp_path: Path, scaling: str, options: dict[str, str]) -> None:
     with torch.no_grad():

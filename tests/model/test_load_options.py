@@ -38,7 +38,7 @@ FRAMEWORK_MODELS = [ChatCocoa, LangChainLLM, LlamaIndexLLM]
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether torch says that there is a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: request.param)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)  # does not count: it has no float64
     monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
     return bool(request.param)
 
@@ -85,6 +85,8 @@ def test_auto_is_the_cpu_without_a_gpu(gpu: bool) -> None:
     assert resolve_device_map("auto") == ("auto" if gpu else None)
     for given in (None, "cpu", "cuda:0", {"": 0}):
         assert resolve_device_map(given) == given
+    assert resolve_device_map("auto", {"tp_plan": "auto"}) is None
+    assert resolve_device_map("auto", {"tp_plan": None}) == ("auto" if gpu else None)
 
 
 @pytest.mark.parametrize("options", [{}, {"device_map": "auto"}])

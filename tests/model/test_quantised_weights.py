@@ -151,6 +151,8 @@ def test_what_cannot_be_quantised_is_refused(tmp_path: Path) -> None:
     for options in ({"dtype": "bfloat16"}, {"device_map": "cuda:0"}):
         with pytest.raises(ConfigError, match=r"weights='q8_0' needs dtype 'auto' or 'float32', and no device_map"):
             load_pretrained(folder, weights="q8_0", keeps_blocks=lambda: True, **options)
+    with pytest.raises(ConfigError, match=r"cannot be combined with trust_remote_code"):
+        load_pretrained(folder, weights="q8_0", keeps_blocks=lambda: True, trust_remote_code=True)
     with pytest.raises(ConfigError, match=r"cannot be combined with attn_implementation"):
         load_pretrained(folder, weights="q8_0", keeps_blocks=lambda: True, attn_implementation="eager")
     with pytest.raises(ConfigError, match="needs the CPU kernels"):

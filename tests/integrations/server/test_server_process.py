@@ -117,7 +117,7 @@ def test_a_connection_that_is_closed_ends_the_work(
     if stream:
         with httpx.stream("POST", server.url + CHAT, json=body, timeout=PATIENCE) as response:
             lines = response.iter_lines()  # dropping the iterator would close the connection
-            assert next(lines).startswith("data: ")
+            next(line for line in lines if line.startswith("data: "))  # while the prompt is read there are comments
             wait_until(lambda: gate.reached == 21)
     else:
         with pytest.raises(httpx.ReadTimeout):

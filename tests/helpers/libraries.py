@@ -1,4 +1,4 @@
-"""Libraries of changed sources, and a process that remembers nothing of the kernels."""
+"""Libraries of changed sources, a compiler for tests, and a process that remembers nothing of the kernels."""
 
 from __future__ import annotations
 
@@ -11,6 +11,26 @@ from cocoa_engine.execution.native import build, operators, trial
 
 QUICK_FLAGS = tuple("-O0" if flag == "-O3" else flag for flag in build.FLAGS)
 """Kernels that compute the same, slowly, but compile sooner."""
+
+# Its last argument is the output. What it has compiled with the same arguments from the same source, it copies.
+KEEPING_COMPILER = """#!/bin/sh
+case " $* " in *" -c "*) ;; *) exec g++ "$@" ;; esac
+given=""
+for argument; do
+    case "$argument" in *.cpp) source=$argument ;; *.o) output=$argument ;; *) given="$given $argument" ;; esac
+done
+kept=$(dirname "$0")/$({ echo "$given"; cat "$source"; } | sha256sum | cut -c1-32).o
+[ -f "$kept" ] || { g++ "$@" && cp "$output" "$kept.$$" && mv "$kept.$$" "$kept"; } || exit 1
+cp "$kept" "$output"
+"""
+
+
+def keeping_compiler(folder: Path) -> Path:
+    """A compiler that compiles nothing twice; it keeps the objects in the folder."""
+    compiler = folder / "keeping-g++"
+    compiler.write_text(KEEPING_COMPILER)
+    compiler.chmod(0o755)
+    return compiler
 
 
 def forget() -> None:

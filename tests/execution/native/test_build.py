@@ -21,7 +21,7 @@ from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.cache_directory import CACHE_VARIABLE
 from cocoa_engine.execution.forward import linears
 from cocoa_engine.execution.native import build, trial
-from tests.helpers.libraries import QUICK_FLAGS, forget
+from tests.helpers.libraries import QUICK_FLAGS, forget, keeping_compiler
 from tests.helpers.processes import LIMIT
 from tests.helpers.tiny_models import tiny_model, tiny_tokenizer
 
@@ -30,11 +30,17 @@ pytestmark = pytest.mark.slow
 needs_kernels = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
 
 
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return keeping_compiler(tmp_path_factory.mktemp("compiler"))
+
+
 @pytest.fixture
-def anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def anew(compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache directory, and nothing remembered of the machine."""
     folder = tmp_path / "cache"
     monkeypatch.setenv(CACHE_VARIABLE, str(folder))
+    monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setattr(build, "FLAGS", QUICK_FLAGS)
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -88,8 +94,11 @@ def test_other_sources_and_other_processors_have_libraries_of_their_own(
 
 
 @needs_kernels
-def test_processes_that_build_at_once_both_have_it(anew: Path) -> None:
-    program = "from cocoa_engine.execution.native import trial; print(trial.obstacle())"
+def test_processes_that_build_at_once_both_have_it(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX")  # both compile
+    program = (
+        f"from cocoa_engine.execution.native import build, trial\nbuild.FLAGS = {QUICK_FLAGS}\nprint(trial.obstacle())"
+    )
     running = [
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=os.environ.copy())
         for _ in range(2)
@@ -252,9 +261,11 @@ def test_without_a_home_they_are_kept_with_temporary_files(
 
 
 @needs_kernels
-def test_a_compiler_may_say_anything(anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_may_say_anything(
+    anew: Path, compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wrapper = tmp_path / "my compiler"
-    wrapper.write_text('#!/bin/sh\nprintf "\\351\\377" >&2\nexec g++ "$@"\n')
+    wrapper.write_text(f'#!/bin/sh\nprintf "\\351\\377" >&2\nexec "{compiler}" "$@"\n')
     wrapper.chmod(0o755)
     monkeypatch.setenv("CXX", str(wrapper))
     assert trial.obstacle() is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -398,8 +398,19 @@ def _logistic(items: LabelledFeatures, strength: float) -> _Fit:
     from sklearn.preprocessing import StandardScaler
 
     scaler: Any = StandardScaler().fit(items.features)
-    model: Any = LogisticRegression(C=strength, max_iter=1000).fit(scaler.transform(items.features), items.labels)
+    model: Any = LogisticRegression(C=strength, max_iter=1000)
+    # The optimizer's steps are small: several threads wait for each other longer than they compute.
+    with _threads().limit(limits=1, user_api="blas"):
+        model.fit(scaler.transform(items.features), items.labels)
     return _Fit(scaler.mean_, scaler.scale_, model.coef_[0], float(model.intercept_[0]), None)
+
+
+@cache
+def _threads() -> Any:
+    """The threads of the numerical libraries that are loaded."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def folds_of(items: LabelledFeatures, folds: int, seed: int = 0) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:

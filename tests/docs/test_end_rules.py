@@ -13,6 +13,8 @@ import pytest
 
 from tests.helpers.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 PAGES = ROOT / "docs" / "explanation"
 
 

@@ -38,7 +38,7 @@ class Recorded:
     def served(self) -> Iterator[Recorded]:
         """Serves the answers on a free port of this machine."""
         server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self.answer))
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         self.url = f"http://127.0.0.1:{server.server_port}/v1"
         try:

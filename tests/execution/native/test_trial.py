@@ -69,6 +69,7 @@ def test_what_can_be_broken_is_right_otherwise(broken: Callable[[int], None]) ->
     assert trial.obstacle() is None
 
 
+@pytest.mark.slow  # the changed source is compiled
 @pytest.mark.parametrize("number", range(1, len(BROKEN) + 1), ids=list(BROKEN))
 def test_a_kernel_that_computes_wrongly_is_refused(number: int, broken: Callable[[int], None]) -> None:
     broken(number)

@@ -375,7 +375,8 @@ def lean_obstacle(model: LanguageModel) -> str | None:
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if any(getattr(hook, "__module__", None) != _IDLE_HOOKS for hook in hooks) or "forward" in module.__dict__:
             return "its modules have hooks"
-        if not type(module).__module__.startswith(("transformers.models.", "transformers.activations", "torch.nn.")):
+        known = type(module).__module__.startswith(("transformers.models.", "transformers.activations", "torch.nn."))
+        if not known and type(module) not in experts.OWN:
             return f"it has an unknown module, {type(module).__name__}"
         if isinstance(module, nn.Linear) and not is_plain(module):
             return "its linear layers are adapted or quantised"

@@ -26,8 +26,8 @@ class Runtime(BaseModel):
     forward: Literal["auto", "modules"] = Field(
         "auto",
         description="auto: a lean forward pass for models of the Llama family (Llama, Mistral, Phi-3, Qwen2, Qwen3, "
-        "Granite, OLMo2, Gemma 2, Gemma 3) that qualify, otherwise Hugging Face's modules; modules: always Hugging "
-        "Face's modules.",
+        "Qwen3-MoE, Granite, OLMo2, Gemma 2, Gemma 3) that qualify, otherwise Hugging Face's modules; modules: always "
+        "Hugging Face's modules.",
     )
     linears: Literal["auto", "native", "packed", "transposed", "stock", "bfloat16"] = Field(
         "auto",

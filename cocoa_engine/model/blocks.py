@@ -21,10 +21,12 @@ class BlockTensor(Tensor):
     """A matrix in the quantised blocks of a GGUF file. To torch it is float32 ``[out, in]`` and cannot be trained.
 
     Linear layers and embeddings unpack the rows that they need. Any other operation unpacks the whole matrix and
-    returns an ordinary tensor.
+    returns an ordinary tensor. Several matrices of one shape may be stacked, ``[n, out, in]``; an index of the first
+    dimension gives one of them, with the same memory.
 
     Args:
-        blocks: ``[out, bytes of a row]``, uint8 on the CPU. It may be part of a memory-mapped file.
+        blocks: ``[out, bytes of a row]`` or ``[n, out, bytes of a row]``, uint8 on the CPU. It may be part of a
+            memory-mapped file.
         kind: gguf's name of the block type, such as ``"Q4_K"``.
 
     Attributes:
@@ -41,11 +43,11 @@ class BlockTensor(Tensor):
     @staticmethod
     def __new__(cls, blocks: Tensor, kind: str) -> BlockTensor:
         numbers, size = block_size(kind)
-        if blocks.dtype != torch.uint8 or blocks.dim() != 2 or blocks.shape[1] % size:
+        if blocks.dtype != torch.uint8 or blocks.dim() not in (2, 3) or blocks.shape[-1] % size:
             raise ValueError(
                 f"needs rows of whole {kind} blocks ({size} bytes), got {list(blocks.shape)} {blocks.dtype}"
             )
-        shape = (blocks.shape[0], blocks.shape[1] // size * numbers)
+        shape = (*blocks.shape[:-1], blocks.shape[-1] // size * numbers)
         made: BlockTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32, device=blocks.device)
         made.blocks, made.kind = blocks, kind
         return made
@@ -54,20 +56,21 @@ class BlockTensor(Tensor):
         """Unpack some rows.
 
         Args:
-            index: integers of any shape.
+            index: integers of any shape. The rows of stacked matrices are counted through.
 
         Returns:
             ``[*index.shape, in]``, float32.
         """
-        return _unpacked(self.blocks[index.reshape(-1)], self.kind).view(*index.shape, self.shape[1])
+        return _unpacked(self.blocks.flatten(0, -2)[index.reshape(-1)], self.kind).view(*index.shape, self.shape[-1])
 
     def dequantized(self) -> Tensor:
-        """The whole matrix, ``[out, in]`` float32."""
-        whole = torch.empty(self.shape, dtype=torch.float32)
-        for start in range(0, self.shape[0], ROWS_AT_ONCE):
+        """All numbers, in this tensor's shape, float32."""
+        rows = self.blocks.flatten(0, -2)
+        whole = torch.empty(rows.shape[0], self.shape[-1], dtype=torch.float32)
+        for start in range(0, rows.shape[0], ROWS_AT_ONCE):
             end = start + ROWS_AT_ONCE
-            whole[start:end] = _unpacked(self.blocks[start:end], self.kind)
-        return whole
+            whole[start:end] = _unpacked(rows[start:end], self.kind)
+        return whole.view(self.shape)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"BlockTensor({self.kind}, {list(self.shape)})"
@@ -95,6 +98,8 @@ class BlockTensor(Tensor):
     ) -> Any:
         if func in _ALIASES and isinstance(args[0], cls):
             return cls(args[0].blocks, args[0].kind)
+        if func is torch.ops.aten.select.int and args[1] == 0 and args[0].dim() == 3:
+            return cls(args[0].blocks[args[2]], args[0].kind)
         if func is torch.ops.aten.clone.default:
             return cls(args[0].blocks.clone(), args[0].kind)
         if func is torch.ops.aten._to_copy.default and _stays(kwargs or {}):

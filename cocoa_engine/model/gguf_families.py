@@ -20,6 +20,14 @@ LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.we
 
 _HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _NORMS_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+EXPERTS = {
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
+"""The tensors that hold a matrix of each expert, ``[experts, out, in]``."""
+_ROUTER = "ffn_gate_inp"
+_SOFTMAX = 1  # gguf's number of the function of the router
 _NORMS_AROUND = {**_NORMS_AFTER, "ffn_norm": "pre_feedforward_layernorm"}  # before and after, in Gemma
 _LOCAL_ROPE_BASE = 10000.0  # of Gemma 3's windowed layers, unless the file says otherwise
 
@@ -68,6 +76,7 @@ class Family:
         pairs: the rows of query and key projections are in llama.cpp's rotary layout (adjacent pairs).
         biases: layers may have biases.
         scalings: the scaled rotary embeddings that are known.
+        experts: layers have experts, chosen by the softmax of a router.
     """
 
     model_type: str
@@ -78,6 +87,7 @@ class Family:
     pairs: bool = False
     biases: bool = False
     scalings: tuple[str, ...] = ("linear",)
+    experts: bool = False
 
 
 def family_of(file: GgufFile) -> Family | None:
@@ -182,6 +192,23 @@ def _granite(metadata: Metadata) -> dict[str, Any]:
     return {"attention_multiplier": scale}
 
 
+def _qwen3_moe(metadata: Metadata) -> dict[str, Any]:
+    used = metadata["expert_used_count"]
+    return {
+        **_head_dim(metadata),
+        "num_experts": metadata["expert_count"],
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": metadata.get("expert_feed_forward_length") or metadata["feed_forward_length"] // used,
+        "norm_topk_prob": bool(metadata.get("expert_weights_norm", True)),  # llama.cpp takes it to be so
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [
+            layer
+            for layer in range(metadata["block_count"])
+            if f"blk.{layer}.{_ROUTER}.weight" not in metadata.file.tensors
+        ],
+    }
+
+
 _LLAMA = Family("llama", LAYER_TENSORS, _head_dim, pairs=True)
 _MISTRAL = Family("mistral", LAYER_TENSORS, _head_dim, {"sliding_window": "attention.sliding_window"}, pairs=True)
 
@@ -189,6 +216,12 @@ FAMILIES: dict[str, Family] = {
     "llama": _LLAMA,  # Mistral's files too
     "qwen2": Family("qwen2", LAYER_TENSORS, biases=True),
     "qwen3": Family("qwen3", {**LAYER_TENSORS, **_HEAD_NORMS}, _head_dim),
+    "qwen3moe": Family(
+        "qwen3_moe",
+        {**LAYER_TENSORS, **_HEAD_NORMS, **EXPERTS, _ROUTER: "mlp.gate"},
+        _qwen3_moe,
+        experts=True,
+    ),
     "phi3": Family(
         "phi3",
         {
@@ -245,8 +278,8 @@ def obstacle(family: Family, file: GgufFile) -> str | None:
     """Why a file of a known family cannot be read, or ``None``. Its tokenizer and its types of blocks are not looked
     at."""
     metadata = Metadata(file)
-    if metadata.get("expert_count", 0):
-        return "a mixture of experts"
+    if (why := _expert_obstacle(family, metadata)) is not None:
+        return why
     if metadata.scaling not in (None, *family.scalings):
         return f"rotary embeddings scaled by {metadata.scaling!r}"
     if metadata.architecture == "olmo2" and metadata.get("attention.sliding_window"):
@@ -259,6 +292,20 @@ def obstacle(family: Family, file: GgufFile) -> str | None:
     return next(
         (f"the tensor {name}" for name in file.tensors if name not in TABLES and path_of(family, name) is None), None
     )
+
+
+def _expert_obstacle(family: Family, metadata: Metadata) -> str | None:
+    if not family.experts:
+        return "a mixture of experts" if metadata.get("expert_count", 0) else None
+    if metadata.get("expert_shared_count", 0):
+        return "experts that all tokens share"
+    if metadata.get("expert_group_count", 0) > 1:
+        return "experts in groups"
+    if metadata.get("expert_gating_func", _SOFTMAX) not in (0, _SOFTMAX):  # 0: not stated
+        return f"a router of kind {metadata['expert_gating_func']}"
+    if metadata.get("expert_weights_scale", 1.0) not in (0.0, 1.0):
+        return f"experts scaled by {metadata['expert_weights_scale']:g}"
+    return None
 
 
 TABLES = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from cocoa_engine.errors import ModelLoadError
-from cocoa_engine.model import gguf_families, gguf_tokenizer
+from cocoa_engine.model import experts, gguf_families, gguf_tokenizer
 from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor
 from cocoa_engine.model.gguf_families import LONG_FACTORS, ROPE_FACTORS, TABLES, Family, Metadata, family_of
 from cocoa_engine.model.gguf_reader import GgufFile
@@ -29,7 +29,8 @@ def obstacle(file: GgufFile) -> str | None:
     if (why := gguf_tokenizer.obstacle(file) or gguf_families.obstacle(family, file)) is not None:
         return why
     for name, entry in file.tensors.items():
-        is_matrix = entry.kind in BLOCK_KINDS and len(entry.shape) == 2
+        dimensions = 3 if name.split(".")[-2] in gguf_families.EXPERTS else 2
+        is_matrix = entry.kind in BLOCK_KINDS and len(entry.shape) == dimensions
         if entry.kind != "F32" and (name in TABLES or not is_matrix):
             return f"{name} of type {entry.kind}"
     return None
@@ -76,6 +77,7 @@ def load(file: GgufFile) -> PreTrainedModel:
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     fill_buffers(model)
+    experts.separate(model)
     left = {name for name, _ in model.named_parameters()}
     for name, entry in file.tensors.items():
         if name in TABLES:

@@ -64,12 +64,15 @@ class GgufFile:
             raise ModelLoadError(f"the parts of {path} do not belong together; fetch them again")
 
     def blocks(self, name: str) -> Tensor:
-        """The bytes of a tensor, uint8 ``[rows, bytes of a row]``; they are part of the mapped file."""
+        """The bytes of a tensor, uint8 ``[..., bytes of a row]`` with its outer dimensions; a vector is one row.
+
+        They are part of the mapped file.
+        """
         entry = self.tensors[name]
         flat = torch.frombuffer(
             self._holder[name].bytes, dtype=torch.uint8, count=entry.end - entry.start, offset=entry.start
         )
-        return flat.view(entry.shape[0] if len(entry.shape) > 1 else 1, -1)
+        return flat.view(*(entry.shape[:-1] or (1,)), -1)
 
     def floats(self, name: str) -> Tensor:
         """A tensor of type F32, in its shape; it is part of the mapped file."""

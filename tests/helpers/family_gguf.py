@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from cocoa_engine.execution.native.trial import sample_blocks
 from tests.helpers.tiny_models import sentencepiece_like_tokenizer
 
 _WINDOW = 5
@@ -84,6 +85,22 @@ def _granite(writer: GGUFWriter, config: Any) -> None:
     writer.add_logit_scale(config.logits_scaling)
 
 
+def _qwen3_moe(writer: GGUFWriter, config: Any) -> None:
+    _head_dim(writer, config)
+    writer.add_expert_count(config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if not config.norm_topk_prob:
+        writer.add_expert_weights_norm(False)
+
+
+_QWEN3_MOE = {
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
 _GRANITE = {
     "attention_multiplier": 0.3,
     "embedding_multiplier": 12.0,
@@ -131,15 +148,23 @@ FAMILIES: dict[str, tuple[MODEL_ARCH, dict[str, Any], Settings | None]] = {
     "granite": (MODEL_ARCH.GRANITE, _GRANITE, _granite),
     "granite-plain": (MODEL_ARCH.GRANITE, {"attention_multiplier": 0.25}, None),
     "olmo2": (MODEL_ARCH.OLMO2, {}, None),
+    "qwen3moe": (MODEL_ARCH.QWEN3MOE, _QWEN3_MOE, _qwen3_moe),
+    "qwen3moe-mixed": (
+        MODEL_ARCH.QWEN3MOE,
+        {**_QWEN3_MOE, "norm_topk_prob": False, "mlp_only_layers": [1]},
+        _qwen3_moe,
+    ),
 }
 """By name: gguf's architecture, the settings beside the common ones, and what writes them."""
 
-_MODEL_TYPES = {"gemma3": "gemma3_text"}
+_MODEL_TYPES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
 _PAIRS = (MODEL_ARCH.LLAMA, MODEL_ARCH.GRANITE)  # query and key rows in llama.cpp's rotary layout
 _OFFSET = (MODEL_ARCH.GEMMA2, MODEL_ARCH.GEMMA3)  # weights of norms stored with 1 added
 
 
-def write_family(path: Path, name: str, kind: str, *, tied: bool = True, **overrides: Any) -> PreTrainedModel:
+def write_family(
+    path: Path, name: str, kind: str, *, tied: bool = True, experts: Sequence[str] = (), **overrides: Any
+) -> PreTrainedModel:
     """Write a model as llama.cpp's converter does, and return it with the numbers that the file holds.
 
     Args:
@@ -147,6 +172,7 @@ def write_family(path: Path, name: str, kind: str, *, tied: bool = True, **overr
         name: one of :data:`FAMILIES`.
         kind: gguf's type of the matrices.
         tied: the output layer has the embeddings' weights. It always has in Gemma 2.
+        experts: gguf's types of the experts' gate, input and output, if they have others.
         overrides: further fields of the model's config.
     """
     architecture, settings, add = FAMILIES[name]
@@ -173,6 +199,8 @@ def write_family(path: Path, name: str, kind: str, *, tied: bool = True, **overr
         add(writer, config)
     _write_tokenizer(writer, tokenizer)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    dense = gguf.get_tensor_name_map(MODEL_ARCH.QWEN3, config.num_hidden_layers)  # layers without experts among others
+    inner = getattr(config, "moe_intermediate_size", 0)
     for path_of, parameter in model.named_parameters():
         with torch.no_grad():
             if path_of.endswith("norm.weight"):
@@ -181,9 +209,16 @@ def write_family(path: Path, name: str, kind: str, *, tied: bool = True, **overr
             module, _, attribute = path_of.rpartition(".")
             heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
             heads_of = heads.get(module.rpartition(".")[2]) if architecture in _PAIRS else None
+            if path_of.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                parts = {"gate_proj": parameter[:, :inner], "up_proj": parameter[:, inner:]}
+                for part, weight in parts.items() if attribute == "gate_up_proj" else [(attribute, parameter)]:
+                    name = f"{names.get_name(f'{module}.{part}')}.weight"
+                    of = dict(zip(("gate_proj", "up_proj", "down_proj"), experts, strict=False)).get(part, kind)
+                    weight.copy_(torch.from_numpy(_add_tensor(writer, name, weight.numpy(), of, None)))
+                continue
             exact = _add_tensor(
                 writer,
-                f"{names.get_name(module)}.{attribute}",
+                f"{names.get_name(module) or dense.get_name(module)}.{attribute}",
                 parameter.numpy() + (path_of.endswith("norm.weight") and architecture in _OFFSET),
                 kind,
                 heads_of,
@@ -202,16 +237,28 @@ def _add_tensor(writer: GGUFWriter, name: str, weight: np.ndarray, kind: str, he
     if heads is not None:
         weight = weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
     weight = np.ascontiguousarray(weight, dtype=np.float32)
-    if weight.ndim == 1 or kind == "F32":
+    if weight.ndim == 1 or kind == "F32" or name.endswith("ffn_gate_inp.weight"):
         writer.add_tensor(name, weight)
     else:
         of = GGMLQuantizationType[kind]
-        packed = gguf.quants.quantize(weight, of)
+        packed = _packed(weight, kind)
         writer.add_tensor(name, packed, raw_dtype=of)
         weight = gguf.quants.dequantize(packed, of)
     if heads is not None:
         weight = weight.reshape(heads, -1, 2, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
     return np.ascontiguousarray(weight)
+
+
+def _packed(weight: np.ndarray, kind: str) -> np.ndarray:
+    """Numbers in blocks; random blocks where the package cannot make them."""
+    of = GGMLQuantizationType[kind]
+    try:
+        return gguf.quants.quantize(weight, of)
+    except NotImplementedError:
+        blocks = sample_blocks(
+            kind, weight.size // weight.shape[-1], weight.shape[-1], torch.Generator().manual_seed(0)
+        )
+        return blocks.blocks.view(*weight.shape[:-1], -1).numpy()
 
 
 def _write_tokenizer(writer: GGUFWriter, tokenizer: Any) -> None:

@@ -46,6 +46,14 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "mistral-sliding": {**_GROUPED, "sliding_window": _WINDOW},
     "qwen2": {**_HEADS, "num_key_value_heads": 2},
     "qwen3": _GROUPED,
+    "qwen3_moe": {
+        **_GROUPED,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "moe_intermediate_size": 32,
+        "mlp_only_layers": [1],
+    },
     "gemma2": {**_GROUPED, "sliding_window": _WINDOW},
     "gemma3_text": {
         **_GROUPED,

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from cocoa_engine.model.blocks import BlockTensor
+from cocoa_engine.model.weight_samples import sampled
 
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16")
 
@@ -37,6 +38,26 @@ def test_modules_compute_what_the_float32_matrix_gives(kind: str) -> None:
     assert torch.equal(embedding(ids), exact[ids])
     assert torch.equal(weight.dequantized(), exact)
     assert torch.equal(weight.rows(torch.tensor([3])), exact[[3]])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stacked_matrices_are_taken_apart_without_a_copy(kind: str) -> None:
+    matrix, exact = _quantized(kind, 12, 64)
+    weight, exact = BlockTensor(matrix.blocks.view(3, 4, -1), kind), exact.view(3, 4, 64)
+    assert (weight.shape, weight.dim()) == ((3, 4, 64), 3)
+    assert torch.equal(weight.dequantized(), exact)
+    assert torch.equal(weight.rows(torch.tensor([0, 11, 5])), exact.view(12, 64)[[0, 11, 5]])
+    assert torch.equal(sampled(weight), sampled(exact))
+    parameter = nn.Parameter(weight, requires_grad=False)
+    for number in (1, torch.tensor(1), -2):
+        one = parameter[number]
+        assert isinstance(one, BlockTensor)
+        assert one.blocks.data_ptr() == weight.blocks[1].data_ptr()
+        assert torch.equal(one.dequantized(), exact[1])
+    assert torch.equal(weight[:, 2], exact[:, 2])
+    assert torch.equal(weight[1, 2], exact[1, 2])
+    x = torch.randn(5, 64)
+    assert torch.allclose(F.linear(x, parameter[2]), F.linear(x, exact[2]), atol=1e-5)
 
 
 def test_other_operations_unpack() -> None:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gguf import ExpertGatingFuncType
 from transformers import AutoModelForCausalLM
 
-from cocoa_engine import CocoaEngine
+from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.errors import ModelLoadError
 from cocoa_engine.execution.native import trial
 from cocoa_engine.model import gguf_model
-from cocoa_engine.model.blocks import BlockTensor
+from cocoa_engine.model.blocks import BLOCK_KINDS, BlockTensor
+from cocoa_engine.model.experts import SeparateExperts
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained
+from tests.helpers.backends import made
 from tests.helpers.family_gguf import FAMILIES, write_family
+from tests.helpers.inside import use_backend
+from tests.helpers.tiny_models import sentencepiece_like_tokenizer
 
 needs_kernels = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
 IDS = torch.randint(3, 300, (1, 20), generator=torch.Generator().manual_seed(0))
@@ -37,7 +44,9 @@ def test_the_model_is_that_of_the_file(tmp_path: Path, family: str, kind: str, t
     expected = logits(exact)
     torch.testing.assert_close(logits(model), expected, atol=1e-4 * float(expected.std()), rtol=1e-4)
     assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+    matrices = [
+        parameter for name, parameter in model.named_parameters() if parameter.dim() > 1 and "mlp.gate." not in name
+    ]
     assert all(isinstance(parameter, BlockTensor) for parameter in matrices) == (kind != "F32")
     assert (model.get_output_embeddings().weight is model.get_input_embeddings().weight) == (tied or family == "gemma2")
 
@@ -59,8 +68,111 @@ def test_the_engine_decodes_from_blocks_as_from_float32(tmp_path: Path, family: 
         )
 
 
+@pytest.mark.parametrize("number", range(len(BLOCK_KINDS)), ids=BLOCK_KINDS)
+def test_experts_of_every_type_are_read_where_they_are(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = [BLOCK_KINDS[(number + step) % len(BLOCK_KINDS)] for step in range(3)]
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 256}
+    exact = write_family(tmp_path / "model.gguf", "qwen3moe", "Q8_0", experts=kinds, **sizes)
+    file = GgufFile(tmp_path / "model.gguf")
+    assert gguf_model.obstacle(file) is None
+    expected = logits(exact)
+    monkeypatch.setattr(BlockTensor, "dequantized", None)  # nothing may unpack a whole matrix
+    model: Any = gguf_model.load(file)
+    for forward in ("modules", "lean"):
+        if forward == "lean" and trial.obstacle() is not None:
+            continue
+        chosen = made(model, forward, "stock" if trial.obstacle() else "native")
+        engine = use_backend(CocoaEngine(model, sentencepiece_like_tokenizer()), chosen)
+        plain = CocoaEngine(exact, engine.tokenizer)
+        found, wanted = (each.generate(IDS[0].tolist(), max_new_tokens=12) for each in (engine, plain))
+        assert found.token_ids == wanted.token_ids
+    torch.testing.assert_close(logits(model), expected, atol=1e-4 * float(expected.std()), rtol=1e-4)
+    for layer, block in enumerate(model.model.layers):
+        experts = block.mlp.experts
+        parts = zip(("gate", "up", "down"), (experts.gate_proj, experts.up_proj, experts.down_proj), kinds, strict=True)
+        for name, linears, kind in parts:
+            assert linears.weight.kind == kind
+            theirs = file.blocks(f"blk.{layer}.ffn_{name}_exps.weight")
+            assert [linears.weight[expert].blocks.data_ptr() for expert in range(6)] == [
+                theirs[expert].data_ptr() for expert in range(6)
+            ]
+
+
+@needs_kernels
+def test_the_modules_run_experts_by_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = write_family(tmp_path / "model.gguf", "qwen3moe-mixed", "Q5_0")
+    engine = CocoaEngine.from_pretrained(str(tmp_path / "model.gguf"), runtime=Runtime(forward="modules"))
+    assert engine.info().forward == "modules"
+    expected = CocoaEngine(exact, engine.tokenizer).generate("the inner heather", max_new_tokens=20)
+    monkeypatch.setattr(SeparateExperts, "_run", None)
+    found = engine.generate("the inner heather", max_new_tokens=20)
+    assert found.token_ids == expected.token_ids
+    assert [span.f_mlds for span in found.spans] == pytest.approx([span.f_mlds for span in expected.spans], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("add", "reason"),
+    [
+        (lambda writer: writer.add_expert_shared_count(1), "experts that all tokens share"),
+        (lambda writer: writer.add_expert_group_count(2), "experts in groups"),
+        (lambda writer: writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID), "a router of kind 2"),
+        (lambda writer: writer.add_expert_weights_scale(2.5), "experts scaled by 2.5"),
+        (
+            lambda writer: writer.add_tensor("blk.1.ffn_gate_up_exps.weight", np.zeros((6, 64, 64), dtype=np.float32)),
+            "the tensor blk.1.ffn_gate_up_exps.weight",
+        ),
+        (
+            lambda writer: writer.add_tensor("blk.1.exp_probs_b.bias", np.zeros(6, dtype=np.float32)),
+            "the tensor blk.1.exp_probs_b.bias",
+        ),
+    ],
+)
+def test_unknown_experts_are_left_to_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, add: Any, reason: str
+) -> None:
+    architecture, settings, write = FAMILIES["qwen3moe"]
+    assert write is not None
+    also = (architecture, settings, lambda writer, config: (write(writer, config), add(writer))[0])
+    monkeypatch.setitem(FAMILIES, "qwen3moe", also)
+    write_family(tmp_path / "model.gguf", "qwen3moe", "Q8_0")
+    assert gguf_model.obstacle(GgufFile(tmp_path / "model.gguf")) == reason
+
+
+def test_experts_in_another_family_are_left_to_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    architecture, settings, _ = FAMILIES["mistral"]
+    mixture = (architecture, settings, lambda writer, config: writer.add_expert_count(8))
+    monkeypatch.setitem(FAMILIES, "mistral", mixture)
+    write_family(tmp_path / "model.gguf", "mistral", "Q8_0")
+    assert gguf_model.obstacle(GgufFile(tmp_path / "model.gguf")) == "a mixture of experts"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_experts": 4}, r"blk.0.ffn_\w+.weight has the shape \[6, .*not \[4"),
+        ({"moe_intermediate_size": 64}, r"ffn_\w+_exps.weight has the shape"),
+    ],
+)
+def test_experts_that_the_metadata_does_not_describe_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, int], message: str
+) -> None:
+    architecture, settings, write = FAMILIES["qwen3moe"]
+    assert write is not None
+
+    def wrong(writer: Any, config: Any) -> None:
+        write(writer, SimpleNamespace(**{**vars(config), "num_experts": config.num_experts, **change}))
+
+    monkeypatch.setitem(FAMILIES, "qwen3moe", (architecture, settings, wrong))
+    write_family(tmp_path / "model.gguf", "qwen3moe", "Q8_0")
+    with pytest.raises(ModelLoadError, match=message):
+        gguf_model.load(GgufFile(tmp_path / "model.gguf"))
+
+
 KNOWN_TO_TRANSFORMERS: dict[str, dict[str, Any]] = {  # its reader leaves out the settings that these replace
     "mistral": {},
+    "qwen3moe": {"moe_intermediate_size": 768},
     "phi3": {"sliding_window": None},
     "gemma2": {"query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "gemma3": {

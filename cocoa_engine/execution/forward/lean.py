@@ -18,11 +18,20 @@ from torch.nn import functional as F
 from cocoa_engine.execution.forward.attention import attend
 from cocoa_engine.execution.forward.base import Forward, PassOutput, Segment
 from cocoa_engine.execution.forward.kernel_layers import KernelLayers
-from cocoa_engine.execution.forward.linears import FastLinear, LinearBackend, fast_linear, is_plain
+from cocoa_engine.execution.forward.linears import (
+    Activation,
+    FastLinear,
+    LinearBackend,
+    fast_experts,
+    fast_linear,
+    gated,
+    is_plain,
+)
 from cocoa_engine.execution.forward.source_attention import of_segments, passages_of_segments
 from cocoa_engine.execution.forward.windows import Windows
 from cocoa_engine.execution.native.layers import DecoderLayer, Layers
 from cocoa_engine.execution.native.operators import can_multiply, is_readable, unpack
+from cocoa_engine.model import experts
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
@@ -33,6 +42,7 @@ FAMILY = (
     "Phi3ForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
     "GraniteForCausalLM",
@@ -43,7 +53,7 @@ _IDLE_HOOKS = (
     "transformers.utils.output_capturing"  # hooks that remain after output_hidden_states=True and then do nothing
 )
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+_ACTIVATIONS: dict[str, Activation] = {
     "silu": F.silu,
     "swish": F.silu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
@@ -52,6 +62,42 @@ _LOCAL, _GLOBAL = "sliding_attention", "full_attention"  # kinds of layers with 
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``(layer, q [heads, T, head_dim], k, v [kv_heads, T, head_dim]) -> [T, heads * head_dim]``; stores k and v."""
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """The gated MLP of a layer."""
+
+    gate_up: FastLinear
+    down: FastLinear
+    activation: Activation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map ``[T, d]`` to ``[T, d]``."""
+        return self.down(gated(self.gate_up(x), self.activation))
+
+    @property
+    def parts(self) -> tuple[FastLinear, FastLinear]:
+        """What was made of the weights."""
+        return self.gate_up, self.down
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The experts of a layer, of which each token runs some.
+
+    Attributes:
+        router: the model's module: ``[T, d]`` -> logits, the shares of the experts of each token, and their numbers.
+        experts: mixes their outputs. It is the model's own module where the kernels cannot run it.
+    """
+
+    router: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+    experts: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map ``[T, d]`` to ``[T, d]``."""
+        _, shares, chosen = self.router(x)
+        return self.experts(x, chosen, shares)
 
 
 @dataclass(frozen=True)
@@ -71,8 +117,7 @@ class Layer:
     k_norm: Tensor | None
     out: FastLinear
     mlp_norm: Tensor | None
-    gate_up: FastLinear
-    down: FastLinear
+    mlp: Mlp | Mixture
     attention_after: Tensor | None = None
     mlp_after: Tensor | None = None
     local: bool = False
@@ -124,7 +169,7 @@ class Lean(Forward):
         self.logits_cap: float | None = getattr(config, "final_logit_softcapping", None)
         self.norm = cast(Tensor, _norm_weight(decoder.norm))
         self.head = fast_linear([model.model.get_output_embeddings()], linear_backend)
-        self.layers = [_layer(layer, linear_backend) for layer in model.layers]
+        self.layers = [_layer(layer, linear_backend, self.activation) for layer in model.layers]
         rotary = cast(nn.Module, decoder.rotary_emb)
         self.local_rotary = _RotaryTable(rotary, self.norm, _LOCAL) if hasattr(rotary, f"{_LOCAL}_inv_freq") else None
         self.rotary = _RotaryTable(rotary, self.norm, None if self.local_rotary is None else _GLOBAL)
@@ -223,9 +268,7 @@ class Lean(Forward):
             turned, values = self._turned(layer, self._normed(x, layer.attention_norm), *tables)
             mixed = attention(number, turned[: self.heads], turned[self.heads :], values)
             x = self._added(x, layer.out(mixed), layer.attention_after)
-            gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, dim=-1)
-            mixed = torch.mul(self.activation(gate), up, out=x.new_empty(gate.shape))
-            x = self._added(x, layer.down(mixed), layer.mlp_after)
+            x = self._added(x, layer.mlp(self._normed(x, layer.mlp_norm)), layer.mlp_after)
         last = F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
         # a mean square that overflows makes every state 0, and all tokens equally probable
         last = last.masked_fill(x.float().square().sum(-1, keepdim=True).isinf(), torch.nan)
@@ -275,8 +318,10 @@ class Lean(Forward):
         for number, layer in enumerate(self.layers):
             if layer.attention_norm is None or layer.mlp_norm is None or layer.attention_after is not None:
                 return None
+            if isinstance(layer.mlp, Mixture):
+                return None
             norms = (layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm)
-            qkv, out, gate_up, down = (each.native for each in (layer.qkv, layer.out, layer.gate_up, layer.down))
+            qkv, out, gate_up, down = (each.native for each in (layer.qkv, layer.out, *layer.mlp.parts))
             if not (qkv and out and gate_up and down) or not all(norm is None or is_readable(norm) for norm in norms):
                 return None
             layers.append(
@@ -330,10 +375,13 @@ def lean_obstacle(model: LanguageModel) -> str | None:
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if any(getattr(hook, "__module__", None) != _IDLE_HOOKS for hook in hooks) or "forward" in module.__dict__:
             return "its modules have hooks"
-        if not type(module).__module__.startswith(("transformers.models.", "transformers.activations", "torch.nn.")):
+        known = type(module).__module__.startswith(("transformers.models.", "transformers.activations", "torch.nn."))
+        if not known and type(module) not in experts.OWN:
             return f"it has an unknown module, {type(module).__name__}"
         if isinstance(module, nn.Linear) and not is_plain(module):
             return "its linear layers are adapted or quantised"
+        if (why := experts.obstacle(module)) is not None:
+            return why
     weights = list(model.model.parameters())
     if len({(weight.device, weight.dtype) for weight in weights}) != 1 or weights[0].is_meta:
         return "its weights are on several devices or have several dtypes"
@@ -360,8 +408,17 @@ def _norm_weight(norm: Any) -> Tensor | None:
     return weight + 1 if type(norm).__name__.startswith("Gemma") else weight
 
 
-def _layer(layer: Any, linear_backend: LinearBackend) -> Layer:
-    attention, mlp = layer.self_attn, layer.mlp
+def _mlp(mlp: Any, linear_backend: LinearBackend, activation: Activation) -> Mlp | Mixture:
+    if hasattr(mlp, "experts"):
+        on_cpu = mlp.gate.weight.device.type == "cpu"
+        return Mixture(mlp.gate, fast_experts(mlp.experts, activation, linear_backend) if on_cpu else mlp.experts)
+    joined = hasattr(mlp, "gate_up_proj")  # Phi-3
+    gate_up = fast_linear([mlp.gate_up_proj] if joined else [mlp.gate_proj, mlp.up_proj], linear_backend)
+    return Mlp(gate_up, fast_linear([mlp.down_proj], linear_backend), activation)
+
+
+def _layer(layer: Any, linear_backend: LinearBackend, activation: Activation) -> Layer:
+    attention = layer.self_attn
     joined = hasattr(attention, "qkv_proj")  # Phi-3
     after_attention = getattr(layer, "post_attention_layernorm", None)
     before_mlp, after_mlp = (getattr(layer, f"{where}_feedforward_layernorm", None) for where in ("pre", "post"))
@@ -376,8 +433,7 @@ def _layer(layer: Any, linear_backend: LinearBackend) -> Layer:
         k_norm=_norm_weight(getattr(attention, "k_norm", None)),
         out=fast_linear([attention.o_proj], linear_backend),
         mlp_norm=_norm_weight(before_mlp),
-        gate_up=fast_linear([mlp.gate_up_proj] if joined else [mlp.gate_proj, mlp.up_proj], linear_backend),
-        down=fast_linear([mlp.down_proj], linear_backend),
+        mlp=_mlp(layer.mlp, linear_backend, activation),
         attention_after=_norm_weight(after_attention),
         mlp_after=_norm_weight(after_mlp),
         local=getattr(attention, "is_sliding", False),

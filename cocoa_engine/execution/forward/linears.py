@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import psutil
 import torch
@@ -28,6 +29,9 @@ from torch.nn import functional as F
 from cocoa_engine.execution.forward.weight_fingerprint import WeightFingerprint, weight_fingerprint
 from cocoa_engine.execution.native import operators, trial
 from cocoa_engine.model.blocks import BlockTensor
+from cocoa_engine.model.experts import are_experts, mixed, stacks_of
+
+Activation = Callable[[Tensor], Tensor]
 
 LinearBackend = Literal["native", "packed", "transposed", "stock", "bfloat16"]
 """The implementation of linear layers; ``"stock"`` is torch's own."""
@@ -91,7 +95,12 @@ def native_obstacle(model: nn.Module) -> str | None:
 
 
 def _linear_weights(model: nn.Module) -> list[Tensor]:
-    return [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    found = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    for module in model.modules():
+        if are_experts(module):
+            inside, out = stacks_of(module)
+            found += [*inside, out]
+    return found
 
 
 def _is_distributed(weights: Sequence[Tensor]) -> bool:
@@ -123,27 +132,35 @@ def is_plain(layer: Any) -> bool:
 
 def fast_linear(layers: Sequence[nn.Linear], linear_backend: LinearBackend) -> FastLinear:
     """The :class:`FastLinear` of some layers, cached for all engines on the model until the weights change."""
-    made = _made.setdefault(layers[0], {})
-    known = made.get((len(layers), linear_backend))
-    if known is None or not known.fresh(layers):
-        known = made[len(layers), linear_backend] = FastLinear(layers, linear_backend)
-    return known
+    weights: list[Tensor] = [layer.weight for layer in layers]
+    biases: list[Tensor | None] = [layer.bias for layer in layers]
+    make = partial(FastLinear, weights, biases, linear_backend)
+    return _made_once(layers[0], f"{len(layers)} {linear_backend}", (*weights, *biases), make)
+
+
+def fast_experts(experts: nn.Module, activation: Activation, linear_backend: LinearBackend) -> FastExperts:
+    """The :class:`FastExperts` of a module that holds experts, cached like :func:`fast_linear`."""
+    inside, out = stacks_of(experts)
+    make = partial(FastExperts, inside, out, activation, linear_backend)
+    return _made_once(experts, linear_backend, (*inside, out), make)
 
 
 class FastLinear:
     """``x W^T + b`` for one linear layer, or the concatenated outputs of several layers that read the same input.
 
     Args:
-        layers: plain linear layers with the same input size.
+        weights: each ``[out, in]``.
+        biases: each ``[out]`` or ``None``.
         linear_backend: the implementation for few rows.
     """
 
-    def __init__(self, layers: Sequence[nn.Linear], linear_backend: LinearBackend) -> None:
-        self.weights = [layer.weight.detach() for layer in layers]  # each [out, in]
-        self.biases: list[Tensor | None] = [None if layer.bias is None else layer.bias.detach() for layer in layers]
+    def __init__(
+        self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], linear_backend: LinearBackend
+    ) -> None:
+        self.weights = [weight.detach() for weight in weights]
+        self.biases = [None if bias is None else bias.detach() for bias in biases]
         self.sizes = [weight.shape[0] for weight in self.weights]
         self.total = sum(self.sizes)
-        self._state = _state(self.weights, self.biases)
         self.bias = _concatenated(self.biases, self.weights)
         dtype, on_cpu = self.weights[0].dtype, self.weights[0].device.type == "cpu"
         self.packed: Tensor | None = None
@@ -153,7 +170,7 @@ class FastLinear:
         self.native = self._by_kernels() if linear_backend in ("native", "bfloat16") else None
         packs = linear_backend in ("packed", "bfloat16") and self.native is None
         if packs and on_cpu and dtype in PACKED_DTYPES:
-            together = self.weights[0] if len(layers) == 1 else torch.cat(self.weights)
+            together = self.weights[0] if len(weights) == 1 else torch.cat(self.weights)
             together = together.bfloat16() if self.in_bfloat16 else together
             self.packed = torch.ops.mkldnn._reorder_linear_weight(together.contiguous(), None)
         transposed = linear_backend == "transposed" and on_cpu and dtype == torch.float32 and _HAS_MKL
@@ -187,10 +204,6 @@ class FastLinear:
     def padding_rows(self, rows: int) -> int:
         """Number of padding rows that make a pass over ``rows`` rows faster."""
         return 0 if self.packed is None or rows <= self.transposed_rows else PADDING_ROWS.get(rows, 0)
-
-    def fresh(self, layers: Sequence[nn.Linear]) -> bool:
-        """Whether the layers still have the weights that this object was built from."""
-        return self._state == _state([layer.weight for layer in layers], [layer.bias for layer in layers])
 
     def _transposed(self, x: Tensor, rows: int) -> Tensor:
         if rows == 1:
@@ -229,9 +242,54 @@ def _concatenated(biases: Sequence[Tensor | None], weights: Sequence[Tensor]) ->
     )
 
 
+class FastExperts:
+    """The gated layers of all experts of one mixture, each a pair of :class:`FastLinear` that is made when first used.
+
+    Args:
+        inside: what makes the gate and the input, ``[experts, 2 * inner, d]``, or one after the other.
+        out: ``[experts, d, inner]``.
+        activation: of the gate.
+        linear_backend: as for :class:`FastLinear`.
+    """
+
+    def __init__(
+        self, inside: Sequence[Tensor], out: Tensor, activation: Activation, linear_backend: LinearBackend
+    ) -> None:
+        self.inside, self.out = inside, out
+        self.activation, self.linear_backend = activation, linear_backend
+        self._made: dict[int, tuple[FastLinear, FastLinear]] = {}
+
+    def __call__(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        """Mix the outputs of each row's experts, see :func:`~cocoa_engine.model.experts.mixed`."""
+        return mixed(x, chosen, shares, self._run)
+
+    def _run(self, number: int, x: Tensor) -> Tensor:
+        if number not in self._made:
+            weights = [stack[number] for stack in self.inside]
+            gate_up = FastLinear(weights, [None] * len(weights), self.linear_backend)
+            self._made[number] = gate_up, FastLinear([self.out[number]], [None], self.linear_backend)
+        gate_up, down = self._made[number]
+        return down(gated(gate_up(x), self.activation))
+
+
+def gated(gate_up: Tensor, activation: Activation) -> Tensor:
+    """The input of a gated MLP's last layer, ``[rows, inner]``, from what the others make, ``[rows, 2 * inner]``."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.mul(activation(gate), up, out=gate.new_empty(gate.shape))
+
+
 # keyed by the first layer; the values keep its weights' memory alive, but not the layer
-_made: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, str], FastLinear]] = weakref.WeakKeyDictionary()
+_made: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[WeightFingerprint, Any]]] = weakref.WeakKeyDictionary()
+
+_T = TypeVar("_T")
 
 
-def _state(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> WeightFingerprint:
-    return weight_fingerprint(tensor for tensor in (*weights, *biases) if tensor is not None)
+def _made_once(module: nn.Module, name: str, tensors: Iterable[Tensor | None], make: Callable[[], _T]) -> _T:
+    """What was made for a module under a name before, unless the tensors that it was made from have changed."""
+    state = weight_fingerprint(tensor for tensor in tensors if tensor is not None)
+    made = _made.setdefault(module, {})
+    known = made.get(name)
+    if known is None or known[0] != state:
+        known = made[name] = state, make()
+    found: _T = known[1]
+    return found

@@ -17,10 +17,17 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from cocoa_engine.execution.forward.attention import attend
 from cocoa_engine.execution.forward.base import Forward, PassOutput, Segment
-from cocoa_engine.execution.forward.linears import FastLinear, LinearBackend, fast_linear, is_plain
+from cocoa_engine.execution.forward.linears import (
+    FastLinear,
+    LinearBackend,
+    fast_experts,
+    fast_linear,
+    is_plain,
+)
 from cocoa_engine.execution.forward.source_attention import of_segments, passages_of_segments
 from cocoa_engine.execution.forward.windows import Windows
 from cocoa_engine.model import hidden_states
+from cocoa_engine.model.experts import SeparateExperts, are_experts
 from cocoa_engine.model.hidden_states import CaptureSpec
 from cocoa_engine.model.language_model import LanguageModel
 
@@ -271,12 +278,17 @@ class _SegmentCache(Cache):
 
 
 class _FastLinears:
-    """Replaces the ``forward`` of a model's plain linear layers by a faster one, only during a pass."""
+    """Replaces the ``forward`` of plain linear layers, and of experts in blocks, by a faster one during a pass."""
 
     def __init__(self, model: nn.Module, linear_backend: LinearBackend) -> None:
         layers = [module for module in model.modules() if linear_backend != "stock" and is_plain(module)]
         self._linears = [fast_linear([layer], linear_backend) for layer in layers]  # type: ignore[list-item]
-        self.forwards = [(layer, _forward_of(linear)) for layer, linear in zip(layers, self._linears, strict=True)]
+        self.forwards: list[tuple[nn.Module, Callable[..., Tensor]]] = [
+            (layer, _forward_of(linear)) for layer, linear in zip(layers, self._linears, strict=True)
+        ]
+        if linear_backend == "native":
+            mixtures = [module for module in model.modules() if type(module) is SeparateExperts and are_experts(module)]
+            self.forwards += [(each, fast_experts(each, each.act_fn, linear_backend)) for each in mixtures]
 
     def padding_rows(self, rows: int) -> int:
         """See :meth:`FastLinear.padding_rows`."""

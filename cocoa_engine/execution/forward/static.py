@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from cocoa_engine.execution.forward.attention import attend_folded
 from cocoa_engine.execution.forward.base import PassOutput, Segment
 from cocoa_engine.execution.forward.kv_store import KeyValues
-from cocoa_engine.execution.forward.lean import Lean
+from cocoa_engine.execution.forward.lean import Lean, Mixture, Mlp
 from cocoa_engine.execution.forward.linears import LinearBackend
 from cocoa_engine.execution.forward.source_attention import attention_weights
 from cocoa_engine.forks import free_in_child
@@ -67,6 +67,8 @@ class StaticLean(Lean):
         super().__init__(model, linear_backend)
         if self.softcap is not None or self.local_rotary is not None:
             raise NotImplementedError("no static steps with soft caps of scores or several rotary tables")
+        if any(isinstance(layer.mlp, Mixture) for layer in self.layers):
+            raise NotImplementedError("no static steps with a mixture of experts")
         self.device = self.embedding.device
         self.captures = self.device.type == "cuda"
         self.shared = _shared_by(self)
@@ -429,7 +431,8 @@ _all_lock = free_in_child(threading.Lock())
 def _shared_by(lean: Lean) -> _Shared:
     """The shared state of a model's steps, replaced if the weights are not those of the captured graphs."""
     norms = [norm for layer in lean.layers for norm in layer.norms]
-    linears = [linear for layer in lean.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+    linears = [linear for layer in lean.layers for linear in (layer.qkv, layer.out)]
+    linears += [linear for layer in lean.layers if isinstance(layer.mlp, Mlp) for linear in layer.mlp.parts]
     built_from = (
         *(id(linear) for linear in (lean.head, *linears)),
         *(None if norm is None else norm.data_ptr() for norm in (lean.norm, lean.embedding, *norms)),

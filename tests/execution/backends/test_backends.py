@@ -39,7 +39,7 @@ if trial.obstacle() is None:
 
 LEAN = [
     *("llama", "mistral", "mistral-sliding", "phi3", "qwen2", "qwen3"),
-    *("gemma2", "gemma3_text", "granite", "olmo2"),
+    *("gemma2", "gemma3_text", "granite", "olmo2", "qwen3_moe"),
 ]
 CAPPED = {"gemma2": {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}}
 COPIED = [*RECURRENT, "gpt_neo"]  # those whose cache cannot hold branches

@@ -401,7 +401,7 @@ def test_a_step_could_be_captured(architecture: str) -> None:
 def test_linear_layers_that_write_their_part_of_one_result(bias: bool) -> None:
     torch.manual_seed(0)
     layers = [nn.Linear(16, size, bias=bias) for size in (8, 4, 12)]
-    linear = FastLinear(layers, "stock")
+    linear = FastLinear([layer.weight for layer in layers], [layer.bias for layer in layers], "stock")
     x = torch.randn(3, 16)
     expected = torch.cat([layer(x) for layer in layers], dim=-1)
     assert not linear.in_place  # on a CPU they are joined

@@ -1,0 +1,142 @@
+"""The experts of a mixture: which layers have them, where their weights are, and how their outputs are mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cocoa_engine.model.blocks import BlockTensor
+
+_FUSED = ("Qwen3MoeExperts",)
+"""transformers' modules that hold the weights of all experts as ``gate_up_proj`` and ``down_proj``."""
+
+Expert = Callable[[int, Tensor], Tensor]
+"""``(number of the expert, x [rows, d]) -> [rows, d]``."""
+
+
+class ExpertLinears(nn.Module):
+    """One linear layer of each expert.
+
+    Args:
+        weight: ``[experts, out, in]``. It may be a :class:`BlockTensor`.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x: Tensor, number: int) -> Tensor:
+        """Run the layer of one expert."""
+        return F.linear(x, self.weight[number])
+
+
+class SeparateExperts(nn.Module):
+    """Experts whose gate and input are tensors of their own, as in GGUF files. transformers' have both in one.
+
+    Args:
+        experts: the module that this one replaces. Its weights are not taken over.
+    """
+
+    def __init__(self, experts: Any) -> None:
+        super().__init__()
+        count, inner, width = experts.num_experts, experts.intermediate_dim, experts.hidden_dim
+        empty = experts.down_proj.new_empty
+        self.gate_proj = ExpertLinears(empty(count, inner, width))
+        self.up_proj = ExpertLinears(empty(count, inner, width))
+        self.down_proj = ExpertLinears(empty(count, width, inner))
+        self.act_fn = experts.act_fn
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """The same as the replaced module's."""
+        return mixed(hidden_states, top_k_index, top_k_weights, self._run)
+
+    def _run(self, number: int, x: Tensor) -> Tensor:
+        mixed: Tensor = self.act_fn(self.gate_proj(x, number)) * self.up_proj(x, number)
+        out: Tensor = self.down_proj(mixed, number)
+        return out
+
+
+OWN = (SeparateExperts, ExpertLinears)
+"""The modules of this package that a model may have."""
+
+
+def separate(model: nn.Module) -> None:
+    """Replace the experts of a model by :class:`SeparateExperts`, whose weights are to be set."""
+    for path, module in list(model.named_modules()):
+        if are_experts(module):
+            model.set_submodule(path, SeparateExperts(module))
+
+
+def are_experts(module: nn.Module) -> bool:
+    """Whether a module holds the weights of experts that :func:`stacks_of` can read."""
+    return _holds_experts(module) and _obstacle(module) is None
+
+
+def obstacle(module: nn.Module) -> str | None:
+    """Why the experts of a module cannot be read, or ``None``. A module that holds none has no obstacle."""
+    return _obstacle(module) if _holds_experts(module) else None
+
+
+def _holds_experts(module: nn.Module) -> bool:
+    kinds = type(module).__mro__
+    return SeparateExperts in kinds or any(
+        kind.__name__ in _FUSED and kind.__module__.startswith("transformers.") for kind in kinds
+    )
+
+
+def _obstacle(experts: Any) -> str | None:
+    if getattr(experts, "_is_expert_parallel", False):
+        return "several processes share its experts"
+    modules = list(experts.modules())
+    weights = [parameter for module in modules for parameter in module._parameters.values()]
+    is_adapted = any(getattr(module, "parametrizations", None) for module in modules)
+    if is_adapted or any(type(weight) not in (nn.Parameter, BlockTensor) for weight in weights):
+        return "its experts are adapted or quantised"
+    if isinstance(experts, SeparateExperts):
+        return None
+    count, inner, width = experts.num_experts, experts.intermediate_dim, experts.hidden_dim
+    shapes = {name: tuple(weight.shape) for name, weight in experts.named_parameters()}
+    turned = getattr(experts, "is_transposed", False) or not getattr(experts, "is_concatenated", True)
+    if turned or shapes != {"gate_up_proj": (count, 2 * inner, width), "down_proj": (count, width, inner)}:
+        return "its experts have another layout"
+    return None
+
+
+def stacks_of(experts: nn.Module) -> tuple[list[Tensor], Tensor]:
+    """The weights of all experts, for a module that :func:`are_experts` accepts.
+
+    Returns:
+        What makes the gate and the input, each ``[experts, out, d]``: both in one tensor or one after the other. And
+        what makes the output, ``[experts, d, inner]``.
+    """
+    module: Any = experts
+    if isinstance(experts, SeparateExperts):
+        return [module.gate_proj.weight.detach(), module.up_proj.weight.detach()], module.down_proj.weight.detach()
+    return [module.gate_up_proj.detach()], module.down_proj.detach()
+
+
+def mixed(x: Tensor, chosen: Tensor, shares: Tensor, expert: Expert) -> Tensor:
+    """The weighted sum of the outputs of each row's experts. Each expert runs once, on all rows that chose it.
+
+    Args:
+        x: ``[rows, d]``, on the CPU.
+        chosen: the numbers of each row's experts, ``[rows, k]``.
+        shares: what each of their outputs is multiplied by, ``[rows, k]``.
+        expert: runs one expert.
+
+    Returns:
+        ``[rows, d]`` in the dtype of ``x``; summed in float32.
+    """
+    numbers = chosen.flatten()
+    order, sizes = numbers.argsort(stable=True), numbers.bincount()
+    hit = sizes.nonzero().flatten()
+    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    factors = shares.flatten().float()[:, None]
+    for number, places in zip(hit.tolist(), torch.split(order, sizes[hit].tolist()), strict=True):
+        rows = places // chosen.shape[1]
+        total.index_add_(0, rows, expert(number, x[rows]).float() * factors[places])
+    return total.to(x.dtype)

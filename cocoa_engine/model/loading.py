@@ -26,7 +26,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
-from cocoa_engine.model import embedded, gguf_files, gguf_model, gguf_tokenizer, quantised_weights
+from cocoa_engine.model import embedded, gguf_cache, gguf_files, gguf_model, quantised_weights
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import (
     NEEDED,
@@ -330,7 +330,7 @@ def _load_blocks(
     if tokenizer_name is not None:
         tokenizer = load_tokenizer(_name(tokenizer_name, "tokenizer"), tokenizer_options)
     else:
-        tokenizer = gguf_tokenizer.load(file)
+        tokenizer = gguf_cache.tokenizer(file)
     return gguf_model.load(file), tokenizer
 
 

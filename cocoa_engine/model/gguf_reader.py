@@ -64,12 +64,12 @@ class _Texts(NamedTuple):
     """Where an array of texts is in a file. Its lengths have been checked."""
 
     start: int
-    count: int
+    size: int
 
     def decoded(self, data: mmap.mmap) -> list[str]:
         found, at = [], self.start
         length_at = _LENGTH.unpack_from
-        for _ in range(self.count):  # one for each token of the vocabulary
+        for _ in range(self.size):  # one for each token of the vocabulary
             (length,) = length_at(data, at)
             start, at = at + 8, at + 8 + length
             found.append(data[start:at].decode("utf-8", errors="replace"))

@@ -30,6 +30,7 @@ from cocoa_engine.errors import (
     RequestCancelledError,
     UnsupportedModelError,
 )
+from cocoa_engine.garbage import collector_paused
 from cocoa_engine.methods import METHODS
 from cocoa_engine.optional import quiet_torchao
 from cocoa_engine.results import Generation, LayerCurve
@@ -125,7 +126,7 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        with quiet_torchao():
+        with quiet_torchao(), collector_paused():
             return getattr(import_module(f"cocoa_engine.{_LAZY[name]}"), name)
     if name == "LabelledDataError":
         warnings.warn("LabelledDataError is now DataError", DeprecationWarning, stacklevel=2)

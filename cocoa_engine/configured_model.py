@@ -18,6 +18,7 @@ from cocoa_engine.execution.session import Session
 from cocoa_engine.loaded_model import LoadedModel
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.load_options import DeviceMap
+from cocoa_engine.model.tokenizer import not_shared
 from cocoa_engine.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class ConfiguredModel(LoadedModel):
             tokenizer_kwargs=dict(tokenizer_kwargs or {}),
             **more_model_kwargs,
         )
-        return cls(model, tokenizer, config=config, runtime=runtime, model_name=name, calibrator=calibrator)
+        return cls(model, not_shared(tokenizer), config=config, runtime=runtime, model_name=name, calibrator=calibrator)
 
     @property
     def calibrator(self) -> RiskCalibrator | None:

@@ -18,11 +18,18 @@ import torch
 from hypothesis import settings
 
 from cocoa_engine import CocoaEngine
+from cocoa_engine.model import gguf_cache
 
 pytest.register_assert_rewrite("tests.helpers")
 settings.register_profile("cocoa", deadline=None, derandomize=True)  # a slow machine is no failure
 settings.load_profile("cocoa")
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def gguf_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What is made of the tests' random GGUF files is not kept beyond the run."""
+    gguf_cache.FOLDER = str(tmp_path_factory.mktemp("gguf"))
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+
+from cocoa_engine.garbage import OF_COMMANDS
 
 
 def main() -> None:
     """The entry point of the command ``cocoa``."""
+    gc.set_threshold(*OF_COMMANDS)
     try:
         from cocoa_engine.cli.app import run
     except KeyboardInterrupt:  # during the imports, which take a while

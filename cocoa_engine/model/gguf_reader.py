@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from cocoa_engine.model import gguf_files
 _MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # struct's codes
+_LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 32  # bytes, unless the metadata says otherwise
 
 
@@ -33,6 +35,45 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
     start: int
     end: int
+
+
+class Settings(Mapping[str, Any]):
+    """The metadata of a file. An array of texts, such as the vocabulary, is decoded when it is first asked for."""
+
+    def __init__(self, data: mmap.mmap, values: dict[str, Any]) -> None:
+        self._data = data
+        self._values = values
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._values[key]
+        if isinstance(value, _Texts):
+            value = self._values[key] = value.decoded(self._data)
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class _Texts(NamedTuple):
+    """Where an array of texts is in a file. Its lengths have been checked."""
+
+    start: int
+    size: int
+
+    def decoded(self, data: mmap.mmap) -> list[str]:
+        found, at = [], self.start
+        length_at = _LENGTH.unpack_from
+        for _ in range(self.size):  # one for each token of the vocabulary
+            (length,) = length_at(data, at)
+            start, at = at + 8, at + 8 + length
+            found.append(data[start:at].decode("utf-8", errors="replace"))
+        return found
 
 
 class GgufFile:
@@ -52,7 +93,7 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        first = _Part(path)
+        first = self._first = _Part(path)
         self.metadata = first.metadata
         files = [first, *(_Part(other) for other in _others(path, first.metadata))]
         self.parts = len(files)
@@ -62,6 +103,19 @@ class GgufFile:
         count = sum(len(file.tensors) for file in files)
         if numbers != list(range(len(files))) or count != first.metadata.get("split.tensors.count", count):
             raise ModelLoadError(f"the parts of {path} do not belong together; fetch them again")
+
+    def metadata_digest(self) -> str:
+        """SHA-256 of the metadata as it stands in the file, the vocabulary included."""
+        with memoryview(self._first.bytes) as data:
+            return hashlib.sha256(data[: self._first.metadata_end]).hexdigest()
+
+    def digest(self) -> str:
+        """SHA-256 of the whole file, which is read for it; of a split model, of the first part."""
+        found = hashlib.sha256()
+        with memoryview(self._first.bytes) as data:
+            for start in range(0, len(data), 2**24):
+                found.update(data[start : start + 2**24])
+        return found.hexdigest()
 
     def blocks(self, name: str) -> Tensor:
         """The bytes of a tensor, uint8 ``[..., bytes of a row]`` with its outer dimensions; a vector is one row.
@@ -116,13 +170,14 @@ class _Part:
         except (struct.error, KeyError, ValueError, ArithmeticError, MemoryError, RecursionError) as error:
             raise ModelLoadError(f"{path} is damaged or incomplete ({error}); fetch it again") from error
 
-    def _contents(self) -> tuple[dict[str, Any], dict[str, Entry]]:
+    def _contents(self) -> tuple[Settings, dict[str, Entry]]:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
         tensors, pairs = self._number("Q"), self._number("Q")
         if max(tensors, pairs) > len(self.bytes):
             raise ValueError("it names more entries than it has bytes")
-        metadata = {self._string(): self._value(self._number("I")) for _ in range(pairs)}
+        metadata = Settings(self.bytes, {self._string(): self._value(self._number("I")) for _ in range(pairs)})
+        self.metadata_end = self._at
         table = []
         for _ in range(tensors):
             name, dimensions = self._string(), self._number("I")
@@ -152,20 +207,18 @@ class _Part:
         self._at += struct.calcsize(f"<{code}")
         return value
 
-    def _strings(self, count: int) -> list[str]:
-        found, data, at = [], self.bytes, self._at
-        length_at = struct.Struct("<Q").unpack_from
-        for _ in range(count):  # one for each token of the vocabulary
-            (length,) = length_at(data, at)
-            start, at = at + 8, at + 8 + length
-            if at > len(data):
+    def _texts(self, count: int) -> _Texts:
+        found, data, at, end = _Texts(self._at, count), self.bytes, self._at, len(self.bytes)
+        length_at = _LENGTH.unpack_from
+        for _ in range(count):
+            at += 8 + length_at(data, at)[0]
+            if at > end:
                 raise ValueError("a text ends beyond the file")
-            found.append(data[start:at].decode("utf-8", errors="replace"))
         self._at = at
         return found
 
     def _string(self) -> str:
-        return self._strings(1)[0]
+        return self._texts(1).decoded(self.bytes)[0]
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -176,9 +229,10 @@ class _Part:
         if count > len(self.bytes):
             raise ValueError("an array ends beyond the file")
         if kind == _STRING:
-            return self._strings(count)
+            return self._texts(count)
         if kind == _ARRAY:
-            return [self._value(kind) for _ in range(count)]
+            nested = [self._value(kind) for _ in range(count)]
+            return [value.decoded(self.bytes) if isinstance(value, _Texts) else value for value in nested]
         code = f"<{count}{_NUMBERS[kind]}"
         values = list(struct.unpack_from(code, self.bytes, self._at))
         self._at += struct.calcsize(code)

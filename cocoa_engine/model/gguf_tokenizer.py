@@ -57,6 +57,12 @@ def load(file: GgufFile) -> PreTrainedTokenizerFast:
     Args:
         file: one without an :func:`obstacle`.
     """
+    tokenizer, special = make(file)
+    return wrapped(file, special, tokenizer_object=tokenizer)
+
+
+def make(file: GgufFile) -> tuple[Tokenizer, dict[str, str]]:
+    """The tokenizer of the file for the ``tokenizers`` package, and its special tokens by transformers' names."""
     from tokenizers import AddedToken
 
     found = file.metadata
@@ -93,13 +99,24 @@ def load(file: GgufFile) -> PreTrainedTokenizerFast:
     begins = is_sentencepiece or found["tokenizer.ggml.pre"] in _BEGINS_BY_DEFAULT
     if found.get("tokenizer.ggml.add_bos_token", begins) and "bos_token" in special:
         _begin_with(tokenizer, special["bos_token"], byte_level=not is_sentencepiece)
+    return tokenizer, special
+
+
+def wrapped(file: GgufFile, special: Mapping[str, str], **backend: Any) -> PreTrainedTokenizerFast:
+    """transformers' tokenizer, with the chat template of the file.
+
+    Args:
+        special: as :func:`make` returns them.
+        **backend: ``tokenizer_object`` or ``tokenizer_file`` of transformers.
+    """
+    found = file.metadata
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
         name_or_path=str(file.path),
         chat_template=found.get("tokenizer.chat_template"),
         model_max_length=found[f"{found['general.architecture']}.context_length"],
         clean_up_tokenization_spaces=False,
         **special,
+        **backend,
     )
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +27,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
-from cocoa_engine.model import embedded, gguf_files, gguf_model, gguf_tokenizer, quantised_weights
+from cocoa_engine.model import embedded, gguf_cache, gguf_files, gguf_model, quantised_weights
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import (
     NEEDED,
@@ -46,7 +47,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 # Options of transformers that determine where files come from. All of them apply to the config, and to the tokenizer if
 # it has the model's name. A tokenizer with another name has its own revision and folder.
 ACCESS_OPTIONS = ("token", "cache_dir", "local_files_only", "force_download", "proxies")
-SOURCE_OPTIONS = (*ACCESS_OPTIONS, "revision", "code_revision", "subfolder", "gguf_file")
+WHERE_OPTIONS = ("revision", "code_revision", "subfolder", "gguf_file")
+SOURCE_OPTIONS = (*ACCESS_OPTIONS, *WHERE_OPTIONS)
 
 PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt"}
 
@@ -249,6 +251,15 @@ def _load(
                     "checkpoint instead"
                 )
         logger.info("%s is unpacked by transformers: it has %s", file.path, why or "options that ask for it")
+        if _is_plain_unpacking(options):
+            kept = _unpacked(file, name, options, with_tokenizer=tokenizer_name is None)
+            if kept is not None:
+                options = {key: value for key, value in options.items() if key not in WHERE_OPTIONS}
+                model, tokenizer = _load(str(kept), tokenizer_name, options, tokenizer_options)
+                model.config.name_or_path = model.name_or_path = name
+                if tokenizer_name is None:
+                    tokenizer.name_or_path = name
+                return model, tokenizer
     trust = {"trust_remote_code": options["trust_remote_code"]}
 
     config = options.get("config")
@@ -271,6 +282,15 @@ def _load(
         with _clear_errors("model", name):
             access = _pick(options, (*ACCESS_OPTIONS, "revision", "subfolder"))
             return quantised_weights.load(name, config, weights, access), tokenizer
+    return _load_weights(name, options), tokenizer
+
+
+def _load_weights(name: str, options: dict[str, Any]) -> PreTrainedModel:
+    """transformers' model.
+
+    Raises:
+        UnsupportedModelError: weights are missing.
+    """
     with _clear_errors("model", name):
         model, report = AutoModelForCausalLM.from_pretrained(name, **{**options, "output_loading_info": True})
     missing = sorted(set(report["missing_keys"]) & {parameter for parameter, _ in model.named_parameters()})
@@ -279,7 +299,7 @@ def _load(
             f"{name} is not a complete causal language model (an embedding model?): it lacks {', '.join(missing[:3])}"
             + (f" and {len(missing) - 3} more weights" if len(missing) > 3 else "")
         )
-    return model, tokenizer
+    return model
 
 
 def _on_the_cpu(options: dict[str, Any]) -> dict[str, Any]:
@@ -330,8 +350,44 @@ def _load_blocks(
     if tokenizer_name is not None:
         tokenizer = load_tokenizer(_name(tokenizer_name, "tokenizer"), tokenizer_options)
     else:
-        tokenizer = gguf_tokenizer.load(file)
+        tokenizer = gguf_cache.tokenizer(file)
     return gguf_model.load(file), tokenizer
+
+
+def _is_plain_unpacking(options: dict[str, Any]) -> bool:
+    """Whether transformers unpacks a GGUF file to a model that depends on the file and the dtype alone."""
+    known = {"trust_remote_code", "use_safetensors", "dtype", "device_map", *SOURCE_OPTIONS}
+    # with the package kernels, transformers leaves weights packed where it has a kernel for them
+    return options.keys() <= known | {"attn_implementation", "max_memory"} and find_spec("kernels") is None
+
+
+def _unpacked(file: GgufFile, name: str, options: dict[str, Any], *, with_tokenizer: bool) -> Path | None:
+    """The folder of the cache with the checkpoint that transformers makes of a GGUF file. It is made if it is missing.
+
+    Returns:
+        The folder. `None` if it cannot be kept, or if the tokenizer is wanted and is not in it.
+    """
+    folder = gguf_cache.unpacked_folder(file, options["dtype"])
+    source = _pick(options, (*SOURCE_OPTIONS, "trust_remote_code"))
+
+    def build(partial: Path) -> None:
+        gguf_cache.require_space(file, options["dtype"])
+        with _clear_errors("model", name):
+            require_causal_lm(_read_config(name, source), name)
+        try:
+            gguf_cache.save_tokenizer(load_tokenizer(name, source), partial)
+        except (ModelLoadError, OSError):  # another tokenizer may be given with a file whose own cannot be read
+            if with_tokenizer:
+                raise
+            for path in partial.iterdir():
+                path.unlink()
+        logger.info("the unpacked model is kept in %s", folder)
+        model = _load_weights(name, {**source, **_pick(options, ("dtype", "use_safetensors")), "device_map": None})
+        gguf_cache.save_model(model, partial)
+
+    if gguf_cache.keep(folder, build) and (not with_tokenizer or (folder / "tokenizer.json").exists()):
+        return folder
+    return None
 
 
 def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBase:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from cocoa_engine.errors import ChatTemplateError, UnsupportedModelError
 from cocoa_engine.forks import free_in_child
@@ -15,11 +17,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+_unshared: WeakSet[Any] = WeakSet()
+
+
+def not_shared(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Let the next :class:`Tokens` of a tokenizer use it directly: the caller has just loaded it, and drops it."""
+    with suppress(TypeError):  # a user's class that cannot be hashed
+        _unshared.add(tokenizer)
+    return tokenizer
+
+
 class Tokens:
     """A thread-safe wrapper around a Hugging Face tokenizer.
 
     Attributes:
         tokenizer: the user's tokenizer, which is not modified.
+        settings: the same, to read its special tokens and its template from. It must not be given to users.
 
     Raises:
         UnsupportedModelError: ``tokenizer`` is not a tokenizer.
@@ -30,11 +43,25 @@ class Tokens:
             raise UnsupportedModelError(
                 f"the tokenizer is a {type(tokenizer).__name__}; pass e.g. AutoTokenizer.from_pretrained(...)."
             )
-        self.tokenizer = tokenizer
         # Encoding changes the padding and truncation settings inside a fast tokenizer. With a copy, the user's own
         # tokenizer keeps its settings, and other threads that use it cannot truncate prompts here.
-        self._own = _copy(tokenizer)
+        is_shared = not _taken(tokenizer)
+        self._own = _copy(tokenizer) if is_shared else tokenizer
+        self._users = tokenizer if is_shared else None
         self._lock = free_in_child(threading.Lock())
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The user's tokenizer. If it was loaded for this object, it is a copy, made when it is first asked for."""
+        with self._lock:
+            if self._users is None:
+                self._users = _copy(self._own)
+            return self._users
+
+    @property
+    def settings(self) -> PreTrainedTokenizerBase:
+        """The user's tokenizer, or this object's own while it has not been copied."""
+        return self._own if self._users is None else self._users
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, without truncation.
@@ -97,7 +124,7 @@ class Tokens:
     @property
     def has_chat_template(self) -> bool:
         """Whether chat messages can be rendered."""
-        return bool(getattr(self.tokenizer, "chat_template", None))
+        return bool(getattr(self.settings, "chat_template", None))
 
     def render_chat(self, messages: Any, **template_kwargs: Any) -> str:
         """Render chat messages to a prompt with the tokenizer's chat template.
@@ -123,9 +150,19 @@ class Tokens:
                 require_unicode(message["content"], f"content of message {number} ({message['role']})")
         options = {"add_generation_prompt": True, **template_kwargs, "tokenize": False}
         try:
-            return str(self.tokenizer.apply_chat_template([dict(message) for message in messages], **options))
+            return str(self.settings.apply_chat_template([dict(message) for message in messages], **options))
         except Exception as fault:  # a template is a program, and may raise any error
             raise ChatTemplateError(f"the chat template rejects these messages: {fault}") from fault
+
+
+def _taken(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a tokenizer is not shared; from now on it is."""
+    try:
+        found = tokenizer in _unshared
+        _unshared.discard(tokenizer)
+    except TypeError:
+        return False
+    return found
 
 
 def _copy(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

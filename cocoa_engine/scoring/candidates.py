@@ -61,7 +61,7 @@ class CandidateGrower:
         self._session = session
         self._config = config.replace(method="cocoa-sig")
         self._capture = capture_spec(session.model, self._config)
-        self._eos = eos_token_ids(session.model.model, session.tokens.tokenizer)
+        self._eos = eos_token_ids(session.model.model, session.tokens.settings)
         self._backend = session.backend
         most = MOST_FED // (config.max_candidates * config.max_span_tokens)
         self._width = max(1, min(self._backend.paths_per_step, most))

@@ -96,7 +96,7 @@ class Replay:
         remaining_context = config.max_new_tokens if window is None else window - len(self._prompt)
         self._limit = min(config.max_new_tokens, remaining_context)  # of tokens in an answer
         self._decode = engine.session.tokens.decode
-        self._eos = eos_token_ids(engine.session.model.model, engine.session.tokens.tokenizer)
+        self._eos = eos_token_ids(engine.session.model.model, engine.session.tokens.settings)
         self.steps: dict[Prefix, KnownStep] = {tuple(step.prefix): step for step in known}
 
     def answer(self, config: CocoaConfig) -> ReplayedAnswer:

@@ -17,7 +17,7 @@ from cocoa_engine.calibration.settings import Settings
 from cocoa_engine.execution.native import build
 from cocoa_engine.methods import retrieval_heads
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, known_heads
-from cocoa_engine.model import embedded, gguf_model
+from cocoa_engine.model import embedded, gguf_model, kept_folders
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained, load_tokenizer, read_context_window
 from tests.helpers.made_up_risk import fitted
@@ -187,7 +187,7 @@ def test_manifests_of_the_converted_model(gguf_file: Path, folder: Path, monkeyp
         (folder / "model.safetensors").write_bytes(b"weights")
 
     monkeypatch.setattr(embedded, "convert", convert)
-    manifest = embedded.embedded_model_path() / embedded.MANIFEST
+    manifest = embedded.embedded_model_path() / kept_folders.MANIFEST
     good = json.loads(manifest.read_text())
     assert set(good) == {"config.json", "model.safetensors"}
 

@@ -20,10 +20,12 @@ class EmulatedKernels:
     """Stands for the ``ctypes.CDLL`` of the kernels.
 
     A call sends the memory that its arguments lead to, and writes what comes back to the tensors among it. Both
-    processors must lay out structures in the same way, which :func:`build._declared` checks.
+    processors must lay out structures in the same way, which :func:`build._declared` checks. Memory is found among the
+    objects that the garbage collector knows and that were made after this one.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
+        gc.freeze()  # older objects are not looked at: a call would take a second
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def __getattr__(self, name: str) -> _Function:
@@ -47,6 +49,7 @@ class EmulatedKernels:
     def close(self) -> None:
         """End the process."""
         self._process.communicate()
+        gc.unfreeze()
 
 
 class _Function:
@@ -89,10 +92,14 @@ class _Image:
     def __init__(self, given: Sequence[Any]) -> None:
         self.memory, self.pointers = bytearray(), []
         self._copied: dict[int, tuple[int, int]] = {}  # offset and size by address
-        self._known = dict(_tensors())
+        self._known: dict[int, tuple[int, Any]] = {}  # size and ctypes type, if it is not a tensor, by address
         for each in (*gc.get_objects(), *given):
-            if isinstance(each, (ctypes.Array, ctypes.Structure)) and each._b_base_ is None:  # else it is part of one
-                self._known[ctypes.addressof(each)] = (ctypes.sizeof(each), type(each))
+            kind = type(each)
+            if issubclass(kind, torch.Tensor) and each.device.type == "cpu" and each.layout == torch.strided:
+                storage = each.untyped_storage()
+                self._known[storage.data_ptr()] = storage.nbytes(), None
+            elif issubclass(kind, (ctypes.Array, ctypes.Structure)) and each._b_base_ is None:  # else a part of one
+                self._known[ctypes.addressof(each)] = ctypes.sizeof(each), kind
 
     def append(self, data: bytes, alignment: int = 0) -> int:
         self.memory += bytes((alignment - len(self.memory)) % 64)
@@ -116,13 +123,6 @@ class _Image:
         for start, (offset, size) in self._copied.items():
             if self._known[start][1] is None:
                 ctypes.memmove(start, memory[offset : offset + size], size)
-
-
-def _tensors() -> Iterator[tuple[int, tuple[int, Any]]]:
-    for each in gc.get_objects():
-        if type(each) in (torch.Tensor, torch.nn.Parameter) and each.device.type == "cpu":
-            storage = each.untyped_storage()
-            yield storage.data_ptr(), (storage.nbytes(), None)
 
 
 def _pointers(kind: Any) -> Iterator[int]:

@@ -129,7 +129,7 @@ struct Whole {  // sums products lane by lane
     INLINE_LAMBDA Vec total() const { return sum; }
 };
 
-#ifdef __AVX512F__
+#if defined(__AVX512F__) && !defined(__clang__)  // Clang would multiply whole vectors and not fuse the sum
 struct Halved {  // the same result bit for bit, with products of 8 lanes
     Vec8 low{}, high{};
     INLINE_LAMBDA void add(Vec w, Vec x) {
@@ -329,7 +329,7 @@ void few_rows(const Linear<W>& job, long from, long to) {
     in_chunks<DOT_ROWS>(job.rows, in_order);
 }
 
-// A tile of outputs in blocks: each part is unpacked once and multiplied with ROWS inputs. The sums of one output have
+// A tile of outputs in blocks: each vector is unpacked once and multiplied with ROWS inputs. The sums of one output have
 // the same order as in tile_products.
 template <int ROWS, int OUTS, typename B>
 INLINE void block_products(const Linear<B>& job, long row, long out) {

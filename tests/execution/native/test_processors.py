@@ -130,6 +130,22 @@ def test_neon_instructions_do_the_work(cross: Cross) -> None:
     assert counts["fcvtl v.4s from halves"] > 10, counts
 
 
+def test_clang_accepts_the_source_for_macos() -> None:
+    """With headers of Linux: Apple's are not free, and the kernels are not built on macOS."""
+    folders = sorted(Path("/usr/aarch64-linux-gnu/include/c++").glob("*"))
+    if shutil.which("clang++") is None or not folders:
+        pytest.skip("needs clang++ and C++ headers for ARM")
+    headers = (folders[-1], folders[-1] / "aarch64-linux-gnu", folders[-1].parents[1])
+    included = [option for folder in (*headers, build.SOURCE.parent) for option in ("-isystem", folder)]
+    # Clang defines __nonnull for Apple, which is a name of glibc
+    options = ("-std=c++17", "-fsyntax-only", "-nostdinc++", "-U__nonnull", "-D_GNU_SOURCE")
+    command = ("clang++", "--target=arm64-apple-macos11", *options, *included, build.SOURCE)
+    succeed(*command)
+    macros = succeed(*command, "-dM", "-E").decode()
+    assert "#define NEON 1\n" in macros
+    assert "#define __linux__" not in macros
+
+
 @pytest.mark.usefixtures("on_arm")
 def test_every_kernel_computes_the_same_on_arm() -> None:
     check_every_kernel()

@@ -95,7 +95,7 @@ class _Image:
         self._known: dict[int, tuple[int, Any]] = {}  # size and ctypes type, if it is not a tensor, by address
         for each in (*gc.get_objects(), *given):
             kind = type(each)
-            if issubclass(kind, torch.Tensor) and each.device.type == "cpu" and each.layout == torch.strided:
+            if kind is torch.Tensor and each.device.type == "cpu":
                 storage = each.untyped_storage()
                 self._known[storage.data_ptr()] = storage.nbytes(), None
             elif issubclass(kind, (ctypes.Array, ctypes.Structure)) and each._b_base_ is None:  # else a part of one

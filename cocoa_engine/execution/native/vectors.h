@@ -1,7 +1,8 @@
 // The vectors that the kernels compute with, and all that differs between processors.
 //
 // The kernels use the vector extensions that GCC and Clang share. Four kinds of processor are told apart: AVX-512, AVX2,
-// NEON of 64-bit ARM, and any other one, for which the compiler makes what it can of vectors of 4 lanes.
+// NEON of 64-bit ARM, and any other one, for which the compiler makes what it can of vectors of 4 lanes. The last kind
+// is the plain reference of the others: no machine builds it by default.
 
 #include <cstdint>
 #include <cstring>
@@ -17,6 +18,8 @@
 #define VECTOR_BYTES 64
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define VECTOR_BYTES 32
+#elif defined(__x86_64__) && !defined(PLAIN_VECTORS)  // the tests define it
+#error "needs AVX2 or AVX-512: without them torch is faster"
 #else
 #define VECTOR_BYTES 16
 #endif

@@ -189,7 +189,8 @@ def test_every_compiler_and_kind_of_x86_computes_the_same(
     compiler: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(build.PROCESSORS, "x86_64", f"-march={kind}")
-    monkeypatch.setattr(build, "FLAGS", tuple("-O1" if flag == "-O3" else flag for flag in build.FLAGS))
+    flags = ("-O1" if flag == "-O3" else flag for flag in build.FLAGS)
+    monkeypatch.setattr(build, "FLAGS", (*flags, "-DPLAIN_VECTORS"))
     library = build._declared(ctypes.CDLL(str(build._compile(compiler, tmp_path))))
     try:
         use(library, monkeypatch)
@@ -197,3 +198,11 @@ def test_every_compiler_and_kind_of_x86_computes_the_same(
         check_rows_alone()
     finally:
         forget()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs an x86-64 processor")
+@pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
+def test_x86_without_avx2_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(build.PROCESSORS, "x86_64", "-march=x86-64")
+    with pytest.raises(build._UnfitError, match="needs AVX2 or AVX-512"):
+        build._compile(build._compiler(), tmp_path)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from tests.helpers.processes import LIMIT
+
 DRIVER = Path(__file__).with_suffix(".cpp")
 """The program that the emulator runs, to be linked with the kernels."""
 
@@ -43,12 +45,12 @@ class EmulatedKernels:
         self._process.stdin.flush()
         received = self._process.stdout.read(answer)
         if len(received) != answer:
-            raise RuntimeError(f"the emulator ended with {self._process.wait()}")
+            raise RuntimeError(f"the emulator ended with {self._process.wait(LIMIT)}")
         return received
 
     def close(self) -> None:
         """End the process."""
-        self._process.communicate()
+        self._process.communicate(timeout=LIMIT)
         gc.unfreeze()
 
 

@@ -1,6 +1,6 @@
 """Compiles the kernels once per machine and keeps the library in the cache directory.
 
-Any obstacle (no GCC, another processor, another OpenMP runtime) is reported as a reason, never raised as an error:
+Any obstacle (no compiler, another processor, another OpenMP runtime) is reported as a reason, never raised as an error:
 torch's operators then do the same work.
 """
 
@@ -29,11 +29,20 @@ from cocoa_engine.forks import free_in_child
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-HEADERS = (Path(__file__).with_name("blocks.h"),)
-# without this flag, GCC's tuning for some processors rounds products with one row differently from those with several
-FUSED = "--param=avoid-fma-max-bits=0"
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-Wno-psabi", FUSED)
-COMPILERS = ("g++", "c++")
+HEADERS = tuple(Path(__file__).with_name(name) for name in ("vectors.h", "blocks.h"))
+FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-fPIC")
+GCC_FLAGS = (
+    "-Wno-psabi",
+    # without this, GCC's tuning for some processors rounds products with one row differently from those with several
+    "--param=avoid-fma-max-bits=0",
+    # on ARM, GCC would move instructions apart until their operands no longer fit into the registers
+    "-fno-schedule-insns",
+)
+PROCESSORS = {"x86_64": "-march=native", "aarch64": "-mcpu=native"}
+"""The machines that the kernels run on, and the flag that allows all instructions of their processor."""
+PROCESSOR_LINES = ("flags", "Features", "CPU implementer", "CPU part")
+"""What /proc/cpuinfo says of the kind of a processor: the first on x86, the others on ARM."""
+COMPILERS = ("g++", "c++", "clang++")
 FOLDER = "kernels"  # in the cache directory; only this user may write to it
 BUILD_TIMEOUT = 120.0  # seconds; a build usually takes about ten
 
@@ -69,8 +78,9 @@ def _built() -> Library:
 
 
 def _loaded() -> ctypes.CDLL:
-    if platform.system() != "Linux" or platform.machine() not in ("x86_64", "AMD64"):
-        raise _UnfitError(f"the kernels need Linux on x86-64; this is {platform.system()} on {platform.machine()}")
+    if platform.system() != "Linux" or platform.machine() not in PROCESSORS:
+        here = f"{platform.system()} on {platform.machine()}"
+        raise _UnfitError(f"the kernels need Linux on x86-64 or 64-bit ARM; this is {here}")
     compiler = _compiler()
     name = f"kernels-{_fingerprint(compiler)}.so"
     folders = list(_folders())
@@ -157,20 +167,31 @@ def _compiler() -> str:
     raise _UnfitError("no C++ compiler was found; install GCC (g++)")
 
 
+def _version(compiler: str) -> bytes:
+    return subprocess.run([compiler, "--version"], capture_output=True, timeout=BUILD_TIMEOUT, check=True).stdout
+
+
+def flags(version: bytes) -> tuple[str, ...]:
+    """The flags of a compiler whose ``--version`` is given; without the one that names the processor."""
+    return FLAGS if b"clang" in version else (*FLAGS, *GCC_FLAGS)
+
+
 def _fingerprint(compiler: str) -> str:
     """A hash of everything that the library depends on. Different machines may share a home directory."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=BUILD_TIMEOUT, check=True).stdout
-    processor = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
+    version = _version(compiler)
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    processor = sorted({line for line in lines if line.startswith(PROCESSOR_LINES)})
     sources = [file.read_bytes() for file in (SOURCE, *HEADERS)]
-    parts = (*sources, " ".join(FLAGS).encode(), compiler.encode(), version, processor.encode())
+    parts = (*sources, *(part.encode() for part in (*flags(version), compiler, *processor)), version)
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 def _compile(compiler: str, folder: Path) -> Path:
     """Compile and link, without an OpenMP runtime: torch has loaded one, and a second would compete for the cores."""
     object_file, made = folder / "kernels.o", folder / "kernels.so"
+    all_flags = (*flags(_version(compiler)), PROCESSORS[platform.machine()])
     for command in (
-        [compiler, *FLAGS, f"-I{HEADERS[0].parent}", "-c", str(SOURCE), "-o", str(object_file)],
+        [compiler, *all_flags, f"-I{HEADERS[0].parent}", "-c", str(SOURCE), "-o", str(object_file)],
         [compiler, "-shared", str(object_file), "-o", str(made)],
     ):
         environment = {**os.environ, "LC_ALL": "C"}

@@ -4,7 +4,7 @@
 // once, whatever the number of rows, so additional rows cost little. Up to MANY_ROWS rows the result of a row does not
 // depend on the other rows (in attention: for the same slots).
 //
-// The source uses GCC's vector extensions and supports AVX2 and AVX-512. build.py compiles it. All numbers are float32,
+// build.py compiles this file, with GCC or Clang. vectors.h has what differs between processors. All numbers are float32,
 // except weights, which may be bfloat16, float16 or blocks of a GGUF file (blocks.h).
 
 #include <atomic>
@@ -14,8 +14,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <immintrin.h>
-#include <omp.h>
 #include <sched.h>
 #include <type_traits>
 #include <unistd.h>
@@ -25,25 +23,17 @@
 #include <sys/syscall.h>
 #endif
 
-#if !defined(__GNUC__) || defined(__clang__)
-#error "needs GCC: its vector extensions, and the OpenMP runtime that torch uses too"
-#endif
+#include "vectors.h"
 
-#define INLINE static inline __attribute__((always_inline))
-#define ONCE __attribute__((noinline))  // compiled once instead of into every caller
-#define UNROLL _Pragma("GCC unroll 16")  // needed to keep an array of vectors in registers
-#define KEEP(x) asm("" : "+v"(x))  // keeps x in a register: GCC would otherwise reload it for each product
-#define INLINE_LAMBDA __attribute__((always_inline))
+// GCC's names for a parallel region, in the OpenMP runtime that torch has loaded. Clang would call another runtime.
+extern "C" {
+void GOMP_parallel(void (*work)(void*), void* data, unsigned threads, unsigned flags);
+int omp_get_thread_num();
+int omp_get_num_threads();
+}
 
 namespace {
 
-#if defined(__AVX512F__)  // 32 registers of 16 lanes
-constexpr int LANES = 16, ROWS_AT_ONCE = 12, DOT_ROWS = 6, TILE_ROWS = 12, SCORE_ROWS = 6, VALUE_ROWS = 6;
-#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)  // 16 registers of 8 lanes
-constexpr int LANES = 8, ROWS_AT_ONCE = 6, DOT_ROWS = 3, TILE_ROWS = 6, SCORE_ROWS = 6, VALUE_ROWS = 2;
-#else
-#error "needs AVX2 or AVX-512"
-#endif
 const long FIRST_CACHE = [] {  // floats in the first-level data cache
     long bytes = 0;
 #ifdef _SC_LEVEL1_DCACHE_SIZE
@@ -53,30 +43,14 @@ const long FIRST_CACHE = [] {  // floats in the first-level data cache
 }();
 constexpr int BLOCK = 4;  // outputs
 constexpr int LINE = 16;  // floats in a line of the cache
-typedef float Vec __attribute__((vector_size(4 * LANES)));
-typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
-typedef float Vec8 __attribute__((vector_size(32)));
-typedef float Vec4 __attribute__((vector_size(16)));
-
 typedef uint16_t Half;  // bfloat16: the upper half of a float32
-typedef uint16_t Halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef uint16_t Halves __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
 
 INLINE Vec load(const float* p) { return *reinterpret_cast<const Unaligned*>(p); }
 INLINE Vec load(const Half* p) {
     return (Vec)(__builtin_convertvector(*reinterpret_cast<const Halves*>(p), Ints) << 16);
 }
-struct F16 {
-    uint16_t bits;
-};
-INLINE Vec load(const F16* p) {
-#ifdef __AVX512F__
-    return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-#else
-    return (Vec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-#endif
-}
-INLINE float one(const F16* p) { return _cvtsh_ss(p->bits); }
+INLINE float one(const F16* p) { return of_half(p->bits); }
 INLINE float one(const float* p) { return *p; }
 INLINE float one(const Half* p) {
     const uint32_t bits = uint32_t(*p) << 16;
@@ -99,82 +73,6 @@ class Scratch {
 };
 
 INLINE void store(float* p, Vec v) { *reinterpret_cast<Unaligned*>(p) = v; }
-INLINE Vec all(float x) { return x - Vec{}; }
-
-#ifdef __AVX512F__
-#define PICK(a, b, p, q, r, s) \
-    __builtin_shufflevector(a, b, p, q, r, s, p + 4, q + 4, r + 4, s + 4, p + 8, q + 8, r + 8, s + 8, p + 12, q + 12, \
-                            r + 12, s + 12)
-INLINE Vec8 lower(Vec v) { return __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7); }
-INLINE Vec8 upper(Vec v) { return __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15); }
-INLINE Vec8 folded(Vec v) { return lower(v) + upper(v); }
-INLINE Vec8 larger(Vec v) { return lower(v) > upper(v) ? lower(v) : upper(v); }
-#else
-#define PICK(a, b, p, q, r, s) __builtin_shufflevector(a, b, p, q, r, s, p + 4, q + 4, r + 4, s + 4)
-INLINE Vec8 folded(Vec v) { return v; }
-INLINE Vec8 larger(Vec v) { return v; }
-#endif
-
-INLINE Vec4 quarters(Vec v) {  // sums of every fourth lane
-    Vec8 h = folded(v);
-    return __builtin_shufflevector(h, h, 0, 1, 2, 3) + __builtin_shufflevector(h, h, 4, 5, 6, 7);
-}
-
-INLINE Vec4 sums(Vec a, Vec b, Vec c, Vec d) {  // of four vectors at once
-    constexpr int B = LANES;                    // first lane of the second vector
-    Vec ab = PICK(a, b, 0, B, 1, B + 1) + PICK(a, b, 2, B + 2, 3, B + 3);
-    Vec cd = PICK(c, d, 0, B, 1, B + 1) + PICK(c, d, 2, B + 2, 3, B + 3);
-    return quarters(PICK(ab, cd, 0, 1, B, B + 1) + PICK(ab, cd, 2, 3, B + 2, B + 3));
-}
-
-INLINE float sum(Vec v) {
-    float total = 0;
-    for (int lane = 0; lane < LANES; lane++) total += v[lane];
-    return total;
-}
-
-INLINE float largest(Vec v) {
-    Vec8 h = larger(v);
-    Vec4 q = __builtin_shufflevector(h, h, 0, 1, 2, 3), other = __builtin_shufflevector(h, h, 4, 5, 6, 7);
-    q = q > other ? q : other;
-    const float x = q[0] > q[1] ? q[0] : q[1], y = q[2] > q[3] ? q[2] : q[3];
-    return x > y ? x : y;
-}
-
-// e^x for x <= 0, by the Cephes polynomial. The error is at most 2 units in the last place. Below -87.3 the result is 0
-// or almost 0; below -104 it is 0.
-INLINE Vec exponential(Vec x) {
-#ifdef __AVX512F__
-    const Vec bounded = (Vec)_mm512_max_ps((__m512)all(-200.0f), (__m512)x);  // NaN stays NaN
-    const Vec whole = (Vec)_mm512_roundscale_ps((__m512)(bounded * 1.44269504f), _MM_FROUND_TO_NEAREST_INT);
-#else
-    const Vec bounded = x < -87.3f ? all(-87.3f) : x;
-    const Ints n = __builtin_convertvector(bounded * 1.44269504f - 0.5f, Ints);
-    const Vec whole = __builtin_convertvector(n, Vec);
-#endif
-    const Vec r = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
-    Vec p = all(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-#ifdef __AVX512F__
-    return (Vec)_mm512_scalef_ps((__m512)p, (__m512)whole);
-#else
-    const Vec scaled = p * (Vec)((n + 127) << 23);
-    return x < -87.3f ? Vec{} : scaled;
-#endif
-}
-
-INLINE bool any(Ints mask) {
-#ifdef __AVX512F__
-    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
-#else
-    return _mm256_movemask_ps((__m256)mask) != 0;
-#endif
-}
 
 #include "blocks.h"
 
@@ -220,7 +118,7 @@ struct Weights<float, true> {
     INLINE_LAMBDA Vec next() {
         const Vec before = loaded;
         loaded = *reinterpret_cast<const Vec*>(line += LANES);
-        return __builtin_shuffle(before, loaded, lanes);
+        return (Vec)_mm512_permutex2var_ps((__m512)before, (__m512i)lanes, (__m512)loaded);
     }
 };
 #endif
@@ -231,7 +129,7 @@ struct Whole {  // sums products lane by lane
     INLINE_LAMBDA Vec total() const { return sum; }
 };
 
-#ifdef __AVX512F__
+#if defined(__AVX512F__) && !defined(__clang__)  // Clang would multiply whole vectors and not fuse the sum
 struct Halved {  // the same result bit for bit, with products of 8 lanes
     Vec8 low{}, high{};
     INLINE_LAMBDA void add(Vec w, Vec x) {
@@ -330,7 +228,6 @@ INLINE void dot_products(const Linear<W>& job, long row, long out) {
 // and every vector of weights or inputs is loaded once. The weights of the tiles that follow are prefetched in memory
 // order, each line twice, because a processor drops prefetches while too many are under way.
 constexpr int TILE_PREFETCH = 8192;  // bytes beyond the next tile
-constexpr int TILE_OUTS = 2;         // with ROWS_AT_ONCE rows, their sums and operands fill the 16 registers
 
 template <int ROWS, int OUTS, typename W>
 INLINE void tile_step(Whole* total, const W* w, long in, const float* x, long x_stride) {
@@ -409,18 +306,18 @@ ONCE void dot_block(const Linear<W>& job, long row, long out) {
 // Computes a range of outputs for all rows. While the inputs fit into the first-level cache, the weights are read in
 // memory order and memory bandwidth is the only limit. More rows share a block of weights that stays in the cache. With
 // fast 16-lane loads the inputs may take little more than half of the cache, because prefetched weights take the rest
-// (found by measurement). With 8 lanes, tiles read the weights, and the inputs may come from the second-level cache.
+// (found by measurement). With fewer lanes, tiles read the weights, and the inputs may come from the second-level cache.
 template <typename W>
 void few_rows(const Linear<W>& job, long from, long to) {
     constexpr bool CONVERTED = sizeof(W) < sizeof(float);
-    if (LANES == 8 && job.rows <= ROWS_AT_ONCE && job.rows * job.in <= 2 * FIRST_CACHE) {
+    if (LANES < 16 && job.rows <= ROWS_AT_ONCE && job.rows * job.in <= 2 * FIRST_CACHE) {
         pick<ROWS_AT_ONCE>(0, job.rows, [&](long row, auto n) INLINE_LAMBDA {
             from = tiles<n.value, TILE_OUTS>(job, row, from, to);
             dot_outputs<n.value>(job, row, from, to);
         });
         return;
     }
-    if (LANES == 8 && CONVERTED)  // more rows for each conversion
+    if (LANES < 16 && CONVERTED)  // more rows for each conversion
         for (; from + 3 <= to; from += 3)
             in_chunks<4>(job.rows, [&](long row, auto n) INLINE_LAMBDA { tiles<n.value, 3>(job, row, from, from + 3); });
     const auto in_order = [&](long row, auto n) INLINE_LAMBDA { dot_outputs<n.value>(job, row, from, to); };
@@ -432,7 +329,7 @@ void few_rows(const Linear<W>& job, long from, long to) {
     in_chunks<DOT_ROWS>(job.rows, in_order);
 }
 
-// A tile of outputs in blocks: each part is unpacked once and multiplied with ROWS inputs. The sums of one output have
+// A tile of outputs in blocks: each vector is unpacked once and multiplied with ROWS inputs. The sums of one output have
 // the same order as in tile_products.
 template <int ROWS, int OUTS, typename B>
 INLINE void block_products(const Linear<B>& job, long row, long out) {
@@ -440,6 +337,8 @@ INLINE void block_products(const Linear<B>& job, long row, long out) {
     const float* x = job.x + row * job.x_stride;
     const long length = job.in / B::COUNT;
     constexpr int IN_CHUNK = CHUNK / B::COUNT, PARTS = B::COUNT / PART;
+    constexpr int TOGETHER = REGISTERS == 16 && ROWS == 1 ? 1 : OUTS;  // the scales of four outputs need registers too
+    constexpr int AT_ONCE = LANES == 4 && PARTS > 4 ? 4 : PARTS;  // with 4 lanes, more would only make longer code
     const B* w = job.weight + out * length;
     for (long n = 0; n < length; n += IN_CHUNK, w += IN_CHUNK) {
         const int count = length - n < IN_CHUNK ? length - n : IN_CHUNK;
@@ -452,20 +351,26 @@ INLINE void block_products(const Linear<B>& job, long row, long out) {
         }
         _Pragma("GCC unroll 2")
         for (int block = 0; block < count; block++)
-            UNROLL
-            for (int part = 0; part < PARTS; part++, x += PART)
+            for (int first = 0; first < PARTS; first += AT_ONCE)
                 UNROLL
-                for (int o = 0; o < OUTS; o++) {
-                    Vec ws[VECS];
-                    unpack(w[o * length + block], part, scales[o], block * PARTS + part, ws);
+                for (int part = first; part < first + AT_ONCE; part++, x += PART)
                     UNROLL
-                    for (int v = 0; v < VECS; v++) {
-                        KEEP(ws[v]);
+                    for (int n = 0; n < OUTS; n += TOGETHER)
                         UNROLL
-                        for (int r = 0; r < ROWS; r++)
-                            total[o * ROWS + r].add(ws[v], load(x + r * job.x_stride + v * LANES));
-                    }
-                }
+                        for (int v = 0; v < VECS; v++) {
+                            Vec ws[TOGETHER];
+                            UNROLL
+                            for (int o = 0; o < TOGETHER; o++) {
+                                ws[o] = numbers(w[(n + o) * length + block], part, v, scales[n + o], block * PARTS + part);
+                                KEEP(ws[o]);
+                            }
+                            UNROLL
+                            for (int r = 0; r < ROWS; r++) {
+                                const Vec xs = load(x + r * job.x_stride + v * LANES);
+                                UNROLL
+                                for (int o = 0; o < TOGETHER; o++) total[(n + o) * ROWS + r].add(ws[o], xs);
+                            }
+                        }
     }
     finish<ROWS, OUTS>(job, row, out, job.in, [&](int n) INLINE_LAMBDA { return total[n].total(); });
 }
@@ -478,12 +383,12 @@ ONCE long block_tiles(const Linear<B>& job, long row, long from, long to) {  // 
 
 // With few rows, several outputs at a time, so that their sums need not wait for one another. Found by measurement.
 constexpr int block_outputs(int rows) {
-    if (LANES == 16) return rows <= 2 ? 4 : 2;
+    if (REGISTERS == 32) return rows <= 2 ? 4 : 2;
     return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
 }
 
 // With more rows at a time, rows whose length is a power of two no longer fit into the first-level cache together.
-constexpr int BLOCK_ROWS = LANES == 16 ? 8 : 6;
+constexpr int BLOCK_ROWS = REGISTERS == 32 ? 8 : 6;
 
 template <typename B>
 void few_rows_of_blocks(const Linear<B>& job, long from, long to) {
@@ -500,19 +405,10 @@ void few_rows_of_blocks(const Linear<B>& job, long from, long to) {
 constexpr int PANEL = 2 * LANES, DEPTH = 192;
 
 template <int S>
-INLINE void exchange(Vec* a) {  // one stage of a transposition: swaps lanes with bit S and rows with bit S
-    Ints low, high;
-    for (int lane = 0; lane < LANES; lane++) {
-        low[lane] = lane & S ? LANES + lane - S : lane;
-        high[lane] = lane & S ? LANES + lane : lane + S;
-    }
+INLINE void exchange(Vec* a) {  // one stage of a transposition
     UNROLL
     for (int i = 0; i < LANES; i++)
-        if (!(i & S)) {
-            Vec first = a[i], second = a[i + S];
-            a[i] = __builtin_shuffle(first, second, low);
-            a[i + S] = __builtin_shuffle(first, second, high);
-        }
+        if (!(i & S)) exchange<S>(a[i], a[i + S], std::make_integer_sequence<int, LANES>{});
 }
 
 template <typename W>
@@ -523,7 +419,8 @@ INLINE void turn(const W* w, long in, int depth, float* panel) {  // [PANEL, dep
             Vec a[LANES];
             UNROLL
             for (int r = 0; r < LANES; r++) a[r] = load(w + (o + r) * in + i);
-            exchange<1>(a), exchange<2>(a), exchange<4>(a);
+            exchange<1>(a), exchange<2>(a);
+            if constexpr (LANES >= 8) exchange<4>(a);
             if constexpr (LANES == 16) exchange<8>(a);
             UNROLL
             for (int r = 0; r < LANES; r++) store(panel + (i + r) * PANEL + o, a[r]);
@@ -594,6 +491,23 @@ struct Range {
 INLINE Range share(long count, long step, long thread, long team) {
     const long steps = count / step;
     return {steps * thread / team * step, thread == team - 1 ? count : steps * (thread + 1) / team * step};
+}
+
+// Calls work(thread, team) in each thread of a team.
+template <typename F>
+void in_parallel(int threads, const F& work) {
+    const auto run = [](void* data) {
+        (*static_cast<const F*>(data))(long(omp_get_thread_num()), long(omp_get_num_threads()));
+    };
+    GOMP_parallel(run, const_cast<F*>(&work), unsigned(threads), 0);
+}
+
+template <typename F>
+void each_in_parallel(long count, int threads, const F& work) {  // calls work(0) to work(count - 1)
+    in_parallel(threads, [&](long thread, long team) {
+        const Range own = share(count, 1, thread, team);
+        for (long n = own.from; n < own.to; n++) work(n);
+    });
 }
 
 // Linear layers that read the same input; their outputs are concatenated. structures.py declares the same structure.
@@ -906,7 +820,7 @@ public:
             if (asleep.load()) wake_all();
             return;
         }
-        for (const uint64_t start = __rdtsc(); __rdtsc() - start < SPIN; _mm_pause())
+        for (const uint64_t start = ticks(); ticks() - start < SPIN; rest())
             if (round.load(std::memory_order_acquire) != before) return;
         asleep.fetch_add(1);
         while (round.load() == before) sleep_while(before);
@@ -914,7 +828,6 @@ public:
     }
 
 private:
-    static constexpr uint64_t SPIN = 100000;
 #if defined(__linux__)
     static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex");
     void wake_all() { syscall(SYS_futex, &round, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
@@ -1156,8 +1069,9 @@ long cocoa_layout(const char* name) {
 // x W^T + b for linear layers that read the same x [rows, in].
 void cocoa_linear(const Joined* layers, const float* x, long x_stride, long rows, float* y, long y_stride,
                   int threads) {
-#pragma omp parallel num_threads(threads)
-    linears(*layers, x, x_stride, rows, y, y_stride, false, omp_get_thread_num(), omp_get_num_threads());
+    in_parallel(threads, [&](long thread, long team) {
+        linears(*layers, x, x_stride, rows, y, y_stride, false, thread, team);
+    });
 }
 
 // Some rows of a matrix [out, in] as float32: y [count, in].
@@ -1165,22 +1079,20 @@ void cocoa_unpack(long kind, const void* weight, long in, const long* ids, long 
     of_kind(kind, [&](auto type) {
         typedef std::remove_const_t<std::remove_pointer_t<decltype(type)>> W;
         const W* const all_rows = static_cast<const W*>(weight);
-#pragma omp parallel for num_threads(threads) schedule(static)
-        for (long n = 0; n < count; n++) {
+        each_in_parallel(count, threads, [&](long n) {
             const W* const row = all_rows + ids[n] * (in / Blocks<W>::COUNT);
             if constexpr (Blocks<W>::value)
                 unpack_numbers(row, 0, in, y + n * in);
             else
                 for (long i = 0; i < in; i++) y[n * in + i] = one(row + i);
-        }
+        });
     });
 }
 
 // For each row of logits: log p of the highest [count], their ids [count], and the entropy of the distribution.
 void cocoa_next_tokens(const float* logits, long row_stride, long rows, long vocabulary, long count, double* out,
                        int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (long row = 0; row < rows; row++) {
+    each_in_parallel(rows, threads, [&](long row) {
         const float* const here = logits + row * row_stride;
         static thread_local std::vector<float> best;
         static thread_local std::vector<long> ids;
@@ -1193,7 +1105,7 @@ void cocoa_next_tokens(const float* logits, long row_stride, long rows, long voc
             to[count + n] = ids[n];
         }
         to[2 * count] = entropy < 0 ? 0.0 : entropy;  // NaN stays NaN
-    }
+    });
 }
 
 // softmax(q k^T * scale + mask) v.
@@ -1204,8 +1116,7 @@ void cocoa_attend(const float* query, long query_head, long query_token, const f
                       out,   heads,      kv_heads,    width, dim,    slots,   scale};
     static thread_local Scratch scratch;
     const Parts all_parts(a, parts, scratch.of(Parts::size(heads, width, dim, parts)));
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (long job = 0; job < all_parts.jobs(); job++) all_parts.attend(job);
+    each_in_parallel(all_parts.jobs(), threads, [&](long job) { all_parts.attend(job); });
     for (long token = 0; token < width; token++)
         for (long head = 0; head < heads; head++) all_parts.join(head, token);
 }
@@ -1225,9 +1136,10 @@ void cocoa_layers(const Stack* stack, const Leaves* leaves, long sequences, floa
                          of_gate_up.of(rows * 2 * stack->inner), of_hidden.of(rows * stack->inner),
                          of_partial.of(partial)};
     Barrier barrier;
-#pragma omp parallel num_threads(threads)
-    run_layers(*stack, leaves, sequences, rows, x, cos, sin, taps, tap_count, source_heads, source_count, masses, columns,
-               shared, barrier, omp_get_thread_num(), omp_get_num_threads());
+    in_parallel(threads, [&](long thread, long team) {
+        run_layers(*stack, leaves, sequences, rows, x, cos, sin, taps, tap_count, source_heads, source_count, masses,
+                   columns, shared, barrier, thread, team);
+    });
 }
 
 // Moves the keys and values of some slots to the slots from ``start`` on, in order. No slot may be below its target.

@@ -294,7 +294,7 @@ def broken_source(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def other_processor(monkeypatch: pytest.MonkeyPatch, _: Path) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
 
 
 def other_openmp(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -308,7 +308,7 @@ def other_openmp(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     [
         pytest.param(no_compiler, "install GCC", id="no compiler"),
         pytest.param(broken_source, "could not compile", id="broken", marks=needs_kernels),
-        pytest.param(other_processor, "Linux on aarch64", id="other processor", marks=needs_kernels),
+        pytest.param(other_processor, "Linux on riscv64", id="other processor", marks=needs_kernels),
         pytest.param(other_openmp, "OpenMP", id="other OpenMP", marks=needs_kernels),
     ],
 )

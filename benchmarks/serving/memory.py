@@ -50,7 +50,7 @@ def measure(steps: int, tokens: int, threads: int, folder: Path, streams: int = 
         folder: for logs.
         streams: requests at once.
     """
-    curves = {}
+    curves: dict[str, list[dict[str, float]]] = {}
     for name, (size, variables) in CURVES.items():
         with mock.patch.dict(os.environ, variables):
             curves[name] = _curve(size, steps, streams, tokens, threads, folder / f"memory-{len(curves)}.log")

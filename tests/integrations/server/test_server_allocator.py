@@ -39,7 +39,8 @@ def arenas(*arguments: str, **variables: str) -> tuple[bool, int]:
     """Whether a new process was told to keep one arena, and how many it has after six threads."""
     inherited = {name: value for name, value in os.environ.items() if "MALLOC" not in name and name != "GLIBC_TUNABLES"}
     command = [sys.executable, "-c", ARENAS, *arguments]
-    run = subprocess.run(command, env={**inherited, **variables}, capture_output=True, text=True, check=True)
+    environment = {**inherited, **variables}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
     lines = run.stderr.splitlines()
     return run.stdout.strip() == "True", sum(line.startswith("Arena ") for line in lines)
 

@@ -9,6 +9,7 @@ import statistics
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,8 +128,8 @@ def measure(minutes: float, rounds: int, tokens: int, threads: int, batch: int, 
 def memory(minutes: float, rounds: int, tokens: int, threads: int, batch: int, folder: Path) -> dict[str, Any]:
     """Measure the memory of the server under the same load, with and without its setting of the C library's allocator.
 
-    Each of the two servers streams for minutes while the other one waits. Both then answer all requests in turns, for
-    what the setting costs.
+    Both servers stream for minutes at the same time, so that they meet the same state of the machine. They then answer
+    all requests in turns, for what the setting costs.
 
     Args:
         minutes: how long the streams go on.
@@ -141,7 +142,6 @@ def memory(minutes: float, rounds: int, tokens: int, threads: int, batch: int, f
     asked = [{**body, **USAGE} for body in bodies(tokens)]
     before = load_average()
     servers: dict[str, Server] = {}
-    allocators: dict[str, Any] = {}
     with ExitStack() as stack:
         for name, variables in ALLOCATORS.items():
             port = free_port()
@@ -149,8 +149,9 @@ def memory(minutes: float, rounds: int, tokens: int, threads: int, batch: int, f
             with mock.patch.dict(os.environ, variables):
                 log = folder / f"load-memory-{len(servers)}.log"
                 servers[name] = stack.enter_context(running(command, port, threads, log))
-        for name, server in servers.items():
-            allocators[name] = _long(server, asked, minutes).record
+        with ThreadPoolExecutor(len(servers)) as pool:
+            streamed = pool.map(lambda server: _long(server, asked, minutes).record, servers.values())
+            allocators = dict(zip(servers, streamed, strict=True))
         after = load_average()
         speeds: dict[str, list[float]] = {name: [] for name in servers}
         spent: dict[str, list[float]] = {name: [] for name in servers}

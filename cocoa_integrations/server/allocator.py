@@ -1,8 +1,8 @@
 """How the C library's allocator keeps memory that a server has freed.
 
 By default glibc has up to eight arenas for each core. Each keeps what its threads have freed, and grows until it has
-seen the largest work once, so that the memory of a server grows for a long time. With one arena it
-grows less, and for a shorter time.
+seen the largest work once, so that the memory of a server grows for a long time. With one arena it grows
+less, and for a shorter time.
 """
 
 from __future__ import annotations

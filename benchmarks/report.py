@@ -28,7 +28,7 @@ PERFORMANCE = DOCS / "performance.md"
 README = ROOT / "README.md"
 OTHERS = ("serving", "gguf")
 """Records of measurements that are not part of the suite: see ``benchmarks.serving`` and ``benchmarks.gguf``."""
-PARTS = ("load", "rival", "first_text", "memory", "kill", "readers", "speed", "process", "large")
+PARTS = ("load", "load_memory", "rival", "first_text", "memory", "kill", "readers", "speed", "process", "large")
 NOT_MEASURED = "Not measured yet."
 MARKED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -35,6 +35,21 @@ MAX_STOP_LENGTH = 10_000
 """Of a stop text, in characters. The end of an answer is compared with each stop text after every token."""
 
 
+def require_stop_texts(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """The texts at which an answer ends, checked.
+
+    Raises:
+        ValueError: there are too many, or one is empty or too long.
+    """
+    if "" in texts:
+        raise ValueError("an empty stop text would end every answer at once; remove it")
+    if len(texts) > MAX_STOP_TEXTS:
+        raise ValueError(f"at most {MAX_STOP_TEXTS} stop texts are allowed, not {len(texts)}")
+    if (longest := max(map(len, texts), default=0)) > MAX_STOP_LENGTH:
+        raise ValueError(f"a stop text may have {MAX_STOP_LENGTH} characters, not {longest}")
+    return texts
+
+
 class CocoaConfig(BaseModel):
     """Settings of one decode. Immutable; :meth:`replace` makes a changed copy.
 
@@ -211,13 +226,7 @@ class CocoaConfig(BaseModel):
     @field_validator("stop")
     @classmethod
     def _stop_texts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if "" in value:
-            raise ValueError("an empty stop text would end every answer at once; remove it")
-        if len(value) > MAX_STOP_TEXTS:
-            raise ValueError(f"at most {MAX_STOP_TEXTS} stop texts are allowed, not {len(value)}")
-        if (longest := max(map(len, value), default=0)) > MAX_STOP_LENGTH:
-            raise ValueError(f"a stop text may have {MAX_STOP_LENGTH} characters, not {longest}")
-        return value
+        return require_stop_texts(value)
 
     @field_validator("method", mode="before")
     @classmethod

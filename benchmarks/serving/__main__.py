@@ -17,7 +17,7 @@ from benchmarks.serving import faults, first_text, load, memory, rival
 from benchmarks.settings import RESULTS
 from cocoa_engine.studies.machine import describe
 
-PARTS = ("load", "rival", "first_text", "memory", "kill", "readers")
+PARTS = ("load", "load_memory", "rival", "first_text", "memory", "kill", "readers")
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="max_tokens of a request")
     parser.add_argument("--steps", type=int, default=12, help="how often 100 answers are asked for, for the memory")
     parser.add_argument("--threads", type=int, default=2, help="threads of each process")
-    parser.add_argument("--places", type=int, default=8, help="--max-batch-size under 64 streams")
+    parser.add_argument("--max-batch-size", type=int, default=8, help="that of the server under 64 streams")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of serving.json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)  # for the description of the machine and its state
@@ -37,8 +37,10 @@ def main() -> None:
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     with tempfile.TemporaryDirectory() as name:
         folder, tokens, threads = Path(name), options.tokens, options.threads
+        under_load = (options.minutes, options.rounds, tokens, threads, options.max_batch_size, folder)
         measures: dict[str, Any] = {
-            "load": lambda: load.measure(options.minutes, options.rounds, tokens, threads, options.places, folder),
+            "load": lambda: load.measure(*under_load),
+            "load_memory": lambda: load.memory(*under_load),
             "rival": lambda: rival.measure(options.rounds, tokens, threads, folder),
             "first_text": lambda: first_text.measure(threads, folder),
             "memory": lambda: memory.measure(options.steps, tokens, threads, folder),

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import statistics
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from benchmarks.serving.client import Streamed, ask_all
 from benchmarks.serving.in_process import in_process
@@ -22,9 +27,15 @@ from benchmarks.serving.processes import (
     running,
 )
 from benchmarks.serving.requests import bodies
-from cocoa_engine.studies.timing import Spread
+from cocoa_engine.studies.timing import Spread, ratio
 
 STREAMS = 64
+GLIBC = {"MALLOC_ARENA_MAX": "0"}
+"""Variables of the environment with which ``cocoa serve`` leaves the C library's allocator alone. 0 sets nothing."""
+
+ALLOCATORS: dict[str, dict[str, str]] = {"one arena, the default": {}, "glibc's own arenas": GLIBC}
+"""Variables of the server's environment."""
+
 USAGE = {"stream_options": {"include_usage": True}}
 
 
@@ -59,7 +70,7 @@ def timed_round(server: Server, asked: Sequence[Mapping[str, Any]], at_once: int
     return answers, time.perf_counter() - start
 
 
-def measure(minutes: float, rounds: int, tokens: int, threads: int, places: int, folder: Path) -> dict[str, Any]:
+def measure(minutes: float, rounds: int, tokens: int, threads: int, batch: int, folder: Path) -> dict[str, Any]:
     """Measure.
 
     Args:
@@ -67,16 +78,16 @@ def measure(minutes: float, rounds: int, tokens: int, threads: int, places: int,
         rounds: rounds of the comparison with the engine alone.
         tokens: ``max_tokens`` of a request.
         threads: threads of each process.
-        places: ``max_batch_size`` of both.
+        batch: ``max_batch_size`` of both.
         folder: for logs.
     """
     plain = bodies(tokens)
     asked = [{**body, **USAGE} for body in plain]
     port, before = free_port(), load_average()
-    command = cocoa_serve(port, threads, "--max-batch-size", str(places))
+    command = cocoa_serve(port, threads, "--max-batch-size", str(batch))
     with (
         running(command, port, threads, folder / "load.log") as server,
-        in_process(threads, {"max_batch_size": places}) as engine,
+        in_process(threads, {"max_batch_size": batch}) as engine,
     ):
         alone = engine.run(plain, 1)["texts"]
         # each reads all prompts once before it is timed, so that both have the same cached
@@ -100,16 +111,68 @@ def measure(minutes: float, rounds: int, tokens: int, threads: int, places: int,
                     "load_average": load_average(),
                 }
             )
-        long = _long(server, asked, minutes, alone)
+        long = _long(server, asked, minutes)
+        other_texts = sum(one.text != alone[one.number] for one in long.complete)
     return {
         "streams": STREAMS,
-        "places": places,
+        "max_batch_size": batch,
         "threads": threads,
         "max_tokens": tokens,
         "load_average": [before, load_average()],
-        "long": long,
+        "long": {**long.record, "other_texts": other_texts},
         "rounds": compared,
         **{name: Spread.of([one[name] for one in compared])._asdict() for name in ("overhead", "processor_overhead")},
+    }
+
+
+def memory(minutes: float, rounds: int, tokens: int, threads: int, batch: int, folder: Path) -> dict[str, Any]:
+    """Measure the memory of the server under the same load, with and without its setting of the C library's allocator.
+
+    Both servers stream for minutes at the same time, so that they meet the same state of the machine. They then answer
+    all requests in turns, for what the setting costs.
+
+    Args:
+        minutes: how long the streams go on.
+        rounds: rounds of the comparison.
+        tokens: ``max_tokens`` of a request.
+        threads: threads of each process.
+        batch: ``max_batch_size`` of both.
+        folder: for logs.
+    """
+    asked = [{**body, **USAGE} for body in bodies(tokens)]
+    before = load_average()
+    servers: dict[str, Server] = {}
+    with ExitStack() as stack:
+        for name, variables in ALLOCATORS.items():
+            port = free_port()
+            command = cocoa_serve(port, threads, "--max-batch-size", str(batch))
+            with mock.patch.dict(os.environ, variables):
+                log = folder / f"load-memory-{len(servers)}.log"
+                servers[name] = stack.enter_context(running(command, port, threads, log))
+        with ThreadPoolExecutor(len(servers)) as pool:
+            streamed = pool.map(lambda server: _long(server, asked, minutes).record, servers.values())
+            allocators = dict(zip(servers, streamed, strict=True))
+        after = load_average()
+        speeds: dict[str, list[float]] = {name: [] for name in servers}
+        spent: dict[str, list[float]] = {name: [] for name in servers}
+        for _ in range(rounds):
+            for name, server in servers.items():
+                start = server.usage()["processor_seconds"]
+                answers, seconds = timed_round(server, asked, STREAMS)
+                count = sum(one.tokens for one in answers)
+                speeds[name].append(count / seconds)
+                spent[name].append((server.usage()["processor_seconds"] - start) / count)
+    ours, glibc = ALLOCATORS
+    return {
+        "streams": STREAMS,
+        "max_batch_size": batch,
+        "threads": threads,
+        "max_tokens": tokens,
+        "load_average": [before, after],
+        "allocators": allocators,
+        "rounds": {"tokens_per_second": speeds, "processor_seconds_per_token": spent},
+        "speed": ratio(speeds[ours], speeds[glibc])._asdict(),
+        "processor_time": ratio(spent[ours], spent[glibc])._asdict(),
     }
 
 
@@ -117,7 +180,20 @@ def _texts(answers: Sequence[Streamed]) -> list[str]:
     return [one.text for one in sorted(answers, key=lambda one: one.number)]
 
 
-def _long(server: Server, asked: Sequence[Mapping[str, Any]], minutes: float, alone: Sequence[str]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Long:
+    """Streams that went on for minutes.
+
+    Attributes:
+        record: what was measured.
+        complete: the complete answers.
+    """
+
+    record: dict[str, Any]
+    complete: Sequence[Streamed]
+
+
+def _long(server: Server, asked: Sequence[Mapping[str, Any]], minutes: float) -> _Long:
     """The streams go on for minutes, while the memory of the server is sampled each second."""
     samples: list[dict[str, float]] = []
     over = threading.Event()
@@ -138,13 +214,12 @@ def _long(server: Server, asked: Sequence[Mapping[str, Any]], minutes: float, al
     complete = [one for one in answers if one.failure is None]
     memory = [one["unique_mib"] for one in samples]
     parts = fifths(memory)
-    return {
+    record = {
         "seconds": round(seconds, 1),
         "answers": len(complete),
         "failures": len(failures),
         "first_failures": failures[:5],
         "refusals": sum(one.refusals for one in answers),
-        "other_texts": sum(one.text != alone[one.number] for one in complete),
         "tokens_per_second": round(sum(one.tokens for one in complete) / seconds, 2),
         "bytes_per_answer": round(statistics.mean(one.size for one in complete)),
         "client_cores": round(own / seconds, 3),
@@ -157,3 +232,4 @@ def _long(server: Server, asked: Sequence[Mapping[str, Any]], minutes: float, al
         },
         **latencies(complete),
     }
+    return _Long(record, complete)

@@ -18,16 +18,16 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.serving.client import ask_all
-from benchmarks.serving.load import STREAMS
+from benchmarks.serving.load import GLIBC, STREAMS
 from benchmarks.serving.processes import Server, free_port, running
 from benchmarks.serving.requests import PROMPTS, bodies
 
 CURVES: dict[str, tuple[int, dict[str, str]]] = {
-    "0 MiB": (0, {}),
-    "256 MiB": (256, {}),
-    "256 MiB, `MALLOC_ARENA_MAX=1`": (256, {"MALLOC_ARENA_MAX": "1"}),
+    "0 MiB, glibc's own arenas": (0, GLIBC),
+    "256 MiB, glibc's own arenas": (256, GLIBC),
+    "256 MiB, one arena": (256, {}),
 }
-"""The size of the prefix cache in MiB, and variables of the server's environment. 256 is the default."""
+"""The size of the prefix cache in MiB, and variables of the server's environment. 256 and one arena are the default."""
 
 STEP = 100
 """Answers between two measurements."""
@@ -50,20 +50,20 @@ def measure(steps: int, tokens: int, threads: int, folder: Path, streams: int = 
         folder: for logs.
         streams: requests at once.
     """
-    curves = {}
+    curves: dict[str, list[dict[str, float]]] = {}
     for name, (size, variables) in CURVES.items():
         with mock.patch.dict(os.environ, variables):
-            curves[name] = _curve(size, steps, streams, tokens, threads, folder)
+            curves[name] = _curve(size, steps, streams, tokens, threads, folder / f"memory-{len(curves)}.log")
     return {"streams": streams, "max_tokens": tokens, "threads": threads, "step": STEP, "curves": curves}
 
 
-def _curve(size: int, steps: int, streams: int, tokens: int, threads: int, folder: Path) -> list[dict[str, float]]:
+def _curve(size: int, steps: int, streams: int, tokens: int, threads: int, log: Path) -> list[dict[str, float]]:
     port = free_port()
     options = json.dumps({"port": port, "threads": threads, "runtime": {"prefix_cache_mb": size}})
     command = [sys.executable, "-m", "benchmarks.serving.memory", options]
     asked = bodies(tokens)
     found: list[dict[str, float]] = []
-    with running(command, port, threads, folder / f"memory-{size}.log") as server:
+    with running(command, port, threads, log) as server:
         while len(found) < steps and not is_flat(found):
             first = len(found) * STEP
             chosen = [asked[number % PROMPTS] for number in range(first, first + STEP)]
@@ -113,8 +113,10 @@ def _serve(port: int, threads: int, runtime: dict[str, int]) -> None:
 
     from cocoa_engine import CocoaEngine, Runtime
     from cocoa_integrations.server import ServerSettings, create_app
+    from cocoa_integrations.server.allocator import keep_one_arena
     from cocoa_integrations.server.draining import DrainingServer
 
+    keep_one_arena()
     torch.set_num_threads(threads)
     engine = CocoaEngine.from_pretrained(dtype="float32", runtime=Runtime(**runtime))
     app = create_app(engine, ServerSettings(port=port))

@@ -6,9 +6,10 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.markdown import state, table
+from benchmarks.markdown import spread, state, table
 from benchmarks.serving.names import OURS, OURS_SIG, RIVAL, RIVAL_BATCHES
 from cocoa_engine.studies.machine import one_line
+from cocoa_engine.studies.timing import Spread
 
 Records = Mapping[str, Any]
 
@@ -30,7 +31,7 @@ def _percent(found: Mapping[str, float]) -> str:
 def load(records: Records) -> str:
     """Many streams over minutes, and throughput beside the engine alone."""
     part = records["serving"]["load"]
-    long, memory = part["long"], part["long"]["memory_mib"]
+    long = part["long"]
     rows = [
         ["answers in", f"{long['answers']} in {long['seconds']:.0f} s"],
         ["errors; refused with 429 and repeated", f"{long['failures']}; {long['refusals']}"],
@@ -38,16 +39,29 @@ def load(records: Records) -> str:
         ["tokens per second", f"{long['tokens_per_second']:.1f}"],
         ["time to the first span: median, 99th percentile", _seconds(long["to_first"])],
         ["time between spans: median, 99th percentile", _seconds(long["between"])],
-        [
-            "memory of the server: first fifth, last fifth, highest",
-            f"{memory['first_fifth']:,.0f}, {memory['last_fifth']:,.0f}, {memory['highest']:,.0f} MiB",
-        ],
         ["cores in use: server, client", f"{long['server_cores']:.2f}, {long['client_cores']:.2f}"],
         ["time per token, above the engine's without a server", _percent(part["overhead"])],
         ["processor time per token, above the engine's without a server", _percent(part["processor_overhead"])],
     ]
-    heading = f"{part['streams']} streams, {part['places']} decoded together, {part['threads']} threads"
+    heading = f"{part['streams']} streams, {part['max_batch_size']} decoded together, {part['threads']} threads"
     return f"{table([heading, ''], iter(rows))}\n\n{_when(part)}"
+
+
+def load_memory(records: Records) -> str:
+    """Memory under the same load by fifths of the run, with and without the server's setting of the allocator."""
+    part = records["serving"]["load_memory"]
+    rows = []
+    for name, long in part["allocators"].items():
+        sizes = [*long["memory_mib"]["fifths"], long["memory_mib"]["highest"]]
+        rows.append([name, *(f"{size:,.0f}" for size in sizes), f"{long['answers']} in {long['seconds']:.0f} s"])
+    headings = ["memory of the server, MiB", *(f"fifth {number}" for number in range(1, 6)), "highest", "answers"]
+    speed, spent = (spread(Spread(**part[name])) for name in ("speed", "processor_time"))
+    asked = (
+        f"{part['streams']} streams, {part['max_batch_size']} decoded together, `max_tokens` {part['max_tokens']}, "
+        f"threads: {part['threads']}. With one arena, in turns: tokens per second {speed} times, and processor time "
+        f"per token {spent} times that with glibc's own."
+    )
+    return f"{table(headings, iter(rows))}\n\n{asked}\n\n{_when(part)}"
 
 
 def rival(records: Records) -> str:
@@ -154,6 +168,7 @@ def _yes(found: bool) -> str:
 
 TABLES: dict[str, Callable[[Records], str]] = {
     "serving_load": load,
+    "serving_load_memory": load_memory,
     "serving_rival": rival,
     "serving_rival_in_words": rival_in_words,
     "serving_first_text": first_text,

@@ -27,6 +27,7 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
+from cocoa_engine.config import require_stop_texts
 from cocoa_engine.errors import ConfigError
 
 
@@ -58,9 +59,13 @@ def eos_token_ids(
 
 
 def stop_texts(model: PreTrainedModel, config: GenerationConfig | None = None) -> tuple[str, ...]:
-    """The ``stop_strings`` of the generation config. `None` uses the model's own config."""
+    """The ``stop_strings`` of the generation config. `None` uses the model's own config.
+
+    Raises:
+        ValueError: they are above the limits of :attr:`CocoaConfig.stop`, or one is empty.
+    """
     value = getattr(config or getattr(model, "generation_config", None), "stop_strings", None) or ()
-    return (value,) if isinstance(value, str) else tuple(value)
+    return require_stop_texts((value,) if isinstance(value, str) else tuple(value))
 
 
 def logits_processors(

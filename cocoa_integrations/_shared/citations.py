@@ -29,6 +29,9 @@ CANNOT_ATTEND = (
     'runs without. Cite with by="lift".'
 )
 
+MOST_PASSAGES = 256
+"""The largest number of passages in the ``source`` of a request to a server: every span has a value for each."""
+
 VALUES: dict[CitedBy, str] = {"lift": "source_lifts", "attention": "source_attentions"}
 """The key of a span's values by source."""
 

@@ -155,6 +155,19 @@ def has_answer_risk(report: dict[str, Any]) -> bool:
     return report.get("answer_threshold") is not None and any(not is_reasoning(one) for one in report["spans"])
 
 
+def kind_of(metric: str, report: dict[str, Any]) -> tuple[str, str | None]:
+    """What a value of a report is. Values of different kinds have no order: neither of them is riskier.
+
+    Args:
+        metric: the value: a metric of spans, ``answer_risk``, or the ``max_risk`` or ``mean_risk`` of a report.
+        report: the report.
+
+    Returns:
+        The metric, and the ``risk_source`` of a risk of spans. Other metrics mean the same whatever the source is.
+    """
+    return metric, report.get("risk_source") if metric in ("risk", "max_risk", "mean_risk") else None
+
+
 @dataclass(frozen=True)
 class Limit:
     """A threshold for answers. An answer is too risky if one of its units, or the answer as a whole, reaches it.
@@ -205,6 +218,10 @@ class Limit:
         if self.metric is not None:
             return self.metric
         return "answer_risk" if has_answer_risk(report) else "risk"
+
+    def kind_for(self, report: dict[str, Any]) -> tuple[str, str | None]:
+        """The metric of an answer and what its risk is, as of :func:`kind_of`."""
+        return kind_of(self.metric_for(report), report)
 
     def risky(self, spans: Sequence[dict[str, Any]], report: dict[str, Any] | None = None) -> list[dict[str, Any]]:
         """The spans, claims or sentences that reach the threshold; none if the metric is that of whole answers.

@@ -7,7 +7,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 
 from cocoa_engine.errors import ConfigError
 from cocoa_integrations._shared.finite import finite, severity
-from cocoa_integrations._shared.limits import Limit, reaches
+from cocoa_integrations._shared.limits import Limit, kind_of, reaches
 from cocoa_integrations._shared.metadata import RISK_KEY
 
 TRIES_KEY = "cocoa_tries"
@@ -36,7 +36,8 @@ class Tries(Generic[AnswerT]):
     def add(self, answer: AnswerT, report: dict[str, Any] | None, /, **entry: Any) -> bool:
         """Add an attempt, and return whether its risk is below the threshold.
 
-        It is not without a report, or if the risk is not a finite number.
+        It is not without a report, or if the risk is not a finite number. A threshold that was given applies to every
+        answer, whatever the ``risk_source`` of its report is; without one each answer has its own.
         """
         risk = None if report is None else finite(self._risk(report))
         self._answers.append(answer)
@@ -55,14 +56,19 @@ class Tries(Generic[AnswerT]):
             return self._measure
         return "answer_risk" if self._limit.metric_for(report) == "answer_risk" else "max_risk"
 
+    def _kind_of(self, entry: dict[str, Any]) -> tuple[str, str | None] | None:
+        """What the risk of an attempt is; `None` if it has none."""
+        report = entry[RISK_KEY]
+        return None if entry["risk"] is None else kind_of(self._measure_of(report), report)
+
     def best(self) -> tuple[AnswerT, list[dict[str, Any]]]:
         """The first answer below the threshold, or else the first of the least risky, and the history of all attempts.
 
-        The risk of an answer and that of a span are different probabilities: only answers whose risk is of the same
-        kind as the first one that was measured are compared.
+        Only risks of one kind are compared: the kind of the first attempt whose risk is a finite number. The risk of
+        an answer and that of a span are different probabilities, and risks with different ``risk_source`` are on
+        different scales. Without any finite risk it is the first answer.
         """
-        reports = [one[RISK_KEY] for one in self._history]
-        kinds = [None if report is None else self._measure_of(report) for report in reports]
+        kinds = [self._kind_of(one) for one in self._history]
         first = next((kind for kind in kinds if kind is not None), None)
         risks = [
             severity(one["risk"] if kind == first else None) for one, kind in zip(self._history, kinds, strict=True)

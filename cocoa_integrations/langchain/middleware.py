@@ -56,8 +56,12 @@ class RiskMiddleware(AgentMiddleware[RiskState, Any, Any]):
 
     An answer is too risky if its risk, or that of one of its spans, reaches the threshold. The models and settings of
     ``retry_with`` are then tried in turn until an answer is below the threshold. If none is, the least risky answer is
-    chosen among those whose value is of the same kind as that of the first one, and ``on_risk`` determines what happens
-    to it. The state of the agent records every call; see :class:`RiskState`.
+    chosen among those whose value is of the same kind as that of the first one that was measured, and ``on_risk``
+    determines what happens to it. Values are of one kind if the metric is the same and, for ``risk``, the
+    ``risk_source`` of the reports too: the risks of a calibrator and of the source attention have no order. A
+    ``threshold`` that is given applies to the answers of all models; leave it out where ``retry_with`` has models whose
+    risk has another source, and each answer is compared with its own default. The state of the agent records every
+    call; see :class:`RiskState`.
 
     **Streams.** With ``on_risk="keep"`` and no ``retry_with``, the chunks of the model are streamed as usual. Otherwise
     ``stream_mode="messages"`` yields the chosen answer in one piece, and nothing of the rejected ones.
@@ -220,7 +224,7 @@ class _Trial:
     def __init__(self, limit: Limit) -> None:
         self._limit = limit
         self._values: list[float | None] = []
-        self._metric: GateMetric | None = None
+        self._kind: tuple[str, str | None] | None = None  # of the values that are ranked
         self._lowest = math.inf
         self._best: tuple[ModelResponse[Any], dict[str, Any] | None] | None = None
 
@@ -232,14 +236,14 @@ class _Trial:
         value = None if report is None else self._limit.value(report)
         passes = report is None or not self._limit.reached(report)
         self._values.append(value)
-        if self._best is None and report is not None:
-            self._metric = self._limit.metric_for(report)
-        # the risk of an answer and that of a span are different probabilities: neither is below the other
-        comparable = report is not None and value is not None and self._limit.metric_for(report) == self._metric
-        if passes or self._best is None or (comparable and value is not None and value < self._lowest):
+        kind = None if report is None or finite(value) is None else self._limit.kind_for(report)
+        self._kind = self._kind or kind
+        # neither of two values of different kinds is below the other
+        is_lower = kind is not None and kind == self._kind and value is not None and value < self._lowest
+        if passes or self._best is None or is_lower:
             self._best = (response, report)
-        if comparable and value is not None:
-            self._lowest = min(self._lowest, value)
+        if is_lower and value is not None:
+            self._lowest = value
         return passes
 
     def chosen(self) -> Chosen:

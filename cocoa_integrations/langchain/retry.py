@@ -59,11 +59,12 @@ def with_risk_retry(
         message = chain.invoke("Who built the lighthouse?")
         message.response_metadata["cocoa_tries"]  # the attempts, and the risk of each answer
 
-    The first answer whose risk is below ``threshold`` is returned, or else the least risky one. Its
-    ``response_metadata["cocoa_tries"]`` has an entry for each attempt, in order, with ``settings``, ``alpha``,
-    ``top_k`` (``None`` if the retriever has none), ``documents`` (their number), ``answer``, ``cocoa_risk``, ``risk``
-    and ``chosen``, which is true for the returned answer. Where the prompt has the texts of all documents as they are,
-    every span of its report has ``passage_attention``, by document.
+    The first answer whose risk is below ``threshold`` is returned, or else the least risky one of those whose risk has
+    the same ``risk_source`` as the first: others have no order. Its ``response_metadata["cocoa_tries"]`` has an entry
+    for each attempt, in order, with ``settings``, ``alpha``, ``top_k`` (``None`` if the retriever has none),
+    ``documents`` (their number), ``answer``, ``cocoa_risk``, ``risk`` and ``chosen``, which is true for the returned
+    answer. Where the prompt has the texts of all documents as they are, every span of its report has
+    ``passage_attention``, by document.
 
     Retrievers and model are not changed; each attempt works on copies. The input is a question, or a mapping
     with the question and further variables of the prompt. Options of a call, such as ``max_tokens=64``, apply to every

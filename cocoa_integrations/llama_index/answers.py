@@ -106,6 +106,8 @@ class Answers(RiskCollector):
         """
         answers = list(self._answers)
         reports = [answer.report for answer in answers]
+        for answer in answers:
+            _sort_by_source_node(answer, nodes)
         metadata[REPORTS_KEY] = self.reports
         metadata[RISK_KEY] = None
         if not answers:
@@ -125,7 +127,6 @@ class Answers(RiskCollector):
         only = reports[parts[0].answer] if len(parts) == 1 else None
         report = only if only is not None and text_of(only) == text else merged_report(parts, reports)
         metadata[RISK_KEY] = report
-        _sort_by_source_node(report, parts, answers, nodes)
         if (self._lift or self._cite is not None) and any(answers[part.answer].start is None for part in parts):
             _warn(
                 "no context lift and no citations: they are measured on a model in this process, with a CocoaLLM; the "
@@ -199,18 +200,14 @@ class Answers(RiskCollector):
         await asyncio.to_thread(self.write, metadata, text, nodes)
 
 
-def _sort_by_source_node(
-    report: dict[str, Any], parts: Sequence[Part], answers: Sequence[Answered], nodes: Sequence[NodeWithScore]
-) -> None:
-    """Order the attention of the spans by the source nodes of the response, which all its answers have in common."""
-    entries = iter(report["spans"])
-    for part in parts:
-        node_ids = answers[part.answer].node_ids
-        own = [next(entries) for _ in part.spans]
-        for entry in own if node_ids else ():  # without nodes, the caller named the sources
-            measured = entry.pop("passage_attention", None)
-            if measured and (values := by_source_node(measured, node_ids, nodes)) is not None:
-                entry["passage_attention"] = values
+def _sort_by_source_node(answer: Answered, nodes: Sequence[NodeWithScore]) -> None:
+    """Order the attention of the spans of an answer by the source nodes of the response, as in its other answers."""
+    if not answer.node_ids:  # the caller named the sources
+        return
+    for entry in answer.report["spans"]:
+        measured = entry.pop("passage_attention", None)
+        if measured and (values := by_source_node(measured, answer.node_ids, nodes)) is not None:
+            entry["passage_attention"] = values
 
 
 def _by_node(part: Part, answer: Answered, nodes: Sequence[NodeWithScore]) -> list[list[float | None]]:

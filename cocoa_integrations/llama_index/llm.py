@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -426,7 +427,7 @@ class CocoaLLM(ChatTemplateOptions, DecodeSettings, EngineOwner, CallsFunctions)
                     f"left for an answer. Shorten the prompt by at least {1 - remaining} tokens."
                 )
             config = config.replace(max_new_tokens=min(config.max_new_tokens, remaining))
-            source = passages.source(self._engine, prompt)
+            source = passages.source(partial(self._engine.decode, prompt))
         return self._engine.stream(
             prompt,
             config=config,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cocoa_engine.optional import need
@@ -20,12 +21,14 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationError
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.llms.openai_like import OpenAILike
+from openai import BadRequestError
 
 from cocoa_engine import CocoaConfig
 from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import explain
 from cocoa_integrations._shared.at_exit import closed_at_exit
 from cocoa_integrations._shared.chat_template import ChatTemplateOptions
+from cocoa_integrations._shared.citations import MOST_PASSAGES
 from cocoa_integrations._shared.detail import Detail, require_detail
 from cocoa_integrations._shared.remote_settings import (
     DEFAULT_MODEL,
@@ -44,6 +47,7 @@ from cocoa_integrations.llama_index.function_calling import CallsFunctions
 from cocoa_integrations.llama_index.messages import require_text, to_entries
 from cocoa_integrations.llama_index.remote_answers import RemoteAnswer
 from cocoa_integrations.llama_index.responses import Delivery
+from cocoa_integrations.llama_index.retrieved import PassagesOfCall
 from cocoa_integrations.llama_index.tools import TOOL_OPTIONS, split_tools
 
 OF_CALLS = frozenset({"risk_metadata", "logprobs", "candidates", "use_chat_completions"})
@@ -60,8 +64,9 @@ class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILik
     synonym of ``api_base``. ``model`` matters only if the server was given names, and ``api_key`` if it was given keys.
     The key of OpenAI in the environment is never sent.
 
-    ``complete`` sends its prompt as a user's message. ``context_window`` is asked of the server unless it is given. The
-    ``generation`` of a :class:`CocoaRiskEvent` has no tokens.
+    The retrieved nodes of an engine whose text is in the messages are sent as ``source``, as :class:`CocoaLLM` measures
+    them. ``complete`` sends its prompt as a user's message. ``context_window`` is asked of the server unless it is
+    given. The ``generation`` of a :class:`CocoaRiskEvent` has no tokens.
 
     An error of the server is raised as the exception of the package ``openai`` for its status, with the server's
     message. Requests that a busy server refuses are sent again, up to ``max_retries`` times, after the time that it
@@ -208,12 +213,22 @@ class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILik
             logprobs = True
         delivery = Delivery(value("risk_metadata"), logprobs)
         given = dict(self.additional_kwargs)
+        body = {**given.pop("extra_body", {}), **named.pop("extra_body", {})}
+        require_text(messages)
+        opened = list(messages)
+        if opened[0].role not in (MessageRole.SYSTEM, MessageRole.DEVELOPER):
+            opened = self._extend_messages(opened)
+        entries, passages = to_entries(opened), PassagesOfCall()
+        # sources that the caller names take precedence
+        source = (
+            None if "source" in body.get("cocoa", {}) else passages.source(partial(_text_of, entries), MOST_PASSAGES)
+        )
         extra = body_beside_openai(
             {name: one for name, one in settings.items() if name != "max_new_tokens"},
             template,
             candidates=value("candidates"),
-            source=(),
-            given={**given.pop("extra_body", {}), **named.pop("extra_body", {})},
+            source=source or (),
+            given=body,
         )
         tools = {name: options[name] for name in TOOL_OPTIONS - {"strict"} if options.get(name) is not None}
         if (response_format := tools.pop("response_format", None)) is not None:
@@ -227,16 +242,12 @@ class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILik
                 tools["tool_choice"] = {"type": "function", "function": {"name": request.name}}
         else:
             tools = {}
-        require_text(messages)
-        opened = list(messages)
-        if opened[0].role not in (MessageRole.SYSTEM, MessageRole.DEVELOPER):
-            opened = self._extend_messages(opened)
         arguments = {
             "model": self.model,
             **given,
             **{name: one for name, one in named.items() if name in openai_options()},
             **tools,
-            "messages": [wire_message(entry) for entry in to_entries(opened)],
+            "messages": [wire_message(entry) for entry in entries],
             "stream": stream,
             "extra_body": extra,
         }
@@ -246,17 +257,33 @@ class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILik
             arguments["logprobs"] = logprobs
         if stream:
             arguments["stream_options"] = {"include_usage": True}
-        return arguments, RemoteAnswer(delivery, settings, required=request.required)
+        return arguments, RemoteAnswer(delivery, settings, passages, required=request.required)
+
+    def _created(self, arguments: Mapping[str, Any], answer: RemoteAnswer) -> Any:
+        """What OpenAI's client returns: an answer or a stream."""
+        create = self._get_client().chat.completions.create
+        try:
+            return create(**arguments)
+        except BadRequestError as error:
+            return create(**_without_nodes(arguments, answer, error))
+
+    async def _acreated(self, arguments: Mapping[str, Any], answer: RemoteAnswer) -> Any:
+        """Like :meth:`_created`."""
+        create = self._get_aclient().chat.completions.create
+        try:
+            return await create(**arguments)
+        except BadRequestError as error:
+            return await create(**_without_nodes(arguments, answer, error))
 
     def _chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         arguments, answer = self._begin(messages, kwargs, stream=False)
-        return answer.whole(self._get_client().chat.completions.create(**arguments))
+        return answer.whole(self._created(arguments, answer))
 
     def _stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Generator[ChatResponse, None, None]:
         arguments, answer = self._begin(messages, kwargs, stream=True)
 
         def responses() -> Generator[ChatResponse, None, None]:
-            with self._get_client().chat.completions.create(**arguments) as stream:
+            with self._created(arguments, answer) as stream:
                 for chunk in stream:
                     yield from answer.add(chunk)
             yield from answer.finish()
@@ -265,13 +292,13 @@ class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILik
 
     async def _achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         arguments, answer = self._begin(messages, kwargs, stream=False)
-        return answer.whole(await self._get_aclient().chat.completions.create(**arguments))
+        return answer.whole(await self._acreated(arguments, answer))
 
     async def _astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> AsyncGenerator[ChatResponse, None]:
         arguments, answer = self._begin(messages, kwargs, stream=True)
 
         async def responses() -> AsyncGenerator[ChatResponse, None]:
-            async with await self._get_aclient().chat.completions.create(**arguments) as stream:
+            async with await self._acreated(arguments, answer) as stream:
                 async for chunk in stream:
                     for response in answer.add(chunk):
                         yield response
@@ -279,3 +306,24 @@ class CocoaRemote(RemoteSettings, ChatTemplateOptions, CallsFunctions, OpenAILik
                 yield response
 
         return responses()
+
+
+def _text_of(entries: Sequence[Mapping[str, Any]]) -> str:
+    """The text of messages, in which no passage goes from one into the next."""
+    return "\0".join(entry["content"] for entry in entries)
+
+
+def _without_nodes(arguments: Mapping[str, Any], answer: RemoteAnswer, error: BadRequestError) -> dict[str, Any]:
+    """The arguments of a refused call again, without the retrieved nodes, if the server does not find these.
+
+    Its chat template can change or drop the text of a message. The answer then has no attention on the nodes.
+
+    Raises:
+        BadRequestError: the call was refused for another reason.
+    """
+    if error.param != "source" or not answer.passages.node_ids:
+        raise error
+    answer.passages.node_ids = []
+    body = arguments["extra_body"]
+    cocoa = {name: value for name, value in body["cocoa"].items() if name != "source"}
+    return {**arguments, "extra_body": {**body, "cocoa": cocoa}}

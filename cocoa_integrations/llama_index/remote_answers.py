@@ -22,6 +22,7 @@ from cocoa_integrations._shared.metadata import RISK_KEY, SPANS_KEY
 from cocoa_integrations._shared.remote_answers import entries_of, generation_of, report_of, span_of, split_of
 from cocoa_integrations.llama_index.callbacks import Observers
 from cocoa_integrations.llama_index.responses import Delivery, log_probs_of
+from cocoa_integrations.llama_index.retrieved import PassagesOfCall
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +35,17 @@ class RemoteAnswer:
     Args:
         delivery: what the responses carry besides their text.
         settings: the settings that the request gives.
+        passages: the retrieved nodes that the request names.
         required: whether a tool must be called.
+
+    Attributes:
+        passages: the retrieved nodes that the request names.
     """
 
-    def __init__(self, delivery: Delivery, settings: Mapping[str, Any], *, required: bool) -> None:
+    def __init__(
+        self, delivery: Delivery, settings: Mapping[str, Any], passages: PassagesOfCall, *, required: bool
+    ) -> None:
+        self.passages = passages
         self._delivery, self._settings, self._required = delivery, settings, required
         self._observers = Observers()
         self._text = self._reasoning = ""
@@ -129,7 +137,7 @@ class RemoteAnswer:
             invalid = {call["id"]: call["error"] for call in calls if call["error"] is not None}
             generation = generation_of(report, own_reason, self._usage, self._settings)
             split = split_of(generation, report, self._reasoning, "" if self._calls else self._text)
-            self._observers.answer_complete(generation, split, report=report)
+            self._observers.answer_complete(generation, split, report=report, node_ids=self.passages.node_ids)
             content = self._content(invalid, generation.text[split.answer_start :])
             metadata = self._delivery.metadata(dict(report), Stored(content, self._reasoning), streamed=streamed)
             raw |= self._delivery.raw(dict(report))

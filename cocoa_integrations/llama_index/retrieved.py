@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -12,8 +12,7 @@ from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.events.retrieval import RetrievalEndEvent
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
-from cocoa_engine import CocoaEngine
-from cocoa_integrations._shared.citations import find_in, spread
+from cocoa_integrations._shared.citations import find_in
 
 _retrieved: ContextVar[list[NodeWithScore] | None] = ContextVar("cocoa_retrieved_nodes", default=None)
 
@@ -44,7 +43,10 @@ def add_nodes(nodes: Sequence[NodeWithScore]) -> None:
     known = _retrieved.get()
     if known is not None:
         ids = {node.node.node_id for node in known}
-        known += [node for node in nodes if node.node.node_id not in ids]
+        for node in nodes:
+            if node.node.node_id not in ids:
+                ids.add(node.node.node_id)
+                known.append(node)
 
 
 class PassagesOfCall:
@@ -58,10 +60,15 @@ class PassagesOfCall:
         self._nodes = list(_retrieved.get() or ())
         self.node_ids: list[str] = []
 
-    def source(self, engine: CocoaEngine, prompt: Sequence[int]) -> list[str] | None:
-        """The texts of the nodes in a prompt, for the engine; ``None`` if there are none."""
+    def source(self, prompt: Callable[[], str], most: int | None = None) -> list[str] | None:
+        """The texts of the nodes in a prompt; ``None`` if there are none.
+
+        Args:
+            prompt: returns the text of the prompt. It is not called if nothing was retrieved.
+            most: the largest number of texts. Nodes beyond it are left out.
+        """
         texts = [node.node.get_content(MetadataMode.NONE) for node in self._nodes]
-        numbers = find_in(engine.decode(prompt), texts) if texts else []
+        numbers = find_in(prompt(), texts)[:most] if texts else []
         self.node_ids = [self._nodes[number].node.node_id for number in numbers]
         return [texts[number].strip() for number in numbers] or None
 
@@ -82,11 +89,9 @@ def by_source_node(
     """
     if len(measured) != len(node_ids):
         return None
-    places = {node.node.node_id: number for number, node in enumerate(nodes)}
-    known = [(value, places[one]) for value, one in zip(measured, node_ids, strict=True) if one in places]
-    if not known:
-        return None
-    return spread([value for value, _ in known], [number for _, number in known], len(nodes))
+    values = dict(zip(node_ids, measured, strict=True))
+    found = [values.get(node.node.node_id) for node in nodes]  # a response can have a node twice
+    return None if all(value is None for value in found) else found
 
 
 class _NodesRetrieved(BaseEventHandler):

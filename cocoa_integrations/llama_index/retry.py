@@ -31,8 +31,9 @@ class RiskRetryQueryEngine(BaseQueryEngine):
         response = engine.query("Who built the lighthouse?")
         response.metadata["cocoa_tries"]  # the attempts, and the risk of each answer
 
-    The first answer whose risk is below ``threshold`` is returned, or else the least risky one. The response is that of
-    a :class:`RiskQueryEngine`. ``metadata["cocoa_tries"]`` has an entry for each attempt, in order, with ``alpha``,
+    The first answer whose risk is below ``threshold`` is returned, or else the least risky one of those whose risk has
+    the same ``risk_source`` as the first: others have no order. The response is that of a :class:`RiskQueryEngine`.
+    ``metadata["cocoa_tries"]`` has an entry for each attempt, in order, with ``alpha``,
     ``top_k`` (``None`` if the retriever has none), ``source_nodes`` (their number), ``answer``, ``cocoa_risk``,
     ``risk`` (``None`` if nothing was retrieved) and ``chosen``, which is true for the returned answer.
 

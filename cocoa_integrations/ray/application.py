@@ -23,6 +23,7 @@ from cocoa_integrations.ray.gateway import Board, Replicas, gateway
 from cocoa_integrations.ray.relay import Ask, Forwarded, ReplicaLostError
 from cocoa_integrations.ray.replica import Replica
 from cocoa_integrations.ray.settings import RaySettings
+from cocoa_integrations.server.allocator import one_arena
 from cocoa_integrations.server.command import given_keys
 from cocoa_integrations.server.settings import ServerSettings
 
@@ -58,6 +59,8 @@ def engine_options(settings: RaySettings) -> dict[str, Any]:
     actor: dict[str, Any] = {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus}
     if settings.resources:
         actor["resources"] = dict(settings.resources)
+    if variables := one_arena():  # a worker has arenas of many threads before a replica is made in it
+        actor["runtime_env"] = {"env_vars": variables}
     if settings.accelerator_type is not None:
         actor["accelerator_type"] = settings.accelerator_type
     options: dict[str, Any] = {

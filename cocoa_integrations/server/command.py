@@ -17,6 +17,7 @@ from cocoa_engine.config import CocoaConfig
 from cocoa_engine.errors import CocoaError, ConfigError
 from cocoa_engine.model.embedded import MODEL_NAME
 from cocoa_engine.optional import need
+from cocoa_integrations.server.allocator import keep_one_arena
 
 if TYPE_CHECKING:
     from cocoa_engine import CocoaEngine
@@ -151,6 +152,7 @@ def serve(
     The decoding settings are the defaults of requests, which can change them.
     """
     need("uvicorn", extra="serve", what="cocoa serve")
+    keep_one_arena()  # before there are threads
     of_ray = {
         "replicas": replicas,
         "min_replicas": min_replicas,

@@ -13,6 +13,8 @@ from typing import Literal, cast
 from fastapi import FastAPI, Request
 
 from cocoa_engine import CocoaEngine
+from cocoa_engine.errors import MESSAGE_LIMIT
+from cocoa_engine.safe_text import bounded
 from cocoa_integrations.server.errors import SERVER, ApiError, shutting_down
 from cocoa_integrations.server.metrics import Metrics
 from cocoa_integrations.server.settings import ServerSettings
@@ -135,7 +137,7 @@ class ServerState:
         self._engine, self.error = engine, error
         self._name_metrics()
         if error is not None:
-            logger.error("the model could not be loaded: %s", error)
+            logger.error("the model could not be loaded: %s", bounded(str(error), MESSAGE_LIMIT))
             self.phase = "failed"
         elif self.phase == "loading":
             self.phase = "ready"

@@ -254,19 +254,27 @@ def serving(machine: Any) -> dict[str, Any]:
         "refusals": 3,
         "other_texts": 1,
         "tokens_per_second": 123.4,
-        "memory_mib": {"first_fifth": 900.0, "last_fifth": 905.0, "highest": 910.0},
         "server_cores": 1.8,
         "client_cores": 0.05,
         "to_first": times,
         "between": times,
     }
-    sizes = {"streams": 64, "places": 8, "threads": 2}
+    sizes = {"streams": 64, "max_batch_size": 8, "threads": 2}
+    sampled = {"fifths": [880.0, 900.0, 901.0, 902.0, 1905.0], "highest": 1910.0}
     one = {"to_first": 1.0, "tokens": 64, "failures": 0}
     speeds = {OURS: 25.0, OURS_SIG: 20.0, RIVAL: 10.0, RIVAL_BATCHES: 12.0}
     servers = {name: {**one, "tokens_per_second": speed} for name, speed in speeds.items()}
     at_once = dict.fromkeys(["1", "8", "32"], servers)
     return {
         "load": {**common, **sizes, "long": long, "overhead": overhead, "processor_overhead": overhead},
+        "load_memory": {
+            **common,
+            **sizes,
+            "max_tokens": 16,
+            "allocators": {"one arena": {"answers": 200, "seconds": 300.4, "memory_mib": sampled}},
+            "speed": overhead,
+            "processor_time": overhead,
+        },
         "rival": {
             **common,
             "not_run": {"other serve": "no memory"},
@@ -377,6 +385,10 @@ def test_tables_show_the_values(records: dict[str, Any]) -> None:
     assert "| time to the first span: median, 99th percentile | 0.50 s, 1.25 s |" in load
     assert "| +4% (-1% – +6%) |" in load
     assert "Load average before and after: 0.5, 2.0." in load
+    memory = written("serving_load_memory", records)
+    assert "| one arena | 880 | 900 | 901 | 902 | 1,905 | 1,910 | 200 in 300 s |" in memory
+    assert "tokens per second 0.04 (-0.01 – 0.06) times" in memory
+    assert "Load average before and after: 0.5, 2.0." in memory
     rival = written("serving_rival", records)
     assert "| 1 | cocoa serve, greedy | 25.0 | 2.5 | 1.00 | 64 | 0 |" in rival
     assert "other serve did not run." in rival
@@ -414,7 +426,13 @@ def test_every_table_of_times_shows_the_state_of_the_machine(records: dict[str, 
             "\n\nState of the machine before and after: a copy at 10 GB/s, a matrix product at 70 GFLOP/s."
         )
     assert STATE_OF.keys() <= TABLES.keys()
-    parts = {"serving_load": "load", "serving_rival": "rival", "serving_faults": "readers", "gguf_process": "process"}
+    parts = {
+        "serving_load": "load",
+        "serving_load_memory": "load_memory",
+        "serving_rival": "rival",
+        "serving_faults": "readers",
+        "gguf_process": "process",
+    }
     for name, part in parts.items():
         source = "gguf" if name == "gguf_process" else "serving"
         assert written(name, records).endswith("\n\nState of the machine: not recorded.")

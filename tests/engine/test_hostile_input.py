@@ -278,6 +278,23 @@ def test_stop_texts_are_limited() -> None:
     assert "may have 10000 characters" in message_of(ConfigError, lambda: CocoaConfig(stop="a" * 10_001))
 
 
+@pytest.mark.parametrize(
+    ("stops", "message"),
+    [
+        ([str(n) for n in range(257)], "at most 256 stop texts"),
+        ("a" * 10_001, "a stop text may have 10000 characters"),
+        (["a", ""], "an empty stop text"),
+    ],
+)
+def test_stop_strings_of_a_generation_config_have_the_same_limits(stops: Any, message: str, tiny: CocoaEngine) -> None:
+    config = GenerationConfig(stop_strings=stops)
+    for call in (tiny.generate, tiny.stream):
+        told = message_of(ConfigError, lambda call=call: call("a", generation_config=config))
+        assert told.startswith(f"the generation config cannot be used: {message}")
+    config.stop_strings = [f"{n:010000}" for n in range(256)]
+    assert tiny.generate("a", generation_config=config, max_new_tokens=1).token_ids
+
+
 def with_parts(count: int) -> LabelledText:
     parts = tuple(LabelledSpan(2 * n, 2 * n + 1) for n in range(count))
     return LabelledText("1", "p", "ab" * count, "p", True, parts, "p")

@@ -14,6 +14,7 @@ from cocoa_engine.errors import ConfigError
 from cocoa_engine.messages import unknown
 from cocoa_engine.model.callables import Processor
 from cocoa_engine.safe_text import short_repr
+from cocoa_integrations._shared.citations import MOST_PASSAGES
 from cocoa_integrations._shared.settings import OF_SAMPLING, DecodeSettings
 from cocoa_integrations._shared.unsupported import INSTEAD, is_without_effect
 from cocoa_integrations.server.errors import at_most, bad_request
@@ -23,9 +24,6 @@ Report = Literal["both", "message", "logprobs", "none"]
 
 OPERATORS = ("decore_heads",)
 """Settings that name a file of the server's machine. Requests cannot give them."""
-
-MOST_PASSAGES = 256
-"""The largest number of passages in `source`: every span has a value for each."""
 
 SAME_SETTING = {
     "max_tokens": "max_new_tokens",

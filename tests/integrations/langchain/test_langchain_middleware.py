@@ -97,7 +97,7 @@ class Reported(FakeListChatModel):
 def reported(text: str, span_risk: float, **more: Any) -> dict[str, Any]:
     answer = generation((text, span_risk))
     report = risk_report(answer)
-    flagged = span_risk >= 0.6
+    flagged = not span_risk < 0.6  # also if it is not a number
     return {**report, "spans": [{**one, "flagged": flagged} for one in report["spans"]], "threshold": 0.6, **more}
 
 
@@ -126,6 +126,23 @@ def test_the_risks_of_answers_and_of_spans_are_not_compared_with_each_other() ->
     passes = Reported(responses=["passes"], reports=[reported("passes", 0.55)])
     state = agent_of(first, RiskMiddleware(retry_with=passes)).invoke(asked("?"))
     assert (state["messages"][-1].text, state["cocoa_risks"][-1]["action"]) == ("passes", "none")
+
+
+def test_risks_of_different_sources_are_not_compared_with_each_other_under_a_number() -> None:
+    def model(text: str, risk: float, source: str) -> Reported:
+        return Reported(responses=[text], reports=[reported(text, risk, risk_source=source)])
+
+    first = model("first", 0.8, "calibrator")
+    other, lower = model("other", 0.4, "source_attention"), model("lower", 0.7, "calibrator")
+    for retries, expected in (([other], "first"), ([other, lower], "lower"), ([lower, other], "lower")):
+        state = agent_of(first, RiskMiddleware(0.3, retry_with=retries)).invoke(asked("?"))
+        assert state["messages"][-1].text == expected
+    unmeasured = model("unmeasured", float("nan"), "token_probability")
+    state = agent_of(unmeasured, RiskMiddleware(0.3, retry_with=[other])).invoke(asked("?"))
+    assert state["messages"][-1].text == "other"
+    passes = model("passes", 0.2, "source_attention")  # the number is for the answers of all models
+    state = agent_of(first, RiskMiddleware(0.3, retry_with=[passes])).invoke(asked("?"))
+    assert state["messages"][-1].text == "passes"
 
 
 def test_a_safe_answer_is_not_tried_again(quick_chat: ChatCocoa, question: str, spy: Any) -> None:

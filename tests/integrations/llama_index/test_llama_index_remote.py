@@ -11,6 +11,7 @@ import pytest
 from llama_index.core.base.llms.types import ThinkingBlock, ToolCallBlock
 from llama_index.core.llms import ChatMessage, MessageRole
 from llama_index.core.query_engine import CustomQueryEngine
+from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.tools import FunctionTool
 
 from cocoa_engine import CocoaEngine, ConfigError, PromptError
@@ -27,12 +28,13 @@ from cocoa_integrations.llama_index import (
     field_risks,
     get_risk,
 )
+from cocoa_integrations.llama_index.retrieved import Retrieval, add_nodes
 from cocoa_integrations.server import create_app
 from tests.helpers.alike import close
 from tests.helpers.in_threads import wait_until
 from tests.helpers.inside import sequences_running
 from tests.helpers.llama_index_helpers import Listener
-from tests.helpers.reasoning_models import OPENS, READS_REASONING
+from tests.helpers.reasoning_models import OPENS, PLAIN, READS_REASONING
 from tests.helpers.remote import Recording, listening, same_ids, serving
 from tests.helpers.reports import without_run
 from tests.helpers.served import speaker
@@ -286,6 +288,57 @@ def test_settings_are_sent_by_name_and_those_of_a_call_take_precedence(url: str,
     logged = llm.chat(HELLO, top_logprobs=2).logprobs
     assert logged is not None
     assert all(len(one) >= 2 for one in logged)
+
+
+def nodes_of(*texts: str) -> list[NodeWithScore]:
+    return [NodeWithScore(node=TextNode(id_=text, text=f" {text}\n")) for text in texts]
+
+
+async def test_retrieved_nodes_in_the_messages_are_sent_as_sources(url: str, sent: list[Any], heard: Listener) -> None:
+    llm = CocoaRemote(base_url=url, timeout=60, max_tokens=3)
+    question = [ChatMessage("the red loaf", role=MessageRole.SYSTEM), ChatMessage("yes and no")]
+    with Retrieval():
+        llm.chat(question)
+        add_nodes(nodes_of("yes", "loaf yes", "it", "red loaf"))
+        llm.chat(question)
+        _ = [*llm.stream_chat(question)]
+        await llm.achat(question)
+        _ = [one async for one in await llm.astream_chat(question)]
+        llm.complete("yes")
+        by_hand = {"extra_body": {"cocoa": {"source": ["the", "and", "no"]}}}
+        llm.chat(question, **by_hand)
+        add_nodes(nodes_of(*(f"{number:03}" for number in range(300))))
+        llm.chat([ChatMessage("yes " + " ".join(f"{number:03}" for number in range(300)))])
+    named = ["yes", "red loaf"]  # not one that begins in a message and ends in the next
+    assert [body["cocoa"].get("source") for body in sent[:-1]] == [None, *[named] * 4, ["yes"], ["the", "and", "no"]]
+    assert sent[-1]["cocoa"]["source"] == ["yes", *(f"{number:03}" for number in range(255))]  # what a server takes
+    counts = [
+        {len(one.get("passage_attention", ())) for one in event.report["spans"]} for event in heard.of(CocoaRiskEvent)
+    ]
+    assert counts == [{0}, *[{2}] * 4, {1}, {3}, {256}]
+
+
+async def test_nodes_that_the_template_of_the_server_changes_are_left_out(heard: Listener) -> None:
+    engine = speaker("yes and no", template=PLAIN.replace("message.content", "message.content | upper"))
+    app = Recording(create_app(engine))
+    with listening(app) as url, Retrieval():
+        add_nodes(nodes_of("red loaf"))
+        llm = CocoaRemote(base_url=url, timeout=60, max_tokens=6, max_retries=0)
+        question = [ChatMessage("the red loaf")]
+        assert llm.chat(question).message.content
+        assert [*llm.stream_chat(question)]
+        assert (await llm.achat(question)).message.content
+        assert [one async for one in await llm.astream_chat(question)]
+        assert [body["cocoa"].get("source") for body in app.bodies] == [["red loaf"], None] * 4
+        assert not any(
+            "passage_attention" in one for event in heard.of(CocoaRiskEvent) for one in event.report["spans"]
+        )
+        app.bodies.clear()
+        with pytest.raises(openai.BadRequestError, match="passage 0 of source"):
+            llm.chat(question, extra_body={"cocoa": {"source": ["red loaf"]}})  # the caller's own
+        with pytest.raises(openai.BadRequestError, match="frequency_penalty"):
+            llm.chat(question, frequency_penalty=1.0)
+        assert len(app.bodies) == 2  # neither of them again
 
 
 def test_the_context_window_is_that_of_the_server(quick: CocoaEngine, url: str, sent: list[Any]) -> None:

@@ -14,6 +14,7 @@ from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextC
 from llama_index.core.llms import MockLLM
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.node_parser import SentenceSplitter
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
@@ -24,6 +25,7 @@ from llama_index.retrievers.bm25 import BM25Retriever
 from cocoa_engine import ConfigError
 from cocoa_integrations.llama_index import (
     CocoaLLM,
+    CocoaRiskEvent,
     MissingRiskWarning,
     RiskChatEngine,
     RiskQueryEngine,
@@ -34,7 +36,7 @@ from cocoa_integrations.llama_index import (
 from cocoa_integrations.llama_index.context_lift import WithoutNodes
 from cocoa_integrations.llama_index.retry import with_top_k
 from tests.helpers.alike import close
-from tests.helpers.llama_index_helpers import Script
+from tests.helpers.llama_index_helpers import Listener, Script
 from tests.helpers.paths import CORPUS
 from tests.helpers.reports import without_run
 
@@ -93,6 +95,7 @@ async def test_query_engine(how: str, streaming: bool, llm: CocoaLLM, retriever:
     assert "context_lift" not in response.metadata["cocoa_risk"]["spans"][0]
 
 
+@pytest.mark.also_remote
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("mode", [ResponseMode.COMPACT, ResponseMode.REFINE, ResponseMode.ACCUMULATE])
 async def test_the_retrieved_nodes_are_the_passages(
@@ -116,6 +119,39 @@ async def test_the_retrieved_nodes_are_the_passages(
     assert seen == expected[mode]
 
 
+class LastAndFirst(BaseNodePostprocessor):
+    """Ranks the last node first, and drops those between it and the first."""
+
+    def _postprocess_nodes(self, nodes: list[NodeWithScore], query_bundle: Any = None) -> list[NodeWithScore]:
+        return [nodes[-1], nodes[0]]
+
+
+@pytest.mark.also_remote
+@pytest.mark.parametrize("mode", [ResponseMode.COMPACT, ResponseMode.ACCUMULATE])
+def test_passages_have_the_order_of_reranked_source_nodes(
+    mode: ResponseMode, llm: CocoaLLM, nodes: list[Any], heard: Listener
+) -> None:
+    retriever = BM25Retriever.from_defaults(nodes=nodes, similarity_top_k=3)
+    inner = RetrieverQueryEngine.from_args(retriever, llm=llm, response_mode=mode, node_postprocessors=[LastAndFirst()])
+    response = RiskQueryEngine(inner).query(QUESTION)
+    first, _, last = (node.node_id for node in retriever.retrieve(QUESTION))
+    assert [node.node_id for node in response.source_nodes] == [last, first]
+    measured = [  # of each call, by the nodes in its prompt in the order in which they were retrieved
+        [one["passage_attention"] for one in event.report["spans"]] for event in heard.of(CocoaRiskEvent)
+    ]
+    if mode is ResponseMode.COMPACT:
+        [whole] = measured
+        expected = [[[of_last, of_first] for of_first, of_last in whole]]
+        assert all(of_first != of_last for of_first, of_last in whole)
+    else:
+        expected = [[[value, None] for [value] in measured[0]], [[None, value] for [value] in measured[1]]]
+    found = [[one["passage_attention"] for one in each["spans"]] for each in response.metadata["cocoa_reports"]]
+    assert found == expected
+    shown = [one["passage_attention"] for one in response.metadata["cocoa_risk"]["spans"]]
+    assert shown == [one for of_answer in expected for one in of_answer]
+
+
+@pytest.mark.also_remote
 def test_passages_of_given_nodes_and_of_none(llm: CocoaLLM, retriever: BM25Retriever) -> None:
     engine = RiskQueryEngine(RetrieverQueryEngine.from_args(retriever, llm=llm))
     found = list(reversed(retriever.retrieve(QUESTION)))
@@ -128,6 +164,7 @@ def test_passages_of_given_nodes_and_of_none(llm: CocoaLLM, retriever: BM25Retri
     assert not any("passage_attention" in span for report in reports for span in report["spans"])
 
 
+@pytest.mark.also_remote
 def test_a_chat_engine_has_the_passages_too(llm: CocoaLLM, retriever: BM25Retriever) -> None:
     engine = RiskChatEngine(ContextChatEngine.from_defaults(retriever=retriever, llm=llm))
     response = engine.chat(QUESTION)

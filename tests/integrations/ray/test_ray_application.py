@@ -15,6 +15,8 @@ from cocoa_integrations.ray.application import ROUTER, engine_options, gateway_o
 
 pytestmark = pytest.mark.slow
 
+ONE_ARENA = {"env_vars": {"MALLOC_ARENA_MAX": "1"}}
+
 
 def test_ray_reads_the_settings_from_the_annotation() -> None:
     (parameter,) = inspect.signature(app).parameters.values()
@@ -25,8 +27,14 @@ def test_a_replica_takes_what_its_engine_decodes_and_queues() -> None:
     options = engine_options(RaySettings(replicas=3, max_batch_size=4, max_queue=2))
     assert (options["num_replicas"], options["max_ongoing_requests"], options["max_queued_requests"]) == (3, 6, 18)
     assert options["request_router_config"].request_router_class == ROUTER
-    assert options["ray_actor_options"] == {"num_cpus": 1.0, "num_gpus": 0.0}
+    assert options["ray_actor_options"] == {"num_cpus": 1.0, "num_gpus": 0.0, "runtime_env": ONE_ARENA}
     assert "autoscaling_config" not in options
+
+
+def test_an_allocator_that_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
+    assert "runtime_env" not in engine_options(RaySettings())["ray_actor_options"]
+    assert "runtime_env" not in gateway_options(RaySettings())["ray_actor_options"]
 
 
 def test_the_load_decides_between_two_numbers_of_replicas() -> None:
@@ -50,6 +58,7 @@ def test_gpus_and_bundles_are_handed_on() -> None:
         "num_gpus": 4,
         "accelerator_type": "H100",
         "resources": {"large": 1},
+        "runtime_env": ONE_ARENA,
     }
     assert options["placement_group_bundles"] == [{"CPU": 2, "GPU": 4}]
     assert options["placement_group_strategy"] == "STRICT_PACK"

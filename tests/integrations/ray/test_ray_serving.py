@@ -78,6 +78,10 @@ def _choices(text: str) -> list[Any]:
     return [(event["choices"], event["usage"]) for event in map(json.loads, events)]
 
 
+def test_replicas_have_one_arena_of_the_allocator(deployed: Deployed) -> None:
+    assert [process.environ()["MALLOC_ARENA_MAX"] for process in replicas()] == ["1", "1"]
+
+
 def test_a_session_stays_at_one_replica(deployed: Deployed) -> None:
     several = [{"messages": conversation(word)} for word in ("one", "two", "three", "four", "five", "six")]
     assert len(served_by(deployed, *several)) == 2  # without a session, conversations are spread

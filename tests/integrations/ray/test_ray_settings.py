@@ -21,6 +21,7 @@ from cocoa_engine.errors import ConfigError, MissingExtraError
 from cocoa_engine.model.load_options import LoadOptions
 from cocoa_integrations.evaluation.command import evaluate
 from cocoa_integrations.ray.cluster import connected, everywhere
+from cocoa_integrations.ray.serve_runner import drain
 from cocoa_integrations.ray.settings import RaySettings
 from cocoa_integrations.server.command import serve
 from tests.helpers.pages import ROOT
@@ -118,6 +119,20 @@ def test_the_runners_ask_for_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
             connected(f"cocoa {command} --ray"),
         ):
             pass
+
+
+def test_the_log_of_gateways_that_do_not_answer_is_short(caplog: pytest.LogCaptureFixture) -> None:
+    class Gateways:
+        def broadcast(self, method: str) -> Any:
+            raise RuntimeError("\x1b[31m" + f"{method} failed " * 10_000)
+
+    drain(Gateways(), timeout=0)  # type: ignore[arg-type]
+    messages = [record.message for record in caplog.records]
+    assert len(messages) == 2
+    for message, method in zip(messages, ("drain", "end"), strict=True):
+        assert f"{method} failed" in message
+        assert "\x1b" not in message
+        assert len(message) < 1000
 
 
 def test_rows_need_a_file_to_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from cocoa_engine import CocoaEngine, ConfigError
 from cocoa_engine.cli.app import OneLineErrors
-from cocoa_integrations.server import create_app, draining
+from cocoa_integrations.server import command, create_app, draining
 from cocoa_integrations.server.command import given_keys, serve
 from tests.helpers.in_threads import start, wait_until
 from tests.helpers.served import CHAT, HELLO, PATIENCE, speaker
@@ -110,6 +110,20 @@ def test_a_server_from_its_start_to_sigterm(cocoa: Run, loaded: dict[str, Any], 
     assert seen["answer"]["model"] == "small"
     assert seen["answer"]["usage"]["completion_tokens"] == 3
     assert seen["answer"]["choices"][0]["message"]["cocoa_risk"]["method"] == "greedy"
+
+
+def test_one_arena_is_kept_before_the_model_is_loaded(
+    cocoa: Run, loaded: dict[str, Any], meanwhile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    load = CocoaEngine.from_pretrained
+    monkeypatch.setattr(command, "keep_one_arena", lambda: order.append("arena"))
+    monkeypatch.setattr(
+        CocoaEngine, "from_pretrained", lambda *args, **options: order.append("load") or load(*args, **options)
+    )
+    meanwhile(until_ready)
+    assert cocoa("--port", 0).exit_code == 0
+    assert order == ["arena", "load"]
 
 
 def test_a_model_that_cannot_be_found_ends_the_command(cocoa: Run, tmp_path: Path) -> None:

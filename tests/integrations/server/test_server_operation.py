@@ -228,6 +228,19 @@ async def test_a_model_that_cannot_be_loaded() -> None:
         assert isinstance(app.state.cocoa.error, ModelLoadError)
 
 
+async def test_the_log_of_a_model_that_cannot_be_loaded_is_short(caplog: pytest.LogCaptureFixture) -> None:
+    def load() -> Speaker:
+        raise RuntimeError("\x1b[31m" + "shape " * 10_000)
+
+    app = create_app(load)
+    async with running(app):
+        await happens(lambda: app.state.cocoa.phase == "failed")
+    [record] = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert "shape" in record.message
+    assert "\x1b" not in record.message
+    assert len(record.message) < 1000
+
+
 async def test_the_end_of_the_lifespan_ends_streams_with_an_error(endless: Speaker, gate: Gate) -> None:
     app = create_app(endless)
     gate.allow(20)

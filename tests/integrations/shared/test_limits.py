@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cocoa_engine.errors import ConfigError
-from cocoa_integrations._shared.limits import Limit, covering
+from cocoa_integrations._shared.limits import Limit, covering, kind_of
 from cocoa_integrations._shared.metadata import report_of
 from cocoa_integrations._shared.tries import Tries, limit_of_tries
 
@@ -114,6 +114,26 @@ def test_a_retry_is_compared_with_its_like_and_one_that_passes_is_chosen() -> No
     assert tries.best()[0] == "lower"
     assert tries.add("passes", report([0.5], threshold=0.6))
     assert tries.best()[0] == "passes"
+
+
+@pytest.mark.parametrize("measure", [None, "max_risk", "mean_risk"])
+def test_risks_of_different_sources_are_not_ranked_under_a_number(measure: Any) -> None:
+    tries = Tries[str](limit_of_tries(0.3, 4, measure), measure)
+    tries.add("not measured", report([float("nan")], risk_source="token_probability"))
+    tries.add("first", report([0.8]))
+    assert not tries.add("other source", report([0.4], risk_source="source_attention"))
+    assert tries.best()[0] == "first"
+    tries.add("lower", report([0.7]))
+    assert tries.best()[0] == "lower"
+    assert tries.add("passes", report([0.1], risk_source="source_attention"))  # the number is for every answer
+    assert tries.best()[0] == "passes"
+
+
+def test_other_values_than_a_risk_mean_the_same_whatever_its_source_is() -> None:
+    reports = [report([0.5], risk_source=source) for source in ("calibrator", "source_attention")]
+    for metric in ("f_mlds", "self_information", "answer_risk"):
+        assert len({kind_of(metric, one) for one in reports}) == 1
+    assert len({kind_of("risk", one) for one in reports}) == 2
 
 
 @pytest.mark.parametrize("metric", ["risk", "answer_risk"])

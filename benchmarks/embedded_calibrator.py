@@ -69,6 +69,9 @@ LONGEST_PROMPT, LONGEST_ANSWER = 1500, 200
 """Longer prompts and answers are left out, in tokens."""
 
 EMBEDDED_SPANS = ("xsum", "diasumfact")
+RISKS = ("span", "answer", "closed_book")
+"""The risks of the embedded calibrator."""
+
 PASSED = 0.8
 """The share of right answers that the embedded thresholds let pass, on the data that they are chosen on."""
 
@@ -169,28 +172,32 @@ def load(cache: Path, name: str, level: str, *, states: bool = False) -> Labelle
     )
 
 
-def fit_embedded(engine: CocoaEngine, cache: Path, out: Path, draws: int, *, keep_answers: bool) -> None:
+def fit_embedded(engine: CocoaEngine, cache: Path, out: Path, draws: int, *, keep: Sequence[str] = ()) -> None:
     """Fit and save the embedded calibrator.
 
-    Its risk of answers about a passage can be kept from the file that is replaced.
+    Args:
+        engine: an engine with the embedded model and the default settings.
+        cache: the folder of the measured features.
+        out: the file to write.
+        draws: bootstrap draws over prompts.
+        keep: the risks (:data:`RISKS`) that are kept as they are in the file that is replaced.
     """
-    spans = {GIVEN[name]: load(cache, name, "span") for name in EMBEDDED_SPANS}
-    span, _ = fit(LabelledFeatures.pooled(list(spans.values())), data=f"given answers: {_about(spans)}", draws=draws)
-    highest = zip(*(highest_risks(cache, name, span) for name in ("nq_swap", *STYLES)), strict=True)
-    risks, labels, groups = (list(chain.from_iterable(of_sets)) for of_sets in highest)
-    span = span.model_copy(update={"threshold": choose("specificity", PASSED, risks, labels, groups)})
-    own = load(cache, "nq_swap", "answer")
-    if keep_answers:
-        kept = RiskCalibrator.load(out).answer
-        assert kept is not None
-        seen = [kept(features) for features in own.of(kept.features).tolist()]
-        answer = kept.model_copy(update={"threshold": choose("specificity", PASSED, seen, own.labels, own.groups)})
-    else:
+    kept = RiskCalibrator.load(out) if keep else None
+    span, answer, closed_book = (getattr(kept, name) if name in keep else None for name in RISKS)
+    if span is None:
+        spans = {GIVEN[name]: load(cache, name, "span") for name in EMBEDDED_SPANS}
+        span, _ = fit(LabelledFeatures.pooled(list(spans.values())), data=f"given answers: {_about(spans)}", draws=draws)
+        highest = zip(*(highest_risks(cache, name, span) for name in ("nq_swap", *STYLES)), strict=True)
+        risks, labels, groups = (list(chain.from_iterable(of_sets)) for of_sets in highest)
+        span = span.model_copy(update={"threshold": choose("specificity", PASSED, risks, labels, groups)})
+    if answer is None:
+        own = load(cache, "nq_swap", "answer")
         about = f"the model's own answers to questions about a passage ({_about({OWN['nq_swap']: own})})"
         answer, _ = fit(own, data=about, draws=draws, threshold=("specificity", PASSED))
-    short = _joined([load(cache, name, "answer") for name in STYLES])
-    about = f"the model's own answers to short questions ({len(set(short.groups))} questions, asked in three ways)"
-    closed_book, _ = fit(short, data=about, draws=draws, threshold=("specificity", PASSED))
+    if closed_book is None:
+        short = _joined([load(cache, name, "answer") for name in STYLES])
+        about = f"the model's own answers to short questions ({len(set(short.groups))} questions, asked in three ways)"
+        closed_book, _ = fit(short, data=about, draws=draws, threshold=("specificity", PASSED))
     RiskCalibrator(
         model_name=engine.model_name,
         settings=Settings.of(engine.config, engine.num_layers),
@@ -339,12 +346,16 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True, help="folder of the measured features")
     parser.add_argument("--out", type=Path, help="fit: the calibrator's file; compare: the folder of the table")
     parser.add_argument(
-        "--keep-answers", action="store_true", help="fit: keep the risk of answers about a passage of the file at --out"
+        "--keep", choices=RISKS, nargs="+", default=(), help="fit: keep these risks of the file at --out as they are"
     )
     parser.add_argument("--draws", type=int, default=1000, help="bootstrap draws over prompts")
     for name in (*GIVEN, *OWN):
         parser.add_argument(f"--{name.replace('_', '-')}", type=Path, help=f"{(GIVEN | OWN)[name]}: its file or folder")
     given = parser.parse_args()
+    if given.command == "parts" and given.xsum is None:
+        parser.error("parts reads the articles and systems of XSum: give the folder of its labels with --xsum.")
+    if given.command in ("fit", "compare") and given.out is None:
+        parser.error(f"{given.command} needs --out.")
     given.cache.mkdir(parents=True, exist_ok=True)
     if given.command == "compare":
         compare(given.cache, given.out, given.draws)
@@ -354,7 +365,7 @@ def main() -> None:
         return
     engine = CocoaEngine.from_pretrained(dtype="float32", config=CocoaConfig())
     if given.command == "fit":
-        fit_embedded(engine, given.cache, given.out, given.draws, keep_answers=given.keep_answers)
+        fit_embedded(engine, given.cache, given.out, given.draws, keep=given.keep)
     else:
         paths = {name: getattr(given, name) for name in (*GIVEN, *OWN)} | dict.fromkeys(STYLES, SHORT_QUESTIONS)
         measure(engine, {name: path for name, path in paths.items() if path is not None}, given.cache)

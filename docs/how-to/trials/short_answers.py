@@ -78,8 +78,8 @@ def main(path: Path, ask: str, limit: int, method: MethodName, max_new_tokens: i
         print(f"{name:17} AUROC {roc_auc_score(wrong, values):.3f}")
         if name in ("answer_risk", "short fit", "passage fit"):
             found, exact = expected_calibration_error(reliability(values, wrong)), ece_if_exact(values)
-            share = sum(wrong) / len(wrong)
-            print(f"{name:17} ECE {found:.3f} ({exact:.3f} if exact), mean {sum(values) / len(values):.3f} for {share:.3f}")
+            mean, share = sum(values) / len(values), sum(wrong) / len(wrong)
+            print(f"{name:17} ECE {found:.3f} ({exact:.3f} if exact), mean risk {mean:.3f}, {share:.3f} are wrong")
         defaults = {} if not calibrated else default_thresholds(answers[0], engine.calibrator)
         for threshold in sorted({*thresholds, *defaults.get(name, ())}):
             show(name, values, right, threshold)

@@ -685,8 +685,8 @@ def test_the_steps_of_an_answer_follow_from_its_spans(engine: CocoaEngine) -> No
 def test_commands_of_the_embedded_calibrator_say_which_option_they_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for command, needed in (("parts", "--xsum"), ("fit", "--out"), ("compare", "--out")):
+    for command, option in (("parts", "--xsum"), ("fit", "--out"), ("compare", "--out")):
         monkeypatch.setattr("sys.argv", ["embedded_calibrator", command, "--cache", str(tmp_path)])
         with pytest.raises(SystemExit):
             embedded_calibrator.main()
-        assert needed in capsys.readouterr().err.splitlines()[-1]
+        assert option in capsys.readouterr().err.splitlines()[-1]

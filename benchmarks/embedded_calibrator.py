@@ -4,10 +4,12 @@
     python -m benchmarks.embedded_calibrator fit --cache CACHE --out cocoa_engine/calibration/embedded.json
     python -m benchmarks.embedded_calibrator compare --cache CACHE --out docs/explanation/signal/data
     python -m benchmarks.embedded_calibrator parts --cache CACHE --xsum xsum_token
+    python -m benchmarks.embedded_calibrator answers --cache CACHE
 
 ``measure`` writes the features of a few prompts at a time to the cache, and continues where it was stopped. ``fit``
 uses the data sets whose licence (MIT) allows it, and short_questions.jsonl, which was written for it. ``compare`` fits
-on each set, and tests on the others. ``parts`` prints how well source attention ranks the spans of parts of XSum.
+on each set, and tests on the others. ``parts`` prints how well source attention ranks the spans of parts of XSum, and
+``answers`` what the length of the prompt is worth for own answers.
 """
 
 from __future__ import annotations
@@ -69,6 +71,12 @@ LONGEST_PROMPT, LONGEST_ANSWER = 1500, 200
 """Longer prompts and answers are left out, in tokens."""
 
 EMBEDDED_SPANS = ("xsum", "diasumfact")
+REPEATS = 5
+"""How often own answers are divided into folds."""
+
+RISKS = ("span", "answer", "closed_book")
+"""The risks of the embedded calibrator."""
+
 PASSED = 0.8
 """The share of right answers that the embedded thresholds let pass, on the data that they are chosen on."""
 
@@ -169,28 +177,34 @@ def load(cache: Path, name: str, level: str, *, states: bool = False) -> Labelle
     )
 
 
-def fit_embedded(engine: CocoaEngine, cache: Path, out: Path, draws: int, *, keep_answers: bool) -> None:
+def fit_embedded(engine: CocoaEngine, cache: Path, out: Path, draws: int, *, keep: Sequence[str] = ()) -> None:
     """Fit and save the embedded calibrator.
 
-    Its risk of answers about a passage can be kept from the file that is replaced.
+    Args:
+        engine: an engine with the embedded model and the default settings.
+        cache: the folder of the measured features.
+        out: the file to write.
+        draws: bootstrap draws over prompts.
+        keep: the risks (:data:`RISKS`) that are kept as they are in the file that is replaced.
     """
-    spans = {GIVEN[name]: load(cache, name, "span") for name in EMBEDDED_SPANS}
-    span, _ = fit(LabelledFeatures.pooled(list(spans.values())), data=f"given answers: {_about(spans)}", draws=draws)
-    highest = zip(*(highest_risks(cache, name, span) for name in ("nq_swap", *STYLES)), strict=True)
-    risks, labels, groups = (list(chain.from_iterable(of_sets)) for of_sets in highest)
-    span = span.model_copy(update={"threshold": choose("specificity", PASSED, risks, labels, groups)})
-    own = load(cache, "nq_swap", "answer")
-    if keep_answers:
-        kept = RiskCalibrator.load(out).answer
-        assert kept is not None
-        seen = [kept(features) for features in own.of(kept.features).tolist()]
-        answer = kept.model_copy(update={"threshold": choose("specificity", PASSED, seen, own.labels, own.groups)})
-    else:
+    kept = RiskCalibrator.load(out) if keep else None
+    span, answer, closed_book = (getattr(kept, name) if name in keep else None for name in RISKS)
+    if span is None:
+        spans = {GIVEN[name]: load(cache, name, "span") for name in EMBEDDED_SPANS}
+        span, _ = fit(
+            LabelledFeatures.pooled(list(spans.values())), data=f"given answers: {_about(spans)}", draws=draws
+        )
+        highest = zip(*(highest_risks(cache, name, span) for name in ("nq_swap", *STYLES)), strict=True)
+        risks, labels, groups = (list(chain.from_iterable(of_sets)) for of_sets in highest)
+        span = span.model_copy(update={"threshold": choose("specificity", PASSED, risks, labels, groups)})
+    if answer is None:
+        own = load(cache, "nq_swap", "answer")
         about = f"the model's own answers to questions about a passage ({_about({OWN['nq_swap']: own})})"
         answer, _ = fit(own, data=about, draws=draws, threshold=("specificity", PASSED))
-    short = _joined([load(cache, name, "answer") for name in STYLES])
-    about = f"the model's own answers to short questions ({len(set(short.groups))} questions, asked in three ways)"
-    closed_book, _ = fit(short, data=about, draws=draws, threshold=("specificity", PASSED))
+    if closed_book is None:
+        short = _joined([load(cache, name, "answer") for name in STYLES])
+        about = f"the model's own answers to short questions ({len(set(short.groups))} questions, asked in three ways)"
+        closed_book, _ = fit(short, data=about, draws=draws, threshold=("specificity", PASSED))
     RiskCalibrator(
         model_name=engine.model_name,
         settings=Settings.of(engine.config, engine.num_layers),
@@ -304,6 +318,37 @@ def parts(cache: Path, path: Path) -> None:
         print(f"{name}: {prompts} articles, {spans} spans, {ends_of[0]} ({ends_of[1]} - {ends_of[2]})")
 
 
+def answers(cache: Path, draws: int) -> None:
+    """Print what the length of the prompt is worth for own answers to NQ-Swap, in folds by question.
+
+    Each line has the AUROC, the AUROC within fifths of the answers by the length of their prompts, and the ECE.
+    """
+    items = load(cache, "nq_swap", "answer")
+    lengths = items.columns["log_prompt_tokens"]
+    fifth = np.searchsorted(np.quantile(lengths, [0.2, 0.4, 0.6, 0.8]), lengths)
+    sets = {
+        "all features": items.names,
+        "without the length of the prompt": [name for name in items.names if name != "log_prompt_tokens"],
+        "the length of the prompt alone": ["log_prompt_tokens"],
+    }
+    repeated = items.times(REPEATS)
+    bootstrap = Bootstrap(repeated.groups, draws, 0)
+    for name, names in sets.items():
+        chosen = LabelledFeatures(names, items.of(names), items.labels, items.groups)
+        divisions = [left_out(chosen, isotonic=False, seed=seed) for seed in range(REPEATS)]
+        risks = np.concatenate([risks for risks, _ in divisions])
+        folds = np.concatenate([5 * number + folds for number, (_, folds) in enumerate(divisions)])
+        _, _, *found = _auroc(bootstrap, risks, repeated, folds)
+        _, _, *within = _auroc(bootstrap, risks, repeated, 5 * folds + np.tile(fifth, REPEATS))
+        print(
+            f"{name}: {found[0]} ({found[1]} - {found[2]}), within fifths by length {within[0]} "
+            f"({within[1]} - {within[2]}), ECE {_ece(risks, repeated)}"
+        )
+    for number in range(5):
+        part, longest = items.only(fifth == number), np.expm1(lengths[fifth == number].max())
+        print(f"up to {longest:.0f} tokens: {part.labels.mean():.0%} of {len(part.labels)} are wrong")
+
+
 def _systems(items: LabelledFeatures, records: Sequence[LabelledText]) -> NDArray[np.str_]:
     """The system that wrote each span of XSum. The answers to an article are in the order of the records."""
     of_article: dict[str, list[str]] = {}
@@ -335,16 +380,20 @@ def _ece(risks: Any, items: LabelledFeatures) -> str:
 def main() -> None:
     """Run one of the commands."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.embedded_calibrator", description=__doc__)
-    parser.add_argument("command", choices=["measure", "fit", "compare", "parts"])
+    parser.add_argument("command", choices=["measure", "fit", "compare", "parts", "answers"])
     parser.add_argument("--cache", type=Path, required=True, help="folder of the measured features")
     parser.add_argument("--out", type=Path, help="fit: the calibrator's file; compare: the folder of the table")
     parser.add_argument(
-        "--keep-answers", action="store_true", help="fit: keep the risk of answers about a passage of the file at --out"
+        "--keep", choices=RISKS, nargs="+", default=(), help="fit: keep these risks of the file at --out as they are"
     )
     parser.add_argument("--draws", type=int, default=1000, help="bootstrap draws over prompts")
     for name in (*GIVEN, *OWN):
         parser.add_argument(f"--{name.replace('_', '-')}", type=Path, help=f"{(GIVEN | OWN)[name]}: its file or folder")
     given = parser.parse_args()
+    if given.command == "parts" and given.xsum is None:
+        parser.error("parts reads the articles and systems of XSum: give the folder of its labels with --xsum.")
+    if given.command in ("fit", "compare") and given.out is None:
+        parser.error(f"{given.command} needs --out.")
     given.cache.mkdir(parents=True, exist_ok=True)
     if given.command == "compare":
         compare(given.cache, given.out, given.draws)
@@ -352,9 +401,12 @@ def main() -> None:
     if given.command == "parts":
         parts(given.cache, given.xsum)
         return
+    if given.command == "answers":
+        answers(given.cache, given.draws)
+        return
     engine = CocoaEngine.from_pretrained(dtype="float32", config=CocoaConfig())
     if given.command == "fit":
-        fit_embedded(engine, given.cache, given.out, given.draws, keep_answers=given.keep_answers)
+        fit_embedded(engine, given.cache, given.out, given.draws, keep=given.keep)
     else:
         paths = {name: getattr(given, name) for name in (*GIVEN, *OWN)} | dict.fromkeys(STYLES, SHORT_QUESTIONS)
         measure(engine, {name: path for name, path in paths.items() if path is not None}, given.cache)

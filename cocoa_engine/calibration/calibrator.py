@@ -11,6 +11,7 @@ from pydantic import ValidationError, model_validator
 
 from cocoa_engine.calibration.features import (
     ANSWER_FEATURES,
+    LATER_FEATURES,
     PROBE_FEATURE,
     SOURCE_FEATURES,
     SPAN_FEATURES,
@@ -120,7 +121,8 @@ class RiskCalibrator(Part):
         levels = ((self.span, SPAN_FEATURES), (self.answer, ANSWER_FEATURES), (self.closed_book, ANSWER_FEATURES))
         for fitted, names in levels:
             known = [name for name in names if name not in absent]
-            if fitted is not None and fitted.features != known:
+            before = [name for name in known if name not in LATER_FEATURES]
+            if fitted is not None and fitted.features not in (known, before):
                 raise ValueError(
                     f"features: this version measures {', '.join(known)}; another version fitted it, fit it again"
                 )

@@ -43,7 +43,17 @@ SOURCE_FEATURES = ("source_attention", "lowest_source_attention")
 PROBE_FEATURE = "probe"
 """The feature that only a calibrator with a probe has."""
 
-ANSWER_FEATURES = (*_SHARED, "contested", "log_contested", "source_attention", "lowest_source_attention")
+LATER_FEATURES = ("log_prompt_tokens",)
+"""The features that calibrators of this schema version may lack, because they were fitted before these were added."""
+
+ANSWER_FEATURES = (
+    *_SHARED,
+    "contested",
+    "log_contested",
+    "log_prompt_tokens",
+    "source_attention",
+    "lowest_source_attention",
+)
 """The features of an answer, in this order. Logarithms are natural, entropies and margins in nats.
 
 - Both MLDS: means over the spans, weighted by their tokens.
@@ -52,6 +62,7 @@ ANSWER_FEATURES = (*_SHARED, "contested", "log_contested", "source_attention", "
 - The mean of log(1 + token id): BPE vocabularies number their tokens from frequent to rare.
 - The log of the number of tokens.
 - The share of contested tokens (:data:`CONTESTED`), and log(1 + their number).
+- log(1 + the number of tokens of the prompt): answers from long passages are more often wrong.
 - The mean source attention of the tokens, and the mean of the lowest fifth of them (:func:`source_features`)."""
 
 SPAN_FEATURES = (
@@ -152,6 +163,7 @@ def answer_features(generation: Generation) -> list[float]:
             list(chain.from_iterable(span.token_copied for span in spans)),
         ),
         *contested_features(margins),
+        math.log1p(generation.usage.prompt_tokens),
         *source_features(list(chain.from_iterable(span.token_source_attention for span in spans))),
     ]
 

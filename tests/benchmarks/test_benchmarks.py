@@ -14,7 +14,7 @@ import pytest
 import torch
 from rich.progress import Progress
 
-from benchmarks import candidates, prompt_length
+from benchmarks import candidates, embedded_calibrator, prompt_length
 from benchmarks.bars import BARS, check
 from benchmarks.decoding import KINDS, decoding_statistics, needed, own_boundary, where_fed
 from benchmarks.gguf import process
@@ -698,3 +698,13 @@ def test_the_steps_of_an_answer_follow_from_its_spans(engine: CocoaEngine) -> No
         for method in ("greedy", "cocoa-sig"):
             answer = plain.generate(prompt, method=method, max_new_tokens=24)
             assert sum(map(steps, answer.spans)) == answer.usage.forward_passes - 1  # one pass is the prefill
+
+
+def test_commands_of_the_embedded_calibrator_say_which_option_they_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command, option in (("parts", "--xsum"), ("fit", "--out"), ("compare", "--out")):
+        monkeypatch.setattr("sys.argv", ["embedded_calibrator", command, "--cache", str(tmp_path)])
+        with pytest.raises(SystemExit):
+            embedded_calibrator.main()
+        assert option in capsys.readouterr().err.splitlines()[-1]

@@ -67,6 +67,7 @@ def test_every_way_to_a_result_carries_it(
     values = dict(zip(ANSWER_FEATURES, answer_features(plain), strict=True))
     assert values["contested"] == sum(contested) / len(contested)
     assert values["log_contested"] == math.log1p(sum(contested))
+    assert values["log_prompt_tokens"] == math.log1p(len(engine.encode(PROMPT)))
     attention = [value for span in plain.spans for value in span.token_source_attention]
     assert values["source_attention"] == pytest.approx(sum(attention) / len(attention))
     lowest = sorted(attention)[: math.ceil(len(attention) / 5)]

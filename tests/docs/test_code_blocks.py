@@ -32,7 +32,7 @@ WITH_SETTINGS = [page for page in PAGES if any(block.language in PARSERS for blo
 WITH_OPTIONS = [page for page in PAGES if any("--" in span for span in code_spans(page))]
 SERVER = "http://127.0.0.1:8000"  # the address of `cocoa serve` on the pages
 OPTIONS_OF_OTHERS = {
-    "docs/explanation/signal/details.md": {"--keep-answers"},  # python -m benchmarks.embedded_calibrator
+    "docs/explanation/signal/details.md": {"--keep", "--nq-swap"},  # python -m benchmarks.embedded_calibrator
     "docs/how-to/evaluate.md": {  # lm-evaluation-harness
         "--apply_chat_template",
         "--batch_size",

@@ -71,6 +71,7 @@ def labelled_features(
             features = [
                 *_shared_features(answer(forced), layers),
                 *contested_features(forced.profile.margins),
+                math.log1p(len(forced.profile.prompt)),
                 *_source_features(forced, 0, len(forced.profile.token_ids)),
             ]
             found["answer"].add(features, forced.record.label, group)

@@ -33,3 +33,19 @@ def expected_calibration_error(curve: list[ReliabilityBin]) -> float:
     """ECE: the sum over bins of (items of the bin / all items) * abs(mean risk - share hallucinated)."""
     total = sum(one.items for one in curve)
     return sum(one.items * abs(one.mean_risk - one.share_hallucinated) for one in curve) / total
+
+
+def ece_if_exact(risks: ArrayLike, *, draws: int = 1000, seed: int = 0) -> float:
+    """The mean ECE that these risks would have if each were exactly the probability of a hallucination.
+
+    It is above 0, because the share of a bin with few items is rarely its probability. An ECE near it does not show
+    that the risks are wrong.
+
+    Args:
+        risks: the risks, ``[n]``.
+        draws: how often the labels are drawn.
+        seed: seed of the draws.
+    """
+    values = np.asarray(risks, dtype=np.float64)
+    drawn = np.random.default_rng(seed).random((draws, len(values))) < values
+    return float(np.mean([expected_calibration_error(reliability(values, labels)) for labels in drawn]))

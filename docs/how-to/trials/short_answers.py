@@ -31,7 +31,7 @@ from cocoa_engine.calibration.risk_measure import RANK_THRESHOLD, TOKEN_THRESHOL
 from cocoa_engine.config import MethodName
 from cocoa_engine.datasets import Question, read_questions
 from cocoa_engine.methods.retrieval_heads import RetrievalHeads, heads_of_model
-from cocoa_engine.studies.fitting.validation import expected_calibration_error, reliability
+from cocoa_engine.studies.fitting.validation import ece_if_exact, expected_calibration_error, reliability
 
 QUESTIONS = Path(__file__).with_name("questions.jsonl")
 HISTORY = (
@@ -77,7 +77,9 @@ def main(path: Path, ask: str, limit: int, method: MethodName, max_new_tokens: i
         values = [value_of(answer, name, engine.calibrator, heads) for answer in answers]
         print(f"{name:17} AUROC {roc_auc_score(wrong, values):.3f}")
         if name in ("answer_risk", "short fit", "passage fit"):
-            print(f"{name:17} ECE {expected_calibration_error(reliability(values, wrong)):.3f}")
+            found, exact = expected_calibration_error(reliability(values, wrong)), ece_if_exact(values)
+            mean, share = sum(values) / len(values), sum(wrong) / len(wrong)
+            print(f"{name:17} ECE {found:.3f} ({exact:.3f} if exact), mean risk {mean:.3f}, {share:.3f} are wrong")
         defaults = {} if not calibrated else default_thresholds(answers[0], engine.calibrator)
         for threshold in sorted({*thresholds, *defaults.get(name, ())}):
             show(name, values, right, threshold)
@@ -110,8 +112,8 @@ def value_of(answer: Generation, name: str, calibrator: RiskCalibrator | None, h
         return answer.answer_risk or 0.0
     if name in ("short fit", "passage fit"):  # the length of the prompt chooses between them
         assert calibrator is not None
-        usage = answer.usage.model_copy(update={"prompt_tokens": 1 if name == "short fit" else 1000})
-        return calibrator.answer_risk(answer.model_copy(update={"usage": usage}))
+        counted = 1 if name == "short fit" else 1000
+        return calibrator.answer_risk(answer.model_copy(update={"question_tokens": counted}))
     log_probs = [value for span in answer.spans for value in span.token_log_probs]
     if name == "-mean log p":
         return -sum(log_probs) / len(log_probs)

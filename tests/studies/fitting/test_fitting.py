@@ -27,7 +27,7 @@ from cocoa_engine.studies.fitting.fit import (
     risks_of,
     validate,
 )
-from cocoa_engine.studies.fitting.validation import brier, expected_calibration_error, reliability
+from cocoa_engine.studies.fitting.validation import brier, ece_if_exact, expected_calibration_error, reliability
 from tests.helpers.made_up_risk import fitted, labelled_items, risk
 from tests.helpers.processes import python
 
@@ -338,3 +338,10 @@ def test_items_of_two_data_sets_are_not_ranked_against_each_other() -> None:
     assert found.folds == 5
     assert 0.4 < found.auroc.estimate < 0.6
     assert found.brier < found.brier_of_base_rate - 0.05  # it is calibrated in both
+
+
+def test_exact_risks_of_few_items_have_an_ece() -> None:
+    """Of 20 items in a bin with probability 1/2, the share is off by 2 E|k - 10| / 40 = 0.088 on average."""
+    assert ece_if_exact(np.linspace(0.499, 0.501, 200)) == pytest.approx(0.088, abs=0.003)
+    assert ece_if_exact(np.linspace(0.499, 0.501, 20_000), draws=50) == pytest.approx(0.009, abs=0.002)
+    assert ece_if_exact([0.0] * 100 + [1.0] * 100) == 0

@@ -47,7 +47,7 @@ def tokenizer(file: GgufFile) -> PreTrainedTokenizerFast:
     def build(partial: Path) -> None:
         made, special = gguf_tokenizer.make(file)
         made.save(str(partial / _TOKENIZER), pretty=False)
-        (partial / _SPECIAL).write_text(json.dumps(special), encoding="utf-8")
+        write_file(partial / _SPECIAL, json.dumps(special))
 
     if not keep(folder, build):
         return gguf_tokenizer.load(file)

@@ -21,8 +21,8 @@ from cocoa_engine.model import gguf_cache, gguf_tokenizer, loading
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained
+from tests.helpers.small_gguf import write
 from tests.helpers.tiny_gguf import write_tiny_gguf
-from tests.model.test_gguf_model import write
 
 needs_kernels = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
 TEXTS = ("he lo", "Grüße, 世界! 12345", "<s>he</s>", "")

@@ -5,15 +5,11 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from cocoa_engine import CocoaEngine, Runtime
 from cocoa_engine.errors import ModelLoadError
@@ -21,87 +17,13 @@ from cocoa_engine.execution.native import trial
 from cocoa_engine.model import gguf_model, gguf_tokenizer
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.embedded import find_embedded_file
-from cocoa_engine.model.gguf_families import FAMILIES
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.loading import load_pretrained, read_context_window
+from tests.helpers.small_gguf import TOKENS, write
 from tests.helpers.tiny_gguf import write_tiny_gguf
 
 needs_kernels = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
-TOKENS = ["<unk>", "<s>", "</s>", "<|turn|>", "<added>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "12"]
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
-
-
-def write(
-    path: Path,
-    architecture: str,
-    kind: str,
-    *,
-    tied: bool = True,
-    pre: str = "qwen2",
-    scaling: str | None = None,
-    factors: torch.Tensor | None = None,
-    tensors_in_part: int = 0,
-) -> torch.nn.Module:
-    """Write a random model as llama.cpp's converter does, and return it with the numbers that the file holds."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
-    options = {**sizes, "num_key_value_heads": 2, "vocab_size": len(TOKENS), "tie_word_embeddings": tied}
-    options |= {} if architecture == "qwen2" else {"head_dim": 16}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, rms_norm_eps=1e-6, **options)).float()
-    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_in_part)
-    writer.add_block_count(3)
-    writer.add_context_length(128)
-    writer.add_embedding_length(64)
-    writer.add_feed_forward_length(96)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-6)
-    if architecture != "qwen2":
-        writer.add_key_length(16)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3, 3, 3, 3, 4] + [1] * (len(TOKENS) - 5))
-    writer.add_token_merges(["h e", "1 2"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_eot_token_id(3)
-    names = {ours: theirs for theirs, ours in FAMILIES["qwen3"].layer.items()}
-    for name, parameter in model.state_dict().items():
-        if name == "lm_head.weight" and tied:
-            continue
-        weight = parameter.numpy()
-        parts = name.split(".")
-        if parts[:2] == ["model", "layers"]:
-            own = names[".".join(parts[3:-1])]
-            theirs = f"blk.{parts[2]}.{own}.{parts[-1]}"
-        else:
-            own = ""
-            theirs = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}.get(
-                name, "output.weight"
-            )
-        if architecture == "llama" and own in ("attn_q", "attn_k"):
-            weight = weight.reshape(4 if own == "attn_q" else 2, 2, -1, 64).swapaxes(1, 2).reshape(-1, 64)
-        if weight.ndim == 2 and kind != "F32":
-            packed = gguf.quants.quantize(np.ascontiguousarray(weight), GGMLQuantizationType[kind])
-            writer.add_tensor(theirs, packed, raw_dtype=GGMLQuantizationType[kind])
-            exact = gguf.quants.dequantize(packed, GGMLQuantizationType[kind])
-            if architecture == "llama" and own in ("attn_q", "attn_k"):
-                exact = exact.reshape(4 if own == "attn_q" else 2, -1, 2, 64).swapaxes(1, 2).reshape(-1, 64)
-            parameter.copy_(torch.from_numpy(np.ascontiguousarray(exact)))
-        else:
-            writer.add_tensor(theirs, np.ascontiguousarray(weight))
-    if scaling is not None:
-        writer.add_string(f"{architecture}.rope.scaling.type", scaling)
-        writer.add_float32(f"{architecture}.rope.scaling.factor", 4.0)
-    if factors is not None:
-        writer.add_tensor("rope_freqs.weight", factors.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return model.eval()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -351,6 +351,7 @@ def _load_blocks(
         tokenizer = load_tokenizer(_name(tokenizer_name, "tokenizer"), tokenizer_options)
     else:
         tokenizer = gguf_cache.tokenizer(file)
+    quantised_weights.release_free_memory()  # of a large vocabulary's JSON
     return gguf_model.load(file), tokenizer
 
 

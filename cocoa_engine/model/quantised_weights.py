@@ -78,7 +78,7 @@ def load(name: str, config: Any, kind: WeightKind, access: Mapping[str, Any]) ->
             is_matrix = path in matrices and len(shape) == 2
             block = _kind(kind, shape[1], is_inside=matrices[path]) if is_matrix else None
             _put(model, path, _whole(weight) if block is None else quantised(weight, block))
-            _release_free_memory()
+            release_free_memory()
     model.tie_weights()
     missing = [path for path, tensor in model.state_dict().items() if tensor.is_meta]
     if missing:
@@ -173,7 +173,7 @@ def _kind(kind: WeightKind, size: int, *, is_inside: bool) -> str | None:
     return "Q8_0" if size % 32 == 0 else None
 
 
-def _release_free_memory() -> None:
+def release_free_memory() -> None:
     """Give memory that was freed back to the system: glibc does not use gaps again for torch's aligned tensors."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:

@@ -71,6 +71,11 @@ def separate(model: nn.Module) -> None:
             model.set_submodule(path, SeparateExperts(module))
 
 
+def is_stack(model: nn.Module, path: str) -> bool:
+    """Whether a path names the weight of an :class:`ExpertLinears`."""
+    return isinstance(model.get_submodule(path.rpartition(".")[0]), ExpertLinears)
+
+
 def are_experts(module: nn.Module) -> bool:
     """Whether a module holds the weights of experts that :func:`stacks_of` can read."""
     return _holds_experts(module) and _obstacle(module) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+import math
 import mmap
 import re
 import sys
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from cocoa_engine.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from cocoa_engine.model import experts
 from cocoa_engine.model.blocks import BlockTensor, block_size
 from cocoa_engine.model.gguf_model import fill_buffers
 
@@ -44,7 +46,8 @@ def load(name: str, config: Any, kind: WeightKind, access: Mapping[str, Any]) ->
     Raises:
         ModelLoadError: there are no safetensors, or a tensor has another shape than the config says.
         UnsupportedModelError: weights are missing.
-        ConfigError: the checkpoint is quantised already, or transformers converts its weights while loading.
+        ConfigError: the checkpoint is quantised already, or transformers converts its weights while loading, except to
+            put the experts of a layer into one tensor.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
@@ -56,13 +59,22 @@ def load(name: str, config: Any, kind: WeightKind, access: Mapping[str, Any]) ->
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     fill_buffers(model)
+    experts.separate(model)
     mapping = get_model_conversion_mapping(model)
     renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
     converters = [each for each in mapping if isinstance(each, WeightConverter)]
     places, matrices = model.state_dict(), _matrices(model)
-    unknown = []
+    unknown: list[str] = []
+    left = {path: set(range(places[path].shape[0])) for path in places if experts.is_stack(model, path)}
     for file in files:
         for key, weight in _tensors(file):
+            stack, number = _expert(key)
+            if stack in left:
+                if number not in left[stack]:
+                    raise ModelLoadError(f"{name}: {key} is of an expert that the config does not have")
+                _put_expert(model, stack, number, weight, kind)
+                left[stack].remove(number)
+                continue
             path, converted = rename_source_key(key, renamings, converters, model.base_model_prefix, places)
             if converted is not None:
                 raise ConfigError(
@@ -81,6 +93,7 @@ def load(name: str, config: Any, kind: WeightKind, access: Mapping[str, Any]) ->
             release_free_memory()
     model.tie_weights()
     missing = [path for path, tensor in model.state_dict().items() if tensor.is_meta]
+    missing += [f"{path} of expert {min(numbers)}" for path, numbers in left.items() if numbers]
     if missing:
         raise UnsupportedModelError(f"{name} is not a complete causal language model: it lacks {missing[0]}")
     ignored = "|".join(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ("(?!)",))
@@ -108,17 +121,28 @@ def quantised(weight: Any, kind: str) -> Tensor:
         ValueError: the rows do not consist of whole blocks.
     """
     count, columns = weight.shape if isinstance(weight, Tensor) else weight.get_shape()
+    made = _empty((count, columns), kind)
+    return made if _pack(weight, made) else _whole(weight)
+
+
+def _empty(shape: tuple[int, ...], kind: str) -> BlockTensor:
+    """Blocks to be written, for matrices of a shape."""
     numbers, size = block_size(kind)
-    width = columns // numbers * size
+    outer = (*shape[:-1], shape[-1] // numbers * size)
     # pages of its own: between the tensors that are read and freed, it would leave gaps that none of them fits
-    blocks = torch.frombuffer(mmap.mmap(-1, count * width), dtype=torch.uint8).view(-1, width)
+    return BlockTensor(torch.frombuffer(mmap.mmap(-1, math.prod(outer)), dtype=torch.uint8).view(outer), kind)
+
+
+def _pack(weight: Any, into: BlockTensor) -> bool:
+    """Write the blocks of a matrix; whether all its numbers are finite. It stops at the first that is not."""
+    count, columns = into.shape
     rows = max(1, _AT_ONCE // columns)
     for start in range(0, count, rows):
         part = weight[start : start + rows].float()
         if not part.isfinite().all():
-            return _whole(weight)
-        blocks[start : start + rows] = _PACK[kind](part)
-    return BlockTensor(blocks, kind)
+            return False
+        into.blocks[start : start + rows] = _PACK[into.kind](part)
+    return True
 
 
 def _whole(weight: Any) -> Tensor:
@@ -178,6 +202,32 @@ def release_free_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
+
+
+_EXPERT = re.compile(r"(.+)\.(\d+)\.(\w+\.weight)")
+
+
+def _expert(key: str) -> tuple[str, int]:
+    """The path of the stack that a tensor of a checkpoint may belong to, and the number of its expert."""
+    found = _EXPERT.fullmatch(key)
+    return (f"{found[1]}.{found[3]}", int(found[2])) if found else ("", 0)
+
+
+def _put_expert(model: nn.Module, path: str, number: int, weight: Any, kind: WeightKind) -> None:
+    """Write the matrix of one expert into the stack of all, which is made for the first."""
+    stack = model.get_parameter(path)
+    shape = tuple(stack.shape)
+    if tuple(weight.get_shape()) != shape[1:]:
+        raise ModelLoadError(f"{path} of expert {number} has the shape {weight.get_shape()}, not {list(shape[1:])}")
+    if stack.is_meta:
+        block = _kind(kind, shape[2], is_inside=True)
+        _put(model, path, torch.empty(shape) if block is None else _empty(shape, block))
+        stack = model.get_parameter(path)
+    place = stack.detach()[number]
+    if not isinstance(place, BlockTensor):
+        place.copy_(_whole(weight))
+    elif not _pack(weight, place):
+        raise ModelLoadError(f"{path} of expert {number} has numbers that are not finite")
 
 
 def _put(model: nn.Module, path: str, tensor: Tensor) -> None:

@@ -116,7 +116,7 @@ def test_the_modules_run_experts_by_the_kernels(tmp_path: Path, monkeypatch: pyt
     ("add", "reason"),
     [
         (lambda writer: writer.add_expert_shared_count(1), "experts that all tokens share"),
-        (lambda writer: writer.add_expert_group_count(2), "experts in groups"),
+        (lambda writer: writer.add_uint32("qwen3moe.expert_group_count", 2), "experts in groups"),
         (lambda writer: writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID), "a router of kind 2"),
         (lambda writer: writer.add_expert_weights_scale(2.5), "experts scaled by 2.5"),
         (

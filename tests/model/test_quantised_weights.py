@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from cocoa_engine import CocoaEngine, ConfigError, Runtime, UnsupportedModelError
+from cocoa_engine import CocoaEngine, ConfigError, ModelLoadError, Runtime, UnsupportedModelError
 from cocoa_engine.execution.native import trial
+from cocoa_engine.model import experts
 from cocoa_engine.model.blocks import BlockTensor
 from cocoa_engine.model.loading import load_pretrained
 from cocoa_engine.model.quantised_weights import quantised
@@ -34,6 +35,7 @@ ARCHITECTURES = [
     "gemma3_text",
     "granite",
     "olmo2",
+    "qwen3_moe",
     "phi",
     "gpt2",
     "gpt_neox",
@@ -55,6 +57,17 @@ def load(folder: Path, weights: Any) -> Any:
     return load_pretrained(folder, weights=weights, keeps_blocks=lambda: True)[0]
 
 
+def place_of(exact: Any, name: str) -> torch.Tensor:
+    """Where a plain model of transformers has a weight of the model of blocks."""
+    path, _, part = name.removesuffix(".weight").rpartition(".")
+    if not path.endswith(".experts"):
+        return exact.get_parameter(name).detach()
+    module = exact.get_submodule(path)
+    if part == "down_proj":
+        return module.down_proj.detach()
+    return module.gate_up_proj.detach().chunk(2, dim=1)[("gate_proj", "up_proj").index(part)]
+
+
 def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
         return model(IDS).logits
@@ -66,12 +79,12 @@ def test_the_model_is_that_of_the_blocks(tmp_path: Path, architecture: str, dtyp
     save(tiny_model(architecture).to(dtype), tmp_path, max_shard_size="40KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     model, exact = load(tmp_path, "q8_0"), AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    linears = {name for name, module in exact.named_modules() if type(module) is nn.Linear}
+    linears = {name for name, module in model.named_modules() if type(module) in (nn.Linear, experts.ExpertLinears)}
     count = 0
     for name, parameter in model.named_parameters():
         if isinstance(parameter, BlockTensor):
             count += 1
-            place = exact.get_parameter(name).detach()
+            place = place_of(exact, name)
             assert float((unpacked(parameter) - place).abs().max()) < 0.01 * float(place.abs().max())
             place.copy_(unpacked(parameter))
         else:
@@ -102,15 +115,46 @@ def test_rows_of_no_whole_blocks_stay_float32(tmp_path: Path) -> None:
     assert isinstance(layer.mlp.down_proj.weight, BlockTensor)
 
 
+def test_the_blocks_of_experts(tmp_path: Path) -> None:
+    save(tiny_model("qwen3_moe", hidden_size=256, moe_intermediate_size=96), tmp_path)
+    block = load(tmp_path, "q4_k").model.layers[0].mlp
+    assert [weight.kind for weight in block.experts.parameters()] == ["Q4_K", "Q4_K", "Q8_0"]
+    assert type(block.gate.weight) is nn.Parameter  # the router stays float32
+    model = tiny_model("qwen3_moe", moe_intermediate_size=48)
+    save(model, tmp_path)
+    read: Any = load(tmp_path, "q8_0").model.layers[0].mlp.experts
+    assert torch.equal(read.down_proj.weight, model.model.layers[0].mlp.experts.down_proj)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"experts.3.up_proj.weight": None}, UnsupportedModelError, r"lacks .*experts\.up_proj\.weight of expert 3"),
+        ({"experts.5.up_proj.weight": torch.ones(32, 32)}, ModelLoadError, "of an expert that the config does not"),
+        ({"experts.1.up_proj.weight": torch.ones(16, 32)}, ModelLoadError, r"expert 1 has the shape \[16, 32\], not"),
+        ({"experts.1.up_proj.weight": torch.full((32, 32), torch.nan)}, ModelLoadError, "expert 1 has numbers that"),
+    ],
+)
+def test_experts_that_do_not_fit_are_told(
+    tmp_path: Path, change: dict[str, torch.Tensor | None], error: type[Exception], message: str
+) -> None:
+    save(tiny_model("qwen3_moe"), tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file) | {f"model.layers.2.mlp.{name}": weight for name, weight in change.items()}
+    save_file({name: weight for name, weight in weights.items() if weight is not None}, file, metadata={"format": "pt"})
+    with pytest.raises(error, match=message):
+        load(tmp_path, "q8_0")
+
+
 @needs_kernels
-@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt_neox"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt_neox", "qwen3_moe"])
 def test_the_engine_decodes_from_the_blocks(tmp_path: Path, architecture: str) -> None:
     save(tiny_model(architecture), tmp_path)
     engine = CocoaEngine.from_pretrained(str(tmp_path), runtime=Runtime(weights="q8_0"))
     exact = tiny_model(architecture)
     for name, parameter in engine.model.named_parameters():
         if isinstance(parameter, BlockTensor):
-            exact.get_parameter(name).data.copy_(unpacked(parameter))
+            place_of(exact, name).copy_(unpacked(parameter))
     plain = CocoaEngine(exact, engine.tokenizer)
     for method in ("cocoa-sig", "greedy"):
         found, expected = (each.generate([5, 6, 7], method=method, max_new_tokens=16) for each in (engine, plain))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from cocoa_engine.garbage import OF_COMMANDS, collector_paused
+from tests.helpers.processes import LIMIT
 
 
 @pytest.fixture(autouse=True)
@@ -62,11 +63,12 @@ if not frozen and sys.version_info < (3, 14):
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_what_was_made_counts_as_old_and_what_was_frozen_stays_so(frozen: bool) -> None:
-    subprocess.run([sys.executable, "-c", "import sys" + PROGRAM.format(frozen=frozen)], check=True)
+    subprocess.run([sys.executable, "-c", "import sys" + PROGRAM.format(frozen=frozen)], check=True, timeout=LIMIT)
 
 
 def test_commands_collect_seldom() -> None:
     program = "import gc, sys; sys.argv = ['cocoa', '--version']\nfrom cocoa_engine.cli import main\n"
     program += "try:\n    main()\nfinally:\n    print(gc.get_threshold())"
-    printed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=LIMIT)
+    printed = done.stdout
     assert printed.splitlines()[-1] == str(OF_COMMANDS)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markdown import Markdown
 
 from cocoa_engine.cli.dataset_options import Cache, Chat, DataPath, Draws, Format, Prompts, Seed, read, teacher_forced
 from cocoa_engine.cli.export import check_writable, write
@@ -61,4 +60,9 @@ def claims(
     if out is not None:
         write(out, to_csv(rows))
     console, text = output(no_color), to_markdown(rows)
-    console.print(Markdown(text) if console.is_terminal else text, soft_wrap=not console.is_terminal)
+    if console.is_terminal:
+        from rich.markdown import Markdown  # of this command alone, and slow to import
+
+        console.print(Markdown(text))
+    else:
+        console.print(text, soft_wrap=True)

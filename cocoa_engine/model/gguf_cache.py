@@ -32,7 +32,8 @@ FOLDER = "gguf"
 KEPT = {"tokenizer": 32, "unpacked": 4}
 YOUNG = 2.0  # seconds; a file that was changed later than this may change again without another time of change
 
-_TOKENIZER, _SPECIAL = "tokenizer.json", "special_tokens.json"
+TOKENIZER = "tokenizer.json"
+_SPECIAL = "special_tokens.json"
 
 
 def tokenizer(file: GgufFile) -> PreTrainedTokenizerFast:
@@ -46,13 +47,13 @@ def tokenizer(file: GgufFile) -> PreTrainedTokenizerFast:
 
     def build(partial: Path) -> None:
         made, special = gguf_tokenizer.make(file)
-        made.save(str(partial / _TOKENIZER), pretty=False)
+        made.save(str(partial / TOKENIZER), pretty=False)
         write_file(partial / _SPECIAL, json.dumps(special))
 
     if not keep(folder, build):
         return gguf_tokenizer.load(file)
     special = json.loads((folder / _SPECIAL).read_text(encoding="utf-8"))
-    return gguf_tokenizer.wrapped(file, special, tokenizer_file=str(folder / _TOKENIZER))
+    return gguf_tokenizer.wrapped(file, special, tokenizer_file=str(folder / TOKENIZER))
 
 
 def unpacked_folder(file: GgufFile, dtype: torch.dtype | str) -> Path:

@@ -255,7 +255,9 @@ def _load(
             kept = _unpacked(file, name, options, with_tokenizer=tokenizer_name is None)
             if kept is not None:
                 options = {key: value for key, value in options.items() if key not in WHERE_OPTIONS}
-                model, tokenizer = _load(str(kept), tokenizer_name, options, tokenizer_options)
+                has_tokenizer = tokenizer_name is not None or (kept / gguf_cache.TOKENIZER).exists()
+                tokenizer_source = tokenizer_name if has_tokenizer else file.path
+                model, tokenizer = _load(str(kept), tokenizer_source, options, tokenizer_options)
                 model.config.name_or_path = model.name_or_path = name
                 if tokenizer_name is None:
                     tokenizer.name_or_path = name
@@ -365,8 +367,14 @@ def _is_plain_unpacking(options: dict[str, Any]) -> bool:
 def _unpacked(file: GgufFile, name: str, options: dict[str, Any], *, with_tokenizer: bool) -> Path | None:
     """The folder of the cache with the checkpoint that transformers makes of a GGUF file. It is made if it is missing.
 
+    Args:
+        with_tokenizer: the file's own tokenizer is wanted.
+
     Returns:
-        The folder. `None` if it cannot be kept, or if the tokenizer is wanted and is not in it.
+        The folder. `None` if it cannot be kept. The tokenizer is not in it if its copy would not be read as it is.
+
+    Raises:
+        ModelLoadError: the file, or its tokenizer if wanted, cannot be read.
     """
     folder = gguf_cache.unpacked_folder(file, options["dtype"])
     source = _pick(options, (*SOURCE_OPTIONS, "trust_remote_code"))
@@ -377,18 +385,17 @@ def _unpacked(file: GgufFile, name: str, options: dict[str, Any], *, with_tokeni
             require_causal_lm(_read_config(name, source), name)
         try:
             gguf_cache.save_tokenizer(load_tokenizer(name, source), partial)
-        except (ModelLoadError, OSError):  # another tokenizer may be given with a file whose own cannot be read
-            if with_tokenizer:
+        except (ModelLoadError, OSError) as error:  # another tokenizer may be given with a file whose own is unreadable
+            if with_tokenizer and isinstance(error, ModelLoadError):
                 raise
+            logger.info("the tokenizer of %s is read at each start: %s", file.path, error)
             for path in partial.iterdir():
                 path.unlink()
         logger.info("the unpacked model is kept in %s", folder)
         model = _load_weights(name, {**source, **_pick(options, ("dtype", "use_safetensors")), "device_map": None})
         gguf_cache.save_model(model, partial)
 
-    if gguf_cache.keep(folder, build) and (not with_tokenizer or (folder / "tokenizer.json").exists()):
-        return folder
-    return None
+    return folder if gguf_cache.keep(folder, build) else None
 
 
 def load_tokenizer(name: str, options: dict[str, Any]) -> PreTrainedTokenizerBase:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from packaging.version import Version
 from transformers import PreTrainedTokenizerBase
 
 from cocoa_engine import CocoaEngine, ModelLoadError
@@ -24,6 +25,9 @@ from cocoa_engine.model.loading import load_pretrained
 from tests.helpers.small_gguf import write
 from tests.helpers.tiny_gguf import write_tiny_gguf
 
+reads_its_tokenizers = pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.6"), reason="transformers reads a saved tokenizer otherwise"
+)
 needs_kernels = pytest.mark.skipif(trial.obstacle() is not None, reason=f"no kernels: {trial.obstacle()}")
 TEXTS = ("he lo", "Grüße, 世界! 12345", "<s>he</s>", "")
 
@@ -236,6 +240,22 @@ def test_a_file_is_unpacked_once(
     assert calls.names == ["digest", "_read_config", "_load_weights", "digest"]
 
 
+def test_a_tokenizer_that_cannot_be_kept_is_read_each_time(
+    other: Path, calls: Calls, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_cache, "same_tokenizer", lambda one, two: False)
+    first, second = unpacked(other), unpacked(other)
+    assert calls.names.count("_load_weights") == 1
+    assert len(list(folder.glob("unpacked-*/model.safetensors"))) == 1
+    assert not list(folder.glob("unpacked-*/tokenizer*"))
+    monkeypatch.undo()
+    assert first[0].state_dict().keys() == second[0].state_dict().keys()
+    for _, tokenizer in (first, second):
+        assert tokenizer.name_or_path == str(other.parent)
+        for text in TEXTS:
+            assert tokenizer(text)["input_ids"] == first[1](text)["input_ids"]
+
+
 def test_other_weights_at_the_same_place_are_noticed(other: Path, calls: Calls) -> None:
     first, _ = unpacked(other)
     before = other.stat()
@@ -272,7 +292,9 @@ def test_a_broken_note_of_the_content_is_not_used(other: Path, calls: Calls, fol
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=DAMAGE_IDS)
-@pytest.mark.parametrize("part", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "part", ["model.safetensors", "config.json", pytest.param("tokenizer.json", marks=reads_its_tokenizers)]
+)
 def test_a_broken_checkpoint_is_made_again(
     other: Path, calls: Calls, folder: Path, damage: Callable[[Path], None], part: str
 ) -> None:
@@ -314,6 +336,7 @@ def test_a_disk_with_little_space_keeps_nothing(
     assert not [path for path in folder.glob("unpacked-*") if path.is_dir()]
 
 
+@reads_its_tokenizers
 def test_a_file_with_another_tokenizer(other: Path, calls: Calls, tmp_path: Path) -> None:
     unpacked(other)[1].save_pretrained(tmp_path / "tokenizer")
     calls.names.clear()

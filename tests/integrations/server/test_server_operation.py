@@ -246,8 +246,9 @@ async def test_the_end_of_the_lifespan_ends_streams_with_an_error(endless: Speak
     gate.allow(20)
     async with running(app):
         exchange = Exchange(app, {**LONG, "stream": True})
-        whole = Exchange(app, LONG)
         await happens(lambda: gate.reached == 21 and b"data" in exchange.body)
+        whole = Exchange(app, LONG)  # not earlier: it would take some of the passes
+        await happens(lambda: len(app.state.cocoa.calls) == 2)
     gate.open()
     await exchange.ended()
     await whole.ended()

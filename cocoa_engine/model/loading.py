@@ -27,6 +27,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from cocoa_engine.errors import CocoaError, ConfigError, ModelLoadError, UnsupportedModelError
+from cocoa_engine.free_memory import release_free_memory
 from cocoa_engine.model import embedded, gguf_cache, gguf_files, gguf_model, quantised_weights
 from cocoa_engine.model.gguf_reader import GgufFile
 from cocoa_engine.model.language_model import (
@@ -353,7 +354,7 @@ def _load_blocks(
         tokenizer = load_tokenizer(_name(tokenizer_name, "tokenizer"), tokenizer_options)
     else:
         tokenizer = gguf_cache.tokenizer(file)
-    quantised_weights.release_free_memory()  # of a large vocabulary's JSON
+    release_free_memory()  # of a large vocabulary's JSON
     return gguf_model.load(file), tokenizer
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import math
 import mmap
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from cocoa_engine.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from cocoa_engine.free_memory import release_free_memory
 from cocoa_engine.model import experts
 from cocoa_engine.model.blocks import BlockTensor, block_size
 from cocoa_engine.model.gguf_model import fill_buffers
@@ -195,13 +194,6 @@ def _kind(kind: WeightKind, size: int, *, is_inside: bool) -> str | None:
     if kind == "q4_k" and is_inside and size % 256 == 0:
         return "Q4_K"
     return "Q8_0" if size % 32 == 0 else None
-
-
-def release_free_memory() -> None:
-    """Give memory that was freed back to the system: glibc does not use gaps again for torch's aligned tensors."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
 
 
 _EXPERT = re.compile(r"(.+)\.(\d+)\.(\w+\.weight)")

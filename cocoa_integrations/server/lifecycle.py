@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request
 from cocoa_engine import CocoaEngine
 from cocoa_engine.errors import MESSAGE_LIMIT
 from cocoa_engine.safe_text import bounded
+from cocoa_integrations.server.allocator import free_memory_released
 from cocoa_integrations.server.errors import SERVER, ApiError, shutting_down
 from cocoa_integrations.server.metrics import Metrics
 from cocoa_integrations.server.settings import ServerSettings
@@ -101,7 +102,8 @@ class ServerState:
             self._loading = threading.Thread(target=self._load, args=(self._loader, loop), daemon=True)
             self._loading.start()
         try:
-            yield
+            async with free_memory_released():
+                yield
         finally:
             self.drain()
             self.calls.cancel()

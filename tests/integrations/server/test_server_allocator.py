@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from cocoa_integrations.server.allocator import keep_one_arena, one_arena
+from cocoa_integrations.server import allocator
+from cocoa_integrations.server.allocator import free_memory_released, keep_one_arena, one_arena
+from tests.helpers.served import happens
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 
@@ -84,3 +88,19 @@ def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("ctypes.CDLL", windows)
     assert not keep_one_arena({})
+
+
+async def test_free_memory_is_released_until_the_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    releases: list[threading.Thread] = []
+    monkeypatch.setattr(allocator, "release_free_memory", lambda: releases.append(threading.current_thread()))
+    for environment in ({}, {"PATH": "/bin"}, one_arena({})):
+        releases.clear()
+        async with free_memory_released(0.001, environment):
+            await happens(lambda: len(releases) > 2)
+    after = len(releases)
+    await asyncio.sleep(0.02)
+    assert len(releases) - after <= 1  # the one that had begun
+    assert threading.main_thread() not in releases  # a release takes milliseconds
+    async with free_memory_released(0.001, {"MALLOC_ARENA_MAX": "8"}):
+        await asyncio.sleep(0.02)
+    assert len(releases) - after <= 1

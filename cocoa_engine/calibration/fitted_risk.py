@@ -51,7 +51,7 @@ class Isotonic(Part):
 class Threshold(Part):
     """The risk from which an item is flagged, and the rule and target that it was chosen by."""
 
-    value: float = Field(ge=0)
+    value: float = Field(ge=0, le=math.nextafter(1, 2), description="Above 1, it flags nothing.")
     rule: Rule
     target: float
     precision: float | None = Field(description="Precision on the items it was chosen on; `None` if none is flagged.")

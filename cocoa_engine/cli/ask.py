@@ -6,6 +6,7 @@ from functools import partial
 from typing import Annotated
 
 import typer
+from pydantic_core import from_json, to_json
 
 from cocoa_engine.calibration.risk_measure import reaches
 from cocoa_engine.cli.export import Html, Svg, check_writable, write
@@ -15,7 +16,9 @@ from cocoa_engine.cli.options import Calibrator, Details, Json, LoadOptions, Mod
 from cocoa_engine.cli.prompting import Question, Raw, System, ask_engine, read_question
 from cocoa_engine.cli.terminal import can_redraw, output, print_json, print_note
 from cocoa_engine.config import CocoaConfig
+from cocoa_engine.errors import ConfigError
 from cocoa_engine.rendering.documents import render
+from cocoa_engine.rendering.scale import RAW
 from cocoa_engine.rendering.svg import document as picture
 from cocoa_engine.rendering.terminal import report, spans_text
 from cocoa_engine.results import Generation
@@ -66,6 +69,8 @@ def ask(
     compared_config = config.replace(method=compare) if compare is not None else None
     question = read_question(prompt, system=system, raw=raw)
     check_writable(svg=svg, html=html)
+    if fail_on_risk is not None and config.risk in RAW:
+        raise ConfigError(f"--fail-on-risk takes a risk in [0, 1]; --risk {config.risk} is a raw MLDS: leave it out")
     engine = load_engine(model, loading, calibrator)
     console = output(no_color)
     marks = console.color_system is None
@@ -94,9 +99,9 @@ def ask(
 
     generations = [generation, compared] if compared else [generation]
     if json and compared:
-        print_json(f'{{"answer": {generation.model_dump_json()}, "compared": {compared.model_dump_json()}}}')
+        print_json(f'{{"answer": {answer_json(generation)}, "compared": {answer_json(compared)}}}')
     elif json:
-        print_json(generation.model_dump_json())
+        print_json(answer_json(generation))
     elif plain:
         print(generation.text)
         if generation.finish_reason == "risk":
@@ -119,3 +124,14 @@ def risk_of(generation: Generation) -> float:
     if generation.answer_risk is not None:
         return generation.answer_risk
     return riskiest(claim.risk for claim in generation.claims) or 0.0
+
+
+def answer_json(generation: Generation) -> str:
+    """An answer as JSON, with its verdict, claims and sentences, and the claims to check."""
+    units = {
+        "verdict": generation.verdict,
+        "check": [one.model_dump(mode="json") for one in generation.check_these()],
+        "claims": [one.model_dump(mode="json") for one in generation.claims],
+        "sentences": [one.model_dump(mode="json") for one in generation.sentences],
+    }
+    return to_json({**from_json(generation.model_dump_json()), **units}, inf_nan_mode="null").decode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,22 +96,21 @@ def writing(out: Path) -> Iterator[Callable[[str], None]]:
     """
     if _is_parquet(out):
         need("pyarrow.parquet", extra="eval", what="writing parquet files")
-        rows: list[str] = []
-        yield rows.append
-        _write_parquet(rows, out)
-        return
-    with draft_of(out) as draft, draft.open("w", encoding="utf-8") as file:
+    with draft_of(out) as draft:
+        with draft.open("w", encoding="utf-8") as file:
 
-        def write(line: str) -> None:
-            file.write(line + "\n")
-            file.flush()
+            def write(line: str) -> None:
+                file.write(line + "\n")
+                file.flush()
 
-        try:
-            yield write
-        except BaseException:
-            if draft.is_file() and file.tell():
-                draft.replace(draft.with_name(f"{out.name}.incomplete"))
-            raise
+            try:
+                yield write
+            except BaseException:
+                if draft.is_file() and file.tell():
+                    draft.replace(draft.with_name(f"{out.name}.incomplete"))
+                raise
+        if _is_parquet(out):
+            _to_parquet(draft)
 
 
 def risk_of_row(generation: Generation) -> dict[str, Any]:
@@ -129,16 +128,15 @@ def _is_parquet(file: Path) -> bool:
     return file.suffix.lower() == ".parquet"
 
 
-def _write_parquet(lines: Sequence[str], out: Path) -> None:
-    """Write rows as Parquet. What a row lacks is null."""
+def _to_parquet(file: Path) -> None:
+    """Replace JSON lines by the same rows as Parquet. What a row lacks is null."""
     import pyarrow
     from pyarrow import parquet
 
-    rows = [json.loads(line) for line in lines]
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
     columns = dict.fromkeys(name for row in rows for name in row)
     table = pyarrow.Table.from_pylist([{name: row.get(name) for name in columns} for row in rows])
-    with draft_of(out) as draft:
-        parquet.write_table(table, draft)
+    parquet.write_table(table, file)
 
 
 def _row(line: str) -> dict[str, Any]:

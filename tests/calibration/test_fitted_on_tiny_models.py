@@ -154,6 +154,9 @@ def test_heads_that_the_model_does_not_have(folder: Path, plain: RiskCalibrator)
         CocoaEngine(engine.model, engine.tokenizer, calibrator=plain.model_copy(update={"heads": ((0, 99),)}))
 
 
+SPAN_THRESHOLD = {"rule": "recall", "target": 0.8, "precision": 0.5, "recall": 0.8, "prompts": 9}
+
+
 def test_a_risk_is_finite_or_refused(plain: RiskCalibrator, tmp_path: Path) -> None:
     good = json.loads(plain.model_dump_json())
     span, count = good["span"], len(good["span"]["features"])
@@ -165,6 +168,7 @@ def test_a_risk_is_finite_or_refused(plain: RiskCalibrator, tmp_path: Path) -> N
         ({"span": {**span, "means": [-1e308] * count}}, "too large"),
         ({"span": {**span, "scales": [1e-320] * count}}, "too large"),
         ({"span": {**span, "intercept": 1.7e308, "weights": [1e303] * count}}, "too large"),
+        ({"span": {**span, "threshold": {**SPAN_THRESHOLD, "value": 1.5}}}, "threshold"),
         ({"span": {**span, "domain": {**span["domain"], "centre": [0.0]}}}, "one row and one column"),
         ({"span": {**span, "domain": {**span["domain"], "precision": "AAAA"}}}, "float32"),
         ({"span": {**span, "domain": {**span["domain"], "centre": "AADAfw=="}}}, "infinite or NaN"),

@@ -73,7 +73,13 @@ def test_in_a_pipe_the_bare_answer(cocoa: Cocoa, engine: CocoaEngine) -> None:
 
 def test_json_is_the_generation(cocoa: Cocoa, engine: CocoaEngine) -> None:
     result = cocoa("ask", QUESTION, "--json", *SHORT)
-    assert Generation.model_validate_json(result.stdout) == engine.chat(messages(QUESTION), max_new_tokens=12)
+    answer = engine.chat(messages(QUESTION), max_new_tokens=12)
+    assert Generation.model_validate_json(result.stdout) == answer
+    shown = json.loads(result.stdout)
+    assert shown["verdict"] == answer.verdict
+    for name, units in (("check", answer.check_these()), ("claims", answer.claims), ("sentences", answer.sentences)):
+        assert shown[name] == [unit.model_dump(mode="json") for unit in units]
+    assert answer.claims
 
 
 def test_json_of_a_comparison_holds_both(cocoa: Cocoa, engine: CocoaEngine) -> None:
@@ -378,6 +384,9 @@ def test_fail_on_risk_is_an_exit_code(cocoa: Cocoa, engine: CocoaEngine) -> None
     assert failed.stdout == answer.text + "\n"
     assert "--fail-on-risk" in failed.stderr
     assert cocoa("ask", QUESTION, *SHORT, "--fail-on-risk", "1").exit_code == 0
+    refused = cocoa("ask", QUESTION, *SHORT, "--fail-on-risk", "0.5", "--risk", "f_mlds")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "raw MLDS" in refused.stderr
 
 
 def test_the_risk_of_an_answer_is_that_as_a_whole_or_of_its_riskiest_claim() -> None:
